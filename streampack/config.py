@@ -1,0 +1,213 @@
+"""The four configs, one per question; each refuses the impossible where it is written.
+
+::
+
+    Packing   how samples share packs        Mixing   how many of each stream, and in which batches
+    Order     which sample comes next        Buffers  how much may be resident at once
+
+All are frozen and build nothing. The command line reads the same classes from YAML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from streampack.errors import ConfigError, suggest
+
+__all__ = ["Buffers", "Mixing", "Order", "Packing", "check_choice", "parse_count"]
+
+Method = Literal["exact_fit", "next_fit"]
+Overflow = Literal["split", "truncate", "drop", "error"]
+Positions = Literal["restart", "continue"]
+BatchingMethod = Literal["random", "stratified", "per_stream", "device_per_stream"]
+WeightUnit = Literal["samples", "tokens"]
+SamplingMethod = Literal["balanced", "fixed"]
+EpochEnd = Literal["pad", "drop", "carry"]
+Arithmetic = Literal["exact", "mosaicml"]
+
+COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
+
+
+def check_choice(name: str, value: str, literal: object) -> None:
+    """Refuse a `value` that is not one of a Literal's words.
+
+    Raises:
+        ConfigError: Naming the words, and the nearest one.
+    """
+    words = get_args(literal)
+    if value not in words:
+        raise ConfigError(
+            f"{name}={value!r} is not one of {'|'.join(words)}{suggest(value, words)}"
+        )
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """Refuse a number below 1.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    if value is not None and value < 1:
+        raise ConfigError(f"{name}={value} must be at least 1; leave it out for the default")
+
+
+def parse_count(name: str, value: int | str | None) -> int | None:
+    """Read a count as MosaicML Streaming does: a number, or text such as "10k" or "1.5b".
+
+    Raises:
+        ConfigError: If the text is no such number, or the number is below 1.
+
+    >>> parse_count("epoch_size", "10k")
+    10000
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        factor = COUNT_SUFFIXES.get(text[-1:], 1)
+        digits = text[:-1] if text[-1:] in COUNT_SUFFIXES else text
+        try:
+            value = int(digits) * factor if digits.isdigit() else round(float(digits) * factor)
+        except ValueError:
+            raise ConfigError(
+                f"{name}={value!r} is no number; write 10000, '10k', '1.5m' or '2b'"
+            ) from None
+    check_positive(name, value)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How samples share packs.
+
+    Raises:
+        ConfigError: If the values cannot work together.
+
+    >>> Packing(max_seq_len=2048).buffer_limit
+    65536
+    """
+
+    max_seq_len: int
+    """Tokens in a pack."""
+    method: Method = "exact_fit"
+    """Which packer: exact_fit (fills packs to the brim) or next_fit (strict arrival order)."""
+    overflow: Overflow = "split"
+    """What becomes of a sample longer than a pack: split, truncate, drop or error."""
+    buffer_tokens: int | None = None
+    """Hard bound on the tokens a packer buffers; None: max(8 * max_seq_len, 65,536)."""
+    buffer_samples: int = 4096
+    """Hard bound on buffered samples per packer."""
+    split_gap: float | None = None
+    """Cut a sample where more than this fraction of a pack would stay empty; None: never."""
+    bos_id: int | None = None
+    """Put before each sample that does not begin with it, counted in its length."""
+    eos_id: int | None = None
+    """Put after each sample that does not end with it, counted in its length."""
+    padding_id: int = 0
+    """Token id of empty slots."""
+    positions: Positions = "restart"
+    """input_pos of a split sample's later pieces: restart at 0, or continue where the cut was."""
+
+    def __post_init__(self) -> None:
+        check_positive("max_seq_len", self.max_seq_len)
+        check_choice("method", self.method, Method)
+        check_choice("overflow", self.overflow, Overflow)
+        check_choice("positions", self.positions, Positions)
+        check_positive("buffer_samples", self.buffer_samples)
+        if self.buffer_tokens is not None and self.buffer_tokens < self.max_seq_len:
+            raise ConfigError(
+                f"buffer_tokens={self.buffer_tokens} cannot hold one pack; "
+                f"set it to at least max_seq_len={self.max_seq_len}"
+            )
+        if self.split_gap is not None and not 0 <= self.split_gap < 1:
+            raise ConfigError(
+                f"split_gap={self.split_gap} is a fraction of a pack: 0 <= split_gap < 1, e.g. 0.01"
+            )
+        for name in ("bos_id", "eos_id"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(
+                    f"{name}={value} is no token id; token ids count from 0, None adds none"
+                )
+
+    @property
+    def buffer_limit(self) -> int:
+        """Tokens that one packer may hold."""
+        return self.buffer_tokens or max(8 * self.max_seq_len, MIN_BUFFER_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """How many samples of each stream an epoch takes, and which packs they share.
+
+    Raises:
+        ConfigError: If a word is not known or a number is below 1.
+    """
+
+    batching_method: BatchingMethod = "random"
+    """For how long a choice of stream holds: one sample, pack, global batch or device batch."""
+    weight_unit: WeightUnit = "samples"
+    """What proportion, choose and epoch_size count."""
+    epoch_size: int | str | None = None
+    """Samples (or tokens) in an epoch; None: as many as the streams hold. "10k" is understood."""
+    sampling_method: SamplingMethod = "balanced"
+    """balanced: an epoch goes on where the last one stopped; fixed: each takes the same samples."""
+    global_batch_size: int | None = None
+    """Packs in one optimizer step over all ranks; None: batch_size x devices of the first run."""
+    epoch_end: EpochEnd = "pad"
+    """pad: every chosen token, the last batch filled up; drop: whole batches; carry: roll on."""
+    arithmetic: Arithmetic = "exact"
+    """exact: largest remainders; mosaicml: MosaicML Streaming's rounding, bit for bit."""
+
+    def __post_init__(self) -> None:
+        check_choice("batching_method", self.batching_method, BatchingMethod)
+        check_choice("weight_unit", self.weight_unit, WeightUnit)
+        check_choice("sampling_method", self.sampling_method, SamplingMethod)
+        check_choice("epoch_end", self.epoch_end, EpochEnd)
+        check_choice("arithmetic", self.arithmetic, Arithmetic)
+        check_positive("global_batch_size", self.global_batch_size)
+        object.__setattr__(self, "epoch_size", parse_count("epoch_size", self.epoch_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which sample comes next.
+
+    Raises:
+        ConfigError: If a number is below 1.
+    """
+
+    seed: int = 9176
+    """All randomness is a function of it; the default is MosaicML Streaming's."""
+    shuffle: bool = True
+    """False: stored order, and streams are still mixed."""
+    shuffle_block_size: int | None = None
+    """Samples shuffled together, which bounds the shards in flight; None: 262,144."""
+    num_lanes: int | None = None
+    """Independent paths through the shards, fixed for the run; None: the nodes of the first run."""
+
+    def __post_init__(self) -> None:
+        check_positive("shuffle_block_size", self.shuffle_block_size)
+        check_positive("num_lanes", self.num_lanes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """How much may be resident at once: samples in the packers and packs not yet delivered.
+
+    Raises:
+        ConfigError: If a number is below 1; one that is too small for the packing is refused later,
+            with the least that works.
+    """
+
+    worker_tokens: int | None = None
+    """Tokens per worker (with num_workers=0: per process)."""
+    worker_bytes: int | None = None
+    """Bytes of finished batches per worker."""
+    rank_tokens: int | None = None
+    """Tokens per rank: the packers' buffers and the batches of all its workers."""
+
+    def __post_init__(self) -> None:
+        check_positive("worker_tokens", self.worker_tokens)
+        check_positive("worker_bytes", self.worker_bytes)
+        check_positive("rank_tokens", self.rank_tokens)

@@ -1,0 +1,83 @@
+"""Cut a whole number into whole parts.
+
+::
+
+    parts(10, [3, 3, 1])                  ->  [4, 5, 1]     exact, and no part ever shrinks as 10 grows
+    largest_remainders(10, [1/2, 1/2])    ->  [5, 5]        nearest to the asked shares
+
+`parts` serves whatever grows over time (draws, epochs): the difference between two totals is never
+negative. `largest_remainders` is nearer to the shares and serves what is cut once.
+
+Cost: O(number of parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from streampack.types import Int64Array
+
+__all__ = ["largest_remainders", "parts", "scaled_shares"]
+
+
+def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
+    """Split `total` over `sizes`: whole rounds first, then successive splits of the rest.
+
+    Args:
+        total: What to split, at least 0.
+        sizes: How much of a round each part is; at least one is positive.
+
+    Returns:
+        One count a size. They sum to `total`, and each grows (or stays) as `total` grows.
+
+    >>> parts(7, [2, 2, 2])
+    [2, 2, 3]
+    >>> [parts(t, [1, 3]) for t in (1, 2, 3, 4, 5)]
+    [[0, 1], [0, 2], [0, 3], [1, 3], [1, 4]]
+    """
+    left = int(sum(int(size) for size in sizes))
+    rounds, rest = divmod(int(total), left)
+    counts = []
+    for size in map(int, sizes):
+        part = rest * size // left if left else 0
+        counts.append(rounds * size + part)
+        rest -= part
+        left -= size
+    return counts
+
+
+def largest_remainders(total: int, shares: Sequence[Fraction]) -> list[int]:
+    """Split `total` by `shares` (they sum to 1); what rounding leaves goes to the largest remainders.
+
+    Ties go to the lower index, and a share of nought gets nothing.
+
+    >>> largest_remainders(3, [Fraction(1, 2), Fraction(1, 2), Fraction(0)])
+    [2, 1, 0]
+    """
+    exact = [total * share for share in shares]
+    counts = [int(value) for value in exact]
+    order = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for index in [i for i in order if shares[i] > 0][: total - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def scaled_shares(amounts: Sequence[int] | Int64Array, scale: int) -> Int64Array:
+    """Return the shares of `amounts` as integers that sum to `scale`, shape (len(amounts),).
+
+    A positive amount keeps a share of at least 1.
+
+    >>> scaled_shares([1, 1, 2], 8).tolist()
+    [2, 2, 4]
+    """
+    total = sum(int(amount) for amount in amounts)
+    shares = np.array(
+        largest_remainders(scale, [Fraction(int(amount), total) for amount in amounts]), np.int64
+    )
+    lost = (shares == 0) & (np.asarray(amounts) > 0)
+    shares[lost] = 1
+    shares[np.argmax(shares)] -= int(lost.sum())
+    return shares

@@ -1,0 +1,15 @@
+"""Which sample is next, per lane: dealing, shuffling and drawing, all pure functions of the seed."""
+
+from streampack.order.draw import draw_by_samples, draw_by_tokens
+from streampack.order.lanes import Extents, deal, run_of_lane
+from streampack.order.shuffle import Passes, Taken
+
+__all__ = [
+    "Extents",
+    "Passes",
+    "Taken",
+    "deal",
+    "draw_by_samples",
+    "draw_by_tokens",
+    "run_of_lane",
+]

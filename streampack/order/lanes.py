@@ -1,0 +1,118 @@
+"""Deal a stream's samples to lanes, once, in contiguous runs of about equal raw bytes.
+
+Six shards over two lanes; the seed orders the shards, a cut may fall inside one::
+
+    shards in seeded order    [ 4 ][ 0 ][ 5 ][ 2 ][ 1 ][ 3 ]
+    run                       0 ----------->|1 ----------->
+    lane                      0              1
+
+A lane re-reads the same shards in every pass, so its node keeps its cache. Lanes take runs by digit
+reversal (with 4 lanes: runs 0, 2, 1, 3), so that for every number of nodes that divides the lanes the
+lanes of one node, c mod nodes, hold neighbouring runs and share the shard that a cut fell into. No
+number of nodes enters, so the deal is the same in every world.
+
+Cost: O(shards). No sample is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streampack.rng import permutation
+from streampack.types import Int64Array
+
+__all__ = ["Extents", "deal", "run_of_lane"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Extents:
+    """Parts of shards, in stored or seeded order."""
+
+    shards: Int64Array
+    """The shard of each part, shape (n,)."""
+    firsts: Int64Array
+    """The first sample of each part, counted in its shard, shape (n,)."""
+    counts: Int64Array
+    """Samples of each part, all positive, shape (n,)."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all parts."""
+        return int(self.counts.sum())
+
+    def take(self, order: Int64Array) -> Extents:
+        """Return the parts in another order."""
+        return Extents(
+            shards=self.shards[order], firsts=self.firsts[order], counts=self.counts[order]
+        )
+
+    def between(self, first: int, last: int) -> Extents:
+        """Return the parts that hold samples `first` to `last` - 1 of this sequence."""
+        stops = np.cumsum(self.counts)
+        starts = stops - self.counts
+        begins, ends = np.maximum(starts, first), np.minimum(stops, last)
+        kept = ends > begins
+        return Extents(
+            shards=self.shards[kept],
+            firsts=(self.firsts + begins - starts)[kept],
+            counts=(ends - begins)[kept],
+        )
+
+
+def run_of_lane(lane: int, num_lanes: int) -> int:
+    """Return which run a lane takes: its digits in the prime factors of num_lanes, reversed.
+
+    >>> [run_of_lane(lane, 4) for lane in range(4)]
+    [0, 2, 1, 3]
+    """
+    run, width, rest, prime = 0, num_lanes, num_lanes, 2
+    while rest > 1:
+        while rest % prime == 0:
+            rest //= prime
+            width //= prime
+            lane, digit = divmod(lane, prime)
+            run += digit * width
+        prime += 1
+    return run
+
+
+def deal(
+    samples: Int64Array, raw_bytes: Int64Array, num_lanes: int, seed: int, place: tuple[int, ...]
+) -> list[Extents]:
+    """Deal the samples of a stream's shards to lanes.
+
+    Args:
+        samples: Samples of each shard, shape (num_shards,).
+        raw_bytes: Bytes of each shard, uncompressed, shape (num_shards,).
+        num_lanes: Lanes.
+        seed: Orders the shards; negative: stored order.
+        place: Which stream this is, for the seed.
+
+    Returns:
+        The extents of each lane; together every sample once.
+
+    >>> [e.num_samples for e in deal(np.array([6, 6]), np.array([60, 60]), 3, 1, (0,))]
+    [4, 4, 4]
+    """
+    num_shards = len(samples)
+    order = permutation(num_shards, seed, "deal", *place) if seed >= 0 else np.arange(num_shards)
+    whole = Extents(
+        shards=order, firsts=np.zeros(num_shards, np.int64), counts=samples[order].astype(np.int64)
+    )
+    whole = whole.take(np.flatnonzero(whole.counts))
+    stops = np.cumsum(whole.counts)
+    bytes_stops = np.cumsum(raw_bytes[whole.shards])
+    # Cut where the bytes do: find the shard, then the sample inside it by its share of the bytes.
+    cuts = [0]
+    for run in range(1, num_lanes):
+        target = int(bytes_stops[-1]) * run // num_lanes
+        shard = int(np.searchsorted(bytes_stops, target, side="right"))
+        shard = min(shard, len(stops) - 1)
+        size, count = int(raw_bytes[whole.shards[shard]]), int(whole.counts[shard])
+        inside = (target - (int(bytes_stops[shard]) - size)) * count // max(size, 1)
+        cuts.append(max(cuts[-1], int(stops[shard]) - count + min(inside, count)))
+    cuts.append(int(stops[-1]))
+    runs = [whole.between(first, last) for first, last in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [runs[run_of_lane(lane, num_lanes)] for lane in range(num_lanes)]

@@ -1,0 +1,136 @@
+"""One lane: order + mix + packers, planned a chunk at a time and a little ahead.
+
+::
+
+    column 0   arrivals -> overflow -> packer -> [ pack 7 | pack 8 | pack 9 ]     known, not yet released
+    column 1   arrivals -> overflow -> packer -> [ pack 3 | pack 4 ]
+                                                  ^ a snapshot lies where a chunk began
+
+A lane has one column where packs mix streams, else one a stream. Packs are asked for by their number in
+the column, so what was planned ahead is never lost, and a column planned twice gives the same packs.
+
+Cost: about 0.5-1 us a sample. Memory: a chunk of segments (48 bytes each) and the packer's buffer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from streampack.pack import fit_samples, make_packer
+from streampack.plan.arrivals import make_arrivals
+from streampack.plan.recipe import Recipe
+from streampack.types import Int64Array, Packs, State
+
+__all__ = ["ColumnPlanner"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Snapshot:
+    """Where a chunk began: enough to plan on from there."""
+
+    num_packs: int
+    """Packs of the column before it."""
+    arrivals: list[int]
+    packer: State
+    overlong: list[int]
+    """Samples over max_seq_len met before it, per stream."""
+
+
+class ColumnPlanner:
+    """The packs of one column of a lane, by number.
+
+    Args:
+        recipe: What the sequence is a function of.
+        lane: Which lane.
+        column: Which stream; 0 where packs mix streams.
+        epoch: Which epoch (with carry: the run's first).
+    """
+
+    def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
+        self._recipe = recipe
+        self._arrivals = make_arrivals(recipe, lane, column, epoch)
+        self._packer = make_packer(recipe.packing)
+        self._queue = Packs.none()
+        self._first = 0
+        self._snapshots: deque[_Snapshot] = deque()
+        self.is_complete = False
+        self.overlong = np.zeros(len(recipe.streams), np.int64)
+
+    @property
+    def num_known(self) -> int:
+        """Packs of the column that are planned so far."""
+        return self._first + len(self._queue)
+
+    @property
+    def high_water_tokens(self) -> int:
+        """The most tokens that the packer ever held."""
+        return self._packer.high_water_tokens
+
+    def extend(self) -> None:
+        """Plan one chunk further; at the end, flush the packer."""
+        if self.is_complete:
+            return
+        self._snapshots.append(
+            _Snapshot(
+                num_packs=self.num_known,
+                arrivals=self._arrivals.state(),
+                packer=self._packer.state_dict(),
+                overlong=self.overlong.tolist(),
+            )
+        )
+        rows = self._arrivals.next()
+        if len(rows):
+            packs = self._packer.add(self._fit(rows))
+        else:
+            packs = self._packer.flush()
+            self.is_complete = True
+        self._queue = Packs.join([self._queue, packs])
+
+    def _fit(self, rows: Int64Array) -> Int64Array:
+        packing = self._recipe.packing
+        over = rows[rows[:, 3] > packing.max_seq_len, 0]
+        if len(over):
+            self.overlong += np.bincount(over, minlength=len(self.overlong))
+        return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
+
+    def know(self, number: int) -> bool:
+        """Plan on until pack `number` is known; False where the column ends before it."""
+        while self.num_known <= number and not self.is_complete:
+            self.extend()
+        return number < self.num_known
+
+    def take(self, first: int, last: int) -> Packs:
+        """Return packs `first` to `last` - 1, which must be known and not yet released."""
+        return self._queue.slice(first - self._first, last - self._first)
+
+    def release(self, number: int) -> None:
+        """Forget the packs before `number`, which nobody will ask for again."""
+        number = min(number, self.num_known)
+        if number - self._first > len(self._queue) // 2:
+            self._queue = self._queue.slice(number - self._first, len(self._queue))
+            self._first = number
+        while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
+            self._snapshots.popleft()
+
+    def snapshot(self, number: int) -> list[State]:
+        """Return what `restore` needs to plan on from at or before pack `number`, integers only."""
+        kept = [snapshot for snapshot in self._snapshots if snapshot.num_packs <= number]
+        return [
+            {
+                "num_packs": snapshot.num_packs,
+                "arrivals": snapshot.arrivals,
+                "packer": snapshot.packer,
+                "overlong": snapshot.overlong,
+            }
+            for snapshot in kept[-1:]
+        ]
+
+    def restore(self, state: State) -> None:
+        """Go to where a snapshot was taken; a planner that was never extended only."""
+        self._first = state["num_packs"]
+        self._arrivals.restore(list(state["arrivals"]))
+        self._packer.load_state_dict(state["packer"])
+        self.overlong = np.array(state["overlong"], np.int64)

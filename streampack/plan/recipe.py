@@ -1,0 +1,222 @@
+"""All that the sequence of packs is a function of, gathered in one frozen value.
+
+::
+
+    streams, quotas, packing, mixing, order, num_lanes, lane_run, global_batch_size
+                     '--> Recipe --> lane_streams(lane) --> what an epoch takes there
+
+Nothing here knows ranks, nodes or workers. Cost: O(shards) a lane, when the lane is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from streampack.config import Mixing, Order, Packing
+from streampack.mix import Quota, parts
+from streampack.order import Extents, Passes, Taken, deal
+from streampack.order.shuffle import SHUFFLE_BLOCK_SIZE
+from streampack.types import Int64Array
+
+__all__ = ["MIN_SAMPLES_PER_LANE", "LaneStream", "PlanStream", "Recipe"]
+
+MIN_SAMPLES_PER_LANE = 100  # a smaller stream is shared by all lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanStream:
+    """What planning knows of a stream: counts and lengths, no tokens."""
+
+    name: str
+    """For messages and statistics."""
+    first_sample: Int64Array
+    """The first sample of each shard, and the end, shape (num_shards + 1,)."""
+    raw_bytes: Int64Array
+    """Uncompressed bytes of each shard, shape (num_shards,)."""
+    num_tokens: int
+    """Tokens in the stream, exact or estimated from its bytes."""
+    lengths_of: Callable[[int], Int64Array]
+    """Tokens of each sample of a shard, with those that bos_id and eos_id add."""
+    quota: Quota
+    """What an epoch takes."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the stream."""
+        return int(self.first_sample[-1])
+
+    @property
+    def chosen_tokens(self) -> int:
+        """Tokens that an epoch is expected to take."""
+        if self.quota.unit == "tokens":
+            return self.quota.amount
+        return self.quota.amount * self.num_tokens // self.num_samples
+
+
+class LaneStream:
+    """One stream as one lane sees it: an endless sequence, of which each epoch takes the next part.
+
+    Args:
+        stream: The stream.
+        extents: What a pass goes through: the lane's samples, or all of a shared stream's.
+        share: This lane's place among `shares`, the lanes' sizes.
+        shares: Samples of each lane; for a shared stream a 1 for each lane.
+        recipe: Seed, block size and packing.
+    """
+
+    def __init__(
+        self, recipe: Recipe, number: int, extents: Extents, lane: int, shares: Int64Array | None
+    ) -> None:
+        self.stream = recipe.streams[number]
+        self._lane = lane
+        self._shares = shares
+        self._num_lanes = recipe.num_lanes
+        self._fixed = recipe.mixing.sampling_method == "fixed"
+        self._passes: Passes | None = None
+        if extents.num_samples:
+            self._passes = Passes(
+                extents,
+                self.stream.first_sample,
+                self.stream.lengths_of,
+                block_size=recipe.order.shuffle_block_size or SHUFFLE_BLOCK_SIZE,
+                seed=recipe.order_seed,
+                place=(number, lane if shares is not None else "shared"),
+                weigh=recipe.weigh,
+            )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the lane holds no sample of the stream."""
+        return self._passes is None
+
+    def range_of(self, epoch: int) -> tuple[int, int]:
+        """Return where the epoch begins and ends in this lane's sequence, in the quota's unit."""
+        if self._passes is None:
+            return 0, 0
+        amount = self.stream.quota.amount
+        if self._fixed:
+            return 0, self._part(amount)
+        return self._part(epoch * amount), self._part((epoch + 1) * amount)
+
+    def _part(self, total: int) -> int:
+        if self._shares is not None:
+            return parts(total, self._shares)[self._lane]
+        if self.stream.quota.unit == "samples":
+            # Elements lane, lane + num_lanes, ... of a shared order.
+            return (total - self._lane + self._num_lanes - 1) // self._num_lanes
+        return parts(total, [1] * self._num_lanes)[self._lane]
+
+    def take(self, cursor: int, count: int) -> Taken:
+        """Return elements `cursor` ... of this lane's sequence."""
+        if self._passes is None:
+            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
+        if self._shares is not None:
+            return self._passes.take(cursor, count)
+        if count <= 0:
+            return self._passes.take(0, 0)
+        first = self._lane + cursor * self._num_lanes
+        every = self._passes.take(first, (count - 1) * self._num_lanes + 1)
+        step = self._num_lanes
+        return Taken(
+            passes=every.passes[::step],
+            samples=every.samples[::step],
+            lengths=every.lengths[::step],
+        )
+
+    def find_tokens(
+        self, tokens: int, weigh: Callable[[Int64Array], Int64Array]
+    ) -> tuple[int, int]:
+        """Find the first element that starts at or after `tokens`; return it and the tokens before."""
+        if self._passes is None or tokens <= 0:
+            return 0, 0
+        if self._shares is not None:
+            return self._passes.find_tokens(tokens)
+        cursor = before = 0
+        while True:  # a shared stream is small: walk it
+            weights = weigh(self.take(cursor, 1024).lengths)
+            starts = before + np.cumsum(weights) - weights
+            inside = int(np.searchsorted(starts, tokens, side="left"))
+            if inside < len(weights):
+                return cursor + inside, int(starts[inside])
+            cursor += len(weights)
+            before += int(weights.sum())
+
+    def tokens_in(self, epoch: int) -> int:
+        """Return at least how many tokens the epoch takes here; asks for lengths, moves nothing."""
+        first, last = self.range_of(epoch)
+        if self._passes is None or self._shares is None:
+            return 0  # a shared stream is small: not worth a bound
+        if self.stream.quota.unit == "tokens":
+            return max(last - first, 0) if last > first else 0
+        return self._passes.tokens_between(first, last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recipe:
+    """Everything that decides which segments lie in pack q of an epoch."""
+
+    streams: tuple[PlanStream, ...]
+    """The streams, in the order in which they were given."""
+    packing: Packing
+    mixing: Mixing
+    order: Order
+    num_lanes: int
+    """Lanes, fixed for the run."""
+    lane_run: int
+    """Packs that come from one lane in a row."""
+    global_batch_size: int
+    """Packs in one optimizer step over all ranks."""
+
+    @property
+    def order_seed(self) -> int:
+        """The seed of the order, negative for stored order."""
+        return self.order.seed if self.order.shuffle else -1
+
+    @property
+    def names(self) -> list[str]:
+        """The streams' names."""
+        return [stream.name for stream in self.streams]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether packs hold samples of all streams."""
+        return self.mixing.batching_method == "random"
+
+    @property
+    def num_columns(self) -> int:
+        """Packers in a lane: one, or one a stream where packs hold one stream."""
+        return 1 if self.is_mixed else len(self.streams)
+
+    @property
+    def chosen_tokens(self) -> int:
+        """Tokens that an epoch is expected to take of all streams."""
+        return sum(stream.chosen_tokens for stream in self.streams)
+
+    @property
+    def packs_per_carry_epoch(self) -> int:
+        """Packs in an epoch with epoch_end="carry"."""
+        per_batch = self.global_batch_size * self.packing.max_seq_len
+        return self.chosen_tokens // per_batch * self.global_batch_size
+
+    def weigh(self, lengths: Int64Array) -> Int64Array:
+        """Return the tokens that samples of these lengths will deliver, shape as given."""
+        limit = self.packing.max_seq_len
+        if self.packing.overflow == "truncate":
+            return np.minimum(lengths, limit)
+        if self.packing.overflow == "drop":
+            return np.where(lengths > limit, 0, lengths)
+        return lengths
+
+    def lane_stream(self, number: int, lane: int) -> LaneStream:
+        """Return one stream as one lane sees it."""
+        stream = self.streams[number]
+        samples = np.diff(stream.first_sample)
+        if stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes and self.num_lanes > 1:
+            everything = deal(samples, stream.raw_bytes, 1, self.order_seed, (number,))[0]
+            return LaneStream(self, number, everything, lane, None)
+        runs = deal(samples, stream.raw_bytes, self.num_lanes, self.order_seed, (number,))
+        shares = np.array([run.num_samples for run in runs])
+        return LaneStream(self, number, runs[lane], lane, shares)

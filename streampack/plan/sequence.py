@@ -1,0 +1,331 @@
+"""The canonical sequence of packs, and the part of it that one device gets.
+
+::
+
+    walk        slot q -> (lane, column, pack)           all slots, integers only
+    planners    (lane, column, pack) -> segments         only the lanes that this device touches
+    window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
+
+Nothing in the sequence depends on the world: a world only chooses which slots it reads. Where other
+lanes end is found by planning them, in a thread, once they could be near their end.
+
+Cost: the planners' (about 1 us a sample of the touched lanes). Memory: a chunk of segments a column.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from streampack.plan.planner import ColumnPlanner
+from streampack.plan.recipe import Recipe
+from streampack.plan.walk import ENDLESS, Walk
+from streampack.types import Int64Array, Packs, State
+
+__all__ = ["DeviceBatch", "DeviceView", "EpochSequence", "count_packs"]
+
+PLAN_AHEAD = 0.75  # of a lane's certain packs: from here on its end is looked for in a thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """Which part of the sequence a device gets."""
+
+    place: int = 0
+    """Which device batch of every window."""
+    num_devices: int = 1
+    """Device batches in a window."""
+    batch_size: int = 1
+    """Packs in a device batch."""
+
+    @property
+    def window(self) -> int:
+        """Packs that all devices take in one step."""
+        return self.num_devices * self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceBatch:
+    """The plan of one device batch."""
+
+    packs: Packs
+    """What lies in its packs; fewer than num_rows at a padded end."""
+    num_rows: int
+    """Packs in the batch, padding packs included."""
+    epoch: int
+    position: int
+    """Packs of the epoch delivered over all ranks once this step is done."""
+
+
+def _expected_packs(recipe: Recipe) -> Int64Array:
+    """Return the packs that each column should have in an epoch, shape (num_lanes, num_columns)."""
+    per_lane = recipe.num_lanes * recipe.packing.max_seq_len
+    if recipe.is_mixed:
+        expected = [-(-recipe.chosen_tokens // per_lane)]
+    else:
+        expected = [-(-stream.chosen_tokens // per_lane) for stream in recipe.streams]
+    return np.tile(np.array(expected, np.int64), (recipe.num_lanes, 1))
+
+
+def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
+    """Plan one lane to the epoch's end and return the packs of each column."""
+    counts = []
+    for column in range(recipe.num_columns):
+        planner = ColumnPlanner(recipe, lane, column, epoch)
+        while not planner.is_complete:
+            planner.extend()
+            planner.release(planner.num_known)
+        counts.append(planner.num_known)
+    return counts
+
+
+def _certain_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
+    """Return a lower bound on the packs of each column: its tokens over max_seq_len."""
+    tokens = [
+        recipe.lane_stream(number, lane).tokens_in(epoch) for number in range(len(recipe.streams))
+    ]
+    columns = [sum(tokens)] if recipe.is_mixed else tokens
+    return [-(-column // recipe.packing.max_seq_len) for column in columns]
+
+
+class EpochSequence:
+    """One device's batches of one epoch, from a position on.
+
+    Args:
+        recipe: What the sequence is a function of.
+        view: Which part of it this device gets.
+        epoch: Which epoch.
+        position: Packs of the epoch that were delivered before, over all ranks.
+        snapshots: What `snapshots` returned at that position, or nothing: then the lanes are planned
+            again from the epoch's start.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        view: DeviceView,
+        *,
+        epoch: int,
+        position: int = 0,
+        snapshots: list[State] | None = None,
+    ) -> None:
+        self._recipe = recipe
+        self._view = view
+        self._epoch = epoch
+        self._at = position
+        self._slots = np.zeros((0, 3), np.int64)  # lane, column, pack of walked slots
+        self._first_slot = 0
+        self._total: int | None = None
+        self._planners: dict[tuple[int, int], ColumnPlanner] = {}
+        self._bounded: set[int] = set()
+        self._ends: dict[int, Future[list[int]]] = {}
+        self._finder: ThreadPoolExecutor | None = None
+        self._is_carry = recipe.mixing.epoch_end == "carry"
+        self._own_lanes = self._touched_lanes(position)
+        self._snapshots = {(s["lane"], s["column"]): s for s in snapshots or []}
+        expected = _expected_packs(recipe)
+        served = np.zeros_like(expected)
+        if self._is_carry:
+            self._total = recipe.packs_per_carry_epoch
+            served = self._packs_before(epoch, expected)
+        self._passed = served.copy()
+        self._walk = Walk(recipe, epoch, served, expected, self._learn)
+        self._open_columns()
+        self._pass_over(position)
+
+    @property
+    def substituted(self) -> int:
+        """Slots that another stream served, because theirs had run out."""
+        return self._walk.substituted
+
+    @property
+    def buffered_tokens(self) -> int:
+        """The sum of the most tokens that each packer of this device ever held."""
+        return sum(planner.high_water_tokens for planner in self._planners.values())
+
+    @property
+    def overlong(self) -> Int64Array:
+        """Samples over max_seq_len that were planned here, per stream."""
+        counts = [planner.overlong for planner in self._planners.values()]
+        return np.sum(counts, axis=0) if counts else np.zeros(len(self._recipe.streams), np.int64)
+
+    def next(self, *, fetch: bool = True) -> DeviceBatch | None:
+        """Return the plan of this device's next batch; None at the epoch's end.
+
+        Args:
+            fetch: False passes the batch over: it comes back with no packs.
+        """
+        view = self._view
+        end = self._at + view.window
+        self._walk_to(end)
+        stop = self._end_of_epoch()
+        if stop is not None and self._at >= stop:
+            return None
+        packs = Packs.none()
+        if fetch:
+            first = self._at + view.place * view.batch_size
+            packs = self._packs(first, first + view.batch_size)
+        self._release(end)
+        self._at = end
+        position = end if self._total is None else min(end, self._total)
+        return DeviceBatch(
+            packs=packs, num_rows=view.batch_size, epoch=self._epoch, position=position
+        )
+
+    def snapshots(self) -> list[State]:
+        """Return where each planner of this device can go on from for what comes next."""
+        return [
+            {"lane": lane, "column": column, **snapshot}
+            for (lane, column), planner in self._planners.items()
+            for snapshot in planner.snapshot(int(self._passed[lane, column]))
+        ]
+
+    def close(self) -> None:
+        """End the thread that looks for lane ends, if there is one."""
+        if self._finder is not None:
+            self._finder.shutdown(wait=False, cancel_futures=True)
+
+    def _touched_lanes(self, position: int) -> set[int]:
+        """Return the lanes of this device's slots while no lane is dry."""
+        view, lanes, run = self._view, self._recipe.num_lanes, self._recipe.lane_run
+        first = position + view.place * view.batch_size
+        period = math.lcm(lanes * run, view.window)
+        slots = [
+            np.arange(start, start + view.batch_size)
+            for start in range(first, first + period, view.window)
+        ]
+        return set((np.concatenate(slots) // run % lanes).tolist())
+
+    def _packs_before(self, epoch: int, expected: Int64Array) -> Int64Array:
+        """Return the packs that epochs before this one took of each column (carry)."""
+        served = np.zeros_like(expected)
+        for earlier in range(epoch):
+            walk = Walk(self._recipe, earlier, served, expected, self._learn)
+            walk.known[:] = ENDLESS
+            self._close_empty(walk)
+            for _ in range(0, self._recipe.packs_per_carry_epoch, self._recipe.global_batch_size):
+                walk.next_batch(self._recipe.global_batch_size)
+        return served
+
+    def _close_empty(self, walk: Walk) -> None:
+        """Tell a carrying walk which columns hold nothing, ever."""
+        recipe = self._recipe
+        if not recipe.is_mixed:
+            for column, stream in enumerate(recipe.streams):
+                for lane in range(recipe.num_lanes):
+                    if not stream.quota.amount or recipe.lane_stream(column, lane).is_empty:
+                        walk.known[lane, column] = 0
+                        walk.complete[lane, column] = True
+
+    def _open_columns(self) -> None:
+        """Make the planners of this device's lanes, and say what is known of the others."""
+        if self._is_carry:
+            self._walk.known[:] = ENDLESS
+            self._close_empty(self._walk)
+        for lane in self._own_lanes:
+            for column in range(self._recipe.num_columns):
+                planner = self._planner(lane, column)
+                if not self._is_carry:
+                    self._walk.known[lane, column] = planner.num_known
+
+    def _planner(self, lane: int, column: int) -> ColumnPlanner:
+        planner = self._planners.get((lane, column))
+        if planner is None:
+            first_epoch = 0 if self._is_carry else self._epoch
+            planner = ColumnPlanner(self._recipe, lane, column, first_epoch)
+            snapshot = self._snapshots.pop((lane, column), None)
+            if snapshot is not None:
+                planner.restore(snapshot)
+            self._planners[lane, column] = planner
+        return planner
+
+    def _learn(self, lane: int, column: int) -> None:
+        """Know more of a column: plan it, or bound it, or look for its end."""
+        walk = self._walk
+        if lane in self._own_lanes:
+            planner = self._planner(lane, column)
+            planner.extend()
+            walk.known[lane, column] = planner.num_known
+            walk.complete[lane, column] = planner.is_complete
+        elif lane not in self._bounded:
+            self._bounded.add(lane)
+            certain = _certain_packs(self._recipe, self._epoch, lane)
+            walk.known[lane] = np.maximum(walk.known[lane], certain)
+        else:
+            walk.known[lane] = self._find_end(lane).result()
+            walk.complete[lane] = True
+
+    def _find_end(self, lane: int) -> Future[list[int]]:
+        if lane not in self._ends:
+            if self._finder is None:
+                self._finder = ThreadPoolExecutor(1, thread_name_prefix="streampack-lane-ends")
+            self._ends[lane] = self._finder.submit(count_packs, self._recipe, self._epoch, lane)
+        return self._ends[lane]
+
+    def _walk_to(self, slot: int) -> None:
+        """Walk whole global batches until `slot` slots of the epoch are known, or all lanes dry."""
+        size = self._recipe.global_batch_size
+        batches = [self._slots]
+        walked = self._first_slot + len(self._slots)
+        while walked < slot and (self._total is None or walked < self._total):
+            batch = self._walk.next_batch(size)
+            walked += len(batch)
+            batches.append(batch)
+            if len(batch) < size:
+                self._total = walked
+        if len(batches) > 1:
+            self._slots = np.concatenate(batches)
+            self._look_for_ends()
+
+    def _look_for_ends(self) -> None:
+        for lane in self._bounded - self._ends.keys():
+            if (self._walk.served[lane] >= PLAN_AHEAD * self._walk.known[lane]).any():
+                self._find_end(lane)
+
+    def _end_of_epoch(self) -> int | None:
+        """Return the slot at which this epoch's steps end, once it is known."""
+        if self._total is None:
+            return None
+        size = self._recipe.global_batch_size
+        if self._recipe.mixing.epoch_end == "drop":
+            self._total = self._total // size * size
+        return -(-self._total // size) * size
+
+    def _packs(self, first: int, last: int) -> Packs:
+        """Return the packs of slots `first` to `last` - 1, in order."""
+        if self._total is not None:
+            last = min(last, self._total)
+        slots = self._slots[max(first - self._first_slot, 0) : max(last - self._first_slot, 0)]
+        parts = []
+        begin = 0
+        for i in range(1, len(slots) + 1):
+            # A run of neighbouring packs of one column is taken in one piece.
+            if i == len(slots) or (slots[i] != slots[i - 1] + (0, 0, 1)).any():
+                lane, column, pack = slots[begin].tolist()
+                planner = self._planner(lane, column)
+                planner.know(pack + i - begin - 1)
+                parts.append(planner.take(pack, pack + i - begin))
+                begin = i
+        return Packs.join(parts)
+
+    def _release(self, slot: int) -> None:
+        """Forget the slots before `slot` and their packs."""
+        gone = self._slots[: slot - self._first_slot]
+        np.maximum.at(self._passed, (gone[:, 0], gone[:, 1]), gone[:, 2] + 1)
+        self._slots = self._slots[len(gone) :]
+        self._first_slot += len(gone)
+        for (lane, column), planner in self._planners.items():
+            planner.release(int(self._passed[lane, column]))
+
+    def _pass_over(self, position: int) -> None:
+        """Go to `position`: walk what lies before it, a global batch at a time."""
+        while self._first_slot < position:
+            target = min(self._first_slot + self._recipe.global_batch_size, position)
+            self._walk_to(target)
+            reached = min(target, self._first_slot + len(self._slots))
+            if reached == self._first_slot:
+                return
+            self._release(reached)

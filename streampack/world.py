@@ -1,0 +1,112 @@
+"""Where this process stands among the others: rank, node, and the device it feeds.
+
+With 2 nodes of 2 ranks and no replication::
+
+    node           0        1
+    rank         0   1    2   3
+    place        0   2    1   3        place = local_rank * num_nodes + node
+
+Places run over the nodes first, so that neighbouring device batches, which come from neighbouring
+lanes, go to different nodes: a node touches only its own lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streampack.errors import ConfigError
+
+__all__ = ["World"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One process among those that train together.
+
+    Raises:
+        ConfigError: If the numbers cannot belong to one job.
+
+    >>> World(rank=1, num_ranks=4, ranks_per_node=2).place
+    2
+    """
+
+    rank: int = 0
+    """This process, from 0."""
+    num_ranks: int = 1
+    """All processes."""
+    ranks_per_node: int | None = None
+    """Processes on one node; None: all of them."""
+    replication: int = 1
+    """Neighbouring ranks that get the same batches (tensor, sequence or pipeline parallel)."""
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node is None:
+            object.__setattr__(self, "ranks_per_node", self.num_ranks)
+        if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
+            raise ConfigError(
+                f"rank={self.rank} is not one of num_ranks={self.num_ranks}; ranks count from 0"
+            )
+        per_node = self._per_node
+        if per_node < 1 or self.num_ranks % per_node:
+            raise ConfigError(
+                f"num_ranks={self.num_ranks} is no multiple of ranks_per_node={per_node}; "
+                "every node must run the same number of ranks"
+            )
+        if self.replication < 1 or self.num_ranks % self.replication:
+            raise ConfigError(
+                f"replication={self.replication} does not divide num_ranks={self.num_ranks}; "
+                "set it to the number of ranks that share a batch"
+            )
+        if per_node % self.replication and self.replication % per_node:
+            raise ConfigError(
+                f"replication={self.replication} and ranks_per_node={per_node}: "
+                "one must be a multiple of the other, so that nodes can share batches evenly"
+            )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], replication: int = 1) -> World:
+        """Read what torchrun sets: RANK, WORLD_SIZE, LOCAL_WORLD_SIZE; a lone process without them.
+
+        Raises:
+            ConfigError: If one of them is no integer, or they do not fit together.
+
+        >>> World.from_env({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}).node
+        0
+        """
+        try:
+            num_ranks = int(env.get("WORLD_SIZE", "1"))
+            rank = int(env.get("RANK", "0"))
+            per_node = int(env.get("LOCAL_WORLD_SIZE", str(num_ranks)))
+        except ValueError as error:
+            raise ConfigError(
+                f"RANK, WORLD_SIZE and LOCAL_WORLD_SIZE must be integers: {error}"
+            ) from error
+        return cls(rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication)
+
+    @property
+    def _per_node(self) -> int:
+        return self.num_ranks if self.ranks_per_node is None else self.ranks_per_node
+
+    @property
+    def node(self) -> int:
+        """The node that this rank runs on."""
+        return self.rank // self._per_node
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes."""
+        return self.num_ranks // self._per_node
+
+    @property
+    def num_devices(self) -> int:
+        """Groups of ranks that get batches of their own; num_ranks without replication."""
+        return self.num_ranks // self.replication
+
+    @property
+    def place(self) -> int:
+        """Which device batch of every `num_devices` this rank takes."""
+        device = self.rank // self.replication
+        devices_per_node = max(self._per_node // self.replication, 1)
+        num_groups = self.num_devices // devices_per_node
+        return (device % devices_per_node) * num_groups + device // devices_per_node

@@ -1,0 +1,108 @@
+"""Recipes over made-up lengths, and what tests read off the sequence they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from streampack.config import Mixing, Order, Packing
+from streampack.mix import Weight, resolve_weights
+from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.sequence import DeviceView, EpochSequence
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
+
+
+def plan_stream(lengths: Int64Array, number: int, shard_size: int = 64, **kwargs) -> PlanStream:
+    """A stream of these lengths, in shards of `shard_size` samples."""
+    lengths = np.asarray(lengths, np.int64)
+    bounds = np.append(np.arange(0, len(lengths), shard_size), len(lengths))
+    shards = [lengths[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return PlanStream(
+        name=f"s{number}",
+        first_sample=bounds.astype(np.int64),
+        raw_bytes=np.array([4 * int(s.sum()) for s in shards], np.int64),
+        num_tokens=int(lengths.sum()),
+        lengths_of=lambda shard: shards[shard],
+        quota=None,
+        **kwargs,
+    )
+
+
+def recipe(
+    all_lengths: list[Int64Array],
+    *,
+    weights: list[dict] | None = None,
+    packing: Packing | None = None,
+    mixing: Mixing | None = None,
+    order: Order | None = None,
+    num_lanes: int = 1,
+    lane_run: int = 1,
+    global_batch_size: int = 8,
+) -> Recipe:
+    """The recipe over streams of these lengths."""
+    mixing = mixing or Mixing()
+    order = order or Order(seed=3)
+    streams = [plan_stream(lengths, number) for number, lengths in enumerate(all_lengths)]
+    quotas = resolve_weights(
+        [
+            Weight(name=s.name, **w)
+            for s, w in zip(streams, weights or [{}] * len(streams), strict=True)
+        ],
+        [(s.num_samples, s.num_tokens) for s in streams],
+        epoch_size=mixing.epoch_size,
+        unit=mixing.weight_unit,
+    )
+    return Recipe(
+        streams=tuple(replace(s, quota=q) for s, q in zip(streams, quotas, strict=True)),
+        packing=packing or Packing(max_seq_len=64),
+        mixing=mixing,
+        order=order,
+        num_lanes=num_lanes,
+        lane_run=lane_run,
+        global_batch_size=global_batch_size,
+    )
+
+
+def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:
+    """All of one device's batches of an epoch."""
+    sequence = EpochSequence(recipe, view, epoch=epoch, **kwargs)
+    batches = []
+    while (batch := sequence.next()) is not None:
+        batches.append(batch)
+    sequence.close()
+    return batches
+
+
+def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs) -> list[list]:
+    """The packs of the canonical sequence, read by all devices of a world, in order."""
+    per_device = [device_batches(recipe, view, epoch, **kwargs) for view in views]
+    steps = {len(batches) for batches in per_device}
+    assert len(steps) == 1, f"devices take {steps} steps"
+    packs = []
+    for step in zip(*per_device, strict=True):
+        assert len({batch.position for batch in step}) == 1
+        for batch in step:
+            packs += [batch.packs[i].tolist() for i in range(len(batch.packs))]
+    return packs
+
+
+def world_views(num_devices: int, batch_size: int) -> list[DeviceView]:
+    """The views of all devices of a world."""
+    return [
+        DeviceView(place=place, num_devices=num_devices, batch_size=batch_size)
+        for place in range(num_devices)
+    ]
+
+
+def covered(packs: list[list], num_streams: int) -> list[dict[tuple[int, int], list[tuple[int, int]]]]:
+    """Per stream: (pass, sample) -> its (start, length) pieces, sorted."""
+    pieces: list[dict] = [{} for _ in range(num_streams)]
+    for pack in packs:
+        for row in pack:
+            key = (row[PASS], row[SAMPLE])
+            pieces[row[STREAM]].setdefault(key, []).append((row[START], row[LENGTH]))
+    for stream in pieces:
+        for value in stream.values():
+            value.sort()
+    return pieces
