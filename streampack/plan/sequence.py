@@ -137,6 +137,23 @@ class EpochSequence:
         self._pass_over(position)
 
     @property
+    def epoch(self) -> int:
+        """Which epoch this is."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Packs of the epoch that lie before the next step, over all ranks."""
+        return self._at
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the epoch has no step after this position, in any process."""
+        self._walk_to(self._at + 1)
+        stop = self._end_of_epoch()
+        return stop is not None and self._at >= stop
+
+    @property
     def substituted(self) -> int:
         """Slots that another stream served, because theirs had run out."""
         return self._walk.substituted
@@ -169,11 +186,20 @@ class EpochSequence:
             first = self._at + view.place * view.batch_size
             packs = self._packs(first, first + view.batch_size)
         self._release(end)
-        self._at = end
-        position = end if self._total is None else min(end, self._total)
+        last, self._at = self._at, end
         return DeviceBatch(
-            packs=packs, num_rows=view.batch_size, epoch=self._epoch, position=position
+            packs=packs, num_rows=view.batch_size, epoch=self._epoch, position=self._count(last, end)
         )
+
+    def _count(self, begin: int, end: int) -> int:
+        """Return the position after the step of slots `begin` to `end` - 1.
+
+        Padding packs have no position, but for steps of nothing else, which follow where a global
+        batch takes several steps: these must be told apart to go on after any of them.
+        """
+        if self._total is None or begin >= self._total:
+            return end
+        return min(end, self._total)
 
     def snapshots(self) -> list[State]:
         """Return where each planner of this device can go on from for what comes next."""
@@ -327,5 +353,8 @@ class EpochSequence:
             self._walk_to(target)
             reached = min(target, self._first_slot + len(self._slots))
             if reached == self._first_slot:
-                return
+                break
             self._release(reached)
+        if self._total is not None and position >= self._total:
+            # Only padding is left: go on with the step after the one that held the last packs.
+            self._at = -(-position // self._view.window) * self._view.window

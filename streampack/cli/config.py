@@ -1,0 +1,166 @@
+"""A run as YAML: the configs of the package, one list of streams, and where each mistake is.
+
+::
+
+    configs/x.yaml: streams.0.repat: unknown key (got 2) - did you mean 'repeat'?
+         file          place             what             way out
+
+The models check and build nothing. The four configs are the classes of ``streampack.config``
+themselves, so that a key means the same in YAML and in Python.
+
+Cost: pydantic, a fifth of a second; only the verbs that read a config import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.errors import ConfigError, suggest
+
+__all__ = ["RunConfig", "StreamConfig", "read_config"]
+
+Place = Sequence[int | str]
+
+
+class StreamConfig(BaseModel):
+    """One stream: the arguments of ``streampack.Stream``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str | None = None
+    """What tables call it; None: the last part of its path."""
+    remote: str | None = None
+    """Where its shards are: a path, or a URL that MosaicML Streaming can fetch."""
+    local: str | None = None
+    """Where its shards lie on this machine, or are cached."""
+    split: str | None = None
+    """A subfolder of both."""
+    proportion: float | None = None
+    """Its part of an epoch, relative to the other streams' proportions."""
+    repeat: float | None = None
+    """How often an epoch takes each of its samples."""
+    choose: int | None = None
+    """How many samples (or tokens) of it an epoch takes."""
+    download_retry: int | None = None
+    """Tries per file."""
+    download_timeout: float | None = None
+    """Seconds per file."""
+    validate_hash: str | None = None
+    """Hash to check shards against, e.g. sha1."""
+    keep_zip: bool | None = None
+    """Keep the compressed file beside the decompressed one."""
+    tokens: str | None = None
+    """Column of the token ids."""
+    tokens_dtype: str | None = None
+    """Integer type of the ids in a column of bytes."""
+    labels: str | None = None
+    """Column of labels, where the stream brings its own."""
+    labels_shifted: bool | None = None
+    """Whether labels[i] is the target of token i + 1; None: look."""
+    loss_mask: str | None = None
+    """Column that says which tokens are targets."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what was written, as keyword arguments of ``Stream``."""
+        return self.model_dump(exclude_unset=True)
+
+
+class RunConfig(BaseModel):
+    """What ``streampack run`` needs: the streams, how to mix and pack them, and for whom."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    streams: list[StreamConfig] = Field(min_length=1)
+    """The weighted streams, in order."""
+    packing: Packing
+    """How samples share packs."""
+    mixing: Mixing = Mixing()
+    """How many of each stream, and in which batches."""
+    order: Order = Order()
+    """Which sample comes next."""
+    buffers: Buffers = Buffers()
+    """How much may be resident at once."""
+    batch_size: int = Field(default=1, ge=1)
+    """Packs per batch and rank."""
+    num_workers: int = Field(default=0, ge=0)
+    """Processes that read; 0: threads of this one."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key written twice, where PyYAML would keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for index, (key, (key_node, _)) in enumerate(zip(keys, node.value, strict=True)):
+            if key in keys[:index]:
+                line = key_node.start_mark.line + 1
+                raise ConfigError(f"line {line}: {key!r} is written twice; keep one of them")
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read and check a run's YAML.
+
+    Raises:
+        ConfigError: If the file cannot be read, is no YAML, or says something impossible. One line
+            for each mistake, with the file and the place in it.
+    """
+    try:
+        written = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
+    try:
+        return RunConfig.model_validate(written)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+        raise ConfigError("\n".join(f"{path}: {_explain(each)}" for each in mistakes)) from None
+
+
+def _explain(mistake: Any) -> str:
+    """Say one of pydantic's findings the way the rest of the package says things."""
+    place, given = mistake["loc"], mistake["input"]
+    where = ".".join(str(part) for part in place) or "the file"
+    match mistake["type"]:
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            hint = suggest(str(place[-1]), _known_keys(place[:-1]))
+            return f"{where}: unknown key (got {given!r}){hint}"
+        case "missing":
+            return f"{where}: is missing; it has no default"
+        case "literal_error":
+            words = _words(place)
+            return f"{where}: {given!r} is not one of {'|'.join(words)}{suggest(given, words)}"
+        case "value_error":
+            return f"{where}: {mistake['ctx']['error']}"
+    what = mistake["msg"][0].lower() + mistake["msg"][1:]
+    return f"{where}: {what} (got {given!r})"
+
+
+def _class_at(place: Place) -> Any:
+    """Return the model or config that holds the keys at a place of the file."""
+    if not place:
+        return RunConfig
+    return (
+        StreamConfig if place[0] == "streams" else RunConfig.model_fields[str(place[0])].annotation
+    )
+
+
+def _known_keys(place: Place) -> list[str]:
+    """Return the keys that may be written at a place."""
+    holder = _class_at(place)
+    return [f.name for f in fields(holder)] if is_dataclass(holder) else list(holder.model_fields)
+
+
+def _words(place: Place) -> tuple[str, ...]:
+    """Return the words that a key of fixed choices accepts."""
+    return get_args(get_type_hints(_class_at(place[:-1]))[str(place[-1])])

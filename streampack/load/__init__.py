@@ -1,0 +1,6 @@
+"""torch's side: datasets and loaders, ranks, workers, threads."""
+
+from streampack.load.dataset import PackedStreamingDataset
+from streampack.load.loader import PackedDataLoader
+
+__all__ = ["PackedDataLoader", "PackedStreamingDataset"]

@@ -1,0 +1,177 @@
+"""From the arguments of a dataset to the recipe of its sequence: the one place where rooms are wired.
+
+::
+
+    streams --open--> counts, bytes, totals --weights--> quotas --+
+    packing, mixing, order ---------------------------------------+--> Recipe
+    world, batch_size --> num_lanes, lane_run, global_batch_size -+    (or the state's, on resume)
+
+Cost: reading each stream's index.json. No shard is touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ConfigError
+from streampack.mix import Weight, resolve_weights
+from streampack.plan import PlanStream, Recipe
+from streampack.streams import OpenStream
+from streampack.types import Int64Array
+from streampack.world import World
+
+__all__ = ["Blueprint", "build_recipe", "unique_names"]
+
+MIN_PACKS_PER_LANE = 4096  # smaller lanes cost fill where they end
+KEPT_SHARDS = 64  # shards whose lengths are remembered, per stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blueprint:
+    """What a dataset was asked to be."""
+
+    streams: tuple[OpenStream, ...]
+    packing: Packing
+    mixing: Mixing
+    order: Order
+    batch_size: int
+    world: World
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Number the names that occur more than once.
+
+    >>> unique_names(["code", "docs", "code"])
+    ['code-0', 'docs', 'code-1']
+    """
+    count, seen = Counter(names), Counter[str]()
+    unique = []
+    for name in names:
+        unique.append(f"{name}-{seen[name]}" if count[name] > 1 else name)
+        seen[name] += 1
+    return unique
+
+
+class _Lengths:
+    """Tokens per sample of a stream's shards, with those that bos_id and eos_id add."""
+
+    def __init__(self, stream: OpenStream, packing: Packing) -> None:
+        self._stream = stream
+        self._packing = packing
+        self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
+
+    def __reduce__(self) -> tuple[type[_Lengths], tuple[OpenStream, Packing]]:
+        return _Lengths, (self._stream, self._packing)
+
+    def __call__(self, shard: int) -> Int64Array:
+        return self._of_shard(shard)
+
+    def _read(self, shard: int) -> Int64Array:
+        lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
+        bos, eos = self._packing.bos_id, self._packing.eos_id
+        if bos is None and eos is None:
+            return lengths
+        edges = self._stream.shard_edges(shard)
+        added = np.zeros(len(lengths), np.int64)
+        if bos is not None:
+            added += edges[:, 0] != bos
+        if eos is not None:
+            added += edges[:, 1] != eos
+        return lengths + added
+
+
+def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
+    nodes = world.num_nodes
+    packs = chosen_tokens // packing.max_seq_len
+    return nodes if packs >= nodes * MIN_PACKS_PER_LANE else 1
+
+
+def _check_batches(blueprint: Blueprint, global_batch_size: int, num_lanes: int, run: int) -> None:
+    batch_size, method = blueprint.batch_size, blueprint.mixing.batching_method
+    if global_batch_size % batch_size:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; "
+            f"set it to {-(-global_batch_size // batch_size) * batch_size}, for example"
+        )
+    if method == "device_per_stream" and global_batch_size % run:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is no multiple of the run's first batch_size="
+            f"{run}, which batching_method='device_per_stream' needs; choose one that is"
+        )
+    if method == "per_stream" and num_lanes > 1 and global_batch_size % (num_lanes * run):
+        raise ConfigError(
+            f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
+            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1)"
+        )
+
+
+def _check_ends(blueprint: Blueprint, num_lanes: int) -> None:
+    """Refuse a padded end that would need lengths of shards that this node does not fetch."""
+    missing = [s.name for s in blueprint.streams if s.is_remote and not s.has_length_file]
+    if num_lanes > 1 and blueprint.mixing.epoch_end != "carry" and missing:
+        raise ConfigError(
+            f"epoch_end={blueprint.mixing.epoch_end!r} with {num_lanes} lanes needs a length file "
+            f"in every remote stream, and {missing} have none: run `streampack index` on them, or "
+            "set Mixing(epoch_end='carry') or Order(num_lanes=1)"
+        )
+
+
+def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None) -> Recipe:
+    """Return the recipe of a dataset's sequence.
+
+    Args:
+        blueprint: What the dataset was asked to be.
+        shape: num_lanes, lane_run and global_batch_size of a run that goes on; None: a first run.
+
+    Raises:
+        ConfigError: If weights, batch sizes and lanes do not fit together.
+        DataError: If a stream cannot be opened.
+    """
+    packing, mixing, order = blueprint.packing, blueprint.mixing, blueprint.order
+    totals = [stream.total_tokens()[0] for stream in blueprint.streams]
+    names = unique_names([stream.name for stream in blueprint.streams])
+    quotas = resolve_weights(
+        [
+            Weight(name=n, proportion=s.proportion, repeat=s.repeat, choose=s.choose)
+            for n, s in zip(names, blueprint.streams, strict=True)
+        ],
+        [(s.num_samples, t) for s, t in zip(blueprint.streams, totals, strict=True)],
+        epoch_size=mixing.epoch_size if isinstance(mixing.epoch_size, int) else None,
+        unit=mixing.weight_unit,
+        arithmetic=mixing.arithmetic,
+        seed=order.seed,
+    )
+    streams = tuple(
+        PlanStream(
+            name=name,
+            first_sample=stream.first_sample,
+            raw_bytes=stream.raw_bytes,
+            num_tokens=total,
+            lengths_of=_Lengths(stream, packing),
+            quota=quota,
+        )
+        for name, stream, total, quota in zip(names, blueprint.streams, totals, quotas, strict=True)
+    )
+    if shape is None:
+        chosen = sum(stream.chosen_tokens for stream in streams)
+        lanes = order.num_lanes or _default_lanes(chosen, packing, blueprint.world)
+        default_batch = blueprint.batch_size * blueprint.world.num_devices
+        shape = (lanes, blueprint.batch_size, mixing.global_batch_size or default_batch)
+    num_lanes, lane_run, global_batch_size = shape
+    _check_batches(blueprint, global_batch_size, num_lanes, lane_run)
+    _check_ends(blueprint, num_lanes)
+    return Recipe(
+        streams=streams,
+        packing=packing,
+        mixing=mixing,
+        order=order,
+        num_lanes=num_lanes,
+        lane_run=lane_run,
+        global_batch_size=global_batch_size,
+    )

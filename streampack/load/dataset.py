@@ -1,0 +1,385 @@
+"""`PackedStreamingDataset`: weighted MDS streams in, device batches of full packs out.
+
+::
+
+    PackedStreamingDataset --plan--> DeviceBatch (integers) --read, assemble--> batch (tensors)
+           |                                                        ^
+           '-- PackedDataLoader: plans here, reads in threads or workers
+           '-- torch's DataLoader(dataset, batch_size=None): every worker plans and reads its share
+
+Both ways give the same batches. The constructor reads index.json of each stream and checks everything
+that can be checked; planning starts at the first batch.
+
+Cost: see `plan` and `read`. Memory: the packers' buffers (integers), one batch, mapped shards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streampack.assemble import Batch, make_batch
+from streampack.config import Buffers, Mixing, Order, Packing, check_positive
+from streampack.errors import ConfigError, ResumeError
+from streampack.load.buffers import Footprint, batches_ahead
+from streampack.load.build import Blueprint, build_recipe
+from streampack.load.ledger import EpochLedger
+from streampack.plan import (
+    DeviceBatch,
+    DeviceView,
+    EpochSequence,
+    Progress,
+    Recipe,
+    count_packs,
+    pack_state,
+    run_shape,
+    unpack_state,
+)
+from streampack.read import Gatherer
+from streampack.streams import Stream, open_stream
+from streampack.types import State
+from streampack.world import World
+
+__all__ = ["BatchReader", "PackedStreamingDataset"]
+
+_iterations = count()  # tells the iterations of one process apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchReader:
+    """Turns plans into batches; needs nothing else, so any thread or worker can have one."""
+
+    gatherer: Gatherer
+    positions: str
+
+    def __call__(self, plan: DeviceBatch) -> Batch:
+        """Read one planned device batch."""
+        rows = self.gatherer.gather(plan.packs, plan.num_rows)
+        return make_batch(
+            rows,
+            plan.packs,
+            epoch=plan.epoch,
+            position=plan.position,
+            positions=self.positions,
+        )
+
+
+class PackedStreamingDataset(IterableDataset[Batch]):
+    """Streams of tokenized samples, mixed and packed on the fly, resumed exactly.
+
+    Args:
+        streams: The streams and their weights: `Stream` or `streaming.Stream` objects.
+        remote: Instead of `streams`: where a single stream's shards come from.
+        local: Instead of `streams`: where a single stream's shards lie or are kept.
+        split: With `remote` or `local`: a subfolder of both.
+        packing: How samples share packs.
+        mixing: How many of each stream, and in which batches.
+        order: Which sample comes next.
+        buffers: How much may be resident at once.
+        batch_size: Packs in a device batch.
+        world: This process among the others; None: what torchrun's variables say.
+
+    Raises:
+        ConfigError: If the arguments cannot work together.
+        DataError: If a stream's index is not what it should be.
+
+    One epoch an iteration; the next iteration is the next epoch. Each batch is a dict of tensors, B packs
+    of S tokens: see the README. Iterate it with `PackedDataLoader`, or with torch's
+    ``DataLoader(dataset, batch_size=None, num_workers=n)``.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Any] | None = None,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        packing: Packing,
+        mixing: Mixing | None = None,
+        order: Order | None = None,
+        buffers: Buffers | None = None,
+        batch_size: int = 1,
+        world: World | None = None,
+    ) -> None:
+        super().__init__()
+        check_positive("batch_size", batch_size)
+        if streams is not None and (remote is not None or local is not None):
+            raise ConfigError(
+                f"streams and remote={remote!r}, local={local!r} were passed; "
+                "remote and local stand for a single stream, so pass one or the other"
+            )
+        if streams is None:
+            streams = [Stream(remote=remote, local=local, split=split)]
+        if not streams:
+            raise ConfigError("streams=[] is empty; pass at least one Stream")
+        self.buffers = buffers or Buffers()
+        self._blueprint = Blueprint(
+            streams=tuple(open_stream(stream, number) for number, stream in enumerate(streams)),
+            packing=packing,
+            mixing=mixing or Mixing(),
+            order=order or Order(),
+            batch_size=batch_size,
+            world=world or World.from_env(os.environ),
+        )
+        self._recipe = build_recipe(self._blueprint)
+        self._ledger = EpochLedger()
+        self._start = Progress()
+        self._delivered: Progress | None = None
+        self._worker_start: Progress | None = None
+        self._totals: dict[int, int] = {}
+        batches_ahead(self.buffers, self.footprint(), 1)
+
+    # What it is.
+
+    @property
+    def recipe(self) -> Recipe:
+        """All that the sequence of packs is a function of."""
+        return self._recipe
+
+    @property
+    def stream_names(self) -> list[str]:
+        """The streams' names; `segments[:, 1]` counts in this order."""
+        return self._recipe.names
+
+    @property
+    def world(self) -> World:
+        """This process among the others."""
+        return self._blueprint.world
+
+    @property
+    def batch_size(self) -> int:
+        """Packs in a device batch."""
+        return self._blueprint.batch_size
+
+    @property
+    def _digests(self) -> list[str]:
+        return [stream.digest for stream in self._blueprint.streams]
+
+    def __len__(self) -> int:
+        """Return the batches of this rank in a whole epoch: the one under way, or the next."""
+        epoch = self._delivered.epoch if self._delivered else self._ledger.next_epoch
+        window = self.batch_size * self.world.num_devices
+        return -(-self._slots_in(epoch) // window)
+
+    def _slots_in(self, epoch: int) -> int:
+        """Return the slots of an epoch over all ranks, the padding of its last batch included."""
+        recipe, size = self._recipe, self._recipe.global_batch_size
+        if recipe.mixing.epoch_end == "carry":
+            return recipe.packs_per_carry_epoch
+        if epoch not in self._totals:
+            lanes = range(recipe.num_lanes)
+            self._totals[epoch] = sum(sum(count_packs(recipe, epoch, lane)) for lane in lanes)
+        rounded = self._totals[epoch] // size * size
+        if recipe.mixing.epoch_end == "pad" and rounded < self._totals[epoch]:
+            rounded += size
+        return rounded
+
+    def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> Footprint:
+        """Return what a rank holds at most, for the bounds of `Buffers`."""
+        recipe, window = self._recipe, self.batch_size * self.world.num_devices
+        lanes = min(recipe.num_lanes, -(-recipe.num_lanes * recipe.lane_run // window))
+        if recipe.lane_run != self.batch_size or window % recipe.lane_run:
+            lanes = recipe.num_lanes
+        return Footprint(
+            packer_tokens=lanes * recipe.num_columns * recipe.packing.buffer_limit,
+            batch_tokens=self.batch_size * recipe.packing.max_seq_len,
+            num_workers=num_workers,
+            plans_in_workers=plans_in_workers,
+        )
+
+    # Iterating.
+
+    def reader(self) -> BatchReader:
+        """Return what turns this dataset's plans into batches."""
+        packing = self._recipe.packing
+        return BatchReader(
+            gatherer=Gatherer(self._blueprint.streams, packing), positions=packing.positions
+        )
+
+    def begin(self, worker: int = 0, key: str | None = None) -> EpochSequence:
+        """Begin the next epoch, or go on where a loaded state says, and return its sequence.
+
+        Args:
+            worker: Which of the processes that iterate together this is.
+            key: The same in all of them.
+        """
+        key = key or f"{os.getpid()}:{next(_iterations)}"
+        self._take_over_run()
+        start, self._worker_start = self._worker_start, None
+        if start is not None:
+            self._ledger.begin(worker, key, start.epoch)
+            return self._sequence(start)
+        epoch = self._ledger.begin(worker, key)
+        if epoch != self._start.epoch or not self._start.position:
+            return self._sequence(Progress(epoch=epoch))
+        sequence = self._sequence(self._start)
+        if sequence.is_finished:
+            # The state was taken after the epoch's last batch: what follows is the next epoch.
+            self._ledger.begin(worker, key, epoch + 1)
+            return self._sequence(Progress(epoch=epoch + 1))
+        if sequence.position % self.batch_size:
+            raise ResumeError(
+                f"the state's position {self._start.position} is no multiple of batch_size="
+                f"{self.batch_size}; resume with a batch_size that divides it"
+            )
+        return sequence
+
+    def _sequence(self, start: Progress) -> EpochSequence:
+        world = self.world
+        view = DeviceView(
+            place=world.place, num_devices=world.num_devices, batch_size=self.batch_size
+        )
+        return EpochSequence(
+            self._recipe,
+            view,
+            epoch=start.epoch,
+            position=start.position,
+            snapshots=start.snapshots,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin an epoch; in a torch worker, this worker's share of it."""
+        info = get_worker_info()
+        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        footprint = self.footprint(num_workers if info else 0, plans_in_workers=info is not None)
+        batches_ahead(self.buffers, footprint, 1)
+        key = None
+        if info is not None:
+            # Workers of one iteration share the loader's base seed; a persistent worker that is
+            # resumed keeps it, so how often it was resumed belongs to the key.
+            key = f"{info.seed - info.id}:{next(_iterations)}"
+        sequence = self.begin(worker, key)
+        return self._batches(sequence, worker, num_workers, in_worker=info is not None)
+
+    def _batches(
+        self, sequence: EpochSequence, worker: int, num_workers: int, *, in_worker: bool
+    ) -> Iterator[Batch]:
+        read = self.reader()
+        step = 0
+        epoch, base = sequence.epoch, sequence.position
+        window = self.batch_size * self.world.num_devices
+        self._delivered = Progress(epoch=epoch, position=base)
+        while (plan := sequence.next(fetch=step % num_workers == worker)) is not None:
+            step += 1
+            if (step - 1) % num_workers != worker:
+                continue
+            if in_worker:
+                # All rounds up to and with this one are done, as far as this worker is concerned.
+                rounds = -(-step // num_workers)
+                position = base + rounds * num_workers * window
+            else:
+                position = plan.position
+            batch = read(plan)
+            self._delivered = Progress(epoch=epoch, position=position)
+            yield batch
+        sequence.close()
+        if not in_worker:
+            self._delivered = Progress(epoch=epoch + 1)
+
+    # Where it stands.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one, from its start."""
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} must be at least 0")
+        self._go_to(Progress(epoch=epoch))
+
+    def state_dict(self) -> State:
+        """Return where this process stands, as JSON.
+
+        Raises:
+            ResumeError: If this process cannot know, because workers of another loader iterate.
+        """
+        info = get_worker_info()
+        if self._delivered is None and self._ledger.has_begun and info is None:
+            raise ResumeError(
+                "batches were delivered by a loader, so the dataset cannot know its position; "
+                "use dataset.state_after(batch) with the last batch, or loader.state_dict()"
+            )
+        progress = self._delivered or self._worker_start
+        if progress is None:
+            at_start = self._ledger.next_epoch == self._start.epoch
+            progress = self._start if at_start else Progress(epoch=self._ledger.next_epoch)
+        state = pack_state(self._recipe, self._digests, progress)
+        if info is not None:
+            state["worker"] = [info.id, info.num_workers]
+        return state
+
+    def state_after(self, batch: Mapping[str, Any]) -> State:
+        """Return the state of a run that has trained on `batch`, whichever loader delivered it."""
+        missing = {"epoch", "position"} - set(batch)
+        if missing:
+            raise ResumeError(
+                f"the batch has no {' and no '.join(sorted(missing))}; pass a batch as delivered"
+            )
+        progress = Progress(epoch=int(batch["epoch"]), position=int(batch["position"]))
+        return pack_state(self._recipe, self._digests, progress)
+
+    def state_at(self, progress: Progress) -> State:
+        """Return the state of a run that has come this far."""
+        return pack_state(self._recipe, self._digests, progress)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state` at the next iteration; worlds, workers and batch_size may differ.
+
+        Raises:
+            ResumeError: If the state belongs to another sequence; the difference is named.
+        """
+        shape = run_shape(state)
+        self._check_shape(shape)
+        recipe = build_recipe(self._blueprint, shape)
+        progress = unpack_state(state, recipe, self._digests)
+        info, saved_in = get_worker_info(), state.get("worker")
+        if saved_in is not None and (info is None or saved_in != [info.id, info.num_workers]):
+            here = [info.id, info.num_workers] if info else "the training process"
+            raise ResumeError(
+                f"the state was saved in worker {saved_in[0]} of {saved_in[1]}, but is loaded in "
+                f"{here}; load it with as many workers, or save dataset.state_after(batch), which "
+                "fits any number"
+            )
+        self._recipe = recipe
+        self._totals = {}
+        if saved_in is not None:
+            self._worker_start, self._delivered = progress, None
+        else:
+            self._go_to(progress)
+
+    def _check_shape(self, shape: tuple[int, int, int]) -> None:
+        asked = {
+            "num_lanes": (shape[0], self._blueprint.order.num_lanes),
+            "global_batch_size": (shape[2], self._blueprint.mixing.global_batch_size),
+        }
+        for key, (saved, own) in asked.items():
+            if own is not None and own != saved:
+                raise ResumeError(
+                    f"the state was saved with {key}={saved}, but this dataset asks for {own}; "
+                    f"a run keeps its {key}: set {saved}, or leave it out"
+                )
+
+    def _go_to(self, progress: Progress) -> None:
+        self._start = progress
+        self._delivered = None
+        self._ledger.set_epoch(progress.epoch)
+        shape = (
+            self._recipe.num_lanes,
+            self._recipe.lane_run,
+            self._recipe.global_batch_size,
+        )
+        self._ledger.run = [1, progress.epoch, progress.position, *shape]
+
+    def _take_over_run(self) -> None:
+        """Learn what the training process loaded after this (persistent) worker had started."""
+        is_set, epoch, position, *shape = self._ledger.run
+        if not is_set:
+            return
+        recipe = self._recipe
+        if tuple(shape) != (recipe.num_lanes, recipe.lane_run, recipe.global_batch_size):
+            self._recipe = build_recipe(self._blueprint, (shape[0], shape[1], shape[2]))
+        if (epoch, position) != (self._start.epoch, self._start.position):
+            self._start = Progress(epoch=epoch, position=position)

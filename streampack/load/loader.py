@@ -1,0 +1,214 @@
+"""`PackedDataLoader`: plan in the training process, read in threads or stateless workers.
+
+::
+
+    training process      plan 0  plan 1  plan 2 ...         a few KB of integers a batch
+                            |        |
+    num_workers=0         thread reads batch 0, 1, ...       the default: no copies between processes
+    num_workers=2         worker 0: 0, 2, ..  worker 1: 1, 3, ..
+
+Workers hold no state, so it does not matter how many there are or which one fails; the state is keyed to
+the batch last delivered, not to what was planned or read ahead.
+
+Cost: planning about 1 us a sample; a worker's hand-over about 1 ms a batch (torch's), a thread's 30 us.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from streampack.assemble import Batch
+from streampack.config import check_positive
+from streampack.errors import ConfigError
+from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
+from streampack.load.dataset import BatchReader, PackedStreamingDataset
+from streampack.load.tally import Tally
+from streampack.plan import DeviceBatch, EpochSequence, Progress
+from streampack.read.prefetch import work_ahead
+from streampack.types import State
+
+__all__ = ["PackedDataLoader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Planned:
+    """A planned batch that was not delivered yet."""
+
+    batch: DeviceBatch
+    after: Progress
+    """Where the run stands once it is."""
+    overlong: list[int]
+    substituted: int
+
+
+class _Plans:
+    """The plans of the epoch under way; torch's DataLoader takes it for its sampler."""
+
+    def __init__(self) -> None:
+        self.sequence: EpochSequence | None = None
+        self.waiting: deque[_Planned] = deque()
+        self.most_waiting = 0
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        sequence = self.sequence
+        while sequence is not None and (batch := sequence.next()) is not None:
+            after = Progress(
+                epoch=batch.epoch, position=batch.position, snapshots=sequence.snapshots()
+            )
+            self.waiting.append(
+                _Planned(
+                    batch=batch,
+                    after=after,
+                    overlong=sequence.overlong.tolist(),
+                    substituted=sequence.substituted,
+                )
+            )
+            self.most_waiting = max(self.most_waiting, len(self.waiting))
+            yield batch
+
+
+class _Reads(Dataset[Batch]):
+    """What workers run: a plan for an index, a batch for an item."""
+
+    def __init__(self, read: BatchReader) -> None:
+        self._read = read
+
+    def __getitem__(self, plan: Any) -> Batch:
+        return self._read(plan)
+
+
+class PackedDataLoader:
+    """Iterates a `PackedStreamingDataset`: one epoch an iteration, and exact state.
+
+    Args:
+        dataset: What to iterate.
+        num_workers: Processes that read; 0 reads in threads of this process.
+        prefetch_factor: Batches that are read ahead, per worker.
+        pin_memory: Put tensors into pinned memory, for quick copies to a GPU.
+        persistent_workers: Keep workers from one epoch to the next.
+        multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
+
+    Raises:
+        ConfigError: If `dataset.buffers` cannot hold one batch a worker.
+    """
+
+    def __init__(
+        self,
+        dataset: PackedStreamingDataset,
+        *,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        pin_memory: bool = False,
+        persistent_workers: bool = True,
+        multiprocessing_context: str | None = None,
+    ) -> None:
+        check_positive("prefetch_factor", prefetch_factor)
+        if num_workers < 0:
+            raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")
+        self.dataset = dataset
+        self.num_workers = num_workers
+        self._ahead = batches_ahead(
+            dataset.buffers, dataset.footprint(num_workers), prefetch_factor
+        )
+        self._plans = _Plans()
+        self._workers: DataLoader[Batch] | None = None
+        self._pin_memory = pin_memory
+        self._progress: Progress | None = None
+        self._tally = Tally(dataset.recipe)
+        self._overlong = [0] * len(dataset.stream_names)
+        self._substituted = 0
+        self._packer_tokens = 0
+        if num_workers:
+            self._workers = DataLoader(
+                _Reads(dataset.reader()),
+                sampler=self._plans,  # type: ignore[arg-type]
+                batch_size=None,
+                num_workers=num_workers,
+                prefetch_factor=self._ahead,
+                pin_memory=pin_memory,
+                persistent_workers=persistent_workers,
+                multiprocessing_context=multiprocessing_context,
+            )
+
+    def __len__(self) -> int:
+        """Return the batches of this rank in a whole epoch."""
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch, or go on from the state that was loaded."""
+        sequence = self.dataset.begin()
+        self._plans.sequence = sequence
+        self._plans.waiting.clear()
+        if self._progress is None:
+            self._tally = Tally(self.dataset.recipe)
+        self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
+        return self._deliver(sequence)
+
+    def _deliver(self, sequence: EpochSequence) -> Iterator[Batch]:
+        if self._workers is not None:
+            batches = iter(self._workers)
+        else:
+            batches = work_ahead(self._plans, self.dataset.reader(), self._ahead)
+            if self._pin_memory:
+                batches = map(_pin, batches)
+        try:
+            for batch in batches:
+                planned = self._plans.waiting.popleft()
+                self._note(planned, sequence)
+                yield batch
+            self._progress = Progress(epoch=sequence.epoch + 1)
+        finally:
+            sequence.close()
+
+    def _note(self, planned: _Planned, sequence: EpochSequence) -> None:
+        self._progress = planned.after
+        self._tally.add(planned.batch)
+        self._overlong = planned.overlong
+        self._substituted = planned.substituted
+        self._packer_tokens = max(self._packer_tokens, sequence.buffered_tokens)
+
+    def state_dict(self) -> State:
+        """Return where the run stands after the batch last delivered, as JSON."""
+        if self._progress is None:
+            return self.dataset.state_dict()
+        return self.dataset.state_at(self._progress)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state` at the next iteration.
+
+        Raises:
+            ResumeError: If it belongs to another sequence; the difference is named.
+        """
+        self.dataset.load_state_dict(state)
+        self._progress = None
+
+    def stats(self) -> dict[str, Any]:
+        """Return what this rank delivered since the loader was made or a state was loaded.
+
+        Per stream: samples and tokens delivered, split, truncated, dropped, shares and target; and
+        packs, tokens, fill, slots served by another stream, high-water marks of the buffers.
+        """
+        batch_tokens = self.dataset.footprint().batch_tokens
+        waiting = self._plans.most_waiting * batch_tokens
+        per_worker = -(-self._plans.most_waiting // max(self.num_workers, 1)) * batch_tokens
+        packers = self._packer_tokens
+        return self._tally.stats(self._overlong) | {
+            "substituted": self._substituted,
+            "buffers": {
+                "worker_tokens": per_worker + (0 if self.num_workers else packers),
+                "worker_bytes": per_worker * BYTES_PER_TOKEN,
+                "rank_tokens": waiting + packers,
+            },
+        }
+
+
+def _pin(batch: Batch) -> Batch:
+    return {
+        key: value.pin_memory() if hasattr(value, "pin_memory") else value
+        for key, value in batch.items()
+    }

@@ -1,0 +1,35 @@
+"""Next fit: one open pack, filled in arrival order.
+
+With max_seq_len=6 and segments A (4 tokens), B (3), C (2)::
+
+    arrival    A A A A     B B B     C C
+    pack 0     A A A A . .               B does not fit; `.` is padding, added by assemble/
+    pack 1     B B B C C .
+
+With `split_gap`, a pack that would leave a larger gap takes the head of the segment that does not
+fit; its tail opens the next pack.
+
+Cost: about 10 ns a segment. Padding: 14 % on web text at 8,192, none with split_gap=0 but for
+fragments that would be too short. Memory: one open pack.
+"""
+
+from __future__ import annotations
+
+from streampack.config import Packing
+from streampack.pack import kernels
+from streampack.pack.buffered import BufferedPacker
+from streampack.pack.exact_fit import limits_of
+
+__all__ = ["next_fit"]
+
+
+def next_fit(packing: Packing) -> BufferedPacker:
+    """Return a packer that keeps strict arrival order.
+
+    >>> import numpy as np
+    >>> packer = next_fit(Packing(max_seq_len=6))
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 3, 2])]
+    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.flush()[0][:, 2].tolist()
+    ([0], [1, 2])
+    """
+    return BufferedPacker("next_fit", limits_of(packing), kernels.next_fit)

@@ -1,0 +1,62 @@
+"""What every packer is: a small machine without I/O that takes segments and hands out packs.
+
+::
+
+    fit_samples --segments--> add --packs-->      ... at the end of an epoch: flush --packs-->
+
+Cost: of each packer, see its file.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from streampack.config import Packing
+from streampack.pack.exact_fit import exact_fit
+from streampack.pack.next_fit import next_fit
+from streampack.types import Int64Array, Packs, State
+
+__all__ = ["Packer", "make_packer"]
+
+METHODS = {"exact_fit": exact_fit, "next_fit": next_fit}
+
+
+class Packer(Protocol):
+    """A packer; which packs it makes depends on the segments alone, not on how calls deal them."""
+
+    def add(self, segments: Int64Array) -> Packs:
+        """Take segment rows in arrival order, shape (n, 6); return the packs they complete."""
+
+    def flush(self) -> Packs:
+        """Return packs of all that is buffered; the buffer is empty then."""
+
+    @property
+    def num_buffered_tokens(self) -> int:
+        """Tokens in the buffer now."""
+
+    @property
+    def num_buffered_samples(self) -> int:
+        """Segments in the buffer now."""
+
+    @property
+    def high_water_tokens(self) -> int:
+        """The most tokens that were ever buffered."""
+
+    @property
+    def high_water_samples(self) -> int:
+        """The most segments that were ever buffered."""
+
+    def state_dict(self) -> State:
+        """Return what is buffered, JSON-able; asking changes nothing."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where the packer stood whose state this is."""
+
+
+def make_packer(packing: Packing) -> Packer:
+    """Return an empty packer of the method that `packing` names.
+
+    >>> make_packer(Packing(max_seq_len=8, method="next_fit")).num_buffered_tokens
+    0
+    """
+    return METHODS[packing.method](packing)

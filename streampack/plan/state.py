@@ -1,0 +1,135 @@
+"""The state of a run: a position in the canonical sequence, and proof that it is the same sequence.
+
+::
+
+    {"version": 1, "epoch": 0, "position": 4096, "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
+     "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   must fit, field by field
+     "snapshots": [...]}                                                    a speed-up; may be missing
+
+All of it is JSON. The position counts packs over all ranks, so the state is the same on every rank and
+says nothing of ranks, nodes or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from streampack.errors import ResumeError
+from streampack.plan.recipe import Recipe
+from streampack.types import State
+
+__all__ = ["STATE_VERSION", "Progress", "fingerprint", "pack_state", "run_shape", "unpack_state"]
+
+STATE_VERSION = 1
+# What does not change which segments lie in which pack is not part of the fingerprint.
+NOT_IN_SEQUENCE = {"padding_id", "positions", "buffer_tokens", "epoch_size", "global_batch_size"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come."""
+
+    epoch: int = 0
+    position: int = 0
+    """Packs of the epoch delivered so far, over all ranks."""
+    snapshots: list[State] = field(default_factory=list)
+    """Where the planners of this process can go on from; may be empty."""
+
+
+def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
+    """Return what the sequence is a function of, as JSON; never paths, ranks or workers.
+
+    Args:
+        recipe: All that decides the sequence.
+        digests: A digest of each stream's contents.
+    """
+    values = asdict(recipe.packing) | asdict(recipe.mixing) | asdict(recipe.order)
+    del values["num_lanes"], values["arithmetic"]
+    return {
+        "streams": list(digests),
+        "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
+        "shares": [stream.chosen_tokens for stream in recipe.streams],
+        "buffer_limit": recipe.packing.buffer_limit,
+        **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
+    }
+
+
+def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
+    """Return the state of a run that has come this far."""
+    return {
+        "version": STATE_VERSION,
+        "epoch": progress.epoch,
+        "position": progress.position,
+        "num_lanes": recipe.num_lanes,
+        "lane_run": recipe.lane_run,
+        "global_batch_size": recipe.global_batch_size,
+        "fingerprint": fingerprint(recipe, digests),
+        "snapshots": progress.snapshots,
+    }
+
+
+def _integer(state: State, key: str, least: int) -> int:
+    value = state.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ResumeError(
+            f"the state's {key} is {value!r}, not an integer of at least {least}; "
+            "load what state_dict() or state_after(batch) returned, unchanged"
+        )
+    return value
+
+
+def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
+    """Check that a state belongs to this recipe and return how far it had come.
+
+    The recipe must be made with the state's num_lanes, lane_run and global_batch_size.
+
+    Raises:
+        ResumeError: If it does not; the first differing field is named.
+    """
+    saved = state.get("fingerprint")
+    if not isinstance(saved, dict):
+        raise ResumeError(
+            "the state has no fingerprint; load what state_dict() returned, unchanged"
+        )
+    own = fingerprint(recipe, digests)
+    for key, value in own.items():
+        if saved.get(key) != value:
+            raise ResumeError(
+                f"the state was saved with {key}={saved.get(key)!r}, but this dataset has "
+                f"{key}={value!r}; resume with the saved value, or start anew without the state"
+            )
+    return Progress(
+        epoch=_integer(state, "epoch", 0),
+        position=_integer(state, "position", 0),
+        snapshots=list(state.get("snapshots") or []),
+    )
+
+
+def check_version(state: State) -> None:
+    """Refuse a state of another format.
+
+    Raises:
+        ResumeError: Naming both versions.
+    """
+    version = state.get("version") if isinstance(state, dict) else None
+    if version != STATE_VERSION:
+        raise ResumeError(
+            f"the state has version {version!r}, this release reads {STATE_VERSION}; "
+            "load what state_dict() or state_after(batch) returned, with the release that saved it"
+        )
+
+
+def run_shape(state: State) -> tuple[int, int, int]:
+    """Return num_lanes, lane_run and global_batch_size, which a run keeps for life.
+
+    Raises:
+        ResumeError: If one of them is missing or no positive integer.
+    """
+    check_version(state)
+    return (
+        _integer(state, "num_lanes", 1),
+        _integer(state, "lane_run", 1),
+        _integer(state, "global_batch_size", 1),
+    )

@@ -1,0 +1,22 @@
+"""Reports: what a run did, as tables for a terminal and pictures for a page."""
+
+from __future__ import annotations
+
+from streampack.report.bars import Bar, bars_of, colour, legend, pack_lines
+from streampack.report.lengths import histogram_table, length_quantiles
+from streampack.report.plots import plot_packs
+from streampack.report.stats import stats_summary, stats_table, stats_view
+
+__all__ = [
+    "Bar",
+    "bars_of",
+    "colour",
+    "histogram_table",
+    "legend",
+    "length_quantiles",
+    "pack_lines",
+    "plot_packs",
+    "stats_summary",
+    "stats_table",
+    "stats_view",
+]

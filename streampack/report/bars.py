@@ -1,0 +1,98 @@
+"""Packs as bars: which stream each stretch of a pack came from.
+
+::
+
+    pack 0   ████████▌██▌█████████████▌█████  12 segments     one colour a stream, a notch where a
+    pack 1   ████▌█████████████████████████▌   5 segments     segment ends; `·` is padding
+
+Cost: the width of the terminal, a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from rich.text import Text
+
+from streampack.types import Int64Array
+
+__all__ = ["Bar", "bars_of", "colour", "legend", "pack_lines"]
+
+Bar: TypeAlias = Int64Array
+"""One pack: (stream, length) of its segments in order, shape (num_segments, 2)."""
+
+# Matplotlib's ten, which terminals and pages both understand.
+PALETTE = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f"),
+)
+
+# Columns of a batch's `segments`: row, stream, pass, sample, start, length.
+ROW, STREAM, LENGTH = 0, 1, 5
+FULL, NOTCH, EMPTY = "█", "▌", "·"
+
+
+def colour(stream: int) -> str:
+    """Return a stream's colour as ``#rrggbb``; after ten streams they come again.
+
+    >>> colour(0) == colour(10)
+    True
+    """
+    return PALETTE[stream % len(PALETTE)]
+
+
+def bars_of(segments: Int64Array) -> list[Bar]:
+    """Return the packs of a batch as bars; a row that is all padding has none.
+
+    Args:
+        segments: A batch's ``segments``: row, stream, pass, sample, start, length; shape (n, 6).
+
+    >>> segments = np.array([[0, 2, 0, 7, 0, 5], [0, 1, 0, 3, 0, 2], [1, 2, 0, 8, 0, 6]])
+    >>> [bar.tolist() for bar in bars_of(segments)]
+    [[[2, 5], [1, 2]], [[2, 6]]]
+    """
+    rows, begins = np.unique(segments[:, ROW], return_index=True)
+    columns = segments[:, [STREAM, LENGTH]]
+    return np.split(columns, begins[1:]) if len(rows) else []
+
+
+def pack_lines(bars: Sequence[Bar], max_seq_len: int, width: int) -> Text:
+    """Draw packs for a terminal, one line each.
+
+    Args:
+        bars: The packs.
+        max_seq_len: Tokens in a full pack.
+        width: Characters that a full pack takes.
+
+    >>> print(pack_lines([np.array([[0, 4], [1, 2]])], max_seq_len=8, width=8))
+    ███▌█▌··  2 segments
+    """
+    lines = [_draw(bar, max_seq_len, width) for bar in bars]
+    return Text("\n").join(lines)
+
+
+def _draw(bar: Bar, max_seq_len: int, width: int) -> Text:
+    """Draw one pack: every segment that is at least a character wide ends in a notch."""
+    line = Text()
+    # Round the ends, not the lengths: what is drawn stays as long as the pack is full.
+    ends = np.rint(np.cumsum(bar[:, 1]) * (width / max_seq_len)).astype(int).tolist()
+    drawn = 0
+    for (stream, _), end in zip(bar.tolist(), ends, strict=True):
+        if end > drawn:
+            line.append(FULL * (end - drawn - 1) + NOTCH, style=colour(stream))
+        drawn = end
+    line.append(EMPTY * (width - drawn), style="dim")
+    return line.append(f"  {_count(len(bar), 'segment')}", style="dim")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def legend(names: Sequence[str]) -> Text:
+    """Return the streams' names, each in its colour."""
+    return Text("  ").join(
+        Text(f"{FULL} {name}", style=colour(number)) for number, name in enumerate(names)
+    )

@@ -1,0 +1,60 @@
+"""How long a stream's samples are: a few quantiles, and a bar for each power of two.
+
+::
+
+    tokens        samples
+      16 -   31       412  ███████▏
+      32 -   63     1,204  ████████████████████▉
+      64 -  127       988  █████████████████▏
+
+Cost: one sort of the lengths.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from rich import box
+from rich.bar import Bar as HorizontalBar
+from rich.table import Table
+
+from streampack.types import Int64Array
+
+__all__ = ["histogram_table", "length_quantiles"]
+
+QUANTILES = {"least": 0.0, "p5": 0.05, "median": 0.5, "p95": 0.95, "most": 1.0}
+BAR_WIDTH = 40
+
+
+def length_quantiles(lengths: Int64Array) -> dict[str, float]:
+    """Return the mean and some quantiles of lengths in tokens; a quantile is one of the lengths.
+
+    >>> length_quantiles(np.array([5, 1, 9]))["median"]
+    5.0
+    """
+    ordered = np.sort(lengths)
+    ranks = {name: int(np.ceil(q * len(ordered))) - 1 for name, q in QUANTILES.items()}
+    quantiles = {name: float(ordered[max(rank, 0)]) for name, rank in ranks.items()}
+    return {**quantiles, "mean": float(ordered.mean())}
+
+
+def histogram_table(lengths: Int64Array) -> Table:
+    """Return a table of how many samples have a length between two powers of two.
+
+    Args:
+        lengths: Tokens of each sample, at least one sample, each 1 or more.
+    """
+    # A length of n bits lies in [2 ** (n - 1), 2 ** n); frexp counts the bits exactly.
+    bits = np.frexp(lengths.astype(np.float64))[1]
+    counts = np.bincount(bits)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("tokens", justify="right")
+    table.add_column("samples", justify="right")
+    table.add_column("")
+    for num_bits in range(int(bits.min()), int(bits.max()) + 1):
+        count = int(counts[num_bits])
+        table.add_row(
+            f"{2 ** (num_bits - 1):,} - {2**num_bits - 1:,}",
+            f"{count:,}",
+            HorizontalBar(size=int(counts.max()), begin=0, end=count, width=BAR_WIDTH),
+        )
+    return table

@@ -1,0 +1,65 @@
+"""Packs as a picture: one bar a pack, one colour a stream, white where nothing is.
+
+Cost: about a second for 32 packs, most of it matplotlib's first figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from streampack.report.bars import Bar, colour
+
+__all__ = ["plot_packs"]
+
+INCHES_PER_PACK = 0.24
+DOTS_PER_INCH = 120
+
+
+def plot_packs(
+    bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int, title: str = ""
+) -> None:
+    """Write a PNG of packs, coloured by stream.
+
+    Args:
+        bars: The packs, the first one on top.
+        path: Where to write.
+        names: The streams' names, by number.
+        max_seq_len: Tokens in a full pack.
+        title: What to say above it; nothing says how many packs there are.
+    """
+    # No pyplot: it keeps every figure of the process, and picks a backend for all of it.
+    figure = Figure(figsize=(11, 1.4 + INCHES_PER_PACK * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    packs, begins, lengths, streams = _rectangles(bars)
+    axes.barh(
+        packs,
+        lengths,
+        left=begins,
+        height=0.86,
+        color=[colour(stream) for stream in streams.tolist()],
+        edgecolor="white",
+        linewidth=0.6,
+    )
+    axes.set(
+        xlim=(0, max_seq_len), ylim=(max(len(bars), 1) - 0.5, -0.5), xlabel="token", ylabel="pack"
+    )
+    axes.set_title(title or f"{len(bars)} packs of {max_seq_len:,} tokens", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(color=colour(number), label=name) for number, name in enumerate(names)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6))
+    figure.savefig(path, dpi=DOTS_PER_INCH)
+
+
+def _rectangles(bars: Sequence[Bar]) -> tuple[Bar, Bar, Bar, Bar]:
+    """Return pack, begin, length and stream of every segment, each of shape (num_segments,)."""
+    packs = np.repeat(np.arange(len(bars)), [len(bar) for bar in bars])
+    begins = [np.cumsum(bar[:, 1]) - bar[:, 1] for bar in bars]
+    columns = np.concatenate([*bars, np.zeros((0, 2), np.int64)])
+    return packs, np.concatenate([*begins, np.zeros(0, np.int64)]), columns[:, 1], columns[:, 0]

@@ -1,0 +1,23 @@
+"""streams: bytes at rest, and their lengths."""
+
+from streampack.streams.iterable import IterableSample, IterableStream
+from streampack.streams.lengths import LENGTH_FILE, LengthFile, open_length_file, write_length_file
+from streampack.streams.mds import MdsIndex, Places, parse_index
+from streampack.streams.opened import OpenShard, OpenStream, open_stream
+from streampack.streams.stream import Stream
+
+__all__ = [
+    "LENGTH_FILE",
+    "IterableSample",
+    "IterableStream",
+    "LengthFile",
+    "MdsIndex",
+    "OpenShard",
+    "OpenStream",
+    "Places",
+    "Stream",
+    "open_length_file",
+    "open_stream",
+    "parse_index",
+    "write_length_file",
+]

@@ -1,0 +1,403 @@
+"""A stream opened for planning and reading: integers first, tokens only where they are asked for.
+
+::
+
+    open_stream(stream) --> index.json, length file's head     (at once)
+    shard_lengths(7)    --> length file, else the shard's head  (when the order reaches shard 7)
+    open_shard(7)       --> shard 7 mapped, and its places      (when a pack needs it)
+
+The `Stream` is copied, never written to. An `OpenStream` is frozen and can be pickled; what is open
+belongs to the process and is found anew after a fork.
+
+Cost: opening parses index.json, some 10 us a shard; places take 16 bytes a sample and column while
+a shard is open, and at most 512 shards or 4 million samples are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.streams.cache import ShardCache
+from streampack.streams.files import StreamFiles
+from streampack.streams.lengths import LengthFile, index_digest, open_length_file
+from streampack.streams.mds import (
+    ByteArray,
+    Layout,
+    MdsIndex,
+    Places,
+    find_column,
+    parse_index,
+    sample_places,
+)
+from streampack.types import Int64Array
+
+__all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream"]
+
+MAX_OPEN_SHARDS = 512  # each keeps one file open, of the 1,024 that a process usually may
+MAX_OPEN_SAMPLES = 4_000_000
+OTHER_NAMES = {"tokens": ("input_ids",)}
+"""Column names that are found too where the default one is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnChoice:
+    """Which columns of a stream are read; hashable."""
+
+    tokens: str = "tokens"
+    """The tokens; as the default, "input_ids" is found too."""
+    tokens_dtype: str | None = None
+    """Type of the values of columns stored as `bytes`."""
+    labels: str | None = None
+    """Labels, as many as tokens."""
+    labels_shifted: bool | None = None
+    """Whether labels[i] is the target at token i (True) or is token i (False); None: look."""
+    loss_mask: str | None = None
+    """Which tokens are targets, as many as tokens."""
+
+    @classmethod
+    def of(cls, stream: Any) -> ColumnChoice:
+        """Take the choice from a `Stream`; MosaicML's own has none, and gets the defaults."""
+        names = [field.name for field in fields(cls) if hasattr(stream, field.name)]
+        return cls(**{name: getattr(stream, name) for name in names})
+
+    @property
+    def token_names(self) -> tuple[str, ...]:
+        """Names of the token column in order of preference."""
+        return (self.tokens, *OTHER_NAMES.get(self.tokens, ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenShard:
+    """One shard's bytes, and where its values lie in them."""
+
+    data: ByteArray
+    """The raw shard, mapped from its file, shape (num_bytes,)."""
+    tokens: Places
+    """Places of the tokens."""
+    labels: Places | None
+    """Places of the labels, if there is such a column."""
+    loss_mask: Places | None
+    """Places of the loss mask, if there is such a column."""
+
+
+class RecentShards:
+    """The shards that one process has open, all streams together; the oldest used is let go first.
+
+    Args:
+        max_shards: How many may be open.
+        max_samples: How many samples they may hold together.
+    """
+
+    def __init__(self, max_shards: int, max_samples: int) -> None:
+        self._max_shards = max_shards
+        self._max_samples = max_samples
+        self._shards: OrderedDict[Hashable, OpenShard] = OrderedDict()
+        self._num_samples = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def get(self, key: Hashable) -> OpenShard | None:
+        """Return an open shard, if it is one."""
+        with self._lock:
+            shard = self._shards.get(key)
+            if shard is not None:
+                self._shards.move_to_end(key)
+            return shard
+
+    def put(self, key: Hashable, shard: OpenShard) -> None:
+        """Keep a shard open; its file is closed once nobody uses it any more."""
+        with self._lock:
+            if key in self._shards:
+                return
+            self._shards[key] = shard
+            self._num_samples += len(shard.tokens.counts)
+            while len(self._shards) > 1 and (
+                len(self._shards) > self._max_shards or self._num_samples > self._max_samples
+            ):
+                _, oldest = self._shards.popitem(last=False)
+                self._num_samples -= len(oldest.tokens.counts)
+
+
+_recent_shards: dict[int, RecentShards] = {}
+
+
+def recent_shards() -> RecentShards:
+    """Return this process's open shards."""
+    # Keyed by process: after a fork, the parent's lock may be held by a thread that is not here.
+    pid = os.getpid()
+    if pid not in _recent_shards:
+        for other in list(_recent_shards):
+            _recent_shards.pop(other, None)
+        _recent_shards.setdefault(pid, RecentShards(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
+    return _recent_shards[pid]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpenStream:
+    """A stream, its index checked; lengths and tokens come when they are asked for."""
+
+    name: str
+    """What messages and reports call it."""
+    number: int
+    """Its place among the streams."""
+    proportion: float | None
+    """The weight as asked for; None: unset."""
+    repeat: float | None
+    """The weight as asked for; None: unset."""
+    choose: int | None
+    """The weight as asked for; None: unset."""
+    digest: str
+    """Stands for the contents: index.json, and which columns are read."""
+    index: MdsIndex
+    """What index.json says."""
+    columns: ColumnChoice
+    """Which columns are read."""
+    cache: ShardCache
+    """Where the shards come from."""
+    length_file: LengthFile | None
+    """The lengths at rest, if there are any."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the stream."""
+        return self.index.num_samples
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the stream."""
+        return len(self.index.shards)
+
+    @property
+    def first_sample(self) -> Int64Array:
+        """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
+        return self.index.first_sample
+
+    @property
+    def raw_bytes(self) -> Int64Array:
+        """Bytes of each shard once decompressed, shape (num_shards,)."""
+        return self.index.raw_bytes
+
+    @property
+    def has_length_file(self) -> bool:
+        """Whether lengths are known without the shards."""
+        return self.length_file is not None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether shards may have to be fetched."""
+        return self.cache.is_remote
+
+    @property
+    def labels_shifted(self) -> bool | None:
+        """Whether labels[i] is the target at token i; None: nobody said."""
+        return self.columns.labels_shifted
+
+    def total_tokens(self) -> tuple[int, str]:
+        """Return the stream's tokens, and how they are known.
+
+        Returns:
+            The number, and "lengths" (exact, from the length file) or "bytes" (an estimate from
+            the shards' sizes, as if the other columns of variable size were empty).
+        """
+        if self.length_file is not None:
+            return self.length_file.num_tokens, "lengths"
+        total = sum(self._estimate_tokens(shard) for shard in range(self.num_shards))
+        return max(total, self.num_samples), "bytes"
+
+    def _estimate_tokens(self, shard: int) -> int:
+        info = self.index.shards[shard]
+        column = find_column(
+            info.layout, self.columns.token_names, self.columns.tokens_dtype, self.name, "tokens"
+        )
+        if column.num_values is not None:
+            return column.num_values * info.num_samples
+        # Sizes of columns, the token column's own head, and the config that MDS repeats.
+        head_bytes = 8 + len(json.dumps(info.layout.names + info.layout.encodings)) + 120
+        sample_bytes = 4 + info.layout.fixed_bytes + 3 * column.has_shape
+        itemsize = np.dtype(column.dtype or "int32").itemsize
+        value_bytes = info.raw.num_bytes - head_bytes - sample_bytes * info.num_samples
+        return max(value_bytes, 0) // itemsize
+
+    def shard_lengths(self, shard: int) -> Int64Array:
+        """Return the tokens of each sample of a shard, shape (num_samples_of_shard,).
+
+        Raises:
+            DataError: If the shard is damaged, or holds a sample without tokens.
+        """
+        if self.length_file is None:
+            return self.open_shard(shard).tokens.counts
+        return self.length_file.shard_lengths(*self._samples_of(shard), shard)
+
+    def shard_edges(self, shard: int) -> Int64Array:
+        """Return the first and last token of each sample of a shard, shape (n, 2).
+
+        Raises:
+            DataError: If the shard is damaged, or holds a sample without tokens.
+        """
+        if self.length_file is not None:
+            return self.length_file.shard_edges(*self._samples_of(shard))
+        opened = self.open_shard(shard)
+        tokens = opened.tokens
+        first = tokens.at(opened.data, np.zeros_like(tokens.counts))
+        return np.stack([first, tokens.at(opened.data, tokens.counts - 1)], axis=1)
+
+    def open_shard(self, shard: int) -> OpenShard:
+        """Map a shard, fetched and decompressed if need be, and find its values.
+
+        Raises:
+            DataError: If it cannot be had, is damaged, holds a sample without tokens, or one
+                whose labels or loss mask are not as many as its tokens.
+        """
+        # Two copies of one stream may lie in different places, one of them damaged.
+        key = (self.index.uri, self.digest, shard)
+        recent = recent_shards()
+        opened = recent.get(key)
+        if opened is None:
+            opened = self._open_shard(shard)
+            recent.put(key, opened)
+        return opened
+
+    def _samples_of(self, shard: int) -> tuple[int, int]:
+        return int(self.first_sample[shard]), int(self.first_sample[shard + 1])
+
+    def _open_shard(self, shard: int) -> OpenShard:
+        info = self.index.shards[shard]
+        path = self.cache.path(info)
+        data: ByteArray = np.asarray(np.memmap(path, np.uint8, "r"))
+        where = f"stream {self.name!r}, shard {shard} ({info.raw.basename})"
+        choice = self.columns
+
+        def places(names: tuple[str, ...], option: str) -> Places:
+            column = find_column(
+                info.layout, names, choice.tokens_dtype, f"stream {self.name!r}", option
+            )
+            return sample_places(data, info.num_samples, info.layout, column, where)
+
+        opened = OpenShard(
+            data=data,
+            tokens=places(choice.token_names, "tokens"),
+            labels=places((choice.labels,), "labels") if choice.labels else None,
+            loss_mask=places((choice.loss_mask,), "loss_mask") if choice.loss_mask else None,
+        )
+        self._check_counts(opened, shard)
+        return opened
+
+    def _check_counts(self, opened: OpenShard, shard: int) -> None:
+        counts = opened.tokens.counts
+        first, last = self._samples_of(shard)
+        if len(counts) and counts.min() == 0:
+            _refuse_empty(self.name, first + int(counts.argmin()))
+        for name, places in (("labels", opened.labels), ("loss_mask", opened.loss_mask)):
+            if places is not None and not np.array_equal(places.counts, counts):
+                sample = int((places.counts != counts).argmax())
+                raise DataError(
+                    f"stream {self.name!r}, sample {first + sample}: {counts[sample]} tokens, but "
+                    f"{places.counts[sample]} values in its {name} column; write one for each token"
+                )
+        if self.length_file is not None:
+            stated = self.length_file.shard_lengths(first, last, shard)
+            if not np.array_equal(stated, counts):
+                sample = int((stated != counts).argmax())
+                raise DataError(
+                    f"stream {self.name!r}, sample {first + sample}: {counts[sample]} tokens, but "
+                    f"{self.length_file.path} says {stated[sample]}; write it anew: "
+                    f"streampack index {self.length_file.path.parent}"
+                )
+
+
+def _refuse_empty(name: str, sample: int) -> None:
+    raise DataError(
+        f"stream {name!r}, sample {sample}: 0 tokens, but a sample needs 1 or more; rewrite the "
+        "stream without empty samples (`streampack write` skips them)"
+    )
+
+
+def open_stream(stream: Any, number: int) -> OpenStream:
+    """Open a `Stream`, ours or MosaicML's; it is not changed, and can be opened again.
+
+    Args:
+        stream: What to open.
+        number: Its place among the streams, from 0.
+
+    Raises:
+        DataError: If its index.json or its length file is not what it should be, or a column
+            that is asked for is missing.
+    """
+    files = StreamFiles.of(stream)
+    cache = ShardCache(files)
+    text = cache.index_bytes()
+    index = parse_index(text, cache.index_uri)
+    choice = ColumnChoice.of(stream)
+    name = getattr(stream, "name", None) or _default_name(files)
+    column = _check_columns(index, choice, name)
+    return OpenStream(
+        name=name,
+        number=number,
+        proportion=stream._proportion,
+        repeat=stream._repeat,
+        choose=stream._choose,
+        digest=_digest(text, choice),
+        index=index,
+        columns=choice,
+        cache=cache,
+        length_file=_open_lengths(cache, text, index, column, name),
+    )
+
+
+def _default_name(files: StreamFiles) -> str:
+    folder = str(files.folder.absolute()) if files.remote is None else files.remote
+    return PurePosixPath(Path(folder).as_posix()).name or folder
+
+
+def _check_columns(index: MdsIndex, choice: ColumnChoice, name: str) -> str:
+    """Refuse missing columns and wrong types before any shard is touched; name the token column."""
+    where = f"stream {name!r}"
+    layouts: dict[Layout, None] = dict.fromkeys(shard.layout for shard in index.shards)
+    found = set()
+    for layout in layouts:
+        dtype = choice.tokens_dtype
+        found.add(find_column(layout, choice.token_names, dtype, where, "tokens").name)
+        for option in ("labels", "loss_mask"):
+            wanted = getattr(choice, option)
+            if wanted is not None:
+                find_column(layout, (wanted,), dtype, where, option)
+    if len(found) > 1:
+        raise DataError(
+            f"{where}: its shards hold tokens in columns {' and '.join(map(repr, sorted(found)))}; "
+            "write them in one, or make two streams of it"
+        )
+    return found.pop()
+
+
+def _open_lengths(
+    cache: ShardCache, text: bytes, index: MdsIndex, column: str, name: str
+) -> LengthFile | None:
+    path = cache.length_file_path()
+    if path is None:
+        return None
+    lengths = open_length_file(path, text, index)
+    # One that counts another column is as good as none.
+    if lengths.column != column:
+        return None
+    if lengths.min_tokens == 0:
+        _refuse_empty(name, lengths.find_empty())
+    return lengths
+
+
+def _digest(text: bytes, choice: ColumnChoice) -> str:
+    columns = [getattr(choice, field.name) for field in fields(choice)]
+    content = index_digest(text) + json.dumps(columns).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

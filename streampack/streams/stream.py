@@ -1,0 +1,122 @@
+"""`Stream`: MosaicML's, and which of its columns are tokens, labels and loss mask.
+
+::
+
+    Stream(remote=..., local=..., proportion=0.7,      as in MosaicML Streaming
+           name="code", tokens="input_ids")            ours
+
+Nothing is read here; the object is only what was asked for, and is never written to.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from streampack.errors import ConfigError, suggest
+from streampack.streams import mosaic
+from streampack.streams.mds import DTYPES
+
+__all__ = ["Stream"]
+
+
+class Stream(mosaic.Stream):  # type: ignore[misc]
+    """A weighted source of samples: MDS shards at a remote and/or a local path.
+
+    Args:
+        remote: Folder to fetch from: a store's url, `file://`, or a plain path.
+        local: Folder to keep files in; with no remote, where the stream is. None: a folder under
+            the system's temporary one that follows from `remote`, and is used again.
+        split: Subfolder of both.
+        name: What messages and reports call it; None: the last part of its path.
+        tokens: Column of the tokens; as the default, "input_ids" is found too.
+        tokens_dtype: Type of the values of columns stored as `bytes`, e.g. "uint16".
+        labels: Column of labels, as many as tokens; None: the next token.
+        labels_shifted: Whether labels[i] is the target at token i, rather than token i itself
+            or -100. None: the first samples tell.
+        loss_mask: Column that says which tokens are targets, as many as tokens.
+        **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
+            download_retry, download_timeout, validate_hash, keep_zip.
+
+    Raises:
+        ConfigError: If the arguments cannot work together.
+
+    >>> Stream(local="data/code", proportion=0.7).tokens
+    'tokens'
+    """
+
+    def __init__(  # noqa: PLR0913 - MosaicML's arguments, under their names
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        name: str | None = None,
+        tokens: str = "tokens",
+        tokens_dtype: str | None = None,
+        labels: str | None = None,
+        labels_shifted: bool | None = None,
+        loss_mask: str | None = None,
+        **others: Any,
+    ) -> None:
+        if remote is None and local is None:
+            raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
+        _check_weights(others)
+        _check_columns(tokens_dtype, labels, labels_shifted)
+        remote = _plain_path(None if remote is None else os.fspath(remote))
+        self.remote = remote
+        self.split = split or ""
+        if local is None:
+            # MosaicML refuses to use its own temporary folder twice; given as local= it may be.
+            local = self._get_temporary_directory()
+        try:
+            super().__init__(remote=remote, local=os.fspath(local), split=split, **others)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Stream(remote={remote!r}, local={local!r}): {error}") from error
+        self.name = name
+        self.tokens = tokens
+        self.tokens_dtype = tokens_dtype
+        self.labels = labels
+        self.labels_shifted = labels_shifted
+        self.loss_mask = loss_mask
+
+
+def _check_weights(others: dict[str, Any]) -> None:
+    weights = {
+        name: others[name]
+        for name in ("proportion", "repeat", "choose")
+        if others.get(name) is not None
+    }
+    stated = ", ".join(f"{name}={value}" for name, value in weights.items())
+    if len(weights) > 1:
+        raise ConfigError(f"{stated}: a stream has at most one of them; keep one")
+    for value in weights.values():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
+
+
+def _check_columns(
+    tokens_dtype: str | None, labels: str | None, labels_shifted: bool | None
+) -> None:
+    if tokens_dtype is not None and tokens_dtype not in DTYPES:
+        raise ConfigError(
+            f"tokens_dtype={tokens_dtype!r} is not one of {'|'.join(DTYPES)}"
+            f"{suggest(tokens_dtype, DTYPES)}"
+        )
+    if labels_shifted is not None and labels is None:
+        raise ConfigError(
+            f"labels_shifted={labels_shifted} speaks of a labels column, but labels=None; "
+            "set labels= to its name, or leave labels_shifted out"
+        )
+
+
+def _plain_path(remote: str | None) -> str | None:
+    if remote is None or not remote.startswith("file://"):
+        return remote
+    return unquote(urlsplit(remote).path)
+
+
+mosaic.streams_registry.register("streampack", func=Stream)

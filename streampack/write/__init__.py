@@ -1,0 +1,37 @@
+"""write: make streams and their length files; beside the corridor.
+
+Names are found when they are first used, so that the processes that only tokenize start quickly.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = [
+    "Indexed",
+    "Progress",
+    "RowFormat",
+    "WriteOptions",
+    "Written",
+    "write_lengths",
+    "write_stream",
+    "write_texts",
+]
+
+_FILES = {
+    "Indexed": "lengths",
+    "Progress": "tokenize",
+    "RowFormat": "rows",
+    "WriteOptions": "tokenize",
+    "Written": "shards",
+    "write_lengths": "lengths",
+    "write_stream": "shards",
+    "write_texts": "tokenize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"streampack.write.{_FILES[name]}"), name)

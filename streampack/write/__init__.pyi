@@ -1,0 +1,15 @@
+from streampack.write.lengths import Indexed, write_lengths
+from streampack.write.rows import RowFormat
+from streampack.write.shards import Written, write_stream
+from streampack.write.tokenize import Progress, WriteOptions, write_texts
+
+__all__ = [
+    "Indexed",
+    "Progress",
+    "RowFormat",
+    "WriteOptions",
+    "Written",
+    "write_lengths",
+    "write_stream",
+    "write_texts",
+]

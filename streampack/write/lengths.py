@@ -1,0 +1,170 @@
+"""Length files for streams that have none: what `streampack index PATH` does.
+
+::
+
+    PATH/index.json, shards  --heads only-->  PATH/lengths.bin
+    PATH/train/index.json    ...
+
+Shards are read one at a time; compressed ones are decompressed in memory and nothing is left
+behind. Only the lengths and the first and last token of each sample are read.
+
+Cost: one reading of the stream; 12 bytes of memory a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import DataError
+from streampack.streams import mosaic
+from streampack.streams.compression import decompress_shard
+from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.streams.mds import (
+    ByteArray,
+    MdsIndex,
+    Places,
+    Shard,
+    find_column,
+    parse_index,
+    sample_places,
+)
+from streampack.streams.opened import ColumnChoice
+
+__all__ = ["Indexed", "edges_of", "write_lengths"]
+
+UInt32Array = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexed:
+    """One length file that was written."""
+
+    path: Path
+    """The length file."""
+    column: str
+    """The column whose values were counted."""
+    num_samples: int
+    """Samples of the stream."""
+    num_shards: int
+    """Shards of the stream."""
+    num_tokens: int
+    """Tokens of the stream."""
+
+
+def write_lengths(
+    path: Path,
+    column: str | None = None,
+    tokens_dtype: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Indexed]:
+    """Write a length file beside every index.json in a folder and its subfolders.
+
+    Args:
+        path: A stream's folder, or one that holds such folders.
+        column: The token column; None: "tokens" or "input_ids".
+        tokens_dtype: Type of the values if the column is stored as `bytes`.
+        progress: Called with 1 after each shard.
+
+    Returns:
+        What was written, in the order of the paths.
+
+    Raises:
+        DataError: If there is no index.json, or a stream is not what its index.json says.
+    """
+    basename = mosaic.get_index_basename()
+    found = sorted(Path(path).rglob(basename))
+    if not found:
+        raise DataError(f"{path}: holds no {basename}, nor does a subfolder; give an MDS stream")
+    choice = ColumnChoice(tokens=column or "tokens", tokens_dtype=tokens_dtype)
+    return [_index_stream(file.parent, choice, progress) for file in found]
+
+
+def _index_stream(
+    folder: Path, choice: ColumnChoice, progress: Callable[[int], None] | None
+) -> Indexed:
+    file = folder / mosaic.get_index_basename()
+    text = file.read_bytes()
+    index = parse_index(text, str(file))
+    lengths: list[UInt32Array] = []
+    edges: list[UInt32Array] = []
+    for number, shard in enumerate(index.shards):
+        data = _read_shard(folder, shard)
+        places = _token_places(data, shard, number, folder, choice)
+        lengths.append(places.counts.astype(np.uint32))
+        edges.append(edges_of(data, places, f"{folder}, shard {number}"))
+        if progress is not None:
+            progress(1)
+    return _write(folder, text, index, choice, (np.concatenate(lengths), np.concatenate(edges)))
+
+
+def _write(
+    folder: Path,
+    text: bytes,
+    index: MdsIndex,
+    choice: ColumnChoice,
+    counted: tuple[UInt32Array, UInt32Array],
+) -> Indexed:
+    layout = index.shards[0].layout
+    dtype = choice.tokens_dtype
+    column = find_column(layout, choice.token_names, dtype, str(folder), "--column").name
+    lengths, edges = counted
+    write_length_file(folder / LENGTH_FILE, text, index, column, lengths, edges)
+    return Indexed(
+        path=folder / LENGTH_FILE,
+        column=column,
+        num_samples=index.num_samples,
+        num_shards=len(index.shards),
+        num_tokens=int(lengths.sum(dtype=np.int64)),
+    )
+
+
+def _read_shard(folder: Path, shard: Shard) -> ByteArray:
+    path = folder / shard.raw.basename
+    if path.is_file():
+        if path.stat().st_size != shard.raw.num_bytes:
+            raise DataError(
+                f"{path}: has {path.stat().st_size} bytes, but index.json says "
+                f"{shard.raw.num_bytes}; the shard was cut short or changed: write it anew"
+            )
+        data: ByteArray = np.asarray(np.memmap(path, np.uint8, "r"))
+        return data
+    packed = path if shard.packed is None else folder / shard.packed.basename
+    if not packed.is_file():
+        raise DataError(
+            f"{packed}: there is no such file, but index.json names it; copy the shard there"
+        )
+    return np.frombuffer(decompress_shard(packed, shard), np.uint8)
+
+
+def _token_places(
+    data: ByteArray, shard: Shard, number: int, folder: Path, choice: ColumnChoice
+) -> Places:
+    where = f"{folder}, shard {number} ({shard.raw.basename})"
+    column = find_column(shard.layout, choice.token_names, choice.tokens_dtype, where, "--column")
+    return sample_places(data, shard.num_samples, shard.layout, column, where)
+
+
+def edges_of(data: ByteArray, places: Places, where: str) -> UInt32Array:
+    """Return the first and last token of each sample, shape (num_samples, 2).
+
+    Raises:
+        DataError: If a token id does not fit the length file.
+    """
+    edges = np.full((len(places.counts), 2), NO_TOKEN, np.int64)
+    some = places.counts > 0
+    begins, counts = places.begins[some], places.counts[some]
+    full = Places(begins=begins, counts=counts, dtype=places.dtype)
+    edges[some, 0] = full.at(data, np.zeros_like(counts))
+    edges[some, 1] = full.at(data, counts - 1)
+    bad = (edges < 0) | (edges > NO_TOKEN)
+    if bad.any():
+        raise DataError(
+            f"{where}: token id {edges[bad][0]}, but ids must be 0 to {NO_TOKEN - 1}; "
+            "name the column of the tokens"
+        )
+    return edges.astype(np.uint32)

@@ -1,0 +1,209 @@
+"""Write a stream: MDS shards through MosaicML's writer, and their length file.
+
+::
+
+    samples --> OUT.partial/shard.00000.mds.zstd ... index.json, lengths.bin --rename--> OUT
+
+The folder gets its name once everything is in it: a killed process leaves no stream that only looks
+whole. Samples without tokens are skipped and counted.
+
+Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory a sample.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import ConfigError, DataError, suggest
+from streampack.streams import mosaic
+from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.streams.mds import DTYPES, parse_index
+from streampack.types import IntArray
+
+__all__ = ["Written", "write_stream"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A stream that was written."""
+
+    path: Path
+    """Its folder."""
+    num_samples: int
+    """Samples in it."""
+    num_tokens: int
+    """Tokens in it."""
+    num_shards: int
+    """Shards in it."""
+    num_skipped: int
+    """Samples that were left out because they held no token."""
+
+
+def write_stream(
+    samples: Iterable[Any],
+    out: Path,
+    *,
+    column: str = "tokens",
+    dtype: str = "int32",
+    compression: str | None = "zstd",
+    size_limit: int | str | None = "64mb",
+    hashes: Iterable[str] = ("xxh64",),
+) -> Written:
+    """Write samples as a stream, with a length file.
+
+    Args:
+        samples: Token ids of each sample, a list or an array of shape (num_tokens,); or a dict of
+            them under `column` and whatever else belongs to the sample: the first one decides on
+            the other columns (arrays, str, bytes, int; all else as JSON).
+        out: The stream's folder; must be new or empty.
+        column: Name of the token column.
+        dtype: Type of the stored tokens; "uint16" does for vocabularies up to 65,536.
+        compression: MosaicML's name of one, such as "zstd" or "zstd:7"; None: raw shards.
+        size_limit: Bytes of a shard before compression, a number or such as "64mb".
+        hashes: Hash algorithms for index.json.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: If `out` holds something, or an argument is not known.
+        DataError: If there are no samples, or one holds no integers, or ids that do not fit.
+    """
+    out = Path(out)
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"dtype={dtype!r} is not one of {'|'.join(DTYPES)}{suggest(dtype, DTYPES)}"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"out={str(out)!r} is there already and not empty; remove it, or name another"
+        )
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    options = {
+        "out": str(partial),
+        "compression": compression,
+        "size_limit": size_limit,
+        "hashes": sorted(hashes),
+    }
+    try:
+        written = _StreamWriter(column, dtype, options).write_all(samples, partial)
+        if out.exists():
+            out.rmdir()
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Written(path=out, **written)
+
+
+class _StreamWriter:
+    """Feeds MDSWriter and keeps the lengths; the writer is made once the first sample is there."""
+
+    def __init__(self, column: str, dtype: str, options: dict[str, Any]) -> None:
+        self._column = column
+        self._dtype = np.dtype(dtype)
+        self._options = options
+        self._writer: Any = None
+        self._lengths = array("I")
+        self._edges = array("I")
+        self._num_skipped = 0
+
+    def write_all(self, samples: Iterable[Any], folder: Path) -> dict[str, int]:
+        """Write all samples, index.json and the length file; return the counts of `Written`."""
+        try:
+            for number, sample in enumerate(samples):
+                self._write(sample, number)
+            if self._writer is None:
+                raise DataError(
+                    f"{folder}: no sample to write ({self._num_skipped} without tokens); "
+                    "a stream needs 1 or more"
+                )
+            self._writer.finish()
+        except BaseException:
+            if self._writer is not None:
+                self._writer.cancel_future_jobs()
+            raise
+        text = (folder / mosaic.get_index_basename()).read_bytes()
+        index = parse_index(text, str(folder))
+        lengths = np.frombuffer(self._lengths, np.uint32)
+        edges = np.frombuffer(self._edges, np.uint32).reshape(-1, 2)
+        write_length_file(folder / LENGTH_FILE, text, index, self._column, lengths, edges)
+        return {
+            "num_samples": len(lengths),
+            "num_tokens": int(lengths.sum(dtype=np.int64)),
+            "num_shards": len(index.shards),
+            "num_skipped": self._num_skipped,
+        }
+
+    def _write(self, sample: Any, number: int) -> None:
+        row = dict(sample) if isinstance(sample, Mapping) else {self._column: sample}
+        if self._column not in row:
+            raise DataError(
+                f"sample {number}: no {self._column!r}; it has {', '.join(map(repr, row))}; "
+                "set column= to one of them"
+            )
+        tokens = _as_tokens(row[self._column], self._dtype, number)
+        if len(tokens) == 0:
+            self._num_skipped += 1
+            return
+        row[self._column] = tokens
+        if self._writer is None:
+            columns = {name: _encoding_of(value) for name, value in row.items()}
+            self._writer = _make_writer(columns, self._options)
+        try:
+            self._writer.write(row)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"sample {number}: does not fit columns {self._writer.columns} "
+                f"({type(error).__name__}: {error}); make all samples like the first"
+            ) from error
+        self._lengths.append(len(tokens))
+        for token in (int(tokens[0]), int(tokens[-1])):
+            if not 0 <= token < NO_TOKEN:
+                raise DataError(
+                    f"sample {number}: token id {token}, but ids must be 0 to {NO_TOKEN - 1}; "
+                    "write labels and masks in columns of their own"
+                )
+            self._edges.append(token)
+
+
+def _make_writer(columns: dict[str, str], options: dict[str, Any]) -> Any:
+    try:
+        return mosaic.MDSWriter(columns=columns, **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"MDSWriter refuses columns={columns}, {options}: {error}") from error
+
+
+def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:
+    tokens: npt.NDArray[Any] = np.asarray(values)
+    if tokens.size == 0:
+        return np.zeros(0, dtype)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise DataError(
+            f"sample {number}: holds {tokens.dtype} of shape {tokens.shape}, but must be one row "
+            "of integer token ids; tokenize it first"
+        )
+    limits = np.iinfo(dtype)
+    if tokens.dtype != dtype and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+        raise DataError(
+            f"sample {number}: token ids {tokens.min()} to {tokens.max()} do not fit {dtype} "
+            f"({limits.min} to {limits.max}); set dtype='int32' or wider"
+        )
+    return tokens.astype(dtype, copy=False)
+
+
+def _encoding_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"ndarray:{value.dtype.name}"
+    for kind, encoding in ((str, "str"), (bytes, "bytes"), (int, "int")):
+        if isinstance(value, kind) and not isinstance(value, bool):
+            return encoding
+    return "json"

@@ -1,0 +1,179 @@
+"""Text in, a stream out: what `streampack write` does.
+
+::
+
+    files --> chunks of rows --> [process 1] --> token ids --> one MDS writer --> OUT
+              (in order)    '--> [process 2] --'  (in order)
+
+Chunks are encoded in any process and written in their order by one, so the stream is the same, byte
+for byte, however many processes there are; at most a few chunks per process are under way.
+
+Cost: the tokenizer's time over the processes; the writer keeps up with some 20 of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.types import IntArray
+from streampack.write.rows import (
+    Chunk,
+    RowFormat,
+    encode_chunk,
+    list_files,
+    load_tokenizer,
+    only_this_process,
+    read_chunks,
+)
+from streampack.write.shards import Written, write_stream
+
+__all__ = ["Progress", "WriteOptions", "write_texts"]
+
+SMALL_BYTES = 4 << 20  # encoded sooner than a second process has started
+CHUNKS_PER_PROCESS = 3
+
+Samples = list[dict[str, IntArray]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the writing is."""
+
+    num_bytes: int
+    """Bytes of the files that were read and encoded."""
+    total_bytes: int
+    """Bytes of all files."""
+    num_samples: int
+    """Samples so far."""
+    num_tokens: int
+    """Tokens so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How files become a stream.
+
+    Raises:
+        ConfigError: If there is no process to do it.
+    """
+
+    rows: RowFormat = field(default_factory=RowFormat)
+    """What a row holds."""
+    column: str = "tokens"
+    """Name of the token column."""
+    dtype: str | None = None
+    """Type of the stored tokens; None: uint16 if the tokenizer's ids fit it, else int32."""
+    compression: str | None = "zstd"
+    """MosaicML's name of a compression; None: raw shards."""
+    size_limit: int | str | None = "64mb"
+    """Bytes of a shard before compression."""
+    num_processes: int | None = None
+    """Processes that tokenize; None: one per core, or one for small files."""
+
+    def __post_init__(self) -> None:
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ConfigError(f"num_processes={self.num_processes} must be 1 or more")
+
+
+def write_texts(
+    paths: Sequence[Path],
+    out: Path,
+    options: WriteOptions,
+    progress: Callable[[Progress], None] | None = None,
+) -> Written:
+    """Write text files, folders of them, or JSONL files (plain or .zst) as one stream.
+
+    Args:
+        paths: Files and folders, in order.
+        out: The stream's folder; must be new or empty.
+        options: How.
+        progress: Called after each chunk.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: If `out` holds something, or the tokenizer cannot be loaded.
+        DataError: Naming file and line, if a row is not what the options say.
+    """
+    files = list_files(paths)
+    total_bytes = sum(file.stat().st_size for file in files)
+    dtype = options.dtype or _choose_dtype(options.rows)
+    num_processes = options.num_processes or _choose_processes(total_bytes)
+    encoded = encode_all(read_chunks(files), options.rows, num_processes)
+    return write_stream(
+        _samples_of(encoded, options.column, total_bytes, progress),
+        out,
+        column=options.column,
+        dtype=dtype,
+        compression=options.compression,
+        size_limit=options.size_limit,
+    )
+
+
+def _choose_dtype(rows: RowFormat) -> str:
+    if rows.tokenizer is None:
+        return "int32"
+    return "uint16" if load_tokenizer(rows.tokenizer).get_vocab_size() <= 2**16 else "int32"
+
+
+def _choose_processes(total_bytes: int) -> int:
+    return 1 if total_bytes < SMALL_BYTES else os.cpu_count() or 1
+
+
+def encode_all(
+    chunks: Iterator[Chunk], rows: RowFormat, num_processes: int
+) -> Iterator[tuple[Chunk, Samples]]:
+    """Yield every chunk with its samples, in order; encoded in as many processes."""
+    if num_processes == 1:
+        for chunk in chunks:
+            yield chunk, encode_chunk(chunk, rows)
+        return
+    # Fresh processes, not forks: the caller may run threads, a progress bar's for one.
+    pool = ProcessPoolExecutor(
+        num_processes, multiprocessing.get_context("spawn"), initializer=only_this_process
+    )
+    pending: deque[tuple[Chunk, Future[Samples]]] = deque()
+    try:
+        for chunk in chunks:
+            pending.append((chunk, pool.submit(encode_chunk, chunk, rows)))
+            if len(pending) >= CHUNKS_PER_PROCESS * num_processes:
+                done, future = pending.popleft()
+                yield done, future.result()
+        for done, future in pending:
+            yield done, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _samples_of(
+    encoded: Iterator[tuple[Chunk, Samples]],
+    column: str,
+    total_bytes: int,
+    progress: Callable[[Progress], None] | None,
+) -> Iterator[dict[str, Any]]:
+    num_bytes = num_samples = num_tokens = 0
+    for chunk, samples in encoded:
+        for sample in samples:
+            tokens = sample.pop("tokens")
+            num_tokens += len(tokens)
+            yield {column: tokens, **sample}
+        num_bytes += chunk.num_bytes
+        num_samples += len(samples)
+        if progress is not None:
+            progress(
+                Progress(
+                    num_bytes=num_bytes,
+                    total_bytes=total_bytes,
+                    num_samples=num_samples,
+                    num_tokens=num_tokens,
+                )
+            )

@@ -1,0 +1,136 @@
+"""The four configs: each refuses the impossible where it is written, and says what would work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack import Buffers, ConfigError, Mixing, Order, Packing
+from streampack.config import parse_count
+
+CONFIGS = [Packing(max_seq_len=2048), Mixing(), Order(), Buffers()]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_a_config_is_frozen_comparable_and_rebuilt_from_its_fields(config):
+    again = type(config)(**dataclasses.asdict(config))
+
+    assert again == config
+    assert hash(again) == hash(config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(config, dataclasses.fields(config)[0].name, 1)
+
+
+def test_the_defaults_are_those_of_the_manual():
+    packing = Packing(max_seq_len=2048)
+
+    assert (packing.method, packing.overflow, packing.split_gap) == ("exact_fit", "split", None)
+    assert (packing.bos_id, packing.eos_id, packing.padding_id) == (None, None, 0)
+    assert (Mixing().batching_method, Mixing().weight_unit) == ("random", "samples")
+    assert (Mixing().epoch_end, Mixing().sampling_method) == ("pad", "balanced")
+    assert (Order().seed, Order().shuffle) == (9176, True)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "limit"), [(512, 65_536), (8192, 65_536), (8193, 65_544), (131_072, 1_048_576)]
+)
+def test_a_packer_holds_eight_packs_and_no_less_than_65536_tokens(max_seq_len, limit):
+    assert Packing(max_seq_len=max_seq_len).buffer_limit == limit
+
+
+def test_a_buffer_that_is_asked_for_is_the_limit():
+    assert Packing(max_seq_len=512, buffer_tokens=600).buffer_limit == 600
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_seq_len": 0}, r"max_seq_len=0 must be at least 1"),
+        ({"method": "exactfit"}, r"method='exactfit' is not one of exact_fit\|next_fit.*exact_fit"),
+        ({"overflow": "spilt"}, r"overflow='spilt' is not one of .* did you mean 'split'\?"),
+        ({"positions": "restrat"}, r"positions='restrat' is not one of restart\|continue"),
+        ({"buffer_tokens": 31}, r"buffer_tokens=31 cannot hold one pack; .* max_seq_len=32"),
+        ({"buffer_samples": 0}, r"buffer_samples=0 must be at least 1"),
+        ({"split_gap": 1.0}, r"split_gap=1.0 is a fraction of a pack: 0 <= split_gap < 1"),
+        ({"split_gap": -0.1}, r"split_gap=-0.1 is a fraction"),
+        ({"bos_id": -1}, r"bos_id=-1 is no token id; .* None adds none"),
+        ({"eos_id": -2}, r"eos_id=-2 is no token id"),
+    ],
+)
+def test_packing_refuses_what_cannot_work(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Packing(**{"max_seq_len": 32, **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batching_method": "stratfied"}, r"'stratfied' is not one of .* mean 'stratified'\?"),
+        ({"weight_unit": "bytes"}, r"weight_unit='bytes' is not one of samples\|tokens"),
+        ({"sampling_method": "balance"}, r"sampling_method='balance' .* mean 'balanced'\?"),
+        ({"epoch_end": "padd"}, r"epoch_end='padd' is not one of pad\|drop\|carry"),
+        ({"arithmetic": "mosaic"}, r"arithmetic='mosaic' is not one of exact\|mosaicml"),
+        ({"epoch_size": 0}, r"epoch_size=0 must be at least 1"),
+        ({"epoch_size": "many"}, r"epoch_size='many' is no number; write 10000, '10k'"),
+        ({"global_batch_size": 0}, r"global_batch_size=0 must be at least 1"),
+    ],
+)
+def test_mixing_refuses_what_cannot_work(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Mixing(**values)
+
+
+@pytest.mark.parametrize("name", ["shuffle_block_size", "num_lanes"])
+def test_order_refuses_numbers_below_one(name):
+    with pytest.raises(ConfigError, match=rf"{name}=0 must be at least 1; leave it out"):
+        Order(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["worker_tokens", "worker_bytes", "rank_tokens"])
+def test_buffers_refuse_numbers_below_one(name):
+    with pytest.raises(ConfigError, match=rf"{name}=-1 must be at least 1; leave it out"):
+        Buffers(**{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7", 7), ("10k", 10_000), ("1.5M", 1_500_000), (" 2b ", 2 * 10**9), ("3t", 3 * 10**12)],
+)
+def test_counts_are_read_as_mosaicml_streaming_reads_them(text, count):
+    assert parse_count("epoch_size", text) == count
+    assert Mixing(epoch_size=text).epoch_size == count
+
+
+@given(count=st.integers(1, 10**15))
+def test_a_count_survives_being_written_as_text(count):
+    assert parse_count("epoch_size", str(count)) == count
+
+
+@given(thousandths=st.integers(1, 10**12))
+def test_a_count_in_thousands_is_exact(thousandths):
+    text = f"{thousandths // 1000}.{thousandths % 1000:03d}k"
+    assert parse_count("epoch_size", text) == thousandths
+
+
+@pytest.mark.parametrize("text", ["", "k", "ten", "1e", "0x10", "-", "inf", "nan", "1e400"])
+def test_text_that_is_no_count_is_refused(text):
+    with pytest.raises(ConfigError, match="epoch_size"):
+        parse_count("epoch_size", text)
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "0.0001k", "-1k"])
+def test_a_count_below_one_is_refused(text):
+    with pytest.raises(ConfigError, match=r"epoch_size=-?\d+ must be at least 1"):
+        parse_count("epoch_size", text)
+
+
+def test_no_count_stays_none():
+    assert parse_count("epoch_size", None) is None
+
+
+def test_a_choice_of_another_type_is_refused_with_the_words_there_are():
+    with pytest.raises(ConfigError, match=r"method=3 is not one of exact_fit\|next_fit"):
+        Packing(max_seq_len=8, method=3)

@@ -1,0 +1,69 @@
+"""Packs drawn for a terminal: as long as they are full, a colour a stream."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.report import bars_of, colour, legend, pack_lines
+
+bar_of_at_most_64 = (
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20)), min_size=1, max_size=12)
+    .filter(lambda bar: sum(length for _, length in bar) <= 64)
+    .map(lambda bar: np.array(bar, np.int64))
+)
+
+
+@given(bars=st.lists(bar_of_at_most_64, min_size=1, max_size=5), width=st.integers(8, 100))
+def test_a_bar_is_drawn_as_long_as_its_pack_is_full(bars, width):
+    lines = pack_lines(bars, max_seq_len=64, width=width).plain.splitlines()
+
+    assert len(lines) == len(bars)
+    for line, bar in zip(lines, bars, strict=True):
+        drawn, note = line[:width], line[width:]
+        assert abs(len(drawn.rstrip("·")) - bar[:, 1].sum() * width / 64) <= 0.5
+        assert note.split()[0] == str(len(bar))
+
+
+def test_a_segment_has_its_streams_colour_and_ends_in_a_notch():
+    (bar,) = [np.array([[0, 4], [3, 2]])]
+
+    line = pack_lines([bar], max_seq_len=8, width=8)
+
+    assert line.plain == "███▌█▌··  2 segments"
+    assert [(span.start, span.end, span.style) for span in line.spans][:2] == [
+        (0, 4, colour(0)),
+        (4, 6, colour(3)),
+    ]
+
+
+def test_a_segment_too_short_to_see_takes_no_room():
+    line = pack_lines([np.array([[0, 1], [1, 99]])], max_seq_len=100, width=10)
+
+    assert line.plain == "█████████▌  2 segments"
+
+
+@given(
+    packs=st.lists(bar_of_at_most_64, min_size=0, max_size=6), skipped=st.sets(st.integers(0, 5))
+)
+def test_a_batch_is_taken_apart_into_its_packs(packs, skipped):
+    rows = [row for row in range(len(packs) + len(skipped)) if row not in skipped][: len(packs)]
+    segments = [
+        [row, stream, 0, 9, 0, length]
+        for row, pack in zip(rows, packs, strict=True)
+        for stream, length in pack.tolist()
+    ]
+
+    bars = bars_of(np.array(segments, np.int64).reshape(-1, 6))
+
+    assert [bar.tolist() for bar in bars] == [pack.tolist() for pack in packs]
+
+
+def test_ten_streams_have_colours_of_their_own_and_the_legend_shows_them():
+    assert len({colour(stream) for stream in range(10)}) == 10
+
+    names = legend(["code", "manuals"])
+
+    assert names.plain == "█ code  █ manuals"
+    assert {str(span.style) for span in names.spans} == {colour(0), colour(1)}

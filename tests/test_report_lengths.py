@@ -1,0 +1,50 @@
+"""Lengths in a few lines: every sample is counted once, and a quantile is a length that occurs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from streampack.report import histogram_table, length_quantiles
+
+some_lengths = st.lists(st.integers(1, 2**40), min_size=1, max_size=50).map(np.array)
+
+
+@given(lengths=some_lengths)
+def test_quantiles_are_lengths_that_occur_and_they_rise(lengths):
+    quantiles = length_quantiles(lengths)
+    mean = quantiles.pop("mean")
+
+    assert list(quantiles.values()) == sorted(quantiles.values())
+    assert set(quantiles.values()) <= set(lengths.tolist())
+    assert (quantiles["least"], quantiles["most"]) == (lengths.min(), lengths.max())
+    assert np.isclose(mean, lengths.mean())
+
+
+def test_the_median_of_many_is_the_middle_one():
+    assert length_quantiles(np.arange(1, 102))["median"] == 51
+    assert length_quantiles(np.arange(1, 101))["p95"] == 95
+
+
+@given(lengths=some_lengths)
+def test_every_sample_is_counted_once_between_the_powers_of_two_around_it(lengths):
+    table = histogram_table(lengths)
+
+    ranges = [text.replace(",", "").split(" - ") for text in table.columns[0].cells]
+    counts = [int(text.replace(",", "")) for text in table.columns[1].cells]
+    expected = [int(((lengths >= int(low)) & (lengths <= int(high))).sum()) for low, high in ranges]
+    assert counts == expected
+    assert sum(counts) == len(lengths)
+
+
+def test_the_longest_bar_is_the_commonest_length():
+    console = Console(width=100, color_system=None)
+    with console.capture() as captured:
+        console.print(histogram_table(np.array([3, 3, 3, 3, 5, 1])))
+
+    bars = {
+        line.split()[0]: line.count("█") for line in captured.get().splitlines() if " - " in line
+    }
+    assert bars == {"1": 10, "2": 40, "4": 10}

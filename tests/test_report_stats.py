@@ -1,0 +1,94 @@
+"""The table of a run: every number of `stats()` that a person asks for, and no empty columns."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from rich.console import Console
+
+from streampack.report import colour, stats_table, stats_view
+
+STREAM = {"split": 0, "truncated": 0, "dropped": 0}
+STATS = {
+    "streams": {
+        "code": {
+            **STREAM,
+            "samples": 61,
+            "tokens": 74_112,
+            "share_samples": 0.031,
+            "share_tokens": 0.349,
+            "target": 0.35,
+        },
+        "docs": {
+            **STREAM,
+            "samples": 1902,
+            "tokens": 138_249,
+            "share_samples": 0.969,
+            "share_tokens": 0.651,
+            "target": 0.65,
+        },
+    },
+    "packs": 104,
+    "tokens": 212_361,
+    "fill": 0.99705,
+    "substituted": 0,
+    "buffers": {"worker_tokens": 65_536, "worker_bytes": 1_234_567, "rank_tokens": 99_000},
+}
+
+
+@pytest.fixture
+def show():
+    """Return what a table looks like in a terminal of 120 columns, without colours."""
+
+    def render(*args, **kwargs):
+        console = Console(width=120, color_system=None)
+        with console.capture() as captured:
+            console.print(stats_view(*args, **kwargs))
+        return captured.get()
+
+    return render
+
+
+def test_every_stream_has_a_row_with_its_counts_shares_and_target(show):
+    rows = [line for line in show(STATS).splitlines() if "code" in line or "docs" in line]
+
+    assert [row.split() for row in rows] == [
+        ["code", "61", "3.1", "%", "74,112", "34.9", "%", "35.0", "%"],
+        ["docs", "1,902", "96.9", "%", "138,249", "65.1", "%", "65.0", "%"],
+    ]
+
+
+def test_the_lines_below_say_fill_amount_speed_and_the_buffers_high_water(show):
+    text = show(STATS, seconds=0.5)
+
+    assert "fill 99.70 % · 104 packs · 212,361 tokens · 424,722 tokens/s" in text
+    assert "65,536 worker_tokens, 1,234,567 worker_bytes, 99,000 rank_tokens" in text
+
+
+def test_what_never_happened_has_no_column_and_what_did_has_one(show):
+    assert "truncated" not in show(STATS)
+
+    stats = copy.deepcopy(STATS)
+    stats["streams"]["docs"]["truncated"] = 12
+    stats["substituted"] = 3
+    text = show(stats)
+
+    assert "truncated" in text
+    assert "dropped" not in text
+    assert [row.split()[-1] for row in text.splitlines() if "docs" in row] == ["12"]
+    assert "3 packs of another stream" in text
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_the_share_that_the_target_speaks_of_stands_out(unit):
+    table = stats_table(STATS, weight_unit=unit)
+
+    bold = {str(column.header) for column in table.columns if column.style == "bold"}
+    assert bold == {f"of {unit}", "target"}
+
+
+def test_a_stream_has_the_same_colour_in_tables_and_pictures():
+    table = stats_table(STATS)
+
+    assert [str(cell.style) for cell in table.columns[0].cells] == [colour(0), colour(1)]

@@ -1,0 +1,104 @@
+"""Where a rank stands: one place per device, and a node's places are alike modulo the nodes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack import ConfigError, World
+
+
+@st.composite
+def worlds(draw):
+    """All ranks of one job: nodes, ranks on each, and a replication that fits."""
+    num_nodes, ranks_per_node = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    num_ranks = num_nodes * ranks_per_node
+    fits = [
+        r
+        for r in range(1, num_ranks + 1)
+        if num_ranks % r == 0 and (ranks_per_node % r == 0 or r % ranks_per_node == 0)
+    ]
+    replication = draw(st.sampled_from(fits))
+    return [
+        World(
+            rank=rank, num_ranks=num_ranks, ranks_per_node=ranks_per_node, replication=replication
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+@given(ranks=worlds())
+def test_every_device_has_one_place_and_neighbouring_replicas_share_it(ranks):
+    replication = ranks[0].replication
+    groups = [ranks[i : i + replication] for i in range(0, len(ranks), replication)]
+
+    assert all(len({rank.place for rank in group}) == 1 for group in groups)
+    assert sorted(group[0].place for group in groups) == list(range(ranks[0].num_devices))
+
+
+@given(ranks=worlds())
+def test_the_places_of_a_node_are_alike_modulo_the_nodes(ranks):
+    if ranks[0].replication > 1:
+        return
+    for rank in ranks:
+        assert rank.place % rank.num_nodes == rank.node
+
+
+@given(ranks=worlds())
+def test_nodes_hold_neighbouring_ranks(ranks):
+    nodes = [rank.node for rank in ranks]
+
+    assert nodes == sorted(nodes)
+    assert set(nodes) == set(range(ranks[0].num_nodes))
+
+
+def test_a_process_without_torchrun_is_alone():
+    world = World.from_env({})
+
+    assert (world.rank, world.num_ranks, world.place, world.num_devices) == (0, 1, 0, 1)
+
+
+def test_torchruns_variables_are_read():
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+
+    world = World.from_env(env, replication=2)
+
+    assert world == World(rank=5, num_ranks=8, ranks_per_node=4, replication=2)
+    assert (world.node, world.num_nodes, world.num_devices) == (1, 2, 4)
+
+
+def test_ranks_that_name_no_node_are_on_one():
+    assert World(rank=1, num_ranks=4).num_nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"rank": 4, "num_ranks": 4}, r"rank=4 is not one of num_ranks=4; ranks count from 0"),
+        ({"rank": -1, "num_ranks": 4}, r"rank=-1 is not one of num_ranks=4"),
+        ({"num_ranks": 0}, r"rank=0 is not one of num_ranks=0"),
+        (
+            {"num_ranks": 6, "ranks_per_node": 4},
+            r"num_ranks=6 is no multiple of ranks_per_node=4; every node must run the same number",
+        ),
+        ({"num_ranks": 4, "ranks_per_node": 0}, r"no multiple of ranks_per_node=0"),
+        (
+            {"num_ranks": 6, "replication": 4},
+            r"replication=4 does not divide num_ranks=6; set it to the number of ranks that share",
+        ),
+        ({"num_ranks": 4, "replication": 0}, r"replication=0 does not divide num_ranks=4"),
+        (
+            {"num_ranks": 24, "ranks_per_node": 4, "replication": 6},
+            r"replication=6 and ranks_per_node=4: one must be a multiple of the other",
+        ),
+    ],
+)
+def test_numbers_of_no_job_are_refused(numbers, message):
+    with pytest.raises(ConfigError, match=message):
+        World(**numbers)
+
+
+def test_a_variable_that_is_no_number_is_named():
+    with pytest.raises(ConfigError, match=r"RANK, WORLD_SIZE .* must be integers: .*'three'"):
+        World.from_env({"RANK": "three", "WORLD_SIZE": "8"})
