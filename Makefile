@@ -4,6 +4,9 @@
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
 # is a Python from 3.11 to 3.13; another one than the first found: make PYTHON=/path/to/python
 
+# pip leaves out the byte code (it is quicker so); then Python must be free to write it at first use.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	2>/dev/null && echo "$$python" && break; done)

@@ -15,11 +15,12 @@ import warnings
 import numpy as np
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
+    import streampack
     from streampack.config import Packing
     from streampack.pack import make_packer
     packer = make_packer(Packing(max_seq_len=8))
     packs = packer.add(np.array([[0, 0, s, 0, n, n] for s, n in enumerate([5, 4, 6, 2, 1, 3])]))
-print(streampack_file := __import__("streampack").__file__)
+print(streampack.__file__)
 print(packs[0][:, 2].tolist())
 for warning in caught:
     print(warning.category.__name__, warning.message)

@@ -42,7 +42,9 @@ def test_length_file_leaves_no_temporary_file(stream):
 
 def test_length_file_of_another_index_is_stale(stream):
     path, text, index, _ = stream
-    with pytest.raises(DataError, match=r"lengths\.bin: is stale: .*; write it anew: streampack in"):
+    with pytest.raises(
+        DataError, match=r"lengths\.bin: is stale: .*; write it anew: streampack in"
+    ):
         open_length_file(path / LENGTH_FILE, text + b" ", index)
 
 

@@ -223,7 +223,9 @@ def test_places_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
     data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
     places = places_of(data, index.shards[0])
-    assert [places.read(data, i).tolist() for i in range(4)] == [row.ravel().tolist() for row in rows]
+    assert [places.read(data, i).tolist() for i in range(4)] == [
+        row.ravel().tolist() for row in rows
+    ]
 
 
 def test_empty_bytes_have_a_place_of_no_tokens(tmp_path):
@@ -233,7 +235,7 @@ def test_empty_bytes_have_a_place_of_no_tokens(tmp_path):
 
 def test_a_count_that_is_not_the_indexs_is_refused(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [3, 4])
-    with pytest.raises(DataError, match="shard 4: the shard of .* says it holds 2 samples, but"):
+    with pytest.raises(DataError, match=r"shard 4: the shard of .* says it holds 2 samples, but"):
         places_of(data, shard, num_samples=3)
 
 
@@ -271,7 +273,9 @@ def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
 
 
 @settings(max_examples=100, deadline=None)
-@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6)
+)
 def test_a_flipped_head_gives_places_inside_the_shard_or_a_data_error(flippable, changes):
     original, shard = flippable
     data = original.copy()

@@ -255,6 +255,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             # resumed keeps it, so how often it was resumed belongs to the key.
             key = f"{info.seed - info.id}:{next(_iterations)}"
         sequence = self.begin(worker, key)
+        # At once, not at the first batch: a worker may be asked for its state before that.
+        self._delivered = Progress(epoch=sequence.epoch, position=sequence.position)
         return self._batches(sequence, worker, num_workers, in_worker=info is not None)
 
     def _batches(
@@ -264,7 +266,6 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         step = 0
         epoch, base = sequence.epoch, sequence.position
         window = self.batch_size * self.world.num_devices
-        self._delivered = Progress(epoch=epoch, position=base)
         while (plan := sequence.next(fetch=step % num_workers == worker)) is not None:
             step += 1
             if (step - 1) % num_workers != worker:

@@ -5,7 +5,7 @@
     add(e f g)      buffered a b + arriving e f g --kernel--> packs (a f) (b e), buffered g
     flush()         buffered g                    --kernel--> pack (g), nothing buffered
 
-Cost: 10 ns a segment beside the kernel, and about 10 us a call: add thousands at a time. The packs
+Cost: 20 ns a segment beside the kernel, and about 15 us a call: add thousands at a time. The packs
 do not depend on how the segments are dealt to calls. Memory: the buffered segment rows.
 """
 

@@ -16,9 +16,10 @@ behind the anchor, and order stays nearly first in, first out.
 With `split_gap`, a pack that would leave a larger gap takes the head of the oldest segment left;
 its tail opens the next pack.
 
-Cost: (segments looked at) x (max_seq_len / 64) word operations a pack, at most 8,192 / 64 where
-packs are longer: then the first segments go in as they come. About 0.3 us a segment on web text
-at 8,192. Fill: over 99.99 % there. Memory: at most `buffer_tokens` are buffered, mostly far fewer.
+Cost: (segments looked at) x (tokens to fill / 64) word operations a pack; where packs are longer
+than 8,192, the first segments go in as they come until a segment would leave fewer. About 0.2 us a
+segment on web text at 8,192. Fill: over 99.99 % there. Memory: at most `buffer_tokens` are
+buffered, mostly far fewer.
 """
 
 from __future__ import annotations

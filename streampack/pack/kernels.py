@@ -14,7 +14,7 @@ again at the next call and comes to the same pack, wherever the calls and the sa
 Cost: see `exact_fit` and `next_fit`. Memory: nothing lives longer than a call.
 
 All kernels of the room stand in this one file: numba's disk cache does not see that a callee in
-another file has changed.
+another file has changed. `Limits` and `Work` are tuples, because numba takes no dataclasses.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ With max_seq_len=6 and segments A (4 tokens), B (3), C (2)::
 With `split_gap`, a pack that would leave a larger gap takes the head of the segment that does not
 fit; its tail opens the next pack.
 
-Cost: about 10 ns a segment. Padding: 14 % on web text at 8,192, none with split_gap=0 but for
+Cost: about 30 ns a segment. Padding: 14 % on web text at 8,192, none with split_gap=0 but for
 fragments that would be too short. Memory: one open pack.
 """
 

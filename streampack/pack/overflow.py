@@ -7,7 +7,7 @@ With max_seq_len=4 and samples A (3 tokens) and B (10)::
     drop        A A A                                 B is never read
     error       A A A   DataError names B
 
-Cost: about 10 ns a sample; nothing is looped over.
+Cost: about 15 ns a sample; nothing is looped over.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ::
 
-    code         the standard library's own source files       long        PSF-2.0
-    manuals      pydoc's topics and the READMEs of packages    middling    PSF-2.0, the packages' own
+    code         the standard library's source files           long        PSF-2.0
+    manuals      pydoc's topics, the packages' descriptions    middling    PSF-2.0, theirs
     docstrings   the standard library's docstrings             short       PSF-2.0
 
 Nothing is kept in the repository, so what comes out depends a little on the machine.

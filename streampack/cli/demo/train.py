@@ -26,12 +26,13 @@ import torch
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.model import Decoder, next_token_loss
+from streampack.cli.demo.prepare import VOCABULARY
 from streampack.load import PackedDataLoader
 
 __all__ = ["SAVE_EVERY", "fingerprint", "train"]
 
 SAVE_EVERY = 5
-VOCABULARY = 8192
+
 LEARNING_RATE = 3e-3
 
 

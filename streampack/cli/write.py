@@ -1,0 +1,92 @@
+"""``streampack write PATHS --out FOLDER``: text, JSONL or token ids become a stream.
+
+::
+
+    docs/ more.jsonl.zst --> OUT/shard.00000.mds.zstd ...  index.json  lengths.bin
+
+Cost: the tokenizer's, over all cores; see ``streampack.write``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from typer import Argument, Option
+
+from streampack.write import Progress, RowFormat, WriteOptions, Written, write_texts
+
+__all__ = ["write", "write_with_bar"]
+
+NO_COMPRESSION = "none"
+
+
+def write(  # noqa: PLR0913 - one option each
+    paths: Annotated[
+        list[Path], Argument(help="Text files, .jsonl (plain or .zst), folders of them.")
+    ],
+    out: Annotated[Path, Option(help="The new stream's folder; must not hold anything.")],
+    tokenizer: Annotated[
+        Path | None, Option(help="A tokenizer.json; without it, rows hold token ids.")
+    ] = None,
+    text_field: Annotated[str, Option(help="JSONL field of the text.")] = "text",
+    tokens_field: Annotated[str, Option(help="JSONL field of the token ids.")] = "tokens",
+    extra: Annotated[
+        list[str] | None, Option(help="JSONL field of an integer per token, e.g. a loss mask.")
+    ] = None,
+    column: Annotated[str, Option(help="Name of the token column.")] = "tokens",
+    dtype: Annotated[
+        str | None, Option(help="Stored type; by default the smallest that fits the tokenizer.")
+    ] = None,
+    compression: Annotated[str, Option(help="Such as zstd or zstd:7, or none.")] = "zstd",
+    size_limit: Annotated[str, Option(help="Shard size before compression.")] = "64mb",
+    processes: Annotated[
+        int | None, Option(help="Processes that tokenize; default: cores.")
+    ] = None,
+) -> None:
+    """Turn text, JSONL or token ids into a stream: MDS shards and a length file."""
+    rows = RowFormat(
+        tokenizer=tokenizer,
+        text_field=text_field,
+        tokens_field=tokens_field,
+        extra_fields=tuple(extra or ()),
+    )
+    options = WriteOptions(
+        rows=rows,
+        column=column,
+        dtype=dtype,
+        compression=None if compression == NO_COMPRESSION else compression,
+        size_limit=size_limit,
+        num_processes=processes,
+    )
+    console = Console()
+    written = write_with_bar(paths, out, options, console)
+    skipped = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
+    console.print(
+        f"{written.path}: {written.num_samples:,} samples, {written.num_tokens:,} tokens in "
+        f"{written.num_shards:,} shards{skipped}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def write_with_bar(
+    paths: list[Path], out: Path, options: WriteOptions, console: Console
+) -> Written:
+    """Write a stream, with a progress bar while it lasts."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with ProgressBar(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(out.name, total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                completed=progress.num_bytes,
+                total=progress.total_bytes,
+                description=f"{out.name}: {progress.num_tokens:,} tokens",
+            )
+
+        return write_texts(paths, out, options, show)

@@ -1,0 +1,68 @@
+"""`Stream` is MosaicML's with a few more arguments, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import pytest
+
+from streampack.errors import ConfigError
+from streampack.streams import Stream, mosaic
+
+
+def test_stream_is_mosaicmls_and_registered(tmp_path):
+    stream = Stream(
+        remote=str(tmp_path / "r"),
+        local=str(tmp_path / "l"),
+        split="train",
+        proportion=0.5,
+        download_retry=3,
+        download_timeout=7.5,
+        validate_hash="xxh64",
+        keep_zip=True,
+    )
+    assert isinstance(stream, mosaic.Stream)
+    assert mosaic.streams_registry.get("streampack") is Stream
+    assert (stream.proportion, stream.split, stream.keep_zip) == (0.5, "train", True)
+    assert (stream.download_retry, stream.download_timeout) == (3, 7.5)
+    assert stream.validate_hash == "xxh64"
+    assert not hasattr(stream, "repeat")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "remote=None and local=None: set one of them"),
+        (
+            {"local": "x", "proportion": 1, "repeat": 2},
+            "proportion=1, repeat=2: a stream has at mo",
+        ),
+        ({"local": "x", "repeat": 1, "choose": 2}, "repeat=1, choose=2: a stream has at most one"),
+        (
+            {"local": "x", "proportion": -0.5},
+            "proportion=-0.5: a weight must be a number of 0 or m",
+        ),
+        ({"local": "x", "repeat": -1}, "repeat=-1: a weight must be"),
+        ({"local": "x", "choose": -1}, "choose=-1: a weight must be"),
+        ({"local": "x", "proportion": float("nan")}, "proportion=nan: a weight must be"),
+        ({"local": "x", "proportion": float("inf")}, "proportion=inf: a weight must be"),
+        (
+            {"local": "x", "tokens_dtype": "uint61"},
+            r"tokens_dtype='uint61' is not one of int8\|.* - d",
+        ),
+        ({"local": "x", "tokens_dtype": "float32"}, "tokens_dtype='float32' is not one of"),
+        ({"local": "x", "labels_shifted": True}, "labels_shifted=True speaks of a labels column"),
+        ({"local": "x", "download_retry": -1}, "`download_retry` must be non-negative"),
+        ({"local": "x", "download_timeout": 0}, "`download_timeout` must be positive"),
+        ({"remote": "nope://x", "local": "x"}, "Unsupported remote path: nope://x"),
+        ({"local": "x", "proporton": 1}, "proporton"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        Stream(**arguments)
+
+
+def test_an_unset_local_follows_from_the_remote_as_in_mosaicml(tmp_path):
+    remote = str(tmp_path / "r")
+    ours = Stream(remote=remote, split="train").local
+    assert ours == mosaic.Stream(remote=remote, local="x", split="train")._get_temporary_directory()
+    assert Stream(remote=f"file://{remote}", split="train").local == ours
