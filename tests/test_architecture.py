@@ -153,7 +153,9 @@ def test_no_room_reads_the_environment_behind_its_callers_back():
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
-    assert readers <= {"load", "cli"}, "the outside world enters as an argument"
+    # The dataset hands torchrun's variables to `World`; beside the corridor, `write` sets one for
+    # the processes that it starts.
+    assert readers & {*GROUND, *ROOMS} <= {"load"}, "the outside world enters as an argument"
 
 
 def test_importing_streampack_loads_nothing_heavy():

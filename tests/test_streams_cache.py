@@ -115,6 +115,9 @@ def test_merged_index_with_subfolders_is_read(tmp_path):
     assert_reads(open_stream(remote, 0), samples)
 
 
+# MosaicML leaves the files open that it decompresses.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_mosaicml_has_cached_is_used(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
     local = tmp_path / "l"
@@ -269,6 +272,17 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
     (local / ".streampack").write_text("")
     with pytest.raises(DataError, match=r"cannot be written \(.*\); \d+ bytes are needed: free"):
         opened.open_shard(0)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    remains = tmp_path / "l" / ".streampack"
+    remains.mkdir(parents=True)
+    for name in ("shard.00000.mds.zstd.abc.tmp", "shard.00000.mds.abc.tmp.tmp"):
+        (remains / name).write_bytes(b"half")
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    assert_reads(opened, samples)
+    assert not list(remains.glob("*.tmp*"))
 
 
 def test_many_threads_fetch_a_shard_once(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.streams import Stream, mosaic, open_stream
-from streampack.streams.opened import RecentShards
+from streampack.streams.recent import RecentShards
 from tests import builders
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]

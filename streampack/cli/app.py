@@ -25,6 +25,8 @@ __all__ = ["build_app", "main"]
 
 USER_ERROR = 2  # the exit code of a wrong argument, here as in any other program
 
+FOLDERS = {"demo": "demo.command"}  # verbs that are more than a file
+
 VERBS = {
     "write": "Turn text, JSONL or token ids into a stream.",
     "index": "Write the length files of streams that have none.",
@@ -51,8 +53,9 @@ class VerbGroup(TyperGroup):
 
 def load_verb(name: str) -> Any:
     """Import a verb's module and return its command."""
+    module = f"streampack.cli.{FOLDERS.get(name, name)}"
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    app.command(name)(getattr(import_module(f"streampack.cli.{name}"), name))
+    app.command(name)(getattr(import_module(module), name))
     return get_command(app)
 
 

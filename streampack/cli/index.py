@@ -34,7 +34,8 @@ def index(
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written = []
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in paths:
             written += write_lengths(path, column, tokens_dtype, lambda n: bar.advance(task, n))

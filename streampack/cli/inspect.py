@@ -34,7 +34,9 @@ __all__ = ["inspect"]
 
 MAX_SHARDS_SHOWN = 10
 MAX_SHARDS_READ = 16
-BAR_WIDTH = 64
+BAR_WIDTH = 96
+MARGIN = 32  # beside the bar
+CHARACTERS_SHOWN = 160  # of each segment
 
 
 def inspect(
@@ -49,8 +51,14 @@ def inspect(
     ] = None,
 ) -> None:
     """Show a stream: its shards, its lengths, one of its packs."""
-    place = {"remote": path} if "://" in path else {"local": path}
-    stream = open_stream(Stream(**place, tokens=tokens, tokens_dtype=tokens_dtype), 0)
+    is_url = "://" in path
+    described = Stream(
+        remote=path if is_url else None,
+        local=None if is_url else path,
+        tokens=tokens,
+        tokens_dtype=tokens_dtype,
+    )
+    stream = open_stream(described, 0)
     console = Console()
     console.print(_shard_table(stream))
     num_read = stream.num_shards if stream.has_length_file else MAX_SHARDS_READ
@@ -59,7 +67,7 @@ def inspect(
     console.print(histogram_table(lengths))
     packs = _first_pack(stream, lengths, pack)
     decoder = None if tokenizer is None else Tokenizer.from_file(str(tokenizer))
-    console.print(_draw(packs, pack))
+    console.print(_draw(packs, pack, console.width - MARGIN))
     console.print(_decode(stream, packs, pack, decoder))
 
 
@@ -107,11 +115,11 @@ def _first_pack(stream: OpenStream, lengths: Int64Array, max_seq_len: int) -> Pa
     return Packs.join([packs, packer.flush()]).slice(0, 1)
 
 
-def _draw(packs: Packs, max_seq_len: int) -> Text:
+def _draw(packs: Packs, max_seq_len: int, width: int) -> Text:
     """Return the pack as a bar, each of its segments in a colour of its own."""
     bar = packs[0][:, [SAMPLE, LENGTH]]
     bar[:, 0] = np.arange(len(bar))
-    return Text("\nfirst pack  ") + pack_lines([bar], max_seq_len, BAR_WIDTH)
+    return Text("\nfirst pack  ") + pack_lines([bar], max_seq_len, min(width, BAR_WIDTH))
 
 
 def _decode(stream: OpenStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
@@ -130,6 +138,11 @@ def _decode(stream: OpenStream, packs: Packs, max_seq_len: int, decoder: Tokeniz
 
 
 def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
+    """Return the beginning of a segment on one line."""
+    some = ids[:CHARACTERS_SHOWN].tolist()
     if decoder is None:
-        return " ".join(map(str, ids.tolist()))
-    return str(decoder.decode(ids.tolist(), skip_special_tokens=False))
+        text = " ".join(map(str, some))
+    else:
+        text = decoder.decode(some, skip_special_tokens=False).replace("\n", "⏎")
+    is_whole = len(some) == len(ids) and len(text) <= CHARACTERS_SHOWN
+    return text if is_whole else f"{text[:CHARACTERS_SHOWN]} ..."

@@ -77,8 +77,15 @@ def write_with_bar(
     paths: list[Path], out: Path, options: WriteOptions, console: Console
 ) -> Written:
     """Write a stream, with a progress bar while it lasts."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with ProgressBar(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    # In a file or a pipe, a bar that erases itself would leave an empty line.
+    hidden = not console.is_terminal
+    with ProgressBar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(out.name, total=None)
 
         def show(progress: Progress) -> None:

@@ -4,10 +4,10 @@
 
     rank_tokens    >=  packers' buffers + workers * (ahead * batch)      num_workers > 0
     worker_tokens  >=                      ahead * batch
-    worker_tokens  >=  packers' buffers +  ahead * batch                 num_workers = 0: one process
+    worker_tokens  >=  packers' buffers +  ahead * batch                 num_workers = 0
 
-The packers' buffers decide the sequence, so no bound may shrink them: a bound that cannot hold them and
-one batch a worker is refused, and the least that works is named.
+The packers' buffers decide the sequence, so no bound may shrink them: a bound that cannot hold them
+and one batch a worker is refused, and the least that works is named.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Footprint:
 
 
 def _fit(name: str, limit: int | None, fixed: int, each: int, wanted: int) -> int:
-    """Return how many batches of `each` fit under a limit beside what is `fixed`, up to `wanted`."""
+    """Return how many batches of `each` fit beside what is `fixed`, up to `wanted`."""
     if limit is None:
         return wanted
     if limit < fixed + each:

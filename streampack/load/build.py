@@ -1,4 +1,5 @@
-"""From the arguments of a dataset to the recipe of its sequence: the one place where rooms are wired.
+"""From the arguments of a dataset to the recipe of its sequence: the one place where rooms are
+wired.
 
 ::
 

@@ -7,8 +7,8 @@
            '-- PackedDataLoader: plans here, reads in threads or workers
            '-- torch's DataLoader(dataset, batch_size=None): every worker plans and reads its share
 
-Both ways give the same batches. The constructor reads index.json of each stream and checks everything
-that can be checked; planning starts at the first batch.
+Both ways give the same batches. The constructor reads index.json of each stream and checks
+everything that can be checked; planning starts at the first batch.
 
 Cost: see `plan` and `read`. Memory: the packers' buffers (integers), one batch, mapped shards.
 """
@@ -88,12 +88,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         ConfigError: If the arguments cannot work together.
         DataError: If a stream's index is not what it should be.
 
-    One epoch an iteration; the next iteration is the next epoch. Each batch is a dict of tensors, B packs
-    of S tokens: see the README. Iterate it with `PackedDataLoader`, or with torch's
+    One epoch an iteration; the next iteration is the next epoch. Each batch is a dict of tensors, B
+    packs of S tokens: see the README. Iterate it with `PackedDataLoader`, or with torch's
     ``DataLoader(dataset, batch_size=None, num_workers=n)``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public face; four of them are configs
         self,
         streams: Sequence[Any] | None = None,
         *,

@@ -1,14 +1,15 @@
 """Which epoch an iteration is, agreed upon by worker processes that never speak to each other.
 
-torch's DataLoader starts (or resumes) its workers for every epoch and tells the dataset nothing; a dataset
-that counts its own iterations starts again at epoch 0 in every new worker. So the count lives in a page
-that parent and workers share, one word for each worker::
+torch's DataLoader starts (or resumes) its workers for every epoch and tells the dataset nothing; a
+dataset that counts its own iterations starts again at epoch 0 in every new worker. So the count
+lives in a page that parent and workers share, one word for each worker::
 
     word of worker w     [ key of the iteration : 32 | epoch + 1 : 31 ]
 
-Workers of one iteration know the same key (the loader's base seed, and how often they were resumed). The
-first to come finds no word with that key and takes the epoch after the highest; the others find its word
-or come to the same number by themselves. One word is one aligned store, so no lock is needed.
+Workers of one iteration know the same key (the loader's base seed, and how often they were
+resumed). The first to come finds no word with that key and takes the epoch after the highest; the
+others find its word or come to the same number by themselves. One word is one aligned store, so no
+lock is needed.
 
 Cost: 8 KiB. The page has no name and leaves nothing behind.
 """
@@ -46,7 +47,7 @@ class EpochLedger:
 
     def __getstate__(self) -> Any:
         # Only a worker that is being started may share the page; any other copy gets its own.
-        if multiprocessing.context.get_spawning_popen() is not None:  # type: ignore[attr-defined]
+        if multiprocessing.context.get_spawning_popen() is not None:
             return self._words
         return self._view.tolist()
 

@@ -4,13 +4,14 @@
 
     training process      plan 0  plan 1  plan 2 ...         a few KB of integers a batch
                             |        |
-    num_workers=0         thread reads batch 0, 1, ...       the default: no copies between processes
+    num_workers=0         thread reads batch 0, 1, ...       the default: nothing is copied
     num_workers=2         worker 0: 0, 2, ..  worker 1: 1, 3, ..
 
-Workers hold no state, so it does not matter how many there are or which one fails; the state is keyed to
-the batch last delivered, not to what was planned or read ahead.
+Workers hold no state, so it does not matter how many there are or which one fails; the state is
+keyed to the batch last delivered, not to what was planned or read ahead.
 
-Cost: planning about 1 us a sample; a worker's hand-over about 1 ms a batch (torch's), a thread's 30 us.
+Cost: planning about 1 us a sample; a worker's hand-over about 1 ms a batch (torch's), a thread's 30
+us.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class PackedDataLoader:
         if num_workers:
             self._workers = DataLoader(
                 _Reads(dataset.reader()),
-                sampler=self._plans,  # type: ignore[arg-type]
+                sampler=self._plans,
                 batch_size=None,
                 num_workers=num_workers,
                 prefetch_factor=self._ahead,
@@ -150,6 +151,7 @@ class PackedDataLoader:
         return self._deliver(sequence)
 
     def _deliver(self, sequence: EpochSequence) -> Iterator[Batch]:
+        batches: Iterator[Batch]
         if self._workers is not None:
             batches = iter(self._workers)
         else:

@@ -2,8 +2,8 @@
 
 ::
 
-    parts(10, [3, 3, 1])                  ->  [4, 5, 1]     exact, and no part ever shrinks as 10 grows
-    largest_remainders(10, [1/2, 1/2])    ->  [5, 5]        nearest to the asked shares
+    parts(10, [3, 3, 1])                ->  [4, 5, 1]     no part ever shrinks as 10 grows
+    largest_remainders(10, [1/2, 1/2])  ->  [5, 5]        nearest to the asked shares
 
 `parts` serves whatever grows over time (draws, epochs): the difference between two totals is never
 negative. `largest_remainders` is nearer to the shares and serves what is cut once.
@@ -50,9 +50,9 @@ def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
 
 
 def largest_remainders(total: int, shares: Sequence[Fraction]) -> list[int]:
-    """Split `total` by `shares` (they sum to 1); what rounding leaves goes to the largest remainders.
+    """Split `total` by `shares`, which sum to 1.
 
-    Ties go to the lower index, and a share of nought gets nothing.
+    What rounding leaves goes to the largest remainders. Ties go to the lower index, and a share of nought gets nothing.
 
     >>> largest_remainders(3, [Fraction(1, 2), Fraction(1, 2), Fraction(0)])
     [2, 1, 0]

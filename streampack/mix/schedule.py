@@ -3,12 +3,13 @@
 With shares 1/2, 1/4, 1/4::
 
     slot      0  1  2  3  4  5  6  7
-    stream    0  1  2  0  0  1  2  0        after n slots, stream s holds n * share_s, give or take < 1
+    stream    0  1  2  0  0  1  2  0     after n slots: n * share, give or take less than 1
 
-A slot is one pack, one device batch or one global batch; the batching method says which. Each next unit
-of a stream has a window of slots in which it must lie for that promise to hold, and the unit whose window
-closes first is served (earliest deadline first, which on one machine meets every deadline: Liu & Layland
-1973; the windows are those of Pfair scheduling, Baruah et al. 1996). Integers only.
+A slot is one pack, one device batch or one global batch; the batching method says which. Each next
+unit of a stream has a window of slots in which it must lie for that promise to hold, and the unit
+whose window closes first is served (earliest deadline first, which on one machine meets every
+deadline: Liu & Layland 1973; the windows are those of Pfair scheduling, Baruah et al. 1996).
+Integers only.
 
 Cost: O(streams) a slot, about 10 ns. A pure function of (shares, seed, place).
 """
@@ -71,9 +72,9 @@ class Schedule:
 
     Args:
         amounts: Expected tokens of each stream; only their ratios matter.
-        block: Slots in a block. The streams of a block are put in random order, so with blocks of one
-            global batch every rank sees every stream; with block=1 only swaps that keep the promise at
-            every slot are made.
+        block: Slots in a block. The streams of a block are put in random order, so with blocks of
+            one global batch every rank sees every stream; with block=1 only swaps that keep the
+            promise at every slot are made.
         seed: The run's seed.
         place: What this schedule is for, such as an epoch.
 

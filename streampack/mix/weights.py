@@ -6,8 +6,8 @@
     repeat      3, 0.25                                       ->  300,  50      (absolute)
     choose      250, -                                        ->  250, 200      (absolute)
 
-Relative and absolute weights do not mix. Nothing is written back to the streams, so the same objects
-can be used again. Cost: O(streams).
+Relative and absolute weights do not mix. Nothing is written back to the streams, so the same
+objects can be used again. Cost: O(streams).
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def check_weights(weights: Sequence[Weight]) -> None:
         for key, value in asked.items():
             if not math.isfinite(value) or value < 0:
                 raise ConfigError(
-                    f"stream {number} ({weight.name!r}): {key}={value} must be a number of at least 0"
+                    f"stream {number} ({weight.name!r}): {key}={value} "
+                    "must be a number of at least 0"
                 )
     relative = [weight.proportion is not None for weight in weights]
     if any(relative) and not all(relative):
@@ -166,6 +167,7 @@ def resolve_weights(
         )
     if not any(quota.amount for quota in quotas):
         raise ConfigError(
-            f"the weights choose 0 {unit} of {len(weights)} streams; raise repeat, choose or epoch_size"
+            f"the weights choose 0 {unit} of {len(weights)} streams; "
+            "raise repeat, choose or epoch_size"
         )
     return quotas

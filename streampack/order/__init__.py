@@ -1,4 +1,4 @@
-"""Which sample is next, per lane: dealing, shuffling and drawing, all pure functions of the seed."""
+"""Which sample is next, per lane: dealing, shuffling and drawing, all by the seed."""
 
 from streampack.order.draw import draw_by_samples, draw_by_tokens
 from streampack.order.lanes import Extents, deal, run_of_lane

@@ -1,12 +1,12 @@
-"""Which stream the next sample of a lane comes from, when packs mix streams (`batching_method="random"`).
+"""Which stream a lane's next sample comes from, where packs mix streams.
 
 Counted in samples, chunks of 4,096 draws hold each stream as often as its quota says, shuffled::
 
     quotas 6 : 2, chunks of 4     0 1 0 0 | 0 0 1 0        exact over the epoch, to the sample
 
-Counted in tokens, the running deficit decides (worst-case fair weighted fair queueing, Bennett & Zhang
-1996): among the streams that are not ahead, the one whose next sample would be finished first. No stream
-is ever ahead of its share by more than one of its samples.
+Counted in tokens, the running deficit decides (worst-case fair weighted fair queueing, Bennett &
+Zhang 1996): among the streams that are not ahead, the one whose next sample would be finished
+first. No stream is ever ahead of its share by more than one of its samples.
 
 Cost: about 10 ns a draw. State: two integers, or one a stream.
 """
@@ -55,6 +55,32 @@ def draw_by_samples(
 
 
 @compiled
+def _next_stream(
+    shares: Int64Array,
+    deficits: Int64Array,
+    lengths: Int64Array,
+    ends: Int64Array,
+    nexts: Int64Array,
+) -> int:
+    """Return the stream whose next sample is due first; -1 where none has one."""
+    best = most_behind = -1
+    best_finish = 0.0
+    for stream in range(len(shares)):
+        if nexts[stream] == ends[stream]:
+            continue
+        if most_behind < 0 or deficits[stream] > deficits[most_behind]:
+            most_behind = stream
+        if deficits[stream] >= 0 and shares[stream] > 0:
+            owed = lengths[nexts[stream]] * TOKEN_SCALE - deficits[stream]
+            finish = owed / shares[stream]
+            if best < 0 or finish < best_finish:
+                best = stream
+                best_finish = finish
+    # None is eligible where streams that are owed tokens have run out: the most behind goes on.
+    return best if best >= 0 else most_behind
+
+
+@compiled
 def draw_by_tokens(
     shares: Int64Array,
     deficits: Int64Array,
@@ -78,25 +104,10 @@ def draw_by_tokens(
         out: Where the draws go.
     """
     for i in range(len(out)):
-        best = -1
-        best_finish = 0.0
-        fallback = -1
         for stream in range(len(shares)):
-            if nexts[stream] == ends[stream]:
-                if finished[stream] == 0:
-                    return i
-                continue
-            if fallback < 0 or deficits[stream] > deficits[fallback]:
-                fallback = stream
-            if deficits[stream] >= 0 and shares[stream] > 0:
-                owed = lengths[nexts[stream]] * TOKEN_SCALE - deficits[stream]
-                finish = owed / shares[stream]
-                if best < 0 or finish < best_finish:
-                    best = stream
-                    best_finish = finish
-        if best < 0:
-            # Streams that still owe tokens have run out: the one most behind goes on.
-            best = fallback
+            if nexts[stream] == ends[stream] and finished[stream] == 0:
+                return i
+        best = _next_stream(shares, deficits, lengths, ends, nexts)
         if best < 0:
             return i
         length = lengths[nexts[best]]

@@ -7,9 +7,9 @@ Six shards over two lanes; the seed orders the shards, a cut may fall inside one
     lane                      0              1
 
 A lane re-reads the same shards in every pass, so its node keeps its cache. Lanes take runs by digit
-reversal (with 4 lanes: runs 0, 2, 1, 3), so that for every number of nodes that divides the lanes the
-lanes of one node, c mod nodes, hold neighbouring runs and share the shard that a cut fell into. No
-number of nodes enters, so the deal is the same in every world.
+reversal (with 4 lanes: runs 0, 2, 1, 3), so that for every number of nodes that divides the lanes
+the lanes of one node, c mod nodes, hold neighbouring runs and share the shard that a cut fell into.
+No number of nodes enters, so the deal is the same in every world.
 
 Cost: O(shards). No sample is looked at.
 """
@@ -17,6 +17,7 @@ Cost: O(shards). No sample is looked at.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -114,5 +115,5 @@ def deal(
         inside = (target - (int(bytes_stops[shard]) - size)) * count // max(size, 1)
         cuts.append(max(cuts[-1], int(stops[shard]) - count + min(inside, count)))
     cuts.append(int(stops[-1]))
-    runs = [whole.between(first, last) for first, last in zip(cuts[:-1], cuts[1:], strict=True)]
+    runs = [whole.between(first, last) for first, last in pairwise(cuts)]
     return [runs[run_of_lane(lane, num_lanes)] for lane in range(num_lanes)]

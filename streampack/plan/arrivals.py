@@ -35,7 +35,7 @@ class Draw(Protocol):
     """The samples that one epoch takes in a lane."""
 
     def next(self) -> Int64Array:
-        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none after the last."""
+        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
         ...
 
     def state(self) -> list[int]:
@@ -100,7 +100,7 @@ class Chosen:
 class StreamDraw:
     """The samples of one stream."""
 
-    def __init__(self, recipe: Recipe, number: int, chosen: Chosen) -> None:
+    def __init__(self, number: int, chosen: Chosen) -> None:
         self._number = number
         self._chosen = chosen
 
@@ -240,7 +240,7 @@ def make_arrivals(recipe: Recipe, lane: int, column: int, epoch: int) -> Arrival
         lane_stream = recipe.lane_stream(column, lane)
 
         def one_stream(epoch: int) -> Draw:
-            return StreamDraw(recipe, column, Chosen(lane_stream, recipe, epoch))
+            return StreamDraw(column, Chosen(lane_stream, recipe, epoch))
 
         endless = carry and not lane_stream.is_empty and lane_stream.stream.quota.amount > 0
         return Arrivals(one_stream, epoch, carry=endless)

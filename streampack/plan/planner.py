@@ -2,12 +2,13 @@
 
 ::
 
-    column 0   arrivals -> overflow -> packer -> [ pack 7 | pack 8 | pack 9 ]     known, not yet released
+    column 0   arrivals -> overflow -> packer -> [ pack 7 | pack 8 | pack 9 ]   not yet released
     column 1   arrivals -> overflow -> packer -> [ pack 3 | pack 4 ]
                                                   ^ a snapshot lies where a chunk began
 
-A lane has one column where packs mix streams, else one a stream. Packs are asked for by their number in
-the column, so what was planned ahead is never lost, and a column planned twice gives the same packs.
+A lane has one column where packs mix streams, else one a stream. Packs are asked for by their
+number in the column, so what was planned ahead is never lost, and a column planned twice gives the
+same packs.
 
 Cost: about 0.5-1 us a sample. Memory: a chunk of segments (48 bytes each) and the packer's buffer.
 """

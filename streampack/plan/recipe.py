@@ -5,7 +5,8 @@
     streams, quotas, packing, mixing, order, num_lanes, lane_run, global_batch_size
                      '--> Recipe --> lane_streams(lane) --> what an epoch takes there
 
-Nothing here knows ranks, nodes or workers. Cost: O(shards) a lane, when the lane is first asked for.
+Nothing here knows ranks, nodes or workers. Cost: O(shards) a lane, when the lane is first asked
+for.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class LaneStream:
     def find_tokens(
         self, tokens: int, weigh: Callable[[Int64Array], Int64Array]
     ) -> tuple[int, int]:
-        """Find the first element that starts at or after `tokens`; return it and the tokens before."""
+        """Find the first element that starts at or after `tokens`, and the tokens before it."""
         if self._passes is None or tokens <= 0:
             return 0, 0
         if self._shares is not None:

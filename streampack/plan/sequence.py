@@ -9,7 +9,8 @@
 Nothing in the sequence depends on the world: a world only chooses which slots it reads. Where other
 lanes end is found by planning them, in a thread, once they could be near their end.
 
-Cost: the planners' (about 1 us a sample of the touched lanes). Memory: a chunk of segments a column.
+Cost: the planners' (about 1 us a sample of the touched lanes). Memory: a chunk of segments a
+column.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class EpochSequence:
         view: Which part of it this device gets.
         epoch: Which epoch.
         position: Packs of the epoch that were delivered before, over all ranks.
-        snapshots: What `snapshots` returned at that position, or nothing: then the lanes are planned
-            again from the epoch's start.
+        snapshots: What `snapshots` returned at that position, or nothing: then the lanes are
+            planned again from the epoch's start.
     """
 
     def __init__(
@@ -188,7 +189,10 @@ class EpochSequence:
         self._release(end)
         last, self._at = self._at, end
         return DeviceBatch(
-            packs=packs, num_rows=view.batch_size, epoch=self._epoch, position=self._count(last, end)
+            packs=packs,
+            num_rows=view.batch_size,
+            epoch=self._epoch,
+            position=self._count(last, end),
         )
 
     def _count(self, begin: int, end: int) -> int:
@@ -234,6 +238,7 @@ class EpochSequence:
             self._close_empty(walk)
             for _ in range(0, self._recipe.packs_per_carry_epoch, self._recipe.global_batch_size):
                 walk.next_batch(self._recipe.global_batch_size)
+            served = walk.served
         return served
 
     def _close_empty(self, walk: Walk) -> None:
@@ -244,7 +249,7 @@ class EpochSequence:
                 for lane in range(recipe.num_lanes):
                     if not stream.quota.amount or recipe.lane_stream(column, lane).is_empty:
                         walk.known[lane, column] = 0
-                        walk.complete[lane, column] = True
+                        walk.complete[lane, column] = 1
 
     def _open_columns(self) -> None:
         """Make the planners of this device's lanes, and say what is known of the others."""
@@ -282,7 +287,7 @@ class EpochSequence:
             walk.known[lane] = np.maximum(walk.known[lane], certain)
         else:
             walk.known[lane] = self._find_end(lane).result()
-            walk.complete[lane] = True
+            walk.complete[lane] = 1
 
     def _find_end(self, lane: int) -> Future[list[int]]:
         if lane not in self._ends:

@@ -2,12 +2,13 @@
 
 ::
 
-    {"version": 1, "epoch": 0, "position": 4096, "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
-     "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   must fit, field by field
-     "snapshots": [...]}                                                    a speed-up; may be missing
+    {"version": 1, "epoch": 0, "position": 4096,
+     "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
+     "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   must fit, every field
+     "snapshots": [...]}                                                    a speed-up, may lack
 
-All of it is JSON. The position counts packs over all ranks, so the state is the same on every rank and
-says nothing of ranks, nodes or workers.
+All of it is JSON. The position counts packs over all ranks, so the state is the same on every rank
+and says nothing of ranks, nodes or workers.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ With lanes 0 and 1 and lane_run=2; lane 0 runs dry after three packs::
     lane     0  0  1  1  0  1  1  1        a dry lane is passed over
     pack     0  1  0  1  2  2  3  4        counted in the lane's column
 
-The walk knows no tokens and no segments, only how many packs each column is known to have; where that is
-not enough to go on, it stops and says which column it must know more of.
+The walk knows no tokens and no segments, only how many packs each column is known to have; where
+that is not enough to go on, it stops and says which column it must know more of.
 
 Cost: about 10 ns a slot. Memory: the slots of one global batch.
 """
@@ -21,71 +21,76 @@ import numpy as np
 from streampack.compiled import compiled
 from streampack.mix import Schedule
 from streampack.plan.recipe import Recipe
-from streampack.types import BoolArray, Int64Array
+from streampack.types import Int64Array
 
 __all__ = ["ENDLESS", "Walk"]
 
 ENDLESS = 1 << 62  # packs of a column that never ends
 DRY = -2
+SERVED, KNOWN, COMPLETE, EXPECTED = range(4)  # of a column: packs taken, known, whether that is all
+LANE, LEFT = range(2)  # the walk's turn: the current lane, and packs left in its run
+
+
+@compiled
+def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
+    """Return the column that serves a slot of a lane, or what must be known first.
+
+    Returns:
+        (column, -1), or (-1, column to know more of), or (-1, -1) where the lane is dry.
+    """
+    served, known = columns[SERVED, lane], columns[KNOWN, lane]
+    if served[wanted] < known[wanted]:
+        return wanted, -1
+    if not columns[COMPLETE, lane, wanted]:
+        return -1, wanted
+    # The wanted column is out: the live one with most expected packs left serves.
+    left = columns[EXPECTED, lane] - served
+    best = -1
+    for other in range(len(served)):
+        if served[other] < known[other]:
+            if best < 0 or left[other] > left[best]:
+                best = other
+        elif not columns[COMPLETE, lane, other]:
+            return -1, other
+    return best, -1
 
 
 @compiled
 def _walk(
-    wanted: Int64Array,
-    turn: Int64Array,
-    served: Int64Array,
-    known: Int64Array,
-    complete: BoolArray,
-    expected: Int64Array,
-    lane_run: int,
-    out: Int64Array,
+    wanted: Int64Array, turn: Int64Array, columns: Int64Array, lane_run: int, out: Int64Array
 ) -> tuple[int, int, int, int]:
     """Fill `out` (n, 3) with lane, column and pack of the next slots.
 
     Returns the slots filled, the substitutions made, and the lane and column that must be known
-    better: -1 where all slots are filled, lane -2 where all lanes are dry.
+    better: -1 where all slots are filled, lane DRY where all lanes are dry.
     """
-    num_lanes, num_columns = served.shape
+    num_lanes = columns.shape[1]
     substituted = 0
-    for i in range(len(out)):
-        tried = 0
-        while True:
-            if turn[1] == 0 or tried > 0:
-                if turn[1] == 0 and tried == 0:
-                    turn[0] = (turn[0] + 1) % num_lanes
-                turn[1] = lane_run
-            lane = turn[0]
-            column = wanted[i]
-            if served[lane, column] >= known[lane, column]:
-                if not complete[lane, column]:
-                    return i, substituted, lane, column
-                # The wanted column is out: the live one with most expected tokens left serves.
-                best = -1
-                for other in range(num_columns):
-                    if served[lane, other] >= known[lane, other]:
-                        if not complete[lane, other]:
-                            return i, substituted, lane, other
-                        continue
-                    if best < 0 or (
-                        expected[lane, other] - served[lane, other]
-                        > expected[lane, best] - served[lane, best]
-                    ):
-                        best = other
-                if best < 0:
-                    tried += 1
-                    if tried == num_lanes:
-                        return i, substituted, DRY, -1
-                    turn[0] = (lane + 1) % num_lanes
-                    continue
-                substituted += num_columns > 1
-                column = best
-            out[i, 0] = lane
-            out[i, 1] = column
-            out[i, 2] = served[lane, column]
-            served[lane, column] += 1
-            turn[1] -= 1
-            break
-    return len(out), substituted, -1, -1
+    num_dry = 0
+    filled = 0
+    while filled < len(out):
+        if turn[LEFT] == 0:
+            turn[LANE] = (turn[LANE] + 1) % num_lanes
+            turn[LEFT] = lane_run
+        lane = turn[LANE]
+        column, unknown = _serve(columns, lane, wanted[filled])
+        if unknown >= 0:
+            return filled, substituted, lane, unknown
+        if column < 0:
+            num_dry += 1
+            if num_dry == num_lanes:
+                return filled, substituted, DRY, -1
+            turn[LEFT] = 0
+            continue
+        num_dry = 0
+        substituted += column != wanted[filled]
+        out[filled, 0] = lane
+        out[filled, 1] = column
+        out[filled, 2] = columns[SERVED, lane, column]
+        columns[SERVED, lane, column] += 1
+        turn[LEFT] -= 1
+        filled += 1
+    return filled, substituted, -1, -1
 
 
 class Walk:
@@ -108,16 +113,28 @@ class Walk:
         expected: Int64Array,
         learn: Callable[[int, int], None],
     ) -> None:
-        self.served = served
-        self.known = np.zeros_like(served)
-        self.complete = np.zeros(served.shape, np.bool_)
+        # columns: four numbers of each column, shape (4, num_lanes, num_columns).
+        self._columns = np.stack([served, 0 * served, 0 * served, served + expected])
         self.substituted = 0
         self._recipe = recipe
-        self._expected = served + expected
         self._learn = learn
-        # turn: the current lane, and packs left in its run.
         self._turn = np.array([recipe.num_lanes - 1, 0], np.int64)
         self._wanted = self._wanted_streams(epoch)
+
+    @property
+    def served(self) -> Int64Array:
+        """Packs taken of each column so far, shape (num_lanes, num_columns)."""
+        return self._columns[SERVED]
+
+    @property
+    def known(self) -> Int64Array:
+        """Packs that each column is known to have, at least; same shape, to be raised in place."""
+        return self._columns[KNOWN]
+
+    @property
+    def complete(self) -> Int64Array:
+        """1 where a column has no more packs than are known; same shape, to be set in place."""
+        return self._columns[COMPLETE]
 
     def next_batch(self, num_slots: int) -> Int64Array:
         """Return lane, column and pack of the next slots, shape (n, 3).
@@ -132,10 +149,7 @@ class Walk:
             filled, substituted, lane, column = _walk(
                 wanted[done:],
                 self._turn,
-                self.served,
-                self.known,
-                self.complete,
-                self._expected,
+                self._columns,
                 self._recipe.lane_run,
                 out[done:],
             )
@@ -169,7 +183,7 @@ class Walk:
 
     def _live(self, stream: int) -> int:
         """Return `stream` if any lane has packs of it left, else the one with most left."""
-        left = (self._expected - self.served).sum(axis=0)
+        left = (self._columns[EXPECTED] - self.served).sum(axis=0)
         others = sorted((s for s in range(len(left)) if s != stream), key=lambda s: (-left[s], s))
         for candidate in [stream, *others]:
             if self._is_live(candidate):
@@ -179,7 +193,7 @@ class Walk:
 
     def _is_live(self, stream: int) -> bool:
         while not (self.served[:, stream] < self.known[:, stream]).any():
-            open_lanes = np.flatnonzero(~self.complete[:, stream])
+            open_lanes = np.flatnonzero(self.complete[:, stream] == 0)
             if not len(open_lanes):
                 return False
             self._learn(int(open_lanes[0]), stream)

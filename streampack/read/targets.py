@@ -89,7 +89,7 @@ def _apply_labels(
         return BAD_COLUMN
     code, shifted = place[LABELS + CODE], place[SHIFTED]
     start, stop = segment[START], segment[START] + segment[LENGTH]
-    first = max(start + 1, before)
+    first = start + 1
     last = min(stop + 1, before + count, segment[TOTAL])
     if shifted and first == before:
         room[first - start - 1] = IGNORED

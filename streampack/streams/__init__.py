@@ -1,9 +1,11 @@
 """streams: bytes at rest, and their lengths."""
 
+from streampack.streams.index import MdsIndex, parse_index
 from streampack.streams.iterable import IterableSample, IterableStream
 from streampack.streams.lengths import LENGTH_FILE, LengthFile, open_length_file, write_length_file
-from streampack.streams.mds import MdsIndex, Places, parse_index
-from streampack.streams.opened import OpenShard, OpenStream, open_stream
+from streampack.streams.mds import Places
+from streampack.streams.opened import OpenStream, open_stream
+from streampack.streams.recent import OpenShard
 from streampack.streams.stream import Stream
 
 __all__ = [

@@ -6,7 +6,7 @@
                       '------------ under one lock per shard, freed by the kernel -----------'
 
 A file with its final name is whole: a killed process leaves only temporary names and lock files
-in `.streampack`, which nobody has to clean up. Without a remote, the stream's own files are never
+in `.streampack`, which the next one removes. Without a remote, the stream's own files are never
 removed; its compressed shards are decompressed beside them, or, where that folder cannot be
 written, in a folder of this user's under the system's temporary one.
 
@@ -15,6 +15,7 @@ Cost: one copy and one decompression per shard and node; afterwards one `stat` p
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import tempfile
@@ -29,8 +30,8 @@ from streampack.errors import DataError
 from streampack.streams import mosaic
 from streampack.streams.compression import decompress_shard
 from streampack.streams.files import StreamFiles
+from streampack.streams.index import Part, Shard
 from streampack.streams.lengths import LENGTH_FILE
-from streampack.streams.mds import Part, Shard
 
 __all__ = ["ShardCache"]
 
@@ -52,6 +53,11 @@ class ShardCache:
     def is_remote(self) -> bool:
         """Whether shards may have to be fetched from elsewhere."""
         return self._files.remote is not None
+
+    @property
+    def folder(self) -> Path:
+        """The local folder, the split included."""
+        return self._files.folder
 
     @property
     def index_uri(self) -> str:
@@ -109,25 +115,41 @@ class ShardCache:
                 f"{path}: there is no such file, and neither a compressed form of it nor a remote; "
                 "copy the shard there, or set remote="
             )
-        for folder in self._folders_to_fill():
-            path = folder / shard.raw.basename
+        for choose_folder in (lambda: self.folder, self._scratch_folder):
             try:
+                folder = choose_folder()
+                path = folder / shard.raw.basename
                 with self._lock(folder, shard.raw.basename):
                     if not _has_size(path, shard.raw):
+                        self._remove_remains(folder, shard.raw.basename)
                         self._make(shard, folder)
                 return path
             except OSError as error:
                 failure = error
+            if self.is_remote:
+                break
         raise DataError(
             f"{path}: cannot be written ({failure}); {shard.raw.num_bytes} bytes are needed: "
             "free them, or set local= to a folder that can be written"
         )
 
-    def _folders_to_fill(self) -> list[Path]:
-        if self.is_remote:
-            return [self._files.folder]
-        place = hashlib.blake2s(os.fsencode(self._files.folder.absolute()), digest_size=16)
-        return [self._files.folder, Path(tempfile.gettempdir(), _user(), place.hexdigest())]
+    def _scratch_folder(self) -> Path:
+        """Return a folder of this user's own for what cannot be written beside the stream."""
+        place = hashlib.blake2s(os.fsencode(self.folder.absolute()), digest_size=16)
+        root = Path(tempfile.gettempdir(), f"streampack-{getpass.getuser()}")
+        root.mkdir(mode=0o700, exist_ok=True)
+        # The system's temporary folder is everybody's: another user may have taken the name.
+        if root.stat().st_uid != os.getuid():
+            raise PermissionError(f"{root} belongs to another user")
+        return root / place.hexdigest()
+
+    @staticmethod
+    def _remove_remains(folder: Path, basename: str) -> None:
+        """Remove what a killed process left of a shard; its lock is held, so nobody writes it."""
+        begin = f"{basename.replace('/', '_')}."
+        for file in (folder / LOCK_FOLDER).iterdir():
+            if file.name.startswith(begin) and ".tmp" in file.name:
+                file.unlink(missing_ok=True)
 
     def _make(self, shard: Shard, folder: Path) -> None:
         """Bring one raw shard into `folder`, under the shard's lock."""
@@ -218,10 +240,6 @@ class ShardCache:
 def _rename(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     source.replace(target)
-
-
-def _user() -> str:
-    return f"streampack-{os.getuid()}" if hasattr(os, "getuid") else "streampack"
 
 
 def _has_size(path: Path, part: Part) -> bool:

@@ -14,7 +14,7 @@ import zstandard
 
 from streampack.errors import DataError
 from streampack.streams import mosaic
-from streampack.streams.mds import Shard
+from streampack.streams.index import Shard
 
 __all__ = ["decompress_shard"]
 

@@ -58,7 +58,7 @@ class StreamFiles:
         return cls(
             stream=own,
             folder=Path(own.local, split),
-            remote=None if own.remote is None else os.path.join(own.remote, split),
+            remote=own.remote and os.path.join(own.remote, split).rstrip("/"),
         )
 
     def fetch(self, basename: str, to_basename: str) -> Path:

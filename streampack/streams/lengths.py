@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.errors import DataError
-from streampack.streams.mds import MdsIndex
+from streampack.streams.index import MdsIndex
 from streampack.types import Int64Array
 
 __all__ = [

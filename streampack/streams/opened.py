@@ -17,10 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,22 +26,14 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.streams.cache import ShardCache
 from streampack.streams.files import StreamFiles
+from streampack.streams.index import Layout, MdsIndex, parse_index
 from streampack.streams.lengths import LengthFile, index_digest, open_length_file
-from streampack.streams.mds import (
-    ByteArray,
-    Layout,
-    MdsIndex,
-    Places,
-    find_column,
-    parse_index,
-    sample_places,
-)
+from streampack.streams.mds import ByteArray, Places, find_column, sample_places
+from streampack.streams.recent import OpenShard, recent_shards
 from streampack.types import Int64Array
 
 __all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream"]
 
-MAX_OPEN_SHARDS = 512  # each keeps one file open, of the 1,024 that a process usually may
-MAX_OPEN_SAMPLES = 4_000_000
 OTHER_NAMES = {"tokens": ("input_ids",)}
 """Column names that are found too where the default one is asked for."""
 
@@ -75,74 +63,6 @@ class ColumnChoice:
     def token_names(self) -> tuple[str, ...]:
         """Names of the token column in order of preference."""
         return (self.tokens, *OTHER_NAMES.get(self.tokens, ()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OpenShard:
-    """One shard's bytes, and where its values lie in them."""
-
-    data: ByteArray
-    """The raw shard, mapped from its file, shape (num_bytes,)."""
-    tokens: Places
-    """Places of the tokens."""
-    labels: Places | None
-    """Places of the labels, if there is such a column."""
-    loss_mask: Places | None
-    """Places of the loss mask, if there is such a column."""
-
-
-class RecentShards:
-    """The shards that one process has open, all streams together; the oldest used is let go first.
-
-    Args:
-        max_shards: How many may be open.
-        max_samples: How many samples they may hold together.
-    """
-
-    def __init__(self, max_shards: int, max_samples: int) -> None:
-        self._max_shards = max_shards
-        self._max_samples = max_samples
-        self._shards: OrderedDict[Hashable, OpenShard] = OrderedDict()
-        self._num_samples = 0
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def get(self, key: Hashable) -> OpenShard | None:
-        """Return an open shard, if it is one."""
-        with self._lock:
-            shard = self._shards.get(key)
-            if shard is not None:
-                self._shards.move_to_end(key)
-            return shard
-
-    def put(self, key: Hashable, shard: OpenShard) -> None:
-        """Keep a shard open; its file is closed once nobody uses it any more."""
-        with self._lock:
-            if key in self._shards:
-                return
-            self._shards[key] = shard
-            self._num_samples += len(shard.tokens.counts)
-            while len(self._shards) > 1 and (
-                len(self._shards) > self._max_shards or self._num_samples > self._max_samples
-            ):
-                _, oldest = self._shards.popitem(last=False)
-                self._num_samples -= len(oldest.tokens.counts)
-
-
-_recent_shards: dict[int, RecentShards] = {}
-
-
-def recent_shards() -> RecentShards:
-    """Return this process's open shards."""
-    # Keyed by process: after a fork, the parent's lock may be held by a thread that is not here.
-    pid = os.getpid()
-    if pid not in _recent_shards:
-        for other in list(_recent_shards):
-            _recent_shards.pop(other, None)
-        _recent_shards.setdefault(pid, RecentShards(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
-    return _recent_shards[pid]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -261,8 +181,8 @@ class OpenStream:
             DataError: If it cannot be had, is damaged, holds a sample without tokens, or one
                 whose labels or loss mask are not as many as its tokens.
         """
-        # Two copies of one stream may lie in different places, one of them damaged.
-        key = (self.index.uri, self.digest, shard)
+        # Not the digest alone: of two copies of one stream, one may be damaged.
+        key = (self.cache.folder, self.digest, shard)
         recent = recent_shards()
         opened = recent.get(key)
         if opened is None:

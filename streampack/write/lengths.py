@@ -23,16 +23,9 @@ import numpy.typing as npt
 from streampack.errors import DataError
 from streampack.streams import mosaic
 from streampack.streams.compression import decompress_shard
+from streampack.streams.index import MdsIndex, Shard, parse_index
 from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
-from streampack.streams.mds import (
-    ByteArray,
-    MdsIndex,
-    Places,
-    Shard,
-    find_column,
-    parse_index,
-    sample_places,
-)
+from streampack.streams.mds import ByteArray, Places, find_column, sample_places
 from streampack.streams.opened import ColumnChoice
 
 __all__ = ["Indexed", "edges_of", "write_lengths"]

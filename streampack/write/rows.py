@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -135,13 +134,13 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
         ) from error
 
 
-def only_this_process() -> None:
-    """Keep the tokenizer's own threads out of a process that is one of several."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
-def encode_chunk(chunk: Chunk, rows: RowFormat) -> list[dict[str, IntArray]]:
+def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[dict[str, IntArray]]:
     """Turn rows into samples: token ids under "tokens", and the extra fields under their names.
+
+    Args:
+        chunk: The rows.
+        rows: What they hold.
+        is_alone: Whether no other process tokenizes, so that the tokenizer may use all cores.
 
     Raises:
         DataError: Naming file and line, if a row is not what `rows` says.
@@ -152,7 +151,10 @@ def encode_chunk(chunk: Chunk, rows: RowFormat) -> list[dict[str, IntArray]]:
         ]
     texts = [_text_of(chunk.path, *row, rows.text_field) for row in chunk.rows]
     # BOS and EOS are the packer's business (`bos_id`, `eos_id`), never stored.
-    encoded = load_tokenizer(rows.tokenizer).encode_batch_fast(texts, add_special_tokens=False)
+    encode = load_tokenizer(rows.tokenizer).encode_batch_fast
+    # The tokenizer spreads a batch over its own threads, and a batch of one over none.
+    batches = [texts] if is_alone else [[text] for text in texts]
+    encoded = [item for batch in batches for item in encode(batch, add_special_tokens=False)]
     return [{"tokens": np.array(item.ids, np.int64)} for item in encoded]
 
 

@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.streams import mosaic
+from streampack.streams.index import parse_index
 from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
-from streampack.streams.mds import DTYPES, parse_index
+from streampack.streams.mds import DTYPES
 from streampack.types import IntArray
 
 __all__ = ["Written", "write_stream"]

@@ -30,7 +30,6 @@ from streampack.write.rows import (
     encode_chunk,
     list_files,
     load_tokenizer,
-    only_this_process,
     read_chunks,
 )
 from streampack.write.shards import Written, write_stream
@@ -138,13 +137,11 @@ def encode_all(
             yield chunk, encode_chunk(chunk, rows)
         return
     # Fresh processes, not forks: the caller may run threads, a progress bar's for one.
-    pool = ProcessPoolExecutor(
-        num_processes, multiprocessing.get_context("spawn"), initializer=only_this_process
-    )
+    pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"))
     pending: deque[tuple[Chunk, Future[Samples]]] = deque()
     try:
         for chunk in chunks:
-            pending.append((chunk, pool.submit(encode_chunk, chunk, rows)))
+            pending.append((chunk, pool.submit(encode_chunk, chunk, rows, is_alone=False)))
             if len(pending) >= CHUNKS_PER_PROCESS * num_processes:
                 done, future = pending.popleft()
                 yield done, future.result()

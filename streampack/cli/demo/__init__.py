@@ -1,7 +1,7 @@
-"""The demo: what ``make demo`` shows, in five files, one for each thing that happens."""
+"""The demo: what ``make demo`` shows, a file for each thing that happens.
 
-from __future__ import annotations
+::
 
-from streampack.cli.demo.command import demo
-
-__all__ = ["demo"]
+    command ---> text --> prepare      real text becomes streams
+           '---> crash --> train       a process that trains `model`, and is killed
+"""

@@ -52,7 +52,8 @@ NUM_STEPS = 36
 KILL_AFTER = 18
 PACKS_DRAWN = 32
 PACKS_PRINTED = 12
-BAR_WIDTH = 72
+BAR_WIDTH = 96
+MARGIN = 16  # beside a bar, for the number of its segments
 
 
 def demo(
@@ -121,7 +122,8 @@ def look(described: RunConfig, out: Path, num_steps: int, console: Console) -> l
         digests.append(fingerprint(batch))
         bars += bars_of(batch["segments"].numpy())
     names, max_seq_len = dataset.stream_names, described.packing.max_seq_len
-    console.print(pack_lines(bars[:PACKS_PRINTED], max_seq_len, BAR_WIDTH))
+    width = min(BAR_WIDTH, console.width - MARGIN)
+    console.print(pack_lines(bars[:PACKS_PRINTED], max_seq_len, width))
     console.print(legend(names))
     picture = out / "packs.png"
     plot_packs(bars[:PACKS_DRAWN], picture, names=names, max_seq_len=max_seq_len)

@@ -1,0 +1,166 @@
+"""What is written is read back, by us and by MosaicML, and a broken writing leaves no stream."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from streampack.errors import ConfigError, DataError
+from streampack.streams import Stream, mosaic, open_stream
+from streampack.write import write_stream
+from tests import builders
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+
+
+def samples_of(dtype: str = "int32") -> list[np.ndarray]:
+    return [builders.tokens_of(1, i, length, dtype) for i, length in enumerate(LENGTHS)]
+
+
+def read_all(path, **options) -> list[list[int]]:
+    opened = open_stream(Stream(local=str(path), **options), 0)
+    assert opened.has_length_file
+    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
+    return [
+        shard.tokens.read(shard.data, i).tolist()
+        for shard in shards
+        for i in range(len(shard.tokens.counts))
+    ]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_written_samples_are_read_back(tmp_path, dtype, compression):
+    samples = samples_of(dtype)
+    written = write_stream(
+        samples, tmp_path / "s", dtype=dtype, compression=compression, size_limit="4kb"
+    )
+    assert (written.num_samples, written.num_tokens) == (40, sum(LENGTHS))
+    assert written.num_shards > 1
+    assert written.num_skipped == 0
+    assert read_all(tmp_path / "s") == [tokens.tolist() for tokens in samples]
+    assert not (tmp_path / "s.partial").exists()
+
+
+def test_lists_and_dicts_are_taken_and_other_columns_kept(tmp_path):
+    rows = [
+        {"ids": [1, 2, 3], "mask": np.array([0, 1, 1], np.uint8), "source": "a", "n": 1, "m": {}},
+        {"ids": [4], "mask": np.array([1], np.uint8), "source": "b", "n": 2, "m": {"x": [1]}},
+    ]
+    write_stream(rows, tmp_path / "s", column="ids", compression=None)
+    index = json.loads((tmp_path / "s" / "index.json").read_text())["shards"][0]
+    encodings = dict(zip(index["column_names"], index["column_encodings"], strict=True))
+    assert encodings == {
+        "ids": "ndarray:int32",
+        "m": "json",
+        "mask": "ndarray:uint8",
+        "n": "int",
+        "source": "str",
+    }
+    assert read_all(tmp_path / "s", tokens="ids", loss_mask="mask") == [[1, 2, 3], [4]]
+    assert "ids" in rows[0]
+    assert isinstance(rows[0]["ids"], list)
+
+
+def test_samples_without_tokens_are_skipped_and_counted(tmp_path):
+    written = write_stream([[], [1, 2], np.zeros(0, np.int32), [3]], tmp_path / "s")
+    assert (written.num_samples, written.num_tokens, written.num_skipped) == (2, 3, 2)
+    assert read_all(tmp_path / "s") == [[1, 2], [3]]
+
+
+# MosaicML leaves index.json open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_mosaicml_reads_what_was_written(tmp_path):
+    samples = samples_of()
+    write_stream(samples, tmp_path / "s", compression=None, size_limit="4kb")
+    from streaming import LocalDataset
+
+    theirs = LocalDataset(str(tmp_path / "s"))
+    assert len(theirs) == 40
+    for i, tokens in enumerate(samples):
+        np.testing.assert_array_equal(theirs[i]["tokens"], tokens)
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ([0.5, 1.5], r"sample 1: holds float64 of shape \(2,\), but must be one row of integer"),
+        ([[1], [2]], r"sample 1: holds int64 of shape \(2, 1\), but must be one row"),
+        (["a"], "sample 1: holds <U1"),
+        (
+            [1, 70_000],
+            r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); set dtype",
+        ),
+        ([-100, 3], "sample 1: token ids -100 to 3 do not fit uint16"),
+        ({"text": "x"}, "sample 1: no 'tokens'; it has 'text'; set column="),
+        ({"tokens": [1], "more": 3}, None),
+        ({"other": 3, "tokens": np.zeros(2)}, "sample 1: holds float64"),
+    ],
+)
+def test_a_sample_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, sample, message):
+    rows = [[1, 2], sample]
+    if message is None:
+        assert write_stream(rows, tmp_path / "s", dtype="uint16").num_samples == 2
+        return
+    with pytest.raises(DataError, match=message):
+        write_stream(rows, tmp_path / "s", dtype="uint16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sample_unlike_the_first_is_refused(tmp_path):
+    rows = [{"tokens": [1], "source": "a"}, {"tokens": [2]}]
+    with pytest.raises(DataError, match=r"sample 1: does not fit columns .*KeyError: 'source'"):
+        write_stream(rows, tmp_path / "s")
+
+
+def test_negative_token_ids_are_refused(tmp_path):
+    with pytest.raises(DataError, match="sample 0: token id -100, but ids must be 0 to"):
+        write_stream([[-100, 1]], tmp_path / "s")
+
+
+@pytest.mark.parametrize("samples", [[], [[]]])
+def test_no_samples_are_refused(tmp_path, samples):
+    with pytest.raises(DataError, match=r"no sample to write \(\d without tokens\)"):
+        write_stream(samples, tmp_path / "s")
+
+
+def test_a_folder_that_holds_something_is_refused_and_kept(tmp_path):
+    (tmp_path / "s").mkdir()
+    write_stream([[1]], tmp_path / "s")
+    with pytest.raises(ConfigError, match="is there already and not empty; remove it, or name"):
+        write_stream([[2]], tmp_path / "s")
+    assert read_all(tmp_path / "s") == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int31"}, r"dtype='int31' is not one of .* - did you mean 'int32'\?"),
+        ({"compression": "lz9"}, "MDSWriter refuses .*Invalid compression: lz9"),
+        ({"hashes": ["md6"]}, "MDSWriter refuses .*Invalid hash: md6"),
+        ({"size_limit": "8gb"}, r"MDSWriter refuses .*less than 2\*\*32"),
+    ],
+)
+def test_impossible_options_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        write_stream([[1]], tmp_path / "s", **options)
+
+
+def test_an_error_of_the_source_leaves_nothing(tmp_path):
+    def source():
+        yield [1, 2]
+        raise RuntimeError("source broke")
+
+    with pytest.raises(RuntimeError, match="source broke"):
+        write_stream(source(), tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hashes_are_written_and_hold(tmp_path):
+    write_stream(samples_of(), tmp_path / "r", hashes=["sha1", "md5"])
+    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), validate_hash="md5")
+    assert open_stream(stream, 0).open_shard(0).tokens.counts.tolist() == LENGTHS
+    assert mosaic.get_index_basename() == "index.json"
