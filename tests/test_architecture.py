@@ -13,7 +13,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,9 +41,10 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
-    """Every node of a file, those inside functions too."""
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of a file, those inside functions too, the module first."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imported(path: Path) -> set[str]:
@@ -115,7 +116,7 @@ def test_the_package_neither_asserts_nor_prints(path):
 
 @every_file
 def test_every_module_and_every_public_thing_in_it_is_documented(path):
-    module = ast.parse(path.read_text(encoding="utf-8"))
+    module = nodes(path)[0]
     assert ast.get_docstring(module), "the file does not say what it is for"
     definitions = (ast.FunctionDef, ast.ClassDef)
     public = [n for n in module.body if isinstance(n, definitions) and not n.name.startswith("_")]

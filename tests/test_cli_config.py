@@ -64,7 +64,6 @@ def test_keys_become_the_configs_of_the_package(tmp_path):
 def test_a_stream_in_yaml_has_the_arguments_of_a_stream_in_python():
     own = set(inspect.signature(Stream).parameters) - {"others"}
     theirs = set(inspect.signature(mosaic.Stream).parameters)
-    # MosaicML's way to keep a shard's parts apart is of no use to streams of tokens.
     assert set(StreamConfig.model_fields) == (own | theirs)
 
 

@@ -52,7 +52,8 @@ def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
 def largest_remainders(total: int, shares: Sequence[Fraction]) -> list[int]:
     """Split `total` by `shares`, which sum to 1.
 
-    What rounding leaves goes to the largest remainders. Ties go to the lower index, and a share of nought gets nothing.
+    What rounding leaves goes to the largest remainders. Ties go to the lower index, and a share of
+    nought gets nothing.
 
     >>> largest_remainders(3, [Fraction(1, 2), Fraction(1, 2), Fraction(0)])
     [2, 1, 0]

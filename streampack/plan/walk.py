@@ -124,17 +124,20 @@ class Walk:
     @property
     def served(self) -> Int64Array:
         """Packs taken of each column so far, shape (num_lanes, num_columns)."""
-        return self._columns[SERVED]
+        served: Int64Array = self._columns[SERVED]
+        return served
 
     @property
     def known(self) -> Int64Array:
         """Packs that each column is known to have, at least; same shape, to be raised in place."""
-        return self._columns[KNOWN]
+        known: Int64Array = self._columns[KNOWN]
+        return known
 
     @property
     def complete(self) -> Int64Array:
         """1 where a column has no more packs than are known; same shape, to be set in place."""
-        return self._columns[COMPLETE]
+        complete: Int64Array = self._columns[COMPLETE]
+        return complete
 
     def next_batch(self, num_slots: int) -> Int64Array:
         """Return lane, column and pack of the next slots, shape (n, 3).

@@ -25,7 +25,7 @@ import numpy as np
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.read import kernels
-from streampack.read.targets import gather_labels, labels_are_shifted
+from streampack.read.targets import detect_shift
 from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
 from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs
@@ -34,7 +34,6 @@ __all__ = ["Gatherer", "Rows"]
 
 MAX_OPEN_SHARDS = 256
 MAX_OPEN_SAMPLES = 2_000_000  # their places take 16 bytes each
-NUM_LOOKED_AT = 64  # samples that tell whether a labels column is shifted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -128,7 +127,7 @@ class _OpenShards:
         if stream.labels_shifted is not None:
             return stream.labels_shifted
         if number not in self._shifted:
-            self._shifted[number] = _detect_shift(stream)
+            self._shifted[number] = detect_shift(stream)
         return self._shifted[number]
 
 
@@ -157,30 +156,6 @@ def _put_column(
     place[column + kernels.COUNTS] = counts.ctypes.data
     place[column + kernels.CODE] = code
     return begins, counts
-
-
-def _detect_shift(stream: OpenStream) -> bool:
-    """Look at a stream's first samples for how its labels are stored.
-
-    Raises:
-        DataError: If they fit both ways, or neither.
-    """
-    first = int(np.searchsorted(stream.first_sample, 0, "right")) - 1
-    shard = stream.open_shard(first)
-    labels = shard.labels
-    num_samples = 0 if labels is None else min(len(labels.counts), NUM_LOOKED_AT)
-    shifted = labels_are_shifted(
-        (shard.tokens.read(shard.data, index), labels.read(shard.data, index))
-        for index in range(num_samples)
-        if labels is not None
-    )
-    if shifted is None:
-        raise DataError(
-            f"stream {stream.name!r}: the labels of its first {num_samples} samples do not tell "
-            "whether they are shifted; say so with labels_shifted=True (labels[i] is for "
-            "tokens[i + 1]) or labels_shifted=False (for tokens[i])"
-        )
-    return shifted
 
 
 class Gatherer:
@@ -234,7 +209,7 @@ class Gatherer:
         labels = None
         if bad < 0 and any(shard.has_labels for shard in held):
             labels = np.empty_like(tokens)
-            bad, problem = gather_labels(
+            bad, problem = kernels.gather_labels(
                 segments, ends, places, options, tokens, next_tokens, labels
             )
         if bad >= 0:

@@ -17,7 +17,7 @@ What the columns leave open:
 - The last label of a shifted column is kept where the sample ends with its own last token (samples
   stored as ``text[:-1]`` with labels ``text[1:]``), and dropped where the sample was truncated.
 
-Cost: as gathering the columns' bytes. Batches of streams without such columns never come here.
+Cost: telling how labels are stored reads 64 samples, once a stream and process.
 """
 
 from __future__ import annotations
@@ -26,25 +26,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from streampack.compiled import compiled
-from streampack.read.kernels import (
-    BAD_COLUMN,
-    CODE,
-    FINE,
-    IGNORED,
-    LABELS,
-    LOSS_MASK,
-    NO_COLUMN,
-    SHIFTED,
-    TOKENS,
-    copy_values,
-    locate,
-    sample_edges,
-    value_at,
-)
-from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray
+from streampack.errors import DataError
+from streampack.read.kernels import IGNORED
+from streampack.streams.opened import OpenStream
+from streampack.types import IntArray
 
-__all__ = ["gather_labels", "labels_are_shifted"]
+__all__ = ["detect_shift", "labels_are_shifted"]
+
+NUM_LOOKED_AT = 64  # samples that tell how labels are stored
 
 
 def labels_are_shifted(samples: Iterable[tuple[IntArray, IntArray]]) -> bool | None:
@@ -68,125 +57,25 @@ def labels_are_shifted(samples: Iterable[tuple[IntArray, IntArray]]) -> bool | N
     return shifted if shifted != unshifted else None
 
 
-@compiled
-def _apply_labels(
-    segment: Int64Array, place: Int64Array, shape: Int64Array, room: Int64Array
-) -> int:
-    """Overwrite the targets in `room` with those of a labels column.
+def detect_shift(stream: OpenStream) -> bool:
+    """Look at a stream's first samples for how its labels are stored.
 
-    Args:
-        segment: A segment row.
-        place: Its place row.
-        shape: Own tokens, added BOS, added EOS; shape (3,).
-        room: The segment's labels, shape (length,); ``room[i]`` is for token ``start + 1 + i``.
-
-    Returns:
-        What is wrong, or FINE.
+    Raises:
+        DataError: If they fit both ways, or neither.
     """
-    count, before, after = shape[0], shape[1], shape[2]
-    address, values, problem = locate(place, LABELS, segment[SAMPLE])
-    if problem != FINE or values != count:
-        return BAD_COLUMN
-    code, shifted = place[LABELS + CODE], place[SHIFTED]
-    start, stop = segment[START], segment[START] + segment[LENGTH]
-    first = start + 1
-    last = min(stop + 1, before + count, segment[TOTAL])
-    if shifted and first == before:
-        room[first - start - 1] = IGNORED
-        first += 1
-    if first < last:
-        copy_values(
-            address, code, first - before - shifted, room[first - start - 1 : last - start - 1]
+    first = int(np.searchsorted(stream.first_sample, 0, "right")) - 1
+    shard = stream.open_shard(first)
+    labels = shard.labels
+    num_samples = 0 if labels is None else min(len(labels.counts), NUM_LOOKED_AT)
+    shifted = labels_are_shifted(
+        (shard.tokens.read(shard.data, index), labels.read(shard.data, index))
+        for index in range(num_samples)
+        if labels is not None
+    )
+    if shifted is None:
+        raise DataError(
+            f"stream {stream.name!r}: the labels of its first {num_samples} samples do not tell "
+            "whether they are shifted; say so with labels_shifted=True (labels[i] is for "
+            "tokens[i + 1]) or labels_shifted=False (for tokens[i])"
         )
-    end = before + count  # the place after the own tokens: an added EOS, or the sample's end
-    if stop < end or segment[TOTAL] < end:
-        return FINE
-    final = value_at(address, code, count - 1)
-    if after == 0 and shifted:
-        room[end - start - 1] = final
-    elif after == 1 and start < end and segment[TOTAL] > end:
-        is_target = final != IGNORED
-        if shifted and count > 1:
-            is_target = is_target or value_at(address, code, count - 2) != IGNORED
-        if not is_target:
-            room[end - start - 1] = IGNORED
-    return FINE
-
-
-@compiled
-def _apply_mask(segment: Int64Array, place: Int64Array, shape: Int64Array, room: Int64Array) -> int:
-    """Ignore the targets in `room` that a loss mask leaves out; arguments as `_apply_labels`."""
-    count, before = shape[0], shape[1]
-    address, values, problem = locate(place, LOSS_MASK, segment[SAMPLE])
-    if problem != FINE or values != count:
-        return BAD_COLUMN
-    code = place[LOSS_MASK + CODE]
-    first = segment[START] + 1
-    for i in range(len(room)):
-        # What follows the last own token, an added EOS, goes by that token.
-        own = min(first + i - before, count - 1)
-        if own >= 0 and value_at(address, code, own) == 0:
-            room[i] = IGNORED
-    return FINE
-
-
-@compiled
-def _label_segment(
-    segment: Int64Array, place: Int64Array, options: Int64Array, room: Int64Array
-) -> int:
-    """Apply the columns that a segment's stream has to its labels; return what is wrong."""
-    has_labels = place[LABELS + CODE] != NO_COLUMN
-    has_mask = place[LOSS_MASK + CODE] != NO_COLUMN
-    if not (has_labels or has_mask):
-        return FINE
-    address, count, problem = locate(place, TOKENS, segment[SAMPLE])
-    if problem != FINE:
-        return problem
-    before, after = sample_edges(address, place[TOKENS + CODE], count, options)
-    shape = np.array([count, before, after])
-    if has_labels:
-        problem = _apply_labels(segment, place, shape, room)
-    if has_mask and problem == FINE:
-        problem = _apply_mask(segment, place, shape, room)
-    return problem
-
-
-@compiled
-def gather_labels(
-    segments: Int64Array,
-    ends: Int64Array,
-    places: Int64Array,
-    options: Int64Array,
-    tokens: Int64Array,
-    next_tokens: Int64Array,
-    labels: Int64Array,
-) -> tuple[int, int]:
-    """Fill rows with labels; the other arguments as `gather_tokens` left them.
-
-    Args:
-        segments: Segment rows, shape (n, 6).
-        ends: One past the last segment of each pack, shape (num_packs,).
-        places: Place rows, shape (n, PLACE_COLUMNS).
-        options: BOS and EOS ids and more, shape (4,).
-        tokens: Gathered tokens, shape (num_rows, S).
-        next_tokens: The token after each segment, or IGNORED; shape (n,).
-        labels: Filled, shape (num_rows, S).
-
-    Returns:
-        (segment, problem) of the first bad segment; (-1, FINE) if there is none.
-    """
-    k = 0
-    for row in range(len(labels)):
-        filled = 0
-        end = ends[row] if row < len(ends) else k
-        while k < end:
-            stop = filled + segments[k, LENGTH]
-            labels[row, filled : stop - 1] = tokens[row, filled + 1 : stop]
-            labels[row, stop - 1] = next_tokens[k]
-            problem = _label_segment(segments[k], places[k], options, labels[row, filled:stop])
-            if problem != FINE:
-                return k, problem
-            filled = stop
-            k += 1
-        labels[row, filled:] = IGNORED
-    return -1, FINE
+    return shifted

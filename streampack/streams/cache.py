@@ -15,7 +15,6 @@ Cost: one copy and one decompression per shard and node; afterwards one `stat` p
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
 import tempfile
@@ -115,9 +114,9 @@ class ShardCache:
                 f"{path}: there is no such file, and neither a compressed form of it nor a remote; "
                 "copy the shard there, or set remote="
             )
-        for choose_folder in (lambda: self.folder, self._scratch_folder):
+        for is_beside in (True, False):
             try:
-                folder = choose_folder()
+                folder = self.folder if is_beside else self._scratch_folder()
                 path = folder / shard.raw.basename
                 with self._lock(folder, shard.raw.basename):
                     if not _has_size(path, shard.raw):
@@ -136,7 +135,7 @@ class ShardCache:
     def _scratch_folder(self) -> Path:
         """Return a folder of this user's own for what cannot be written beside the stream."""
         place = hashlib.blake2s(os.fsencode(self.folder.absolute()), digest_size=16)
-        root = Path(tempfile.gettempdir(), f"streampack-{getpass.getuser()}")
+        root = Path(tempfile.gettempdir(), f"streampack-{os.getuid()}")
         root.mkdir(mode=0o700, exist_ok=True)
         # The system's temporary folder is everybody's: another user may have taken the name.
         if root.stat().st_uid != os.getuid():
