@@ -87,9 +87,9 @@ class Packs:
     @staticmethod
     def join(parts: list[Packs]) -> Packs:
         """Return the packs of `parts`, one after the other."""
-        parts = [part for part in parts if len(part)]
-        if not parts:
-            return Packs.none()
+        parts = [part for part in parts if len(part.ends)]
+        if len(parts) < 2:
+            return parts[0] if parts else Packs.none()
         offsets = np.cumsum([0] + [len(part.segments) for part in parts[:-1]])
         return Packs(
             segments=np.concatenate([part.segments for part in parts]),

@@ -80,7 +80,9 @@ def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs)
     steps = {len(batches) for batches in per_device}
     assert len(steps) == 1, f"devices take {steps} steps"
     packs = []
-    for step in zip(*per_device, strict=True):
+    # Batch k goes to the device at place k mod devices, wherever the run goes on.
+    first = kwargs.get("position", 0) // views[0].batch_size % len(views)
+    for step in zip(*per_device[first:], *per_device[:first], strict=True):
         assert len({batch.position for batch in step}) == 1
         for batch in step:
             packs += [batch.packs[i].tolist() for i in range(len(batch.packs))]

@@ -1,4 +1,4 @@
-"""Where tokens stand: their place in their sample, their document in the pack, the documents' edges.
+"""Where tokens stand: the place in their sample, the document in their pack, and its edges.
 
 A row of 7 with a later piece of A (which was cut after 3 tokens) and a whole B::
 

@@ -17,18 +17,19 @@ Cost: O(streams) a slot, about 10 ns. A pure function of (shares, seed, place).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import numpy as np
 
 from streampack.compiled import compiled
 from streampack.mix.apportion import scaled_shares
-from streampack.rng import permutation, random_bits
+from streampack.rng import random_bits
 from streampack.types import Int64Array
 
 __all__ = ["SCALE", "Schedule"]
 
 SCALE = 1 << 32  # shares are counted in 2**-32, so products fit 64 bits for 2**31 slots
-WINDOW = 64  # slots that are shuffled together where the order itself is to be random
+WINDOW = 1024  # slots, at least, that are put in order together
 
 
 @compiled
@@ -94,20 +95,21 @@ class Schedule:
     def blocks(self) -> Iterator[Int64Array]:
         """Yield the streams of one block after the other, each of shape (block,)."""
         served = np.zeros(len(self._shares), np.int64)
-        width = max(self._block, WINDOW) if self._block == 1 else self._block
-        first = 0
-        while True:
+        width = -(-WINDOW // self._block) * self._block  # whole blocks, some at once for speed
+        for first in count(0, width):
             out = np.empty(width, np.int64)
             windows = np.empty((width, 2), np.int64)
             _earliest_deadline(self._shares, served, first, out, windows)
+            blocks = out.reshape(-1, self._block)
             if self._block == 1:
-                self._shuffle_gently(out, windows, first)
-                yield from out.reshape(width, 1)
+                self._swap_some(out, windows, first)
+                yield from blocks
             else:
-                yield out[permutation(width, self._seed, *self._place, "block", first)]
-            first += width
+                bits = random_bits(width, self._seed, *self._place, "block", first)
+                order = np.argsort(bits.reshape(blocks.shape), axis=1, kind="stable")
+                yield from np.take_along_axis(blocks, order, axis=1)
 
-    def _shuffle_gently(self, out: Int64Array, windows: Int64Array, first: int) -> None:
+    def _swap_some(self, out: Int64Array, windows: Int64Array, first: int) -> None:
         bits = random_bits(4 * len(out), self._seed, *self._place, "swap", first)
         order = ((bits >> np.uint64(1)) % np.uint64(len(out) - 1)).astype(np.int64)
         _swap_neighbours(out, windows, first, order, (bits & np.uint64(1)).astype(np.int64))

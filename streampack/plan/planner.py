@@ -54,7 +54,7 @@ class ColumnPlanner:
         self._recipe = recipe
         self._arrivals = make_arrivals(recipe, lane, column, epoch)
         self._packer = make_packer(recipe.packing)
-        self._queue = Packs.none()
+        self._hold(Packs.none())
         self._first = 0
         self._snapshots: deque[_Snapshot] = deque()
         self.is_complete = False
@@ -88,7 +88,11 @@ class ColumnPlanner:
         else:
             packs = self._packer.flush()
             self.is_complete = True
-        self._queue = Packs.join([self._queue, packs])
+        self._hold(Packs.join([self._queue, packs]))
+
+    def _hold(self, queue: Packs) -> None:
+        self._queue = queue
+        self._sizes = np.diff(queue.ends, prepend=0)
 
     def _fit(self, rows: Int64Array) -> Int64Array:
         packing = self._recipe.packing
@@ -103,15 +107,21 @@ class ColumnPlanner:
             self.extend()
         return number < self.num_known
 
-    def take(self, first: int, last: int) -> Packs:
-        """Return packs `first` to `last` - 1, which must be known and not yet released."""
-        return self._queue.slice(first - self._first, last - self._first)
+    def take(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:
+        """Return packs `first` to `last` - 1, which must be known and not yet released.
+
+        Returns:
+            Their segment rows, shape (n, 6), and the segments of each pack, shape (last - first,).
+        """
+        first, last = first - self._first, last - self._first
+        begin = self._queue.ends[first - 1] if first else 0
+        return self._queue.segments[begin : self._queue.ends[last - 1]], self._sizes[first:last]
 
     def release(self, number: int) -> None:
         """Forget the packs before `number`, which nobody will ask for again."""
         number = min(number, self.num_known)
         if number - self._first > len(self._queue) // 2:
-            self._queue = self._queue.slice(number - self._first, len(self._queue))
+            self._hold(self._queue.slice(number - self._first, len(self._queue)))
             self._first = number
         while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
             self._snapshots.popleft()

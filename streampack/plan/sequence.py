@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,6 +47,18 @@ class DeviceView:
     def window(self) -> int:
         """Packs that all devices take in one step."""
         return self.num_devices * self.batch_size
+
+    def first_slot(self, position: int) -> int:
+        """Return the first slot of this device's batch in the window that begins at `position`.
+
+        The device at place p takes the batches k with k mod num_devices == p, wherever the window
+        begins: so it keeps its lanes after a resume into another number of devices.
+
+        >>> [DeviceView(place=p, num_devices=2, batch_size=4).first_slot(12) for p in (0, 1)]
+        [16, 12]
+        """
+        turn = (self.place - position // self.batch_size) % self.num_devices
+        return position + turn * self.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,7 +197,7 @@ class EpochSequence:
             return None
         packs = Packs.none()
         if fetch:
-            first = self._at + view.place * view.batch_size
+            first = view.first_slot(self._at)
             packs = self._packs(first, first + view.batch_size)
         self._release(end)
         last, self._at = self._at, end
@@ -221,7 +234,7 @@ class EpochSequence:
     def _touched_lanes(self, position: int) -> set[int]:
         """Return the lanes of this device's slots while no lane is dry."""
         view, lanes, run = self._view, self._recipe.num_lanes, self._recipe.lane_run
-        first = position + view.place * view.batch_size
+        first = view.first_slot(position)
         period = math.lcm(lanes * run, view.window)
         slots = [
             np.arange(start, start + view.batch_size)
@@ -330,22 +343,25 @@ class EpochSequence:
         if self._total is not None:
             last = min(last, self._total)
         slots = self._slots[max(first - self._first_slot, 0) : max(last - self._first_slot, 0)]
+        # A run of neighbouring packs of one column is taken in one piece.
+        jumps = (np.diff(slots, axis=0) != (0, 0, 1)).any(axis=1)
+        bounds = [0, *(np.flatnonzero(jumps) + 1).tolist(), len(slots)]
         parts = []
-        begin = 0
-        for i in range(1, len(slots) + 1):
-            # A run of neighbouring packs of one column is taken in one piece.
-            if i == len(slots) or (slots[i] != slots[i - 1] + (0, 0, 1)).any():
-                lane, column, pack = slots[begin].tolist()
-                planner = self._planner(lane, column)
-                planner.know(pack + i - begin - 1)
-                parts.append(planner.take(pack, pack + i - begin))
-                begin = i
-        return Packs.join(parts)
+        for begin, end in pairwise(bounds if len(slots) else []):
+            lane, column, pack = slots[begin].tolist()
+            planner = self._planner(lane, column)
+            planner.know(pack + end - begin - 1)
+            parts.append(planner.take(pack, pack + end - begin))
+        if not parts:
+            return Packs.none()
+        segments, sizes = zip(*parts, strict=True)
+        return Packs(segments=np.concatenate(segments), ends=np.cumsum(np.concatenate(sizes)))
 
     def _release(self, slot: int) -> None:
         """Forget the slots before `slot` and their packs."""
         gone = self._slots[: slot - self._first_slot]
-        np.maximum.at(self._passed, (gone[:, 0], gone[:, 1]), gone[:, 2] + 1)
+        # A column's packs come in order, so the last one written is the highest.
+        self._passed[gone[:, 0], gone[:, 1]] = gone[:, 2] + 1
         self._slots = self._slots[len(gone) :]
         self._first_slot += len(gone)
         for (lane, column), planner in self._planners.items():

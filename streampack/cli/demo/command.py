@@ -48,8 +48,8 @@ from streampack.write import RowFormat, WriteOptions
 
 __all__ = ["demo"]
 
-NUM_STEPS = 36
-KILL_AFTER = 18
+NUM_STEPS = 30
+KILL_AFTER = 15
 PACKS_DRAWN = 32
 PACKS_PRINTED = 12
 BAR_WIDTH = 96

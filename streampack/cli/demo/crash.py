@@ -2,8 +2,8 @@
 
 ::
 
-    process 1    step 1 ... 15 [saved] 16 17 18  SIGKILL
-    process 2                  '-----> 16 17 18 19 ... 36
+    process 1    step 1 ... 12 [saved] 13 14 15  SIGKILL
+    process 2                  '-----> 13 14 15 16 ... 30
 
 Cost: that of the training, plus a few seconds for each process to import torch.
 """

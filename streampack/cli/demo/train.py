@@ -31,7 +31,7 @@ from streampack.load import PackedDataLoader
 
 __all__ = ["SAVE_EVERY", "fingerprint", "train"]
 
-SAVE_EVERY = 5
+SAVE_EVERY = 4
 
 LEARNING_RATE = 3e-3
 
