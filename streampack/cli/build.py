@@ -5,25 +5,46 @@ Cost: importing torch and MosaicML Streaming, a few seconds.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from streampack.cli.config import RunConfig
+from streampack.errors import ConfigError
 from streampack.load import PackedStreamingDataset
 from streampack.streams import Stream
 
-__all__ = ["build_dataset"]
+__all__ = ["build_dataset", "build_streams"]
 
 
-def build_dataset(config: RunConfig) -> PackedStreamingDataset:
+def build_dataset(config: RunConfig, path: Path) -> PackedStreamingDataset:
     """Return the dataset that a config describes.
+
+    Args:
+        config: What was read.
+        path: The file it came from, for messages.
 
     Raises:
         ConfigError: If its weights, sizes or buffers cannot work together.
         DataError: If a stream is not there, or not what it should be.
     """
-    return PackedStreamingDataset(
-        streams=[Stream(**stream.arguments()) for stream in config.streams],
-        packing=config.packing,
-        mixing=config.mixing,
-        order=config.order,
-        buffers=config.buffers,
-        batch_size=config.batch_size,
-    )
+    try:
+        return PackedStreamingDataset(
+            streams=build_streams(config),
+            packing=config.packing,
+            mixing=config.mixing,
+            order=config.order,
+            buffers=config.buffers,
+            batch_size=config.batch_size,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def build_streams(config: RunConfig) -> list[Stream]:
+    """Return the streams that a config describes; an error names the one it is about."""
+    streams = []
+    for number, described in enumerate(config.streams):
+        try:
+            streams.append(Stream(**described.arguments()))
+        except ConfigError as error:
+            raise ConfigError(f"streams.{number}: {error}") from error
+    return streams

@@ -50,7 +50,7 @@ def run(
     """
     described = read_config(config)
     num_workers = described.num_workers if workers is None else workers
-    loader = PackedDataLoader(build_dataset(described), num_workers=num_workers)
+    loader = PackedDataLoader(build_dataset(described, config), num_workers=num_workers)
     unit = described.mixing.weight_unit
     if as_json:
         seconds, num_steps = _take(_batches(loader, steps), None)

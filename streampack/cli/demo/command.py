@@ -25,7 +25,7 @@ from rich.status import Status
 from rich.table import Table
 from typer import Option
 
-from streampack.cli.build import build_dataset
+from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.crash import Report, train_until
 from streampack.cli.demo.prepare import train_tokenizer, write_text
@@ -43,7 +43,7 @@ from streampack.report import (
     plot_packs,
     stats_view,
 )
-from streampack.streams import Stream, open_stream
+from streampack.streams import open_stream
 from streampack.write import RowFormat, WriteOptions
 
 __all__ = ["demo"]
@@ -69,7 +69,7 @@ def demo(
     console.rule("1  real text, written as streams", align="left")
     write_streams(described, out, console)
     console.rule("2  mixed and packed", align="left")
-    unbroken = look(described, out, steps, console)
+    unbroken = look(config, out, steps, console)
     console.rule("3  trained, killed, resumed", align="left")
     kill_after = steps * KILL_AFTER // NUM_STEPS
     before, after = crash_and_resume(config, out, (kill_after, steps), console)
@@ -101,8 +101,8 @@ def _stream_table(described: RunConfig) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("stream", "samples", "tokens", "median", "p95", "longest"):
         table.add_column(name, justify="left" if name == "stream" else "right")
-    for number, written in enumerate(described.streams):
-        stream = open_stream(Stream(**written.arguments()), number)
+    for number, written in enumerate(build_streams(described)):
+        stream = open_stream(written, number)
         shards = range(stream.num_shards)
         lengths = np.concatenate([stream.shard_lengths(shard) for shard in shards])
         quantiles = length_quantiles(lengths)
@@ -111,9 +111,10 @@ def _stream_table(described: RunConfig) -> Table:
     return table
 
 
-def look(described: RunConfig, out: Path, num_steps: int, console: Console) -> list[str]:
+def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]:
     """Take the batches of a run that never stops; draw the first packs, return all digests."""
-    dataset = build_dataset(described)
+    described = read_config(config)
+    dataset = build_dataset(described, config)
     # Another number of workers than the training has: the batches do not depend on it.
     loader = PackedDataLoader(dataset, num_workers=0)
     digests: list[str] = []

@@ -58,7 +58,7 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, 
     torch.manual_seed(described.order.seed)
     model = Decoder(VOCABULARY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    dataset = build_dataset(described)
+    dataset = build_dataset(described, config)
     loader = PackedDataLoader(dataset, num_workers=described.num_workers)
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
     step = load(checkpoint, parts)

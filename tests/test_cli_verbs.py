@@ -1,0 +1,180 @@
+"""The verbs on real streams: what they print is what the files hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from streampack import ConfigError, DataError, Stream
+from streampack.cli.app import build_app
+from streampack.streams import LENGTH_FILE, open_stream
+from tests import builders
+
+LENGTHS = [5, 40, 7, 300, 12, 33, 1, 64, 9, 18] * 4
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Call a verb in this process, with a terminal of 120 columns; return what it printed."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def invoke(*arguments):
+        done = CliRunner().invoke(build_app(), list(map(str, arguments)))
+        if done.exception is not None:
+            raise done.exception
+        return done.output
+
+    return invoke
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A tokenizer file of ten words and a sign for all others."""
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two streams, and a run's YAML over them."""
+    for seed, name in enumerate(("code", "docs")):
+        builders.write_stream_files(tmp_path / name, LENGTHS, seed=seed)
+    streams = [
+        {"local": str(tmp_path / "code"), "repeat": 2},
+        {"local": str(tmp_path / "docs"), "name": "papers"},
+    ]
+    path = tmp_path / "run.yaml"
+    described = {"streams": streams, "packing": {"max_seq_len": 128}, "batch_size": 2}
+    path.write_text(yaml.safe_dump(described))
+    return path
+
+
+def test_run_takes_one_epoch_and_reports_it_as_one_json_line(call, config):
+    record = json.loads(call("run", config, "--json"))
+
+    tokens = {name: stream["tokens"] for name, stream in record["streams"].items()}
+    assert tokens == {"code": 2 * sum(LENGTHS), "papers": sum(LENGTHS)}
+    assert record["tokens"] == sum(tokens.values())
+    assert record["steps"] == -(-record["packs"] // 2)
+    assert record["tokens_per_s"] > 0
+
+
+def test_run_takes_as_many_steps_as_it_is_told_over_epochs(call, config):
+    in_epoch = json.loads(call("run", config, "--json"))["steps"]
+
+    record = json.loads(call("run", config, "--json", "--steps", in_epoch + 3))
+
+    assert record["steps"] == in_epoch + 3
+
+
+def test_run_with_workers_reports_the_same_shares(call, config):
+    alone = json.loads(call("run", config, "--json"))
+    helped = json.loads(call("run", config, "--json", "--workers", "1"))
+
+    assert helped["streams"] == alone["streams"]
+
+
+def test_run_shows_a_table_of_the_streams(call, config):
+    output = call("run", config)
+
+    rows = {line.split()[0]: line for line in output.splitlines() if line.strip()}
+    assert f"{2 * sum(LENGTHS):,}" in rows["code"]
+    assert f"{sum(LENGTHS):,}" in rows["papers"]
+    assert rows["fill"].startswith("fill ")
+    assert "tokens/s" in rows["fill"]
+
+
+def test_run_names_the_stream_whose_arguments_cannot_work(call, config):
+    described = yaml.safe_load(config.read_text())
+    described["streams"][1]["choose"] = 3
+    described["streams"][1]["repeat"] = 2
+    config.write_text(yaml.safe_dump(described))
+
+    with pytest.raises(ConfigError, match=r"run.yaml: streams.1: .*repeat=2.*choose=3.*keep one"):
+        call("run", config)
+
+
+def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, tokenizer):
+    rows = tmp_path / "rows.jsonl"
+    texts = ["one two three", "", "nine nine", "four five six seven eight nine zero"]
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    out = tmp_path / "numbers"
+
+    written = call("write", rows, "--out", out, "--tokenizer", tokenizer)
+    shown = call("inspect", out, "--tokenizer", tokenizer, "--pack", 16)
+
+    assert written.endswith("3 samples, 12 tokens in 1 shards, 1 without tokens left out\n")
+    assert "numbers: 1 shards, 3 samples" in shown
+    assert "12 tokens, counted in the length file" in shown
+    assert "median 3" in shown
+    assert all(text in shown for text in texts)
+    assert "3 segments" in shown
+
+
+def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"ids": [3, 1, 4], "loss_mask": [0, 1, 1]}\n')
+    out = tmp_path / "ids"
+    fields = ("--tokens-field", "ids", "--extra", "loss_mask", "--compression", "none")
+
+    call("write", rows, "--out", out, *fields)
+
+    stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
+    assert stream.shard_edges(0).tolist() == [[3, 4]]
+    assert stream.index.shards[0].packed is None
+
+
+def test_write_refuses_a_folder_that_holds_something(call, tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("one")
+
+    with pytest.raises(ConfigError, match="not empty"):
+        call("write", tmp_path / "a.txt", "--out", tmp_path, "--tokenizer", tokenizer)
+
+
+def test_index_writes_the_length_file_that_was_not_there(call, tmp_path):
+    for name in ("code", "docs"):
+        builders.write_stream_files(tmp_path / "all" / name, LENGTHS, lengths_file=False)
+    assert not list(tmp_path.rglob(LENGTH_FILE))
+
+    output = call("index", tmp_path / "all")
+
+    assert len(list(tmp_path.rglob(LENGTH_FILE))) == 2
+    lines = output.splitlines()
+    assert [f"{len(LENGTHS)} samples, {sum(LENGTHS):,} tokens" in line for line in lines] == [
+        True,
+        True,
+    ]
+
+
+def test_inspect_of_a_stream_without_a_length_file_says_that_it_estimates(call, tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "raw", LENGTHS, lengths_file=False)
+
+    output = call("inspect", path, "--pack", 64)
+
+    assert "estimated from the shards' bytes" in output
+    assert " ".join(map(str, samples[0].tolist())) in output
+    assert not (path / LENGTH_FILE).exists()
+
+
+def test_inspect_of_many_shards_shows_the_first_and_counts_the_rest(call, tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "many", LENGTHS, size_limit=512)
+    num_shards = len(list(path.glob("shard.*")))
+
+    output = call("inspect", path)
+
+    assert f"... and {num_shards - 10} more" in output
+    assert output.count("shard.000") == 10
+
+
+def test_inspect_of_a_folder_that_is_no_stream_is_refused(call, tmp_path):
+    with pytest.raises(DataError, match="index.json"):
+        call("inspect", tmp_path)
