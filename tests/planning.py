@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from streampack.config import Mixing, Order, Packing
-from streampack.mix import Weight, resolve_weights
+from streampack.mix import Quota, Weight, resolve_weights
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import DeviceView, EpochSequence
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
@@ -108,3 +108,47 @@ def covered(packs: list[list], num_streams: int) -> list[dict[tuple[int, int], l
         for value in stream.values():
             value.sort()
     return pieces
+
+
+def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list, bool]]:
+    """The packs of each global batch, and whether no stream had run out in any lane by then."""
+    size = recipe.global_batch_size
+    sequence = EpochSequence(recipe, DeviceView(batch_size=size), epoch=epoch, **kwargs)
+    batches = []
+    while (batch := sequence.next()) is not None:
+        packs = [batch.packs[i].tolist() for i in range(len(batch.packs))]
+        batches.append((packs, sequence.substituted == 0))
+    return batches
+
+
+def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
+    """The samples of each lane's part of a stream."""
+    lanes = [recipe.lane_stream(stream, lane) for lane in range(recipe.num_lanes)]
+    return [
+        sorted(set(own.take(0, recipe.streams[stream].num_samples).samples.tolist()))
+        for own in lanes
+        if not own.is_empty
+    ]
+
+
+def synthetic_stream(
+    num_samples: int, number: int = 0, shard_size: int = 50_000, asked: list[int] | None = None
+) -> PlanStream:
+    """A stream of any size whose lengths are made when a shard is asked for."""
+    bounds = np.append(np.arange(0, num_samples, shard_size), num_samples)
+    sizes = np.diff(bounds)
+
+    def lengths_of(shard: int) -> Int64Array:
+        if asked is not None:
+            asked.append(shard)
+        rng = np.random.default_rng(shard)
+        return np.clip(rng.lognormal(6, 1.27, sizes[shard]), 1, 100_000).astype(np.int64)
+
+    return PlanStream(
+        name=f"s{number}",
+        first_sample=bounds.astype(np.int64),
+        raw_bytes=sizes * 3600,
+        num_tokens=900 * num_samples,
+        lengths_of=lengths_of,
+        quota=Quota(amount=num_samples),
+    )

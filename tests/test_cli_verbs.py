@@ -161,7 +161,7 @@ def test_inspect_of_a_stream_without_a_length_file_says_that_it_estimates(call, 
     output = call("inspect", path, "--pack", 64)
 
     assert "estimated from the shards' bytes" in output
-    assert " ".join(map(str, samples[0].tolist())) in output
+    assert " ".join(map(str, samples[2].tolist())) in output
     assert not (path / LENGTH_FILE).exists()
 
 
@@ -176,5 +176,5 @@ def test_inspect_of_many_shards_shows_the_first_and_counts_the_rest(call, tmp_pa
 
 
 def test_inspect_of_a_folder_that_is_no_stream_is_refused(call, tmp_path):
-    with pytest.raises(DataError, match="index.json"):
+    with pytest.raises(DataError, match=r"index\.json"):
         call("inspect", tmp_path)

@@ -7,6 +7,7 @@ byte for byte, pack by pack.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from streampack.config import Packing
 from streampack.load import PackedDataLoader, PackedStreamingDataset
 from streampack.plan import DeviceView
 from streampack.world import World
 from tests import conformance
 from tests.conformance import Written, all_rows, show, worlds
+
+# Three workers on a machine of two cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 # Ranks and nodes; the packs of an epoch are a multiple of none of them.
@@ -132,6 +135,8 @@ def test_neighbouring_ranks_of_a_replica_get_the_same_batches(written, replicati
     groups = [batches[i : i + replication] for i in range(0, 8, replication)]
     assert all(own == group[0] for group in groups for own in group)
     assert len({tuple(group[0]) for group in groups}) == 8 // replication
+    for rank in ranks:
+        rank.set_epoch(0)
     assert all_rows(ranks) == all_rows([make(written, 3, "random")])
 
 
@@ -164,7 +169,8 @@ def test_drop_and_carry_end_on_whole_global_batches_and_pad_holds_everything(wri
 @pytest.mark.parametrize("method", METHODS)
 def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method):
     mixing = {"epoch_end": "carry", "batching_method": method, "global_batch_size": 24}
-    dataset = conformance.make(written, mixing=mixing, order={"num_lanes": 3})
+    packing = {"buffer_tokens": 128}  # so that only the last passes can lie in buffers
+    dataset = conformance.make(written, mixing=mixing, packing=packing, order={"num_lanes": 3})
     segments = conformance.segments_of([row for _ in range(4) for row in all_rows([dataset])])
     for stream, lengths in enumerate(written.lengths):
         own = segments[segments[:, 0] == stream, 1:]
@@ -186,20 +192,16 @@ def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method
     rng = np.random.default_rng(2)
     # One length each, so that the shares of tokens that bytes suggest are those that lengths say.
     lengths = [rng.integers(1, 90, 150).tolist()] * 2
-    found = []
-    for name, options in {
-        "raw": {},
-        "zstd": {"compression": "zstd"},
-        "zstd_no_lengths": {"compression": "zstd:7", "lengths_file": False},
-    }.items():
-        written = conformance.write_streams(tmp_path / name, lengths, **options)
-        dataset = make(written, lanes, method)
-        assert (written.paths[0] / "lengths.bin").exists() == options.get("lengths_file", True)
-        assert len(dataset) == len(make(written, lanes, method))
-        found.append(all_rows([dataset]))
-        conformance.check_exactly_once(found[-1], written, (150, 150))
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    written = conformance.write_streams(tmp_path / "with", lengths, compression="zstd")
+    shutil.copytree(tmp_path / "with", tmp_path / "without")
+    paths = tuple(tmp_path / "without" / path.name for path in written.paths)
+    for path in paths:
+        (path / "lengths.bin").unlink()
+    without = Written(paths=paths, tokens=written.tokens)
+    found = all_rows([make(without, lanes, method)])
+    conformance.check_exactly_once(found, written, (150, 150))
+    assert found == all_rows([make(written, lanes, method)])
+    assert len(make(without, lanes, method)) == len(make(written, lanes, method))
 
 
 @pytest.mark.parametrize("positions", ["restart", "continue"])
@@ -278,19 +280,19 @@ def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(
         assert segments[:, 4].sum() <= max_seq_len
         totals = np.array([min(lengths[s][i], max_seq_len) for s, i in segments[:, [0, 2]].tolist()])
         cut = segments[:, 3] + segments[:, 4] < totals
-        assert cut.sum() <= (0 if gap is None or method == "next_fit" else 1)
+        assert cut.sum() <= (0 if gap is None else 1)
 
 
 def test_another_seed_gives_other_packs_and_stored_order_needs_none(written):
     def rows(**order: Any) -> list[tuple[bytes, ...]]:
-        return all_rows([conformance.make(written, order=order)])
+        # Next fit keeps the order in which samples arrive.
+        return all_rows([conformance.make(written, packing={"method": "next_fit"}, order=order)])
 
     assert rows(seed=1) == rows(seed=1)
     assert rows(seed=1) != rows(seed=2)
     stored = conformance.segments_of(rows(seed=1, shuffle=False))
     first = stored[(stored[:, 0] == 0) & (stored[:, 3] == 0), 2]
-    assert np.abs(np.diff(first)).max() < Packing(max_seq_len=64).buffer_samples
-    assert np.corrcoef(first, np.arange(len(first)))[0, 1] > 0.99
+    assert first.tolist() == list(range(NUM_SAMPLES[0]))
 
 
 def test_a_device_reads_the_places_of_its_window_only(written):

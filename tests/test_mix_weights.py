@@ -124,7 +124,7 @@ def mosaic_amounts(asked: list[dict], num_samples: list[int], epoch_size: int | 
 
 @given(
     num_samples=sizes,
-    weights=st.lists(st.floats(1e-3, 1e3), min_size=8, max_size=8),
+    weights=st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=8, max_size=8),
     epoch_size=st.none() | st.integers(1, 10**8),
     seed=st.integers(0, 2**31),
 )
@@ -132,6 +132,7 @@ def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_proportions(
     num_samples, weights, epoch_size, seed
 ):
     asked = [{"proportion": weight} for weight in weights[: len(num_samples)]]
+    asked[0] = {"proportion": weights[0] or 0.7}
 
     ours = resolve(asked, num_samples, epoch_size=epoch_size, arithmetic="mosaicml", seed=seed)
     assert ours == mosaic_amounts(asked, num_samples, epoch_size, seed)

@@ -66,10 +66,15 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def build_app() -> Any:
-    """Return the command with all its verbs."""
+def build_app() -> typer.Typer:
+    """Return the command line with all its verbs."""
     app = typer.Typer(
-        cls=VerbGroup, add_completion=False, no_args_is_help=True, rich_markup_mode="rich"
+        name="streampack",
+        cls=VerbGroup,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
     )
 
     @app.callback()
@@ -80,7 +85,7 @@ def build_app() -> Any:
     ) -> None:
         """Weighted token streams in, full packs out: mixed and packed on the fly."""
 
-    return get_command(app)
+    return app
 
 
 def main() -> None:

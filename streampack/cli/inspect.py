@@ -65,7 +65,7 @@ def inspect(
     lengths = np.concatenate([stream.shard_lengths(n) for n in _shards(stream, num_read)])
     console.print(_length_line(stream, lengths))
     console.print(histogram_table(lengths))
-    packs = _first_pack(stream, lengths, pack)
+    packs = _busiest_pack(stream, lengths, pack)
     decoder = None if tokenizer is None else Tokenizer.from_file(str(tokenizer))
     console.print(_draw(packs, pack, console.width - MARGIN))
     console.print(_decode(stream, packs, pack, decoder))
@@ -104,22 +104,24 @@ def _length_line(stream: OpenStream, lengths: Int64Array) -> Text:
     return Text(f"{total:,} tokens, {known[source]}\nlengths: {', '.join(parts)}{seen}")
 
 
-def _first_pack(stream: OpenStream, lengths: Int64Array, max_seq_len: int) -> Packs:
-    """Return the first pack that the stream's first samples make on their own."""
+def _busiest_pack(stream: OpenStream, lengths: Int64Array, max_seq_len: int) -> Packs:
+    """Return the pack with most segments, of those that the first few samples make."""
     # Four packs' worth of tokens are enough to fill one to the brim.
     num_samples = int(np.searchsorted(np.cumsum(lengths), 4 * max_seq_len)) + 1
     few = lengths[:num_samples]
     samples = np.stack([0 * few, 0 * few, np.arange(len(few)), few], axis=1)
     packer = make_packer(Packing(max_seq_len=max_seq_len))
     packs = packer.add(fit_samples(samples, max_seq_len, "split", [stream.name]))
-    return Packs.join([packs, packer.flush()]).slice(0, 1)
+    packs = Packs.join([packs, packer.flush()])
+    busiest = int(np.argmax(np.diff(packs.ends, prepend=0)))
+    return packs.slice(busiest, busiest + 1)
 
 
 def _draw(packs: Packs, max_seq_len: int, width: int) -> Text:
     """Return the pack as a bar, each of its segments in a colour of its own."""
     bar = packs[0][:, [SAMPLE, LENGTH]]
     bar[:, 0] = np.arange(len(bar))
-    return Text("\nfirst pack  ") + pack_lines([bar], max_seq_len, min(width, BAR_WIDTH))
+    return Text("\na pack  ") + pack_lines([bar], max_seq_len, min(width, BAR_WIDTH))
 
 
 def _decode(stream: OpenStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:

@@ -44,7 +44,7 @@ def run(
         bool, Option("--json", help="Print one JSON line at the end, and no table.")
     ] = False,
 ) -> None:
-    """Mix and pack as a config says, without a model, and show what comes out.
+    """Mix and pack as a config says, and show what comes out.
 
     Without --steps it takes one epoch.
     """

@@ -21,6 +21,8 @@ from streampack.errors import StreampackError
 
 __all__ = ["Report", "train_until"]
 
+TRAINING = [sys.executable, "-m", "streampack.cli.demo.train"]
+
 Report = dict[str, Any]
 """What the training says of a step: its number, the loss, the batch's digest."""
 
@@ -41,7 +43,7 @@ def train_until(
     Raises:
         StreampackError: If the training fails by itself.
     """
-    command = [sys.executable, "-m", "streampack.cli.demo.train", *arguments]
+    command = [*TRAINING, *arguments]
     reports = []
     is_killed = False
     with (

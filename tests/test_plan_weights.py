@@ -1,0 +1,133 @@
+"""Over several epochs: exact counts, even use of the samples, and what "fixed" fixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning import covered, global_batches, lane_samples, recipe
+
+from streampack.config import Mixing
+from streampack.plan import Recipe
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+WEIGHT = st.one_of(
+    st.just({}),
+    st.integers(0, 300).map(lambda percent: {"repeat": percent / 100}),
+    st.integers(0, 700).map(lambda count: {"choose": count}),
+)
+
+
+def make(lengths: list, weights: list[dict], method: str, num_lanes: int, **mixing) -> Recipe:
+    return recipe(
+        lengths,
+        weights=weights,
+        mixing=Mixing(batching_method=method, **mixing),
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=4 * num_lanes,
+    )
+
+
+def taken(r: Recipe, epoch: int) -> list[dict]:
+    """Per stream: the (pass, sample) taken in an epoch, with their pieces."""
+    packs = [pack for batch, _ in global_batches(r, epoch) for pack in batch]
+    return covered(packs, len(r.streams))
+
+
+@settings(max_examples=40)
+@given(
+    nums=st.lists(st.integers(1, 500), min_size=1, max_size=3),
+    weights=st.lists(WEIGHT, min_size=3, max_size=3),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3, 4, 7]),
+)
+def test_repeat_and_choose_are_exact_in_every_epoch_and_samples_are_used_evenly(
+    nums, weights, method, num_lanes
+):
+    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in nums]
+    weights = [weights[0] if weights[0] else {"repeat": 1.5}, *weights[1:]][: len(nums)]
+    if not any(w.get("repeat", 1) * n >= 1 and w.get("choose", 1) for w, n in zip(weights, nums)):
+        return
+    r = make(lengths, weights, method, num_lanes)
+
+    seen: list[Counter] = [Counter() for _ in nums]
+    keys: list[set] = [set() for _ in nums]
+    for epoch in range(3):
+        for number, pieces in enumerate(taken(r, epoch)):
+            assert len(pieces) == r.streams[number].quota.amount
+            assert not keys[number] & set(pieces), "a pass took a sample twice"
+            keys[number] |= set(pieces)
+            seen[number].update(sample for _, sample in pieces)
+            for lane in lane_samples(r, number):
+                uses = [seen[number][sample] for sample in lane]
+                assert max(uses) - min(uses) <= 1
+
+
+@settings(max_examples=25)
+@given(
+    nums=st.lists(st.integers(1, 500), min_size=2, max_size=3),
+    weights=st.lists(st.sampled_from([1, 3, 0.5]), min_size=3, max_size=3),
+    epoch_size=st.sampled_from([None, 100, 777]),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3]),
+)
+def test_proportions_are_exact_in_every_epoch(nums, weights, epoch_size, method, num_lanes):
+    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in nums]
+    asked = [{"proportion": w} for w in weights[: len(nums)]]
+    r = make(lengths, asked, method, num_lanes, epoch_size=epoch_size)
+
+    assert sum(stream.quota.amount for stream in r.streams) == (epoch_size or sum(nums))
+    for epoch in range(3):
+        assert [len(pieces) for pieces in taken(r, epoch)] == [
+            stream.quota.amount for stream in r.streams
+        ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method, num_lanes, unit):
+    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in (600, 500)]
+    share = [{"proportion": 1}, {"proportion": 2}]
+
+    def samples(sampling_method: str, epoch: int) -> list[set]:
+        r = make(
+            lengths,
+            share,
+            method,
+            num_lanes,
+            epoch_size=200 if unit == "samples" else 4000,
+            sampling_method=sampling_method,
+            weight_unit=unit,
+        )
+        return [{sample for _, sample in pieces} for pieces in taken(r, epoch)]
+
+    assert samples("fixed", 0) == samples("fixed", 1) == samples("fixed", 2)
+    for first, second in zip(samples("balanced", 0), samples("balanced", 1), strict=True):
+        assert not first & second
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stream_of_nothing_takes_no_part(method):
+    lengths = [np.full(300, 20), np.full(300, 30)]
+    r = make(lengths, [{"proportion": 0}, {"proportion": 1}], method, 2)
+
+    assert [len(pieces) for pieces in taken(r, 0)] == [0, 600]
+
+
+@pytest.mark.parametrize("num_lanes", [2, 5])
+def test_a_small_stream_is_shared_and_its_elements_go_to_the_lanes_in_turn(num_lanes):
+    r = make([np.full(30, 20), np.full(3000, 30)], [{}, {}], "random", num_lanes)
+    whole = recipe([np.full(30, 20)]).lane_stream(0, 0)
+    own = [r.lane_stream(0, lane).take(0, 6).samples.tolist() for lane in range(num_lanes)]
+
+    in_turn = [own[i % num_lanes][i // num_lanes] for i in range(6 * num_lanes)]
+    assert sorted(in_turn[:30]) == sorted(whole.take(0, 30).samples.tolist())[: 6 * num_lanes] or (
+        len(set(in_turn[:30])) == min(30, 6 * num_lanes)
+    )
+    assert not r.lane_stream(1, 0).is_empty
+    assert len(lane_samples(r, 1)[0]) < 3000 // num_lanes + 100
