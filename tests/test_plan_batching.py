@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -44,6 +46,15 @@ def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
     ]
     assert len(counts) >= least * len(batches) - 1
     return np.array(counts)
+
+
+def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
+    """The samples of a lane in the order in which its packer takes them."""
+    arrivals = make_arrivals(r, lane, 0, epoch)
+    parts = []
+    while len(rows := arrivals.next()):
+        parts.append(rows)
+    return np.concatenate(parts)
 
 
 def drift(counts: np.ndarray, r: Recipe) -> np.ndarray:
@@ -125,8 +136,6 @@ def test_stratified_shows_every_stream_to_every_rank():
 @pytest.mark.parametrize("num_lanes", [1, 2, 4])
 def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method, num_lanes):
     """Shares come from estimated totals; one that is wrong by far makes a stream run out early."""
-    from dataclasses import replace
-
     r = make(method, [1, 1, 1], num_lanes, 2, num_lanes * 4)
     wrong = replace(r.streams[0], num_tokens=20 * r.streams[0].num_tokens)
     batches = global_batches(replace(r, streams=(wrong, *r.streams[1:])))
@@ -148,11 +157,11 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
     longest = max(int(lengths.max()) for lengths in LENGTHS)
 
     for lane in range(num_lanes):
-        arrivals = make_arrivals(r, lane, 0, epoch)
-        rows = np.concatenate(list(iter(lambda a=arrivals: a.next(), None).__next__() for _ in "ab"))
+        rows = arriving(r, lane, epoch)
         got = np.cumsum((rows[:, 0, None] == np.arange(3)) * rows[:, 3, None], axis=0)
         error = got - got.sum(axis=1, keepdims=True) * shares
-        assert np.abs(error).max() <= 2 * longest
+        # The last samples come when a stream may have run out in this lane.
+        assert np.abs(error[: len(error) * 9 // 10]).max() <= longest + 1e-3
 
 
 @settings(max_examples=20)
@@ -163,9 +172,7 @@ def test_random_by_samples_holds_each_stream_s_exact_count_in_every_epoch(
     r = make("random", weights, num_lanes, 1, 4 * num_lanes)
     counts = np.zeros(3, np.int64)
     for lane in range(num_lanes):
-        arrivals = make_arrivals(r, lane, 0, epoch)
-        while len(rows := arrivals.next()):
-            counts += np.bincount(rows[:, 0], minlength=3)
+        counts += np.bincount(arriving(r, lane, epoch)[:, 0], minlength=3)
 
     assert counts.tolist() == [stream.quota.amount for stream in r.streams]
 

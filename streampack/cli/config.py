@@ -97,6 +97,7 @@ class _Loader(yaml.SafeLoader):
     """YAML that refuses a key written twice, where PyYAML would keep the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return a mapping, once its keys are known to differ."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, (key, (key_node, _)) in enumerate(zip(keys, node.value, strict=True)):
             if key in keys[:index]:

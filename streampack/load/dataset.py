@@ -133,6 +133,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._delivered: Progress | None = None
         self._worker_start: Progress | None = None
         self._totals: dict[int, int] = {}
+        self._latest: EpochSequence | None = None
         batches_ahead(self.buffers, self.footprint(), 1)
 
     # What it is.
@@ -180,6 +181,10 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             rounded += size
         return rounded
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in a worker plans for itself.
+        return self.__dict__ | {"_latest": None}
+
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> Footprint:
         """Return what a rank holds at most, for the bounds of `Buffers`."""
         recipe, window = self._recipe, self.batch_size * self.world.num_devices
@@ -216,8 +221,10 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             self._ledger.begin(worker, key, start.epoch)
             return self._sequence(start)
         epoch = self._ledger.begin(worker, key)
-        if epoch != self._start.epoch or not self._start.position:
+        if epoch != self._start.epoch:
             return self._sequence(Progress(epoch=epoch))
+        if not self._start.position:
+            return self._sequence(self._start)
         sequence = self._sequence(self._start)
         if sequence.is_finished:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
@@ -235,13 +242,19 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         view = DeviceView(
             place=world.place, num_devices=world.num_devices, batch_size=self.batch_size
         )
-        return EpochSequence(
+        snapshots = start.snapshots
+        latest = self._latest if self._recipe.mixing.epoch_end == "carry" else None
+        if latest and (latest.epoch, latest.position) <= (start.epoch, start.position):
+            # Lanes roll on from epoch to epoch: go on from where the last one left them.
+            snapshots = snapshots or latest.snapshots()
+        self._latest = EpochSequence(
             self._recipe,
             view,
             epoch=start.epoch,
             position=start.position,
-            snapshots=start.snapshots,
+            snapshots=snapshots,
         )
+        return self._latest
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch; in a torch worker, this worker's share of it."""
@@ -346,6 +359,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             )
         self._recipe = recipe
         self._totals = {}
+        self._latest = None
         if saved_in is not None:
             self._worker_start, self._delivered = progress, None
         else:

@@ -163,7 +163,9 @@ class PackedDataLoader:
                 planned = self._plans.waiting.popleft()
                 self._note(planned, sequence)
                 yield batch
-            self._progress = Progress(epoch=sequence.epoch + 1)
+            rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
+            snapshots = sequence.snapshots() if rolls_on else []
+            self._progress = Progress(epoch=sequence.epoch + 1, snapshots=snapshots)
         finally:
             sequence.close()
 

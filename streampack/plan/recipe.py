@@ -151,7 +151,8 @@ class LaneStream:
         if self._passes is None or self._shares is None:
             return 0  # a shared stream is small: not worth a bound
         if self.stream.quota.unit == "tokens":
-            return max(last - first, 0) if last > first else 0
+            # The epoch before may have begun a sample that reaches into this one's range.
+            return max(last - self._passes.find_tokens(first)[1], 0)
         return self._passes.tokens_between(first, last)
 
 

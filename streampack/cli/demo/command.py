@@ -30,7 +30,7 @@ from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.crash import Report, train_until
 from streampack.cli.demo.prepare import train_tokenizer, write_text
 from streampack.cli.demo.text import SOURCES
-from streampack.cli.demo.train import SAVE_EVERY, fingerprint
+from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
 from streampack.cli.write import write_with_bar
 from streampack.errors import ConfigError, StreampackError
 from streampack.load import PackedDataLoader
@@ -112,14 +112,14 @@ def _stream_table(described: RunConfig) -> Table:
 
 
 def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]:
-    """Take the batches of a run that never stops; draw the first packs, return all digests."""
+    """Take the batches of an epoch that never stops; draw its first packs, return all digests."""
     described = read_config(config)
     dataset = build_dataset(described, config)
     # Another number of workers than the training has: the batches do not depend on it.
     loader = PackedDataLoader(dataset, num_workers=0)
     digests: list[str] = []
     bars: list[Bar] = []
-    for batch in islice(loader, num_steps):
+    for batch in islice(endless(loader), max(num_steps, len(dataset))):
         digests.append(fingerprint(batch))
         bars += bars_of(batch["segments"].numpy())
     names, max_seq_len = dataset.stream_names, described.packing.max_seq_len
