@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, Weight, resolve_weights
+from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import DeviceView, EpochSequence
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
@@ -152,3 +154,12 @@ def synthetic_stream(
         lengths_of=lengths_of,
         quota=Quota(amount=num_samples),
     )
+
+
+def column_packs(planner: ColumnPlanner) -> Iterator[list]:
+    """The packs of one column of a lane, one after the other; for ever with epoch_end="carry"."""
+    number = 0
+    while planner.know(number):
+        yield planner.take(number, number + 1)[0].tolist()
+        number += 1
+        planner.release(number)

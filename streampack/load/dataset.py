@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -46,8 +45,6 @@ from streampack.types import State
 from streampack.world import World
 
 __all__ = ["BatchReader", "PackedStreamingDataset"]
-
-_iterations = count()  # tells the iterations of one process apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,6 +131,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._worker_start: Progress | None = None
         self._totals: dict[int, int] = {}
         self._latest: EpochSequence | None = None
+        self._num_iterations = 0
         batches_ahead(self.buffers, self.footprint(), 1)
 
     # What it is.
@@ -214,7 +212,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             worker: Which of the processes that iterate together this is.
             key: The same in all of them.
         """
-        key = key or f"{os.getpid()}:{next(_iterations)}"
+        key = key or f"{os.getpid()}:{id(self)}:{self._num_iterations}"
+        self._num_iterations += 1
         self._take_over_run()
         start, self._worker_start = self._worker_start, None
         if start is not None:
@@ -266,7 +265,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         if info is not None:
             # Workers of one iteration share the loader's base seed; a persistent worker that is
             # resumed keeps it, so how often it was resumed belongs to the key.
-            key = f"{info.seed - info.id}:{next(_iterations)}"
+            key = f"{info.seed - info.id}:{self._num_iterations}"
         sequence = self.begin(worker, key)
         # At once, not at the first batch: a worker may be asked for its state before that.
         self._delivered = Progress(epoch=sequence.epoch, position=sequence.position)
@@ -279,20 +278,19 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         step = 0
         epoch, base = sequence.epoch, sequence.position
         window = self.batch_size * self.world.num_devices
-        while (plan := sequence.next(fetch=step % num_workers == worker)) is not None:
-            step += 1
-            if (step - 1) % num_workers != worker:
-                continue
-            if in_worker:
-                # All rounds up to and with this one are done, as far as this worker is concerned.
-                rounds = -(-step // num_workers)
-                position = base + rounds * num_workers * window
-            else:
-                position = plan.position
-            batch = read(plan)
-            self._delivered = Progress(epoch=epoch, position=position)
-            yield batch
-        sequence.close()
+        try:
+            while (plan := sequence.next(fetch=step % num_workers == worker)) is not None:
+                step += 1
+                if (step - 1) % num_workers != worker:
+                    continue
+                # In a worker: all rounds up to and with this one are done, as far as it knows.
+                rounds = -(-step // num_workers) * num_workers
+                position = base + rounds * window if in_worker else plan.position
+                batch = read(plan)
+                self._delivered = Progress(epoch=epoch, position=position)
+                yield batch
+        finally:
+            sequence.close()
         if not in_worker:
             self._delivered = Progress(epoch=epoch + 1)
 

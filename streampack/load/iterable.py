@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, islice
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -41,7 +41,6 @@ __all__ = ["PackedIterableDataset"]
 
 SCALE = 1 << 30
 NUM_LOOKED_AT = 64  # samples that tell whether labels are shifted
-_iterations = count()
 
 
 class _Source:
@@ -159,6 +158,7 @@ class PackedIterableDataset(IterableDataset[Batch]):
         self._batch_size = batch_size
         self._world = world or World.from_env(os.environ)
         self._ledger = EpochLedger()
+        self._num_iterations = 0
         self._check_buffers(0)
 
     def _check_buffers(self, num_workers: int) -> None:
@@ -180,7 +180,8 @@ class PackedIterableDataset(IterableDataset[Batch]):
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         self._check_buffers(info.num_workers if info else 0)
         token = info.seed - info.id if info else os.getpid()
-        epoch = self._ledger.begin(worker, f"{token}:{next(_iterations)}")
+        epoch = self._ledger.begin(worker, f"{token}:{self._num_iterations}")
+        self._num_iterations += 1
         return self._batches(epoch, worker, num_workers)
 
     def _batches(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:

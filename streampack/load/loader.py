@@ -108,6 +108,11 @@ class PackedDataLoader:
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
     ) -> None:
+        if not isinstance(dataset, PackedStreamingDataset):
+            raise ConfigError(
+                f"PackedDataLoader plans a PackedStreamingDataset, got {type(dataset).__name__}; "
+                "iterate others with torch's DataLoader(dataset, batch_size=None)"
+            )
         check_positive("prefetch_factor", prefetch_factor)
         if num_workers < 0:
             raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")

@@ -19,6 +19,7 @@ import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Event
 
 import numpy as np
 
@@ -84,12 +85,19 @@ def _expected_packs(recipe: Recipe) -> Int64Array:
     return np.tile(np.array(expected, np.int64), (recipe.num_lanes, 1))
 
 
-def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
-    """Plan one lane to the epoch's end and return the packs of each column."""
+def count_packs(recipe: Recipe, epoch: int, lane: int, stop: Event | None = None) -> list[int]:
+    """Plan one lane to the epoch's end and return the packs of each column.
+
+    Args:
+        recipe: What the sequence is a function of.
+        epoch: Which epoch.
+        lane: Which lane.
+        stop: Once it is set, nobody wants the answer any more.
+    """
     counts = []
     for column in range(recipe.num_columns):
         planner = ColumnPlanner(recipe, lane, column, epoch)
-        while not planner.is_complete:
+        while not planner.is_complete and not (stop and stop.is_set()):
             planner.extend()
             planner.release(planner.num_known)
         counts.append(planner.num_known)
@@ -137,6 +145,7 @@ class EpochSequence:
         self._bounded: set[int] = set()
         self._ends: dict[int, Future[list[int]]] = {}
         self._finder: ThreadPoolExecutor | None = None
+        self._closed = Event()
         self._is_carry = recipe.mixing.epoch_end == "carry"
         self._own_lanes = self._touched_lanes(position)
         self._snapshots = {(s["lane"], s["column"]): s for s in snapshots or []}
@@ -228,6 +237,7 @@ class EpochSequence:
 
     def close(self) -> None:
         """End the thread that looks for lane ends, if there is one."""
+        self._closed.set()
         if self._finder is not None:
             self._finder.shutdown(wait=False, cancel_futures=True)
 
@@ -306,7 +316,9 @@ class EpochSequence:
         if lane not in self._ends:
             if self._finder is None:
                 self._finder = ThreadPoolExecutor(1, thread_name_prefix="streampack-lane-ends")
-            self._ends[lane] = self._finder.submit(count_packs, self._recipe, self._epoch, lane)
+            self._ends[lane] = self._finder.submit(
+                count_packs, self._recipe, self._epoch, lane, self._closed
+            )
         return self._ends[lane]
 
     def _walk_to(self, slot: int) -> None:

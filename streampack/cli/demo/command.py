@@ -16,6 +16,7 @@ from __future__ import annotations
 import signal
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
@@ -152,15 +153,21 @@ def crash_and_resume(
         before, code = train_until(arguments, log, watch)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         console.print(
-            f"process 1 trained steps 1-{before[-1]['step']}, loss {before[0]['loss']:.2f} -> "
-            f"{before[-1]['loss']:.2f}, then was killed: {name}"
+            f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
+            f"then was killed: {name}"
         )
         after = _resume(arguments, log, num_steps, status)
     console.print(
         f"process 2 resumed at step {after[0]['step'] - 1}, trained steps {after[0]['step']}-"
-        f"{after[-1]['step']}, loss {after[0]['loss']:.2f} -> {after[-1]['loss']:.2f}"
+        f"{after[-1]['step']}, {_losses(after)}"
     )
     return before, after
+
+
+def _losses(reports: list[Report]) -> str:
+    """Return the loss at both ends of a run, each a mean of a few steps: packs differ a lot."""
+    losses = [report["loss"] for report in reports]
+    return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
 
 
 def _resume(arguments: list[str], log: Path, num_steps: int, status: Status) -> list[Report]:
