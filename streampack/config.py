@@ -68,7 +68,7 @@ def parse_count(name: str, value: int | str | None) -> int | None:
         digits = text[:-1] if text[-1:] in COUNT_SUFFIXES else text
         try:
             value = int(digits) * factor if digits.isdigit() else round(float(digits) * factor)
-        except ValueError:
+        except (OverflowError, ValueError):
             raise ConfigError(
                 f"{name}={value!r} is no number; write 10000, '10k', '1.5m' or '2b'"
             ) from None

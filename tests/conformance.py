@@ -30,12 +30,15 @@ from tests import builders
 PER_PACK = ("tokens", "labels", "input_pos", "document_ids")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Written:
     """Streams at rest: where they lie, and the tokens of each sample."""
 
     paths: tuple[Path, ...]
     tokens: tuple[list[np.ndarray], ...]
+
+    def __repr__(self) -> str:
+        return f"Written({self.paths[0].parent})"  # a red test need not print every token
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -113,17 +116,28 @@ def rows(batch: dict[str, Any]) -> list[tuple[bytes, ...]]:
     return shown
 
 
-def steps(datasets: Sequence[Iterable[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
-    """The batches of all ranks, step by step, in order of their places."""
-    yield from (list(step) for step in zip(*datasets, strict=True))
+def in_slot_order(
+    ranks: Sequence[PackedStreamingDataset], position: int
+) -> list[PackedStreamingDataset]:
+    """One rank of each place, in the order of their batches in a step that begins at `position`.
+
+    The device at place p takes the device batches k with k mod num_devices == p.
+    """
+    by_place = {rank.world.place: rank for rank in ranks}
+    num_devices = ranks[0].world.num_devices
+    first = position // ranks[0].batch_size
+    return [by_place[k % num_devices] for k in range(first, first + num_devices)]
 
 
-def all_rows(datasets: Sequence[PackedStreamingDataset]) -> list[tuple[bytes, ...]]:
-    """The packs of one epoch of a world in slot order, each once, whatever the replication."""
-    by_place = {dataset.world.place: dataset for dataset in datasets}
-    in_order = [by_place[place] for place in sorted(by_place)]
+def steps(loaders: Sequence[Iterable[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """The batches of all ranks, step by step; all take as many."""
+    yield from (list(step) for step in zip(*loaders, strict=True))
+
+
+def all_rows(ranks: Sequence[PackedStreamingDataset], position: int = 0) -> list[tuple[bytes, ...]]:
+    """The packs of a world from `position` on in slot order, each once whatever the replication."""
     found = []
-    for step in steps(in_order):
+    for step in steps(in_slot_order(ranks, position)):
         positions = {batch["position"] for batch in step}
         assert len(positions) == 1, f"ranks disagree on the position: {positions}"
         for batch in step:

@@ -99,7 +99,9 @@ def world_views(num_devices: int, batch_size: int) -> list[DeviceView]:
     ]
 
 
-def covered(packs: list[list], num_streams: int) -> list[dict[tuple[int, int], list[tuple[int, int]]]]:
+def covered(
+    packs: list[list], num_streams: int
+) -> list[dict[tuple[int, int], list[tuple[int, int]]]]:
     """Per stream: (pass, sample) -> its (start, length) pieces, sorted."""
     pieces: list[dict] = [{} for _ in range(num_streams)]
     for pack in packs:

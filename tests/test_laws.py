@@ -51,7 +51,10 @@ def make(written: Written, lanes: int, method: str, **options: Any) -> PackedStr
 
 def rows_of_workers(loaders: Sequence[Any]) -> list[tuple[bytes, ...]]:
     return [
-        row for step in conformance.steps(loaders) for batch in step for row in conformance.rows(batch)
+        row
+        for step in conformance.steps(loaders)
+        for batch in step
+        for row in conformance.rows(batch)
     ]
 
 
@@ -118,7 +121,9 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     start = first.state_dict()
     num_nodes = draw(st.integers(1, 4), "nodes")
     per_node = draw(st.integers(1, 4), "ranks per node")
-    replication = draw(st.sampled_from([r for r in (1, 2, 3, 4) if per_node % r == 0]), "replication")
+    replication = draw(
+        st.sampled_from([r for r in (1, 2, 3, 4) if per_node % r == 0]), "replication"
+    )
     ranks = [
         conformance.make(written, batch_size=batch_size, world=world, **options)
         for world in worlds(num_nodes * per_node, num_nodes, replication)
@@ -276,7 +281,9 @@ def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(
     for shown in all_rows([dataset]):
         segments = conformance.segments_of([shown])
         assert segments[:, 4].sum() <= max_seq_len
-        totals = np.array([min(lengths[s][i], max_seq_len) for s, i in segments[:, [0, 2]].tolist()])
+        totals = np.array(
+            [min(lengths[s][i], max_seq_len) for s, i in segments[:, [0, 2]].tolist()]
+        )
         cut = segments[:, 3] + segments[:, 4] < totals
         assert cut.sum() <= (0 if gap is None else 1)
 

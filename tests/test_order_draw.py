@@ -126,9 +126,7 @@ def test_by_tokens_stopping_and_going_on_with_the_same_deficits_changes_nothing(
         drawn: list[int] = []
         for size in sizes:
             out = np.empty(size, np.int64)
-            made = draw_by_tokens(
-                shares, deficits, flat, ends, nexts, np.ones(3, np.int64), out
-            )
+            made = draw_by_tokens(shares, deficits, flat, ends, nexts, np.ones(3, np.int64), out)
             drawn += out[:made].tolist()
         return drawn
 

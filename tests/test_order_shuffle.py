@@ -184,9 +184,7 @@ def test_find_tokens_finds_the_first_element_that_starts_there(
     count=st.integers(0, 150),
     weigh=st.sampled_from([None, halves]),
 )
-def test_tokens_between_two_elements_are_summed_right(
-    shard_sizes, block_size, first, count, weigh
-):
+def test_tokens_between_two_elements_are_summed_right(shard_sizes, block_size, first, count, weigh):
     passes, lengths = make_passes(shard_sizes, block_size, weigh=weigh)
     weights = lengths if weigh is None else weigh(lengths)
 

@@ -143,7 +143,9 @@ def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method
     assert not all(live for _, live in batches)
     assert all(len(packs) == r.global_batch_size for packs, _ in batches[:-1])
     expected = global_batches(r)
-    tokens = [sum(row[4] for packs, _ in b for p in packs for row in p) for b in (batches, expected)]
+    tokens = [
+        sum(row[4] for packs, _ in b for p in packs for row in p) for b in (batches, expected)
+    ]
     assert tokens[0] == tokens[1]
 
 

@@ -69,9 +69,7 @@ def test_pad_fills_the_last_global_batch_up_and_drop_leaves_it_out(
 def test_an_epoch_of_whole_global_batches_is_neither_padded_nor_cut(method):
     lengths = [np.full(480, 16)]  # 120 packs of 64
     for epoch_end in ("pad", "drop"):
-        batches = device_batches(
-            make(method, epoch_end, lengths=lengths), world_views(1, 12)[0]
-        )
+        batches = device_batches(make(method, epoch_end, lengths=lengths), world_views(1, 12)[0])
         assert [len(batch.packs) for batch in batches] == [12] * 10
 
 

@@ -82,7 +82,9 @@ def test_every_token_lies_in_one_pack_of_an_epoch_and_no_pack_holds_too_many(
         assert all(len({row[STREAM] for row in pack}) == 1 for pack in packs)
 
 
-LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(500, 60), (250, 200), (9, 90)]]
+LENGTHS = [
+    np.random.default_rng(n).integers(1, top, n) for n, top in [(500, 60), (250, 200), (9, 90)]
+]
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 3, 4, 7])
@@ -160,9 +162,7 @@ def test_lanes_of_no_sample_are_passed_over():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
 def test_truncated_and_dropped_samples_are_left_out_as_asked_and_counted(method, overflow):
-    r = make(
-        LENGTHS, method, "samples", 1, 2, packing=Packing(max_seq_len=64, overflow=overflow)
-    )
+    r = make(LENGTHS, method, "samples", 1, 2, packing=Packing(max_seq_len=64, overflow=overflow))
     (batches,) = [device_batches(r, view) for view in world_views(1, 2)]
     packs = [b.packs[i].tolist() for b in batches for i in range(len(b.packs))]
 

@@ -52,34 +52,35 @@ class _Source:
         self._items: Iterator[tuple[int, object]] = islice(
             enumerate(stream.source), first, None, stride
         )
-        self._shifted = stream.labels_shifted
+        # labels_shifted: whether labels[i] speaks of token i + 1; None until the first sample.
+        self.labels_shifted = stream.labels_shifted if stream.labels else False
 
     def next(self) -> tuple[int, IterableSample] | None:
         """Return the next sample and its number in the source; None at the end."""
+        if self.labels_shifted is None:
+            self._look_at_labels()
         try:
             number, item = next(self._items)
         except StopIteration:
             return None
         return number, self._stream.sample(item, number)
 
-    def labels_shifted(self) -> bool:
-        """Return whether labels are shifted, by the first samples where the stream does not say."""
-        if self._stream.labels is None:
-            return False
-        if self._shifted is None:
-            first = list(islice(self._items, NUM_LOOKED_AT))
-            samples = [self._stream.sample(item, number) for number, item in first]
-            self._items = chain(first, self._items)
-            self._shifted = labels_are_shifted(
-                (sample.tokens, sample.labels) for sample in samples if sample.labels is not None
-            )
-        if self._shifted is None:
+    def _look_at_labels(self) -> None:
+        """Tell from the first samples whether labels are shifted."""
+        first = list(islice(self._items, NUM_LOOKED_AT))
+        self._items = chain(first, self._items)
+        samples = [self._stream.sample(item, number) for number, item in first]
+        if not samples:
+            return
+        self.labels_shifted = labels_are_shifted(
+            (sample.tokens, sample.labels) for sample in samples if sample.labels is not None
+        )
+        if self.labels_shifted is None:
             raise DataError(
                 f"stream {self._name!r}: the labels of its first samples do not tell whether they "
                 "are shifted; say so with labels_shifted=True (labels[i] is for tokens[i + 1]) or "
                 "labels_shifted=False (for tokens[i])"
             )
-        return self._shifted
 
 
 class _Mixer:
@@ -221,7 +222,7 @@ class PackedIterableDataset(IterableDataset[Batch]):
         while (found := mixer.next()) is not None:
             stream, number, sample = found
             tokens, labels = shifted_labels(
-                sample, packing, labels_shifted=sources[stream].labels_shifted()
+                sample, packing, labels_shifted=bool(sources[stream].labels_shifted)
             )
             row = np.array([[stream, epoch, number, len(tokens)]])
             segments = fit_samples(row, packing.max_seq_len, packing.overflow, self.stream_names)

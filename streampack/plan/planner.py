@@ -101,10 +101,16 @@ class ColumnPlanner:
             self.overlong += np.bincount(over, minlength=len(self.overlong))
         return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
 
-    def know(self, number: int) -> bool:
-        """Plan on until pack `number` is known; False where the column ends before it."""
+    def know(self, number: int, keep: int = 0) -> bool:
+        """Plan on until pack `number` is known; False where the column ends before it.
+
+        Args:
+            number: Which pack.
+            keep: Packs before this one are forgotten on the way, so that the way may be long.
+        """
         while self.num_known <= number and not self.is_complete:
             self.extend()
+            self.release(keep)
         return number < self.num_known
 
     def take(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:

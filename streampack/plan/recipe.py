@@ -76,6 +76,7 @@ class LaneStream:
         self._shares = shares
         self._num_lanes = recipe.num_lanes
         self._fixed = recipe.mixing.sampling_method == "fixed"
+        self._drops = recipe.packing.overflow == "drop"
         self._passes: Passes | None = None
         if extents.num_samples:
             self._passes = Passes(
@@ -145,15 +146,25 @@ class LaneStream:
             cursor += len(weights)
             before += int(weights.sum())
 
-    def tokens_in(self, epoch: int) -> int:
-        """Return at least how many tokens the epoch takes here; asks for lengths, moves nothing."""
+    def tokens_in(self, epoch: int, begin: int, end: int) -> tuple[int, int, bool]:
+        """Count the tokens of samples `begin` to `end` - 1 of those that an epoch takes here.
+
+        Returns:
+            Their tokens, the least that the samples after them hold, and whether that is all that
+            can be known without planning.
+        """
         first, last = self.range_of(epoch)
-        if self._passes is None or self._shares is None:
-            return 0  # a shared stream is small: not worth a bound
+        if self._passes is None or last <= first:
+            return 0, 0, True
         if self.stream.quota.unit == "tokens":
             # The epoch before may have begun a sample that reaches into this one's range.
-            return max(last - self._passes.find_tokens(first)[1], 0)
-        return self._passes.tokens_between(first, last)
+            reached = self._passes.find_tokens(first)[1] if self._shares is not None else last
+            return 0, max(last - reached, 0), True
+        stop = min(first + end, last)
+        least = 0 if self._drops else last - stop
+        if self._shares is None:
+            return 0, least, True  # a shared stream is small: not worth its lengths
+        return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

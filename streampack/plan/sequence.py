@@ -16,21 +16,18 @@ column.
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from threading import Event
 
 import numpy as np
 
+from streampack.plan.ends import ColumnEnds
 from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
 from streampack.plan.walk import ENDLESS, Walk
 from streampack.types import Int64Array, Packs, State
 
-__all__ = ["DeviceBatch", "DeviceView", "EpochSequence", "count_packs"]
-
-PLAN_AHEAD = 0.75  # of a lane's certain packs: from here on its end is looked for in a thread
+__all__ = ["DeviceBatch", "DeviceView", "EpochSequence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,34 +82,6 @@ def _expected_packs(recipe: Recipe) -> Int64Array:
     return np.tile(np.array(expected, np.int64), (recipe.num_lanes, 1))
 
 
-def count_packs(recipe: Recipe, epoch: int, lane: int, stop: Event | None = None) -> list[int]:
-    """Plan one lane to the epoch's end and return the packs of each column.
-
-    Args:
-        recipe: What the sequence is a function of.
-        epoch: Which epoch.
-        lane: Which lane.
-        stop: Once it is set, nobody wants the answer any more.
-    """
-    counts = []
-    for column in range(recipe.num_columns):
-        planner = ColumnPlanner(recipe, lane, column, epoch)
-        while not planner.is_complete and not (stop and stop.is_set()):
-            planner.extend()
-            planner.release(planner.num_known)
-        counts.append(planner.num_known)
-    return counts
-
-
-def _certain_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
-    """Return a lower bound on the packs of each column: its tokens over max_seq_len."""
-    tokens = [
-        recipe.lane_stream(number, lane).tokens_in(epoch) for number in range(len(recipe.streams))
-    ]
-    columns = [sum(tokens)] if recipe.is_mixed else tokens
-    return [-(-column // recipe.packing.max_seq_len) for column in columns]
-
-
 class EpochSequence:
     """One device's batches of one epoch, from a position on.
 
@@ -142,10 +111,7 @@ class EpochSequence:
         self._first_slot = 0
         self._total: int | None = None
         self._planners: dict[tuple[int, int], ColumnPlanner] = {}
-        self._bounded: set[int] = set()
-        self._ends: dict[int, Future[list[int]]] = {}
-        self._finder: ThreadPoolExecutor | None = None
-        self._closed = Event()
+        self._ends = ColumnEnds(recipe, epoch)
         self._is_carry = recipe.mixing.epoch_end == "carry"
         self._own_lanes = self._touched_lanes(position)
         self._snapshots = {(s["lane"], s["column"]): s for s in snapshots or []}
@@ -237,9 +203,7 @@ class EpochSequence:
 
     def close(self) -> None:
         """End the thread that looks for lane ends, if there is one."""
-        self._closed.set()
-        if self._finder is not None:
-            self._finder.shutdown(wait=False, cancel_futures=True)
+        self._ends.close()
 
     def _touched_lanes(self, position: int) -> set[int]:
         """Return the lanes of this device's slots while no lane is dry."""
@@ -304,22 +268,10 @@ class EpochSequence:
             planner.extend()
             walk.known[lane, column] = planner.num_known
             walk.complete[lane, column] = planner.is_complete
-        elif lane not in self._bounded:
-            self._bounded.add(lane)
-            certain = _certain_packs(self._recipe, self._epoch, lane)
-            walk.known[lane] = np.maximum(walk.known[lane], certain)
         else:
-            walk.known[lane] = self._find_end(lane).result()
-            walk.complete[lane] = 1
-
-    def _find_end(self, lane: int) -> Future[list[int]]:
-        if lane not in self._ends:
-            if self._finder is None:
-                self._finder = ThreadPoolExecutor(1, thread_name_prefix="streampack-lane-ends")
-            self._ends[lane] = self._finder.submit(
-                count_packs, self._recipe, self._epoch, lane, self._closed
-            )
-        return self._ends[lane]
+            num_packs, is_all = self._ends.learn(lane, column)
+            walk.known[lane, column] = num_packs
+            walk.complete[lane, column] = is_all
 
     def _walk_to(self, slot: int) -> None:
         """Walk whole global batches until `slot` slots of the epoch are known, or all lanes dry."""
@@ -334,12 +286,7 @@ class EpochSequence:
                 self._total = walked
         if len(batches) > 1:
             self._slots = np.concatenate(batches)
-            self._look_for_ends()
-
-    def _look_for_ends(self) -> None:
-        for lane in self._bounded - self._ends.keys():
-            if (self._walk.served[lane] >= PLAN_AHEAD * self._walk.known[lane]).any():
-                self._find_end(lane)
+            self._ends.look_ahead(self._walk.served)
 
     def _end_of_epoch(self) -> int | None:
         """Return the slot at which this epoch's steps end, once it is known."""
@@ -362,7 +309,7 @@ class EpochSequence:
         for begin, end in pairwise(bounds if len(slots) else []):
             lane, column, pack = slots[begin].tolist()
             planner = self._planner(lane, column)
-            planner.know(pack + end - begin - 1)
+            planner.know(pack + end - begin - 1, keep=pack)
             parts.append(planner.take(pack, pack + end - begin))
         if not parts:
             return Packs.none()

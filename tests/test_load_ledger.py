@@ -1,0 +1,81 @@
+"""The ledger of epochs: workers that never speak to each other agree on which epoch it is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.load.ledger import EpochLedger
+
+
+@given(
+    num_workers=st.integers(1, 4),
+    first=st.integers(0, 5),
+    orders=st.lists(st.randoms(use_true_random=False), min_size=1, max_size=5),
+)
+def test_all_workers_of_an_iteration_agree_in_whatever_order_they_come(num_workers, first, orders):
+    ledger = EpochLedger()
+    ledger.set_epoch(first)
+    for number, random in enumerate(orders):
+        workers = list(range(num_workers))
+        random.shuffle(workers)
+        epochs = {ledger.begin(worker, f"iteration {number}") for worker in workers}
+        assert epochs == {first + number}
+        assert ledger.next_epoch == first + number + 1
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_worker_that_never_came_to_an_epoch_is_counted_in_the_next(order):
+    ledger = EpochLedger()
+    # The loop was left before worker 2 began.
+    assert [ledger.begin(worker, "first") for worker in (0, 1)] == [0, 0]
+    assert {ledger.begin(worker, "second") for worker in order} == {1}
+
+
+def test_set_epoch_goes_back_as_well_as_on():
+    ledger = EpochLedger()
+    assert not ledger.has_begun
+    assert ledger.begin(0, "a") == 0
+    assert ledger.has_begun
+    for epoch in (7, 2):
+        ledger.set_epoch(epoch)
+        assert not ledger.has_begun
+        assert ledger.next_epoch == epoch
+        assert ledger.begin(0, f"to {epoch}") == epoch
+
+
+def test_a_named_epoch_is_taken_as_it_is():
+    ledger = EpochLedger()
+    assert ledger.begin(0, "resumed", epoch=4) == 4
+    assert ledger.begin(1, "resumed") == 4
+    assert ledger.begin(0, "next") == 5
+
+
+def test_a_copy_counts_for_itself():
+    ledger = EpochLedger()
+    ledger.run = [1, 2, 3, 4, 5, 6]
+    ledger.begin(0, "a")
+    copy = pickle.loads(pickle.dumps(ledger))
+    assert copy.run == [1, 2, 3, 4, 5, 6]
+    assert copy.begin(0, "b") == 1
+    assert ledger.next_epoch == 1
+    assert copy.next_epoch == 2
+
+
+def count_on(ledger: EpochLedger, worker: int) -> None:
+    ledger.begin(worker, "in a child")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_process_shares_the_page(method):
+    ledger = EpochLedger()
+    child = multiprocessing.get_context(method).Process(target=count_on, args=(ledger, 1))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert ledger.next_epoch == 1

@@ -1,0 +1,183 @@
+"""Law 5: save at any batch, go on in any world, with or without snapshots: the same packs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning import all_packs, device_batches, recipe, world_views
+
+from streampack.config import Mixing, Packing
+from streampack.plan import DeviceView, EpochSequence, Recipe
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+ENDS = ["pad", "drop", "carry"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(260, 60), (120, 90)]]
+SIZE = 12
+WORLDS = [(1, 2), (2, 2), (3, 2), (1, 4), (6, 1), (2, 3), (1, 12), (4, 3)]
+
+
+def make(
+    method: str, epoch_end: str, num_lanes: int = 1, unit: str = "samples", **kwargs
+) -> Recipe:
+    return recipe(
+        kwargs.pop("lengths", LENGTHS),
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end, weight_unit=unit, **kwargs),
+        packing=Packing(max_seq_len=64, buffer_tokens=512),
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=SIZE * num_lanes,
+    )
+
+
+def states_of(r: Recipe, view: DeviceView, epoch: int) -> list[tuple[int, str]]:
+    """The position and the snapshots, as JSON, before each batch of an epoch and after the last."""
+    sequence = EpochSequence(r, view, epoch=epoch)
+    states = [(0, json.dumps(sequence.snapshots()))]
+    while (batch := sequence.next()) is not None:
+        states.append((batch.position, json.dumps(sequence.snapshots())))
+    sequence.close()
+    return states
+
+
+@pytest.mark.parametrize("epoch_end", ENDS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("with_snapshots", [True, False])
+def test_going_on_from_every_batch_of_an_epoch_gives_the_rest_of_it(
+    method, num_lanes, epoch_end, with_snapshots
+):
+    r = make(method, epoch_end, num_lanes)
+    view = DeviceView(place=1, num_devices=2, batch_size=3)
+    whole = device_batches(r, view, 1)
+
+    for done, (position, snapshots) in enumerate(states_of(r, view, 1)):
+        rest = device_batches(
+            r,
+            view,
+            1,
+            position=position,
+            snapshots=json.loads(snapshots) if with_snapshots else None,
+        )
+        assert [show(batch) for batch in rest] == [show(batch) for batch in whole[done:]]
+
+
+def show(batch) -> tuple:
+    segments, ends = batch.packs.segments.tolist(), batch.packs.ends.tolist()
+    return segments, ends, batch.num_rows, batch.epoch, batch.position
+
+
+@settings(max_examples=80)
+@given(
+    method=st.sampled_from(METHODS),
+    epoch_end=st.sampled_from(ENDS),
+    num_lanes=st.sampled_from([1, 2, 3]),
+    unit=st.sampled_from(["samples", "tokens"]),
+    worlds=st.tuples(st.sampled_from(WORLDS), st.sampled_from(WORLDS), st.sampled_from(WORLDS)),
+    epoch=st.integers(0, 2),
+    data=st.data(),
+)
+def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
+    method, epoch_end, num_lanes, unit, worlds, epoch, data
+):
+    r = make(method, epoch_end, num_lanes, unit)
+    expected = all_packs(r, world_views(1, 2), epoch)
+    position, snapshots = 0, None
+    for (num_devices, batch_size), (_, next_size) in zip(worlds, worlds[1:], strict=False):
+        # One rank's snapshots may be missing what another rank's lanes need.
+        place = data.draw(st.integers(0, num_devices - 1))
+        sequence = EpochSequence(
+            r,
+            DeviceView(place=place, num_devices=num_devices, batch_size=batch_size),
+            epoch=epoch,
+            position=position,
+            snapshots=snapshots,
+        )
+        for _ in range(data.draw(st.integers(0, 8))):
+            batch = sequence.next()
+            if batch is None:
+                break
+            # The loader goes on where the position is a multiple of the next batch size.
+            if batch.position % next_size == 0 or batch.position == len(expected):
+                position = batch.position
+                snapshots = json.loads(json.dumps(sequence.snapshots()))
+        sequence.close()
+        num_devices, batch_size = worlds[2]
+        if position % batch_size == 0 or position == len(expected):
+            views = world_views(num_devices, batch_size)
+            for given_snapshots in (snapshots, None):
+                rest = all_packs(r, views, epoch, position=position, snapshots=given_snapshots)
+                assert rest == expected[position:]
+
+
+@pytest.mark.parametrize("epoch_end", ENDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_saving_changes_nothing(method, epoch_end):
+    r = make(method, epoch_end, 2)
+    view = DeviceView(batch_size=4)
+    sequence = EpochSequence(r, view, epoch=0)
+    batches = []
+    while (batch := sequence.next()) is not None:
+        assert sequence.snapshots() == sequence.snapshots()
+        batches.append(show(batch))
+
+    assert batches == [show(batch) for batch in device_batches(r, view)]
+
+
+@pytest.mark.parametrize("epoch_end", ENDS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_snapshots_are_json_and_hold_no_numbers_but_integers(method, epoch_end, unit):
+    r = make(method, epoch_end, 2, unit)
+    sequence = EpochSequence(r, DeviceView(batch_size=4), epoch=1)
+    for _ in range(5):
+        sequence.next()
+    snapshots = sequence.snapshots()
+
+    assert json.loads(json.dumps(snapshots)) == snapshots
+    assert {(own["lane"], own["column"]) for own in snapshots} <= {
+        (lane, column) for lane in range(2) for column in range(r.num_columns)
+    }
+    assert snapshots
+
+    def leaves(value):
+        if isinstance(value, dict):
+            assert all(type(key) is str for key in value)
+            value = [item for key, item in value.items() if key != "method"]
+        if isinstance(value, list):
+            return [leaf for item in value for leaf in leaves(item)]
+        return [value]
+
+    assert all(type(leaf) is int for leaf in leaves(snapshots))
+
+
+def test_snapshots_do_not_grow_with_the_epoch():
+    r = make("stratified", "pad", lengths=[np.full(60_000, 16), np.full(20_000, 30)])
+    sizes = [len(snapshots) for _, snapshots in states_of(r, DeviceView(batch_size=1200), 0)]
+
+    assert max(sizes[len(sizes) // 2 :]) < 1.5 * max(sizes[: len(sizes) // 2])
+    assert max(sizes) < 20_000
+
+
+def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
+    asked: list[int] = []
+    lengths = np.random.default_rng(0).integers(1, 40, 40_000)
+    r = make("random", "pad", lengths=[lengths])
+    states = states_of(r, DeviceView(batch_size=600), 0)
+    position, snapshots = states[len(states) * 3 // 4]
+    whole = r.streams[0].lengths_of
+
+    def count(shard: int):
+        asked.append(shard)
+        return whole(shard)
+
+    from dataclasses import replace
+
+    stream = replace(r.streams[0], lengths_of=count)
+    again = replace(r, streams=(stream,))
+    view = DeviceView(batch_size=600)
+    EpochSequence(again, view, epoch=0, position=position, snapshots=json.loads(snapshots)).next()
+    assert len(asked) <= 625 * 2  # the shards of one block, asked for once or twice

@@ -1,0 +1,150 @@
+"""The state of a run: what it holds, what it forgives, and what it refuses by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planning import recipe
+
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ResumeError
+from streampack.plan import Progress, Recipe, pack_state, run_shape, unpack_state
+
+DIGESTS = ["5f2c", "91aa"]
+LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
+
+
+def make(**kwargs) -> Recipe:
+    return recipe(LENGTHS, num_lanes=2, lane_run=4, global_batch_size=16, **kwargs)
+
+
+def state_of(r: Recipe, **kwargs) -> dict:
+    progress = Progress(epoch=3, position=48, snapshots=[{"lane": 0, "column": 0}])
+    return {**json.loads(json.dumps(pack_state(r, DIGESTS, progress))), **kwargs}
+
+
+def test_a_state_goes_through_json_and_comes_back_whole():
+    state = state_of(make())
+    progress = unpack_state(state, make(), DIGESTS)
+
+    assert (progress.epoch, progress.position) == (3, 48)
+    assert progress.snapshots == [{"lane": 0, "column": 0}]
+    assert run_shape(state) == (2, 4, 16)
+
+
+def test_without_snapshots_it_is_small_and_goes_on_too():
+    state = state_of(make())
+    del state["snapshots"]
+
+    assert unpack_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
+    assert len(json.dumps(state)) < 1000
+
+
+def test_packing_and_unpacking_change_neither_state_nor_progress():
+    progress = Progress(epoch=1, position=2, snapshots=[{"lane": 0}])
+    state = pack_state(make(), DIGESTS, progress)
+    before = copy.deepcopy((state, progress))
+
+    unpack_state(state, make(), DIGESTS)
+    assert (state, progress) == before
+
+
+@pytest.mark.parametrize(
+    "forgiven",
+    [
+        {"packing": Packing(max_seq_len=64, padding_id=7)},
+        {"packing": Packing(max_seq_len=64, positions="continue")},
+        {"packing": Packing(max_seq_len=64, buffer_tokens=65_536)},
+        {"order": Order(seed=3, num_lanes=2)},
+        {"mixing": Mixing(global_batch_size=16)},
+        {"mixing": Mixing(arithmetic="mosaicml")},
+    ],
+)
+def test_what_does_not_change_the_sequence_may_change(forgiven):
+    assert unpack_state(state_of(make()), make(**forgiven), DIGESTS).position == 48
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("max_seq_len", {"packing": Packing(max_seq_len=128)}),
+        ("method", {"packing": Packing(max_seq_len=64, method="next_fit")}),
+        ("overflow", {"packing": Packing(max_seq_len=64, overflow="drop")}),
+        ("buffer_limit", {"packing": Packing(max_seq_len=64, buffer_tokens=512)}),
+        ("buffer_samples", {"packing": Packing(max_seq_len=64, buffer_samples=99)}),
+        ("split_gap", {"packing": Packing(max_seq_len=64, split_gap=0.1)}),
+        ("bos_id", {"packing": Packing(max_seq_len=64, bos_id=1)}),
+        ("eos_id", {"packing": Packing(max_seq_len=64, eos_id=2)}),
+        ("batching_method", {"mixing": Mixing(batching_method="stratified")}),
+        ("weight_unit", {"mixing": Mixing(weight_unit="tokens")}),
+        ("sampling_method", {"mixing": Mixing(sampling_method="fixed")}),
+        ("epoch_end", {"mixing": Mixing(epoch_end="carry")}),
+        ("weights", {"mixing": Mixing(epoch_size=50)}),
+        ("weights", {"weights": [{"repeat": 2}, {}]}),
+        ("seed", {"order": Order(seed=4)}),
+        ("shuffle", {"order": Order(seed=3, shuffle=False)}),
+        ("shuffle_block_size", {"order": Order(seed=3, shuffle_block_size=50)}),
+    ],
+)
+def test_another_sequence_is_refused_with_the_differing_field_and_both_values(field, changed):
+    message = rf"the state was saved with {field}=.*, but this dataset has {field}=.*; resume with"
+
+    with pytest.raises(ResumeError, match=message):
+        unpack_state(state_of(make()), make(**changed), DIGESTS)
+
+
+def test_another_stream_is_refused_by_its_contents():
+    with pytest.raises(ResumeError, match=r"saved with streams=.*'91aa'.*dataset has streams="):
+        unpack_state(state_of(make()), make(), ["5f2c", "0000"])
+    with pytest.raises(ResumeError, match="saved with streams="):
+        unpack_state(state_of(make()), make(), DIGESTS[:1])
+
+
+def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
+    r = make()
+    other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
+
+    with pytest.raises(ResumeError, match="saved with shares=.*this dataset has shares="):
+        unpack_state(state_of(r), other, DIGESTS)
+
+
+@pytest.mark.parametrize("value", [None, -1, "3", 1.5, True])
+@pytest.mark.parametrize("field", ["epoch", "position"])
+def test_a_position_that_is_no_count_is_refused(field, value):
+    state = state_of(make(), **{field: value})
+
+    with pytest.raises(ResumeError, match=rf"state's {field} is .*, not an integer of at least 0"):
+        unpack_state(state, make(), DIGESTS)
+
+
+@pytest.mark.parametrize("value", [None, 0, "2", 2.0])
+@pytest.mark.parametrize("field", ["num_lanes", "lane_run", "global_batch_size"])
+def test_a_run_shape_that_is_no_positive_count_is_refused(field, value):
+    state = state_of(make(), **{field: value})
+
+    with pytest.raises(ResumeError, match=rf"state's {field} is .*, not an integer of at least 1"):
+        run_shape(state)
+
+
+@pytest.mark.parametrize("fingerprint", [None, "5f2c", []])
+def test_a_state_without_fingerprint_is_refused(fingerprint):
+    with pytest.raises(ResumeError, match="the state has no fingerprint; load what state_dict"):
+        unpack_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+def test_a_state_of_another_version_is_refused_with_both(version):
+    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 1"):
+        run_shape(state_of(make(), version=version))
+    with pytest.raises(ResumeError, match="the state has version None"):
+        run_shape([])  # type: ignore[arg-type]
+
+
+def test_the_fingerprint_names_no_paths_ranks_nodes_or_workers():
+    text = json.dumps(state_of(make()))
+
+    assert not any(word in text for word in ("rank", "node", "worker", "local", "remote", "/"))

@@ -1,0 +1,90 @@
+"""Working ahead: in order, within the bound, and failures where the result is asked for."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.read.prefetch import work_ahead
+
+
+@given(
+    items=st.lists(st.integers(), max_size=20),
+    depth=st.integers(1, 5),
+    num_threads=st.integers(1, 4),
+)
+def test_results_come_in_order_and_none_is_lost(items, depth, num_threads):
+    assert list(work_ahead(items, lambda i: (i, i * i), depth, num_threads)) == [
+        (item, item * item) for item in items
+    ]
+
+
+@given(depth=st.integers(1, 6), num_threads=st.integers(1, 4), taken=st.integers(1, 12))
+def test_never_more_than_depth_results_wait(depth, num_threads, taken):
+    asked = 0
+
+    def items():
+        nonlocal asked
+        for item in count():
+            asked += 1
+            yield item
+
+    ahead = work_ahead(items(), lambda item: item, depth, num_threads)
+    for delivered in range(taken):
+        assert next(ahead) == delivered
+        assert asked <= delivered + depth
+    ahead.close()
+
+
+def test_nothing_is_asked_for_and_no_thread_starts_before_the_first_item():
+    before = threading.active_count()
+    ahead = work_ahead((1 // 0 for _ in range(1)), lambda item: item, 2)
+    assert threading.active_count() == before
+    with pytest.raises(ZeroDivisionError):
+        next(ahead)
+
+
+def test_a_failure_surfaces_at_its_own_item_and_ends_the_threads():
+    def work(item: int) -> int:
+        if item == 3:
+            raise ValueError(f"item {item} is bad")
+        return item
+
+    ahead = work_ahead(range(10), work, depth=3, num_threads=2)
+    assert list(islice(ahead, 3)) == [0, 1, 2]
+    with pytest.raises(ValueError, match="item 3 is bad"):
+        next(ahead)
+    assert not reading_threads()
+
+
+def test_threads_end_with_the_iteration_also_when_it_is_left_early():
+    ahead = work_ahead(count(), lambda item: item, depth=2)
+    next(ahead)
+    assert reading_threads()
+    ahead.close()
+    assert not reading_threads()
+
+
+def test_items_are_asked_for_in_the_callers_thread_and_worked_on_in_another():
+    callers, workers = set(), set()
+
+    def items():
+        for item in range(5):
+            callers.add(threading.get_ident())
+            yield item
+
+    def work(item: int) -> int:
+        workers.add(threading.get_ident())
+        return item
+
+    assert list(work_ahead(items(), work, depth=2)) == list(range(5))
+    assert callers == {threading.get_ident()}
+    assert threading.get_ident() not in workers
+
+
+def reading_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("streampack-read")]
