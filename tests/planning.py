@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def plan_stream(lengths: Int64Array, number: int, shard_size: int = 64, **kwargs
     """A stream of these lengths, in shards of `shard_size` samples."""
     lengths = np.asarray(lengths, np.int64)
     bounds = np.append(np.arange(0, len(lengths), shard_size), len(lengths))
-    shards = [lengths[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    shards = [lengths[a:b] for a, b in pairwise(bounds)]
     return PlanStream(
         name=f"s{number}",
         first_sample=bounds.astype(np.int64),

@@ -227,3 +227,27 @@ def test_two_datasets_over_the_same_stream_objects_do_not_see_each_other(written
     assert [show(batch) for batch in islice(one, 2)] != first[:2]
     assert [show(batch) for batch in other] == first
     assert [dict(vars(stream)) for stream in streams] == before
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_workers_that_live_on_take_over_a_run_of_another_shape(written, kind, epoch_end):
+    mixing = {"epoch_end": epoch_end, "global_batch_size": 12}
+
+    def run(**options: Any) -> PackedStreamingDataset:
+        return conformance.make(written, mixing=mixing, **options)
+
+    other = run(batch_size=1, order={"num_lanes": 3})
+    other.set_epoch(1)
+    state = other.state_after(next(iter(other)) | {"position": 2})
+    alone = run(batch_size=2)
+    alone.load_state_dict(state)
+    wanted = [epoch_of(alone) for _ in range(2)]
+    for persistent in (False, True):
+        loader = loader_of(kind, run(batch_size=2), 2, persistent)
+        assert epoch_of(loader)  # its own run has one lane
+        if kind == "stateful":
+            loader.dataset.load_state_dict(state)
+        else:
+            load(kind, loader, state)
+        assert [epoch_of(loader) for _ in range(2)] == wanted

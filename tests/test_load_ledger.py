@@ -71,7 +71,7 @@ def count_on(ledger: EpochLedger, worker: int) -> None:
     ledger.begin(worker, "in a child")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_child_process_shares_the_page(method):
     ledger = EpochLedger()
     child = multiprocessing.get_context(method).Process(target=count_on, args=(ledger, 1))

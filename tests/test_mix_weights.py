@@ -97,7 +97,7 @@ def test_repeat_is_read_as_it_is_written(percent, num_samples):
     assert amount == percent * num_samples // 100
 
 
-def test_weight_unit_tokens_counts_proportion_choose_and_epoch_size_in_tokens_and_repeat_in_samples():
+def test_weight_unit_tokens_counts_all_in_tokens_but_repeat():
     pair = [Weight(name="a", proportion=1), Weight(name="b", proportion=3)]
     held = [(100, 700), (200, 1400)]
 
@@ -207,7 +207,7 @@ def test_weights_that_mean_nothing_are_refused_by_name(asked, message):
 
 @pytest.mark.parametrize("asked", [[{"repeat": 2}, {}], [{"choose": 5}, {"choose": 2}]])
 def test_an_epoch_size_beside_absolute_weights_is_refused(asked):
-    with pytest.raises(ConfigError, match="epoch_size=40 needs proportions, .* leave epoch_size"):
+    with pytest.raises(ConfigError, match=r"epoch_size=40 needs proportions, .* leave epoch_size"):
         resolve(asked, SEED_SIZES, epoch_size=40)
 
 

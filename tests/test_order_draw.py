@@ -1,4 +1,4 @@
-"""Draws: exact over an epoch where samples count, near their share at every moment where tokens do."""
+"""Draws: exact over an epoch by samples, near their share at every moment by tokens."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -86,7 +88,7 @@ def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
     r = make(method, epoch_end, num_lanes, unit)
     expected = all_packs(r, world_views(1, 2), epoch)
     position, snapshots = 0, None
-    for (num_devices, batch_size), (_, next_size) in zip(worlds, worlds[1:], strict=False):
+    for (num_devices, batch_size), (_, next_size) in pairwise(worlds):
         # One rank's snapshots may be missing what another rank's lanes need.
         place = data.draw(st.integers(0, num_devices - 1))
         sequence = EpochSequence(
@@ -173,8 +175,6 @@ def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
     def count(shard: int):
         asked.append(shard)
         return whole(shard)
-
-    from dataclasses import replace
 
     stream = replace(r.streams[0], lengths_of=count)
     again = replace(r, streams=(stream,))

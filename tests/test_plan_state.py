@@ -108,7 +108,7 @@ def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
     r = make()
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
-    with pytest.raises(ResumeError, match="saved with shares=.*this dataset has shares="):
+    with pytest.raises(ResumeError, match=r"saved with shares=.*this dataset has shares="):
         unpack_state(state_of(r), other, DIGESTS)
 
 

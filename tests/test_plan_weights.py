@@ -50,7 +50,10 @@ def test_repeat_and_choose_are_exact_in_every_epoch_and_samples_are_used_evenly(
 ):
     lengths = [np.random.default_rng(num).integers(1, 40, num) for num in nums]
     weights = [weights[0] if weights[0] else {"repeat": 1.5}, *weights[1:]][: len(nums)]
-    if not any(w.get("repeat", 1) * n >= 1 and w.get("choose", 1) for w, n in zip(weights, nums)):
+    if not any(
+        w.get("repeat", 1) * n >= 1 and w.get("choose", 1)
+        for w, n in zip(weights, nums, strict=True)
+    ):
         return
     r = make(lengths, weights, method, num_lanes)
 

@@ -15,6 +15,7 @@ Cost: see `plan` and `read`. Memory: the packers' buffers (integers), one batch,
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,10 +186,10 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> Footprint:
         """Return what a rank holds at most, for the bounds of `Buffers`."""
-        recipe, window = self._recipe, self.batch_size * self.world.num_devices
-        lanes = min(recipe.num_lanes, -(-recipe.num_lanes * recipe.lane_run // window))
-        if recipe.lane_run != self.batch_size or window % recipe.lane_run:
-            lanes = recipe.num_lanes
+        recipe, lanes = self._recipe, self._recipe.num_lanes
+        if recipe.mixing.epoch_end == "carry" and recipe.lane_run == self.batch_size:
+            # With other ends a device comes to every lane, at the latest where some are dry.
+            lanes //= math.gcd(lanes, self.world.num_devices)
         return Footprint(
             packer_tokens=lanes * recipe.num_columns * recipe.packing.buffer_limit,
             batch_tokens=self.batch_size * recipe.packing.max_seq_len,

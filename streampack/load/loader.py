@@ -53,7 +53,6 @@ class _Plans:
     def __init__(self) -> None:
         self.sequence: EpochSequence | None = None
         self.waiting: deque[_Planned] = deque()
-        self.most_waiting = 0
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         sequence = self.sequence
@@ -69,7 +68,6 @@ class _Plans:
                     substituted=sequence.substituted,
                 )
             )
-            self.most_waiting = max(self.most_waiting, len(self.waiting))
             yield batch
 
 
@@ -129,6 +127,7 @@ class PackedDataLoader:
         self._overlong = [0] * len(dataset.stream_names)
         self._substituted = 0
         self._packer_tokens = 0
+        self._most_waiting = 0
         if num_workers:
             self._workers = DataLoader(
                 _Reads(dataset.reader()),
@@ -180,6 +179,9 @@ class PackedDataLoader:
         self._overlong = planned.overlong
         self._substituted = planned.substituted
         self._packer_tokens = max(self._packer_tokens, sequence.buffered_tokens)
+        # torch asks for one more plan before it hands a batch over, threads do afterwards.
+        waiting = len(self._plans.waiting) + (not self.num_workers)
+        self._most_waiting = max(self._most_waiting, waiting)
 
     def state_dict(self) -> State:
         """Return where the run stands after the batch last delivered, as JSON."""
@@ -203,8 +205,8 @@ class PackedDataLoader:
         packs, tokens, fill, slots served by another stream, high-water marks of the buffers.
         """
         batch_tokens = self.dataset.footprint().batch_tokens
-        waiting = self._plans.most_waiting * batch_tokens
-        per_worker = -(-self._plans.most_waiting // max(self.num_workers, 1)) * batch_tokens
+        waiting = self._most_waiting * batch_tokens
+        per_worker = -(-self._most_waiting // max(self.num_workers, 1)) * batch_tokens
         packers = self._packer_tokens
         return self._tally.stats(self._overlong) | {
             "substituted": self._substituted,

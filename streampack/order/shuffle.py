@@ -113,6 +113,8 @@ class Passes:
         if tokens <= 0:
             return 0, 0
         in_pass = self.tokens_in_pass()
+        if not in_pass:
+            return 0, 0  # every sample counts nothing, so there is no such place
         passes, rest = divmod(tokens, in_pass)
         before = passes * in_pass
         for number in range(passes * self._blocks_per_pass, (passes + 1) * self._blocks_per_pass):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streampack.errors import DataError
 from streampack.pack import fit_samples, make_packer
 from streampack.plan.arrivals import make_arrivals
 from streampack.plan.recipe import Recipe
@@ -52,6 +53,8 @@ class ColumnPlanner:
 
     def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
         self._recipe = recipe
+        self._column = column
+        self._num_barren = 0  # samples since the last one that was not dropped
         self._arrivals = make_arrivals(recipe, lane, column, epoch)
         self._packer = make_packer(recipe.packing)
         self._hold(Packs.none())
@@ -84,7 +87,9 @@ class ColumnPlanner:
         )
         rows = self._arrivals.next()
         if len(rows):
-            packs = self._packer.add(self._fit(rows))
+            segments = self._fit(rows)
+            self._check_not_barren(rows, segments)
+            packs = self._packer.add(segments)
         else:
             packs = self._packer.flush()
             self.is_complete = True
@@ -100,6 +105,22 @@ class ColumnPlanner:
         if len(over):
             self.overlong += np.bincount(over, minlength=len(self.overlong))
         return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
+
+    def _check_not_barren(self, rows: Int64Array, segments: Int64Array) -> None:
+        """Refuse an order that would go on for ever and leave nothing to pack.
+
+        Raises:
+            DataError: If every sample was dropped for longer than it takes to see them all.
+        """
+        self._num_barren = 0 if len(segments) else self._num_barren + len(rows)
+        limit = self._recipe.longest_barren(self._column)
+        if limit is not None and self._num_barren > limit:
+            names = [self._recipe.names[number] for number in np.unique(rows[:, 0])]
+            raise DataError(
+                f"stream {names}: all of {self._num_barren} samples in a row are longer than "
+                f"max_seq_len={self._recipe.packing.max_seq_len}, and overflow='drop' leaves "
+                "nothing; raise max_seq_len, or set overflow to split or truncate"
+            )
 
     def know(self, number: int, keep: int = 0) -> bool:
         """Plan on until pack `number` is known; False where the column ends before it.

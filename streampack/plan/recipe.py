@@ -145,6 +145,8 @@ class LaneStream:
                 return cursor + inside, int(starts[inside])
             cursor += len(weights)
             before += int(weights.sum())
+            if not before and cursor > self.stream.num_samples:
+                return 0, 0  # everything is dropped; the planner says so
 
     def tokens_in(self, epoch: int, begin: int, end: int) -> tuple[int, int, bool]:
         """Count the tokens of samples `begin` to `end` - 1 of those that an epoch takes here.
@@ -213,6 +215,18 @@ class Recipe:
         """Packs in an epoch with epoch_end="carry"."""
         per_batch = self.global_batch_size * self.packing.max_seq_len
         return self.chosen_tokens // per_batch * self.global_batch_size
+
+    def longest_barren(self, column: int) -> int | None:
+        """Return how many samples in a row a column may drop; None where its order ends anyway."""
+        by_tokens = any(stream.quota.unit == "tokens" for stream in self.streams)
+        if self.mixing.epoch_end != "carry" and not by_tokens:
+            return None
+        if not self.is_mixed:
+            return 2 * self.streams[column].num_samples
+        # Where streams are mixed, a rare one may come by once in some epochs.
+        drawn = [stream.quota.amount for stream in self.streams if stream.quota.unit == "samples"]
+        held = [stream.num_samples for stream in self.streams]
+        return 2 * self.num_lanes * (sum(drawn) + sum(held))
 
     def weigh(self, lengths: Int64Array) -> Int64Array:
         """Return the tokens that samples of these lengths will deliver, shape as given."""

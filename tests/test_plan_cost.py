@@ -1,0 +1,198 @@
+"""Laws 3 and 9: packers keep their bounds, and neither start-up nor memory grow with the streams."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import covered, global_batches, recipe, synthetic_stream
+
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import DataError
+from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.types import LENGTH
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+FIFTY_MILLION = 50_000_000
+
+
+def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mixing) -> Recipe:
+    streams = [
+        synthetic_stream(num_samples, 0, asked=asked),
+        synthetic_stream(num_samples // 2, 1, asked=asked),
+        synthetic_stream(60, 2, shard_size=20),
+    ]
+    return Recipe(
+        streams=tuple(streams),
+        packing=Packing(max_seq_len=8192),
+        mixing=Mixing(batching_method=method, **mixing),
+        order=Order(seed=1),
+        num_lanes=num_lanes,
+        lane_run=4,
+        global_batch_size=8 * num_lanes,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 4])
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
+    method, num_lanes, epoch_end, unit
+):
+    asked: list[int] = []
+    begin = time.perf_counter()
+    r = large(FIFTY_MILLION, method, num_lanes, asked, epoch_end=epoch_end, weight_unit=unit)
+    view = DeviceView(place=num_lanes - 1, num_devices=num_lanes, batch_size=4)
+    sequence = EpochSequence(r, view, epoch=0)
+    for _ in range(3):
+        assert len(sequence.next().packs) == 4
+    sequence.close()
+
+    # A block is 262,144 samples: six or seven shards of 50,000 in each of the two large streams.
+    assert len(set(asked)) <= 16
+    assert time.perf_counter() - begin < 5
+
+
+def peak_bytes(run) -> int:
+    """The most that numpy and Python held beyond what was there before."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def small(num_samples: int, method: str = "random", **kwargs) -> Recipe:
+    lengths = np.random.default_rng(0).integers(1, 40, num_samples)
+    mixing = Mixing(batching_method=method, **kwargs)
+    return recipe(
+        [lengths, lengths[: num_samples // 2]],
+        mixing=mixing,
+        # A block of its own is the bound on what an order holds.
+        order=Order(seed=1, shuffle_block_size=2048),
+        packing=Packing(max_seq_len=64, buffer_tokens=1024),
+        num_lanes=2,
+        global_batch_size=64,
+    )
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+def test_the_memory_of_a_whole_epoch_does_not_grow_with_it(method, epoch_end):
+    def read(r: Recipe) -> None:
+        sequence = EpochSequence(r, DeviceView(batch_size=64), epoch=0)
+        while sequence.next() is not None:
+            sequence.snapshots()
+
+    sizes = [small(num, method, epoch_end=epoch_end) for num in (20_000, 80_000)]
+    read(small(500, method))
+    peaks = [peak_bytes(lambda r=r: read(r)) for r in sizes]
+
+    assert peaks[1] < 1.5 * peaks[0] + 200_000
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+def test_going_on_late_without_snapshots_holds_no_more_than_going_on_early(epoch_end):
+    r = small(60_000, epoch_end=epoch_end)
+
+    def go_on(position: int) -> None:
+        sequence = EpochSequence(r, DeviceView(batch_size=64), epoch=0, position=position)
+        assert sequence.next() is not None
+        sequence.close()
+
+    go_on(0)
+    early, late = (peak_bytes(lambda p=p: go_on(p)) for p in (640, 64 * 200))
+    assert late < 1.5 * early + 200_000
+
+
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=300),
+    method=st.sampled_from(METHODS),
+    buffer_tokens=st.integers(64, 600),
+    buffer_samples=st.integers(1, 12),
+)
+def test_no_packer_ever_holds_more_than_its_bounds(lengths, method, buffer_tokens, buffer_samples):
+    r = recipe(
+        [np.array(lengths), np.array(lengths[::-1])],
+        mixing=Mixing(batching_method=method),
+        packing=Packing(max_seq_len=64, buffer_tokens=buffer_tokens, buffer_samples=buffer_samples),
+        num_lanes=1,
+        global_batch_size=4,
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    while sequence.next() is not None:
+        for own in sequence.snapshots():
+            held = own["packer"]["buffered"]
+            assert len(held) <= buffer_samples
+            assert sum(row[LENGTH] for row in held) <= buffer_tokens
+
+    assert sequence.buffered_tokens <= r.num_columns * buffer_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method, num_lanes):
+    asked: list[tuple[int, int]] = []
+    r = small(30_000, method)
+    r = replace(r, num_lanes=num_lanes, global_batch_size=64 * num_lanes)
+
+    def counted(number: int):
+        lengths_of = r.streams[number].lengths_of
+
+        def ask(shard: int):
+            asked.append((number, shard))
+            return lengths_of(shard)
+
+        return replace(r.streams[number], lengths_of=ask)
+
+    r = replace(r, streams=tuple(counted(number) for number in range(2)))
+    sequence = EpochSequence(r, DeviceView(place=0, num_devices=num_lanes, batch_size=1), epoch=0)
+    while sequence.next() is not None:
+        pass
+    sequence.close()
+
+    # Once to plan; in other lanes once to bound them and once to find where they end. A shard that
+    # two blocks share is asked for by both.
+    assert len(asked) <= 4 * len(set(asked))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 2, 4])
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize(
+    "mixing", [{"epoch_end": "carry"}, {"weight_unit": "tokens", "epoch_size": 5000}]
+)
+def test_streams_of_which_everything_is_dropped_are_an_error_where_they_would_never_end(
+    method, mixing, num_lanes, epoch
+):
+    r = recipe(
+        [np.full(200, 90), np.full(300, 80)],
+        mixing=Mixing(batching_method=method, **mixing),
+        packing=Packing(max_seq_len=64, overflow="drop"),
+    )
+    r = replace(r, num_lanes=num_lanes)
+
+    with pytest.raises(DataError, match=r"stream \['s\d.*longer than max_seq_len=64, and overflow"):
+        EpochSequence(r, DeviceView(batch_size=8), epoch=epoch).next()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_a_stream_of_which_everything_is_dropped_is_passed_over_where_epochs_end(method, num_lanes):
+    r = recipe(
+        [np.full(200, 90), np.full(300, 40)],
+        weights=[{"repeat": 9}, {}],
+        mixing=Mixing(batching_method=method),
+        packing=Packing(max_seq_len=64, overflow="drop"),
+        num_lanes=num_lanes,
+    )
+    packs = [pack for batch, _ in global_batches(r) for pack in batch]
+
+    assert [len(pieces) for pieces in covered(packs, 2)] == [0, 300]

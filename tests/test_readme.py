@@ -1,0 +1,48 @@
+"""The README says what is true: its code runs, and the tests that it names are there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streampack.streams import mosaic
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_lines_that_run_do_run(tmp_path):
+    [code] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(code.splitlines()) <= 14
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"torch\.Size\(\[4, 2048\]\) fill 9\d\.\d\d%\n", done.stdout)
+
+
+def test_every_test_that_is_named_exists():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", README)
+
+    assert len(named) > 10
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+@pytest.mark.parametrize("argument", list(inspect.signature(mosaic.StreamingDataset).parameters))
+def test_every_argument_of_streaming_dataset_has_its_row(argument):
+    table = README.split("| StreamingDataset | here |")[1]
+
+    assert f"`{argument}`" in table
