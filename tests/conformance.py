@@ -1,4 +1,4 @@
-"""What every way of loading must hold to: one picture of a batch, one reference, and checks against it.
+"""What every way of loading must hold to: one picture of a batch, one reference, and checks.
 
 ::
 

@@ -1,4 +1,4 @@
-"""DESIGN's laws over real files, from the first shard to the last label; small streams, whole epochs.
+"""DESIGN's laws over real files, from the first shard to the last label; whole epochs of them.
 
 The reference of a sequence is one lone process that reads it alone. All others must be equal to it
 byte for byte, pack by pack.
@@ -68,8 +68,9 @@ def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written
         assert all_rows(ranks) == reference, f"{num_ranks} ranks on {num_nodes} nodes"
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "num_workers"), [("random", 1), *((method, 2) for method in METHODS), ("random", 3)]
+)
 def test_any_number_of_workers_delivers_the_same_packs(written, method, num_workers):
     reference = all_rows([make(written, 3, method)])
     ranks = [make(written, 3, method, world=world) for world in worlds(2)]
@@ -93,7 +94,7 @@ def test_weights_are_kept_exactly_over_epochs_and_no_sample_is_seen_twice_as_oft
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")

@@ -94,9 +94,7 @@ def test_an_impossible_bound_is_refused_and_the_least_that_works_works(written, 
     assert sum(1 for _ in loader) == len(dataset)
     for too_small in (1, BATCH - 1):
         with pytest.raises(ConfigError, match=bound):
-            PackedDataLoader(
-                make(written, Buffers(**{bound: too_small})), num_workers=num_workers
-            )
+            PackedDataLoader(make(written, Buffers(**{bound: too_small})), num_workers=num_workers)
 
 
 def test_the_least_that_works_is_exact(written):

@@ -124,7 +124,10 @@ def is_int(value: Any) -> bool:
         ),
         (lambda paths: dataset_of(local=str(paths[0]), batch_size=0), r"batch_size=0 must be at l"),
         (lambda _: Mixing(batching_method="stratfied"), r"did you mean 'stratified'\?"),
-        (lambda _: Mixing(batching_method="best"), r"batching_method='best' is not one of random\|"),
+        (
+            lambda _: Mixing(batching_method="best"),
+            r"batching_method='best' is not one of random\|",
+        ),
         (lambda _: Packing(max_seq_len=0), r"max_seq_len=0 must be at least 1"),
         (lambda _: Order(num_lanes=0), r"num_lanes=0 must be at least 1"),
         (lambda _: Buffers(rank_tokens=0), r"rank_tokens=0 must be at least 1"),
@@ -141,7 +144,7 @@ def is_int(value: Any) -> bool:
                 order=Order(num_lanes=3),
                 batch_size=4,
             ),
-            r"'per_stream' needs global_batch_size=8 to be a multiple of.*12, or Order\(num_lanes=1",
+            r"'per_stream' needs global_batch_size=8 to be a multiple of.*12, or Order\(",
         ),
         (
             lambda paths: dataset_of(
@@ -150,9 +153,7 @@ def is_int(value: Any) -> bool:
             r"proportion",
         ),
         (
-            lambda paths: dataset_of(
-                [Stream(local=str(path), proportion=0) for path in paths]
-            ),
+            lambda paths: dataset_of([Stream(local=str(path), proportion=0) for path in paths]),
             r"proportion",
         ),
         (lambda paths: dataset_of([Stream(local=str(paths[0]), repeat=-1)]), r"repeat"),

@@ -58,7 +58,7 @@ def loader_of(kind: str, dataset: PackedStreamingDataset, workers: int, persiste
 
 def epoch_of(loader: Any) -> list[Any]:
     # A list() would ask for len(); torch warns where an epoch is longer than that.
-    return [show(batch) for batch in loader]  # noqa: C416
+    return [show(batch) for batch in loader]
 
 
 def stop_after(loader: Any, count: int) -> tuple[list[Any], dict[str, Any]]:
@@ -101,7 +101,7 @@ def test_epochs_advance_by_themselves_and_hold_the_same_batches_in_every_loader(
 def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(
     written, reference, kind, workers, persistent
 ):
-    for epoch, stop in [(0, 1), (1, 5), (2, len(reference[2])), (0, len(reference[0]) - 1)]:
+    for epoch, stop in [(0, 1), (1, len(reference[1]) - 1), (2, len(reference[2]))]:
         dataset = make(written)
         dataset.set_epoch(epoch)
         first = loader_of(kind, dataset, workers, persistent)
@@ -167,11 +167,9 @@ def test_len_is_exactly_the_batches_of_each_epoch(written, epoch_end, method):
             dataset = make(written, mixing=mixing, world=world)
             for _ in range(NUM_EPOCHS):
                 stated = len(dataset)
-                delivered = 0
-                for delivered, _ in enumerate(dataset, 1):
-                    # In the middle of an epoch it speaks of that one.
-                    assert len(dataset) == stated
-                assert delivered == stated
+                # In the middle of an epoch it speaks of that one.
+                in_the_middle = [len(dataset) for _ in dataset]
+                assert in_the_middle == [stated] * stated
 
 
 def test_len_of_the_loader_is_that_of_its_dataset_and_set_epoch_changes_it(written, reference):

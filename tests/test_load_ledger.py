@@ -5,12 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from itertools import permutations
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.load.ledger import EpochLedger
+
+NUM_TURNS = 1000
 
 
 @given(
@@ -65,6 +69,30 @@ def test_a_copy_counts_for_itself():
     assert copy.begin(0, "b") == 1
     assert ledger.next_epoch == 1
     assert copy.next_epoch == 2
+
+
+def begin_in_step(ledger: EpochLedger, worker: int, turns: Any, epochs: Any) -> None:
+    for number in range(NUM_TURNS):
+        turns[worker] = number + 1
+        while turns[1 - worker] <= number:
+            pass
+        epochs[worker * NUM_TURNS + number] = ledger.begin(worker, f"iteration {number}")
+
+
+def test_workers_that_begin_at_the_same_moment_agree():
+    # They ask within the same microsecond: one look at all words, or it comes out wrong.
+    ledger, turns, epochs = EpochLedger(), RawArray("q", 2), RawArray("q", 2 * NUM_TURNS)
+    context = multiprocessing.get_context("fork")
+    workers = [
+        context.Process(target=begin_in_step, args=(ledger, worker, turns, epochs))
+        for worker in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert list(epochs) == 2 * list(range(NUM_TURNS))
 
 
 def count_on(ledger: EpochLedger, worker: int) -> None:

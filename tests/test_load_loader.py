@@ -203,9 +203,7 @@ def test_a_sample_over_the_limit_is_refused_by_name(written):
 # Its workers.
 
 
-@pytest.mark.parametrize(
-    "context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_that_are_not_forked_deliver_the_same(written, context):
     wanted = [show(batch) for batch in conformance.make(written)]
     loader = PackedDataLoader(
@@ -221,9 +219,7 @@ def test_spawned_workers_of_another_loader_advance_their_epochs_too(written):
     other = conformance.make(written)
     other.set_epoch(1)
     wanted.append([show(batch) for batch in other])
-    loader = DataLoader(
-        dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn"
-    )
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
     assert [[show(batch) for batch in loader] for _ in range(2)] == wanted
 
 

@@ -83,6 +83,13 @@ def test_by_tokens_no_stream_is_ahead_or_behind_by_more_than_one_longest_sample(
             break  # a stream has run out
 
 
+def test_by_tokens_a_large_share_waits_for_its_turns_among_many_small_ones():
+    drawn = draw_tokens([10] + [1] * 10, [[1] * 100] + [[1] * 10] * 10, 200)
+
+    # Half of every stretch is its own: it never runs ahead by more than one of its samples.
+    assert np.abs(np.cumsum(np.array(drawn) == 0) - np.arange(1, 201) / 2).max() <= 1
+
+
 @given(
     weights=st.lists(st.integers(0, 100), min_size=1, max_size=5).filter(any),
     lengths=st.lists(st.lists(lengths, max_size=30), min_size=5, max_size=5),

@@ -181,3 +181,29 @@ def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
     view = DeviceView(batch_size=600)
     EpochSequence(again, view, epoch=0, position=position, snapshots=json.loads(snapshots)).next()
     assert len(asked) <= 625 * 2  # the shards of one block, asked for once or twice
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, unit, epoch_end):
+    rng = np.random.default_rng(1)
+    lengths = [rng.integers(1, 90, 16_000), rng.integers(1, 50, 9_000)]
+    r = make(method, epoch_end, 1, unit, lengths=lengths)
+    view = DeviceView(batch_size=12)
+    whole = device_batches(r, view)
+    states = states_of(r, view, 0)
+    sequence = EpochSequence(r, view, epoch=0)
+    while sequence.next() is not None:
+        pass
+
+    for done in range(100, len(whole), 150):
+        position, snapshots = states[done]
+        assert all(own["arrivals"] for own in json.loads(snapshots))
+        again = EpochSequence(r, view, epoch=0, position=position, snapshots=json.loads(snapshots))
+        for batch in whole[done:]:
+            assert show(again.next()) == show(batch)
+        assert again.next() is None
+        # Counts go on too: samples over max_seq_len since the epoch began.
+        assert again.overlong.tolist() == sequence.overlong.tolist()
+    assert sequence.overlong.min() >= 0 < sequence.overlong.max()

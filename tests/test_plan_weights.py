@@ -131,5 +131,9 @@ def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_
     in_turn = np.stack([own.samples for own in lanes], axis=1).ravel()
     assert [sorted(in_turn[:30]), sorted(in_turn[30:])] == [list(range(30))] * 2
     assert (np.stack([own.passes for own in lanes], axis=1).ravel() == np.arange(60) // 30).all()
+    # One order for all: a lane gets other samples in other passes, which a deal would not do.
+    assert set(lanes[0].samples[lanes[0].passes == 0]) != set(
+        lanes[0].samples[lanes[0].passes == 1]
+    )
     large = [set(samples) for samples in lane_samples(r, 1)]
     assert sum(map(len, large)) == len(set.union(*large)) == 3000

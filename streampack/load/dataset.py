@@ -395,5 +395,6 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         recipe = self._recipe
         if tuple(shape) != (recipe.num_lanes, recipe.lane_run, recipe.global_batch_size):
             self._recipe = build_recipe(self._blueprint, (shape[0], shape[1], shape[2]))
+            self._totals, self._latest = {}, None
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)

@@ -95,13 +95,14 @@ class EpochLedger:
             epoch: Say which epoch it is, instead of asking.
         """
         tag = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "little") | 1
-        words = self._view[HEAD:]
         if epoch is None:
-            same = words[(words >> EPOCH_BITS) == tag]
-            others = words[(words >> EPOCH_BITS) != tag] & ((1 << EPOCH_BITS) - 1)
-            if len(same):
-                epoch = int(same[0] & ((1 << EPOCH_BITS) - 1)) - 1
+            # Looked at once: another worker may write its word between two looks.
+            words = self._view[HEAD:].copy()
+            is_same = (words >> EPOCH_BITS) == tag
+            epochs = words & ((1 << EPOCH_BITS) - 1)
+            if is_same.any():
+                epoch = int(epochs[is_same][0]) - 1
             else:
-                epoch = int(max(others.max(initial=0), self._view[NEXT]))
-        words[worker] = (tag << EPOCH_BITS) | (epoch + 1)
+                epoch = int(max(epochs.max(), self._view[NEXT]))
+        self._view[HEAD + worker] = (tag << EPOCH_BITS) | (epoch + 1)
         return epoch

@@ -7,9 +7,10 @@ Six shards over two lanes; the seed orders the shards, a cut may fall inside one
     lane                      0              1
 
 A lane re-reads the same shards in every pass, so its node keeps its cache. Lanes take runs by digit
-reversal (with 4 lanes: runs 0, 2, 1, 3), so that for every number of nodes that divides the lanes
-the lanes of one node, c mod nodes, hold neighbouring runs and share the shard that a cut fell into.
-No number of nodes enters, so the deal is the same in every world.
+reversal (with 4 lanes: runs 0, 2, 1, 3), so that the lanes of one node, c mod nodes, hold
+neighbouring runs and share the shard that a cut fell into: for every number of nodes that is a
+product of the leading prime factors of the lanes (1, 2 and 4 of 4; 1, 2 and 6 of 6). No number of
+nodes enters, so the deal is the same in every world.
 
 Cost: O(shards). No sample is looked at.
 """
