@@ -1,6 +1,6 @@
 """Planning speed: samples a second of order + mix + packers, one core, no tokens.
 
-    python benchmarks/bench_plan.py --num-samples 2000000 --max-seq-len 8192
+python benchmarks/bench_plan.py --num-samples 2000000 --max-seq-len 8192
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
                 first_sample=bounds,
                 raw_bytes=np.diff(bounds) * 3600,
                 num_tokens=int(lengths.sum()),
-                lengths_of=lambda s, lengths=lengths, bounds=bounds: lengths[bounds[s] : bounds[s + 1]],
+                lengths_of=lambda s, a=lengths, b=bounds: a[b[s] : b[s + 1]],
                 quota=quota,
             )
         )

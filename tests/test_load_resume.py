@@ -395,11 +395,27 @@ def test_a_damaged_state_is_refused_by_its_field(written, state, change, message
         next(iter(loaded(dataset, damaged)))
 
 
-@pytest.mark.xfail(reason="plan/state.py hands snapshots on unseen", strict=False)
 @pytest.mark.parametrize("snapshots", [7, ["x"], [{"lane": 0, "column": 0}]])
 def test_damaged_snapshots_are_refused_too(written, state, snapshots):
     with pytest.raises(ResumeError, match=r"snapshots"):
         next(iter(loaded(make(written), state | {"snapshots": snapshots})))
+
+
+def test_snapshots_that_lie_after_the_position_are_refused(written):
+    _, states = states_of(make(written))
+    early, late = json.loads(states[1]), json.loads(states[-2])
+    dataset = loaded(make(written), early | {"snapshots": late["snapshots"]})
+    with pytest.raises(
+        ResumeError, match=r"snapshots of lane \d+ lie at pack \d+, but at position"
+    ):
+        next(iter(dataset))
+
+
+def test_a_position_after_the_epoch_is_refused(written):
+    _, states = states_of(make(written))
+    dataset = loaded(make(written), json.loads(states[1]) | {"position": 10**6})
+    with pytest.raises(ResumeError, match=r"position 1000000 lies after the epoch's \d+ packs"):
+        next(iter(dataset))
 
 
 @pytest.mark.parametrize("garbage", [{}, [], None, "state", 3, {"loader": {}}])

@@ -45,7 +45,7 @@ def test_without_snapshots_it_is_small_and_goes_on_too():
 
 
 def test_packing_and_unpacking_change_neither_state_nor_progress():
-    progress = Progress(epoch=1, position=2, snapshots=[{"lane": 0}])
+    progress = Progress(epoch=1, position=2, snapshots=[{"lane": 0, "column": 1}])
     state = pack_state(make(), DIGESTS, progress)
     before = copy.deepcopy((state, progress))
 

@@ -167,7 +167,7 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
     num_lanes, lane_run, global_batch_size = shape
     _check_batches(blueprint, global_batch_size, num_lanes, lane_run)
     _check_ends(blueprint, num_lanes)
-    return Recipe(
+    recipe = Recipe(
         streams=streams,
         packing=packing,
         mixing=mixing,
@@ -176,3 +176,11 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
         lane_run=lane_run,
         global_batch_size=global_batch_size,
     )
+    if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
+        raise ConfigError(
+            f"epoch_end='carry' gives epochs of whole global batches, but an epoch's "
+            f"{recipe.chosen_tokens} tokens are less than one of {global_batch_size} packs of "
+            f"{packing.max_seq_len}; lower global_batch_size, raise epoch_size, or set "
+            "epoch_end='pad'"
+        )
+    return recipe

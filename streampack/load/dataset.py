@@ -226,6 +226,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         if not self._start.position:
             return self._sequence(self._start)
         sequence = self._sequence(self._start)
+        slots = sequence.num_slots
+        if slots is not None and self._start.position > slots:
+            raise ResumeError(
+                f"the state's position {self._start.position} lies after the epoch's {slots} "
+                "packs; load what state_dict() or state_after(batch) returned, unchanged"
+            )
         if sequence.is_finished:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
             self._ledger.begin(worker, key, epoch + 1)

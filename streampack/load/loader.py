@@ -48,15 +48,15 @@ class _Planned:
 
 
 class _Plans:
-    """The plans of the epoch under way; torch's DataLoader takes it for its sampler."""
+    """The plans of one iteration, noted as they are asked for."""
 
-    def __init__(self) -> None:
-        self.sequence: EpochSequence | None = None
+    def __init__(self, sequence: EpochSequence) -> None:
+        self.sequence = sequence
         self.waiting: deque[_Planned] = deque()
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         sequence = self.sequence
-        while sequence is not None and (batch := sequence.next()) is not None:
+        while (batch := sequence.next()) is not None:
             after = Progress(
                 epoch=batch.epoch, position=batch.position, snapshots=sequence.snapshots()
             )
@@ -69,6 +69,15 @@ class _Plans:
                 )
             )
             yield batch
+
+
+class _LatestPlans:
+    """What torch's DataLoader takes for its sampler: the plans of the iteration that begins."""
+
+    plans: _Plans | None = None
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        return iter(self.plans or ())
 
 
 class _Reads(Dataset[Batch]):
@@ -119,7 +128,7 @@ class PackedDataLoader:
         self._ahead = batches_ahead(
             dataset.buffers, dataset.footprint(num_workers), prefetch_factor
         )
-        self._plans = _Plans()
+        self._sampler = _LatestPlans()
         self._workers: DataLoader[Batch] | None = None
         self._pin_memory = pin_memory
         self._progress: Progress | None = None
@@ -131,7 +140,7 @@ class PackedDataLoader:
         if num_workers:
             self._workers = DataLoader(
                 _Reads(dataset.reader()),
-                sampler=self._plans,
+                sampler=self._sampler,
                 batch_size=None,
                 num_workers=num_workers,
                 prefetch_factor=self._ahead,
@@ -147,25 +156,24 @@ class PackedDataLoader:
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or go on from the state that was loaded."""
         sequence = self.dataset.begin()
-        self._plans.sequence = sequence
-        self._plans.waiting.clear()
         if self._progress is None:
             self._tally = Tally(self.dataset.recipe)
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
-        return self._deliver(sequence)
+        return self._deliver(_Plans(sequence))
 
-    def _deliver(self, sequence: EpochSequence) -> Iterator[Batch]:
+    def _deliver(self, plans: _Plans) -> Iterator[Batch]:
+        sequence = plans.sequence
         batches: Iterator[Batch]
         if self._workers is not None:
+            self._sampler.plans = plans
             batches = iter(self._workers)
         else:
-            batches = work_ahead(self._plans, self.dataset.reader(), self._ahead)
+            batches = work_ahead(plans, self.dataset.reader(), self._ahead)
             if self._pin_memory:
                 batches = map(_pin, batches)
         try:
             for batch in batches:
-                planned = self._plans.waiting.popleft()
-                self._note(planned, sequence)
+                self._note(plans.waiting.popleft(), plans)
                 yield batch
             rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
             snapshots = sequence.snapshots() if rolls_on else []
@@ -173,14 +181,14 @@ class PackedDataLoader:
         finally:
             sequence.close()
 
-    def _note(self, planned: _Planned, sequence: EpochSequence) -> None:
+    def _note(self, planned: _Planned, plans: _Plans) -> None:
         self._progress = planned.after
         self._tally.add(planned.batch)
         self._overlong = planned.overlong
         self._substituted = planned.substituted
-        self._packer_tokens = max(self._packer_tokens, sequence.buffered_tokens)
+        self._packer_tokens = max(self._packer_tokens, plans.sequence.buffered_tokens)
         # torch asks for one more plan before it hands a batch over, threads do afterwards.
-        waiting = len(self._plans.waiting) + (not self.num_workers)
+        waiting = len(plans.waiting) + (not self.num_workers)
         self._most_waiting = max(self._most_waiting, waiting)
 
     def state_dict(self) -> State:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack.errors import DataError
+from streampack.errors import DataError, ResumeError
 from streampack.pack import fit_samples, make_packer
 from streampack.plan.arrivals import make_arrivals
 from streampack.plan.recipe import Recipe
@@ -62,6 +62,11 @@ class ColumnPlanner:
         self._snapshots: deque[_Snapshot] = deque()
         self.is_complete = False
         self.overlong = np.zeros(len(recipe.streams), np.int64)
+
+    @property
+    def first_known(self) -> int:
+        """The first pack that can still be asked for."""
+        return self._first
 
     @property
     def num_known(self) -> int:
@@ -167,8 +172,18 @@ class ColumnPlanner:
         ]
 
     def restore(self, state: State) -> None:
-        """Go to where a snapshot was taken; a planner that was never extended only."""
-        self._first = state["num_packs"]
-        self._arrivals.restore(list(state["arrivals"]))
-        self._packer.load_state_dict(state["packer"])
-        self.overlong = np.array(state["overlong"], np.int64)
+        """Go to where a snapshot was taken; a planner that was never extended only.
+
+        Raises:
+            ResumeError: If it is no snapshot of such a planner.
+        """
+        try:
+            self._first = int(state["num_packs"])
+            self._arrivals.restore([int(value) for value in state["arrivals"]])
+            self._packer.load_state_dict(state["packer"])
+            self.overlong = np.array(state["overlong"], np.int64).reshape(self.overlong.shape)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResumeError(
+                f"one of the state's snapshots is damaged ({type(error).__name__}: {error}); "
+                "take 'snapshots' out of the state: they are only a speed-up"
+            ) from error

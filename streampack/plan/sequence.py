@@ -21,6 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from streampack.errors import ResumeError
 from streampack.plan.ends import ColumnEnds
 from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
@@ -124,6 +125,7 @@ class EpochSequence:
         self._walk = Walk(recipe, epoch, served, expected, self._learn)
         self._open_columns()
         self._pass_over(position)
+        self._check_snapshots()
 
     @property
     def epoch(self) -> int:
@@ -141,6 +143,11 @@ class EpochSequence:
         self._walk_to(self._at + 1)
         stop = self._end_of_epoch()
         return stop is not None and self._at >= stop
+
+    @property
+    def num_slots(self) -> int | None:
+        """Slots of the epoch, the padding of its last global batch included, once it is known."""
+        return self._end_of_epoch()
 
     @property
     def substituted(self) -> int:
@@ -189,9 +196,10 @@ class EpochSequence:
         Padding packs have no position, but for steps of nothing else, which follow where a global
         batch takes several steps: these must be told apart to go on after any of them.
         """
-        if self._total is None or begin >= self._total:
+        stop = self._end_of_epoch()
+        if self._total is None or stop is None:
             return end
-        return min(end, self._total)
+        return min(end, stop if begin >= self._total else self._total)
 
     def snapshots(self) -> list[State]:
         """Return where each planner of this device can go on from for what comes next."""
@@ -204,6 +212,20 @@ class EpochSequence:
     def close(self) -> None:
         """End the thread that looks for lane ends, if there is one."""
         self._ends.close()
+
+    def _check_snapshots(self) -> None:
+        """Refuse snapshots that were taken later than the position.
+
+        Raises:
+            ResumeError: Naming the lane.
+        """
+        for (lane, column), planner in self._planners.items():
+            if planner.first_known > self._passed[lane, column]:
+                raise ResumeError(
+                    f"the state's snapshots of lane {lane} lie at pack {planner.first_known}, but "
+                    f"at position {self._at} only {self._passed[lane, column]} are delivered; load "
+                    "the state unchanged, or take 'snapshots' out of it: they are only a speed-up"
+                )
 
     def _touched_lanes(self, position: int) -> set[int]:
         """Return the lanes of this device's slots while no lane is dry."""
@@ -318,6 +340,8 @@ class EpochSequence:
 
     def _release(self, slot: int) -> None:
         """Forget the slots before `slot` and their packs."""
+        if self._total is not None:
+            slot = min(slot, self._total)  # packs that epoch_end="drop" leaves out were not passed
         gone = self._slots[: slot - self._first_slot]
         # A column's packs come in order, so the last one written is the highest.
         self._passed[gone[:, 0], gone[:, 1]] = gone[:, 2] + 1

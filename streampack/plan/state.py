@@ -104,8 +104,21 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
     return Progress(
         epoch=_integer(state, "epoch", 0),
         position=_integer(state, "position", 0),
-        snapshots=list(state.get("snapshots") or []),
+        snapshots=_snapshots(state),
     )
+
+
+def _snapshots(state: State) -> list[State]:
+    """Return the snapshots of a state; what they hold is checked where it is used."""
+    snapshots = state.get("snapshots") or []
+    if not isinstance(snapshots, list) or not all(
+        isinstance(each, dict) and {"lane", "column"} <= each.keys() for each in snapshots
+    ):
+        raise ResumeError(
+            f"the state's snapshots are {snapshots!r:.80}, not a list of what was saved; "
+            "take 'snapshots' out of the state: they are only a speed-up"
+        )
+    return snapshots
 
 
 def check_version(state: State) -> None:
