@@ -1,11 +1,11 @@
-"""`PackedDataLoader`: plan in the training process, read in threads or stateless workers.
+"""`PackedDataLoader`: plan in the training process, read in a thread or stateless workers.
 
 ::
 
-    training process      plan 0  plan 1  plan 2 ...         a few KB of integers a batch
-                            |        |
-    num_workers=0         thread reads batch 0, 1, ...       the default: nothing is copied
-    num_workers=2         worker 0: 0, 2, ..  worker 1: 1, 3, ..
+    num_workers=0    a thread plans and reads batch 0, 1, ...       the default, nothing is copied
+
+    num_workers=2    this process plans 0, 1, 2, ...                a few KB of integers a batch
+                     worker 0 reads 0, 2, ...   worker 1 reads 1, 3, ...
 
 Workers hold no state, so it does not matter how many there are or which one fails; the state is
 keyed to the batch last delivered, not to what was planned or read ahead.
@@ -24,7 +24,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from streampack.assemble import Batch
-from streampack.config import check_positive
+from streampack.config import Packing, check_positive
 from streampack.errors import ConfigError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.dataset import BatchReader, PackedStreamingDataset
@@ -45,13 +45,16 @@ class _Planned:
     """Where the run stands once it is."""
     overlong: list[int]
     substituted: int
+    packer_tokens: int
+    """The most that the packers held so far."""
 
 
 class _Plans:
     """The plans of one iteration, noted as they are asked for."""
 
-    def __init__(self, sequence: EpochSequence) -> None:
+    def __init__(self, sequence: EpochSequence, packing: Packing) -> None:
         self.sequence = sequence
+        self._loses = packing.overflow in ("truncate", "drop")
         self.waiting: deque[_Planned] = deque()
 
     def __iter__(self) -> Iterator[DeviceBatch]:
@@ -64,8 +67,9 @@ class _Plans:
                 _Planned(
                     batch=batch,
                     after=after,
-                    overlong=sequence.overlong.tolist(),
+                    overlong=sequence.overlong.tolist() if self._loses else [],
                     substituted=sequence.substituted,
+                    packer_tokens=sequence.buffered_tokens,
                 )
             )
             yield batch
@@ -95,7 +99,7 @@ class PackedDataLoader:
 
     Args:
         dataset: What to iterate.
-        num_workers: Processes that read; 0 reads in threads of this process.
+        num_workers: Processes that read; 0 plans and reads in a thread of this process.
         prefetch_factor: Batches that are read ahead, per worker.
         pin_memory: Put tensors into pinned memory, for quick copies to a GPU.
         persistent_workers: Keep workers from one epoch to the next.
@@ -159,7 +163,7 @@ class PackedDataLoader:
         if self._progress is None:
             self._tally = Tally(self.dataset.recipe)
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
-        return self._deliver(_Plans(sequence))
+        return self._deliver(_Plans(sequence, self.dataset.recipe.packing))
 
     def _deliver(self, plans: _Plans) -> Iterator[Batch]:
         sequence = plans.sequence
@@ -173,7 +177,7 @@ class PackedDataLoader:
                 batches = map(_pin, batches)
         try:
             for batch in batches:
-                self._note(plans.waiting.popleft(), plans)
+                self._note(plans.waiting.popleft(), len(plans.waiting))
                 yield batch
             rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
             snapshots = sequence.snapshots() if rolls_on else []
@@ -181,15 +185,14 @@ class PackedDataLoader:
         finally:
             sequence.close()
 
-    def _note(self, planned: _Planned, plans: _Plans) -> None:
+    def _note(self, planned: _Planned, num_waiting: int) -> None:
         self._progress = planned.after
         self._tally.add(planned.batch)
-        self._overlong = planned.overlong
+        self._overlong = planned.overlong or self._overlong
         self._substituted = planned.substituted
-        self._packer_tokens = max(self._packer_tokens, plans.sequence.buffered_tokens)
+        self._packer_tokens = max(self._packer_tokens, planned.packer_tokens)
         # torch asks for one more plan before it hands a batch over, threads do afterwards.
-        waiting = len(plans.waiting) + (not self.num_workers)
-        self._most_waiting = max(self._most_waiting, waiting)
+        self._most_waiting = max(self._most_waiting, num_waiting + (not self.num_workers))
 
     def state_dict(self) -> State:
         """Return where the run stands after the batch last delivered, as JSON."""

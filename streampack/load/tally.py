@@ -1,6 +1,6 @@
 """What was delivered so far, per stream: counted from plans, so it costs no look at tokens.
 
-Cost: one `bincount` a batch, about 20 us.
+Cost: about 1 us a batch; segments are counted some hundred batches at a time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from streampack.plan import DeviceBatch, Recipe
-from streampack.types import LENGTH, START, STREAM, TOTAL
+from streampack.types import LENGTH, START, STREAM, TOTAL, Int64Array, no_segments
 
 __all__ = ["Tally"]
+
+MAX_UNCOUNTED = 256  # batches; a few KB each
 
 
 def _shares(counts: list[int]) -> list[float]:
@@ -34,13 +36,20 @@ class Tally:
         self._tokens = np.zeros(num, np.int64)
         self._split = np.zeros(num, np.int64)
         self._num_packs = 0
+        self._uncounted: list[Int64Array] = []
 
     def add(self, batch: DeviceBatch) -> None:
         """Count one delivered batch."""
-        segments = batch.packs.segments
+        self._num_packs += len(batch.packs)
+        self._uncounted.append(batch.packs.segments)
+        if len(self._uncounted) >= MAX_UNCOUNTED:
+            self._count()
+
+    def _count(self) -> None:
+        segments = np.concatenate([no_segments(), *self._uncounted])
+        self._uncounted.clear()
         num = len(self._samples)
         streams = segments[:, STREAM]
-        self._num_packs += len(batch.packs)
         begins = segments[:, START] == 0
         self._samples += np.bincount(streams[begins], minlength=num)
         # A split sample is counted where it begins: its first segment does not reach its end.
@@ -69,6 +78,7 @@ class Tally:
         Args:
             overlong: Samples over max_seq_len that were planned, per stream.
         """
+        self._count()
         packing = self._recipe.packing
         samples, tokens = self._samples.tolist(), self._tokens.tolist()
         rows = zip(

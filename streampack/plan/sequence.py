@@ -325,10 +325,12 @@ class EpochSequence:
             last = min(last, self._total)
         slots = self._slots[max(first - self._first_slot, 0) : max(last - self._first_slot, 0)]
         # A run of neighbouring packs of one column is taken in one piece.
-        jumps = (np.diff(slots, axis=0) != (0, 0, 1)).any(axis=1)
-        bounds = [0, *(np.flatnonzero(jumps) + 1).tolist(), len(slots)]
+        bounds = [0, len(slots)] if len(slots) else []
+        if len(slots) and (slots[-1] != slots[0] + (0, 0, len(slots) - 1)).any():
+            jumps = (np.diff(slots, axis=0) != (0, 0, 1)).any(axis=1)
+            bounds[1:1] = (np.flatnonzero(jumps) + 1).tolist()
         parts = []
-        for begin, end in pairwise(bounds if len(slots) else []):
+        for begin, end in pairwise(bounds):
             lane, column, pack = slots[begin].tolist()
             planner = self._planner(lane, column)
             planner.know(pack + end - begin - 1, keep=pack)
