@@ -5,17 +5,31 @@
     Packing   how samples share packs        Mixing   how many of each stream, and in which batches
     Order     which sample comes next        Buffers  how much may be resident at once
 
-All are frozen and build nothing. The command line reads the same classes from YAML.
+All are frozen and build nothing. The command line reads the same classes from YAML. A count may
+be written as anything that is a whole number (10_000, 1e4, np.int64(10_000)); it is kept as an int.
+
+Cost: none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
+from operator import index
 from typing import Literal, get_args
 
 from streampack.errors import ConfigError, suggest
 
-__all__ = ["Buffers", "Mixing", "Order", "Packing", "check_choice", "parse_count"]
+__all__ = [
+    "Buffers",
+    "Mixing",
+    "Order",
+    "Packing",
+    "check_choice",
+    "check_positive",
+    "parse_count",
+    "read_integer",
+]
 
 Method = Literal["exact_fit", "next_fit"]
 Overflow = Literal["split", "truncate", "drop", "error"]
@@ -27,6 +41,7 @@ EpochEnd = Literal["pad", "drop", "carry"]
 Arithmetic = Literal["exact", "mosaicml"]
 
 COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
 
 
@@ -43,21 +58,50 @@ def check_choice(name: str, value: str, literal: object) -> None:
         )
 
 
-def check_positive(name: str, value: int | None) -> None:
-    """Refuse a number below 1.
+def read_integer(name: str, value: object, way_out: str) -> int:
+    """Return a whole number as an int: an int, a numpy integer, 1e4; no bool, no text, no 10.5.
+
+    Raises:
+        ConfigError: If it is none; `way_out` says what to write.
+
+    >>> read_integer("max_seq_len", 2048.0, "write 2048")
+    2048
+    """
+    if not isinstance(value, bool):
+        try:
+            return index(value)  # type: ignore[arg-type]  # what has no index is looked at below
+        except TypeError:
+            # inf and nan leave a rest too: nan.
+            if isinstance(value, Real) and value % 1 == 0:
+                return int(value)
+    raise ConfigError(f"{name}={value!r} is no integer; {way_out}")
+
+
+def check_positive(name: str, value: object) -> int | None:
+    """Return a count as an int, and refuse what is no integer or below 1; None stays None.
 
     Raises:
         ConfigError: Naming it.
     """
-    if value is not None and value < 1:
-        raise ConfigError(f"{name}={value} must be at least 1; leave it out for the default")
+    if value is None:
+        return None
+    count = read_integer(name, value, WRITE_COUNT)
+    if count < 1:
+        raise ConfigError(f"{name}={count} must be at least 1; leave it out for the default")
+    return count
 
 
-def parse_count(name: str, value: int | str | None) -> int | None:
+def _keep_counts(config: object, *names: str) -> None:
+    """Check counts of a config and keep them as ints."""
+    for name in names:
+        object.__setattr__(config, name, check_positive(name, getattr(config, name)))
+
+
+def parse_count(name: str, value: object) -> int | None:
     """Read a count as MosaicML Streaming does: a number, or text such as "10k" or "1.5b".
 
     Raises:
-        ConfigError: If the text is no such number, or the number is below 1.
+        ConfigError: If it is no such number, or the number is below 1.
 
     >>> parse_count("epoch_size", "10k")
     10000
@@ -72,8 +116,7 @@ def parse_count(name: str, value: int | str | None) -> int | None:
             raise ConfigError(
                 f"{name}={value!r} is no number; write 10000, '10k', '1.5m' or '2b'"
             ) from None
-    check_positive(name, value)
-    return value
+    return check_positive(name, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,26 +152,47 @@ class Packing:
     """input_pos of a split sample's later pieces: restart at 0, or continue where the cut was."""
 
     def __post_init__(self) -> None:
-        check_positive("max_seq_len", self.max_seq_len)
+        for name in ("max_seq_len", "buffer_samples"):  # None means nothing here
+            read_integer(name, getattr(self, name), WRITE_COUNT)
+        _keep_counts(self, "max_seq_len", "buffer_samples", "buffer_tokens")
         check_choice("method", self.method, Method)
         check_choice("overflow", self.overflow, Overflow)
         check_choice("positions", self.positions, Positions)
-        check_positive("buffer_samples", self.buffer_samples)
         if self.buffer_tokens is not None and self.buffer_tokens < self.max_seq_len:
             raise ConfigError(
                 f"buffer_tokens={self.buffer_tokens} cannot hold one pack; "
                 f"set it to at least max_seq_len={self.max_seq_len}"
             )
-        if self.split_gap is not None and not 0 <= self.split_gap < 1:
+        self._keep_split_gap()
+        self._keep_ids()
+
+    def _keep_split_gap(self) -> None:
+        gap = self.split_gap
+        if gap is None:
+            return
+        if isinstance(gap, bool) or not isinstance(gap, Real) or not 0 <= gap < 1:
             raise ConfigError(
-                f"split_gap={self.split_gap} is a fraction of a pack: 0 <= split_gap < 1, e.g. 0.01"
+                f"split_gap={gap!r} is a fraction of a pack: 0 <= split_gap < 1, e.g. 0.01"
             )
-        for name in ("bos_id", "eos_id"):
+        object.__setattr__(self, "split_gap", float(gap))
+
+    def _keep_ids(self) -> None:
+        """Check the token ids and keep them as ints."""
+        remedies = {
+            "bos_id": "None adds none",
+            "eos_id": "None adds none",
+            "padding_id": "leave it out for 0",
+        }
+        for name, remedy in remedies.items():
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is None and name != "padding_id":
+                continue
+            token = read_integer(name, value, f"token ids count from 0, {remedy}")
+            if token < 0:
                 raise ConfigError(
-                    f"{name}={value} is no token id; token ids count from 0, None adds none"
+                    f"{name}={token} is no token id; token ids count from 0, {remedy}"
                 )
+            object.__setattr__(self, name, token)
 
     @property
     def buffer_limit(self) -> int:
@@ -149,7 +213,8 @@ class Mixing:
     weight_unit: WeightUnit = "samples"
     """What proportion, choose and epoch_size count."""
     epoch_size: int | str | None = None
-    """Samples (or tokens) in an epoch; None: as many as the streams hold. "10k" is understood."""
+    """Samples (or tokens) in an epoch; None: as many as the streams hold. "10k" is understood; what
+    is kept is an int."""
     sampling_method: SamplingMethod = "balanced"
     """balanced: an epoch goes on where the last one stopped; fixed: each takes the same samples."""
     global_batch_size: int | None = None
@@ -165,7 +230,7 @@ class Mixing:
         check_choice("sampling_method", self.sampling_method, SamplingMethod)
         check_choice("epoch_end", self.epoch_end, EpochEnd)
         check_choice("arithmetic", self.arithmetic, Arithmetic)
-        check_positive("global_batch_size", self.global_batch_size)
+        _keep_counts(self, "global_batch_size")
         object.__setattr__(self, "epoch_size", parse_count("epoch_size", self.epoch_size))
 
 
@@ -174,11 +239,11 @@ class Order:
     """Which sample comes next.
 
     Raises:
-        ConfigError: If a number is below 1.
+        ConfigError: If the seed is no integer of at least 0, shuffle no bool, a number below 1.
     """
 
     seed: int = 9176
-    """All randomness is a function of it; the default is MosaicML Streaming's."""
+    """All randomness is a function of it, 0 or more; the default is MosaicML Streaming's."""
     shuffle: bool = True
     """False: stored order, and streams are still mixed."""
     shuffle_block_size: int | None = None
@@ -187,8 +252,20 @@ class Order:
     """Independent paths through the shards, fixed for the run; None: the nodes of the first run."""
 
     def __post_init__(self) -> None:
-        check_positive("shuffle_block_size", self.shuffle_block_size)
-        check_positive("num_lanes", self.num_lanes)
+        self._keep_seed()
+        if not isinstance(self.shuffle, bool):
+            raise ConfigError(f"shuffle={self.shuffle!r} is no bool; write True or False")
+        _keep_counts(self, "shuffle_block_size", "num_lanes")
+
+    def _keep_seed(self) -> None:
+        remedy = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
+        # A float would pass as its whole number, but no two seeds should look alike by rounding.
+        if isinstance(self.seed, Real) and not hasattr(self.seed, "__index__"):
+            raise ConfigError(f"seed={self.seed!r} is no integer; {remedy}")
+        seed = read_integer("seed", self.seed, remedy)
+        if seed < 0:
+            raise ConfigError(f"seed={seed} is negative; {remedy}")
+        object.__setattr__(self, "seed", seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +285,4 @@ class Buffers:
     """Tokens per rank: the packers' buffers and the batches of all its workers."""
 
     def __post_init__(self) -> None:
-        check_positive("worker_tokens", self.worker_tokens)
-        check_positive("worker_bytes", self.worker_bytes)
-        check_positive("rank_tokens", self.rank_tokens)
+        _keep_counts(self, "worker_tokens", "worker_bytes", "rank_tokens")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from streampack.config import read_integer
 from streampack.errors import ConfigError
 
 __all__ = ["World"]
@@ -43,6 +44,9 @@ class World:
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
             object.__setattr__(self, "ranks_per_node", self.num_ranks)
+        for name in ("rank", "num_ranks", "ranks_per_node", "replication"):
+            number = read_integer(name, getattr(self, name), "write a whole number, such as 1")
+            object.__setattr__(self, name, number)
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
             raise ConfigError(
                 f"rank={self.rank} is not one of num_ranks={self.num_ranks}; ranks count from 0"
@@ -69,20 +73,38 @@ class World:
         """Read what torchrun sets: RANK, WORLD_SIZE, LOCAL_WORLD_SIZE; a lone process without them.
 
         Raises:
-            ConfigError: If one of them is no integer, or they do not fit together.
+            ConfigError: If one of them is no integer, RANK or WORLD_SIZE is missing, or they do
+                not fit together (LOCAL_RANK, where it is set, too).
 
         >>> World.from_env({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}).node
         0
         """
+        for key, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+            if key in env and other not in env:
+                raise ConfigError(
+                    f"{key}={env[key]} is set without {other}: how many ranks there are, and which "
+                    f"one this is, takes both; set {other}, unset {key}, or pass world=World(...)"
+                )
         try:
             num_ranks = int(env.get("WORLD_SIZE", "1"))
             rank = int(env.get("RANK", "0"))
             per_node = int(env.get("LOCAL_WORLD_SIZE", str(num_ranks)))
+            local_rank = int(env["LOCAL_RANK"]) if "LOCAL_RANK" in env else None
         except ValueError as error:
             raise ConfigError(
-                f"RANK, WORLD_SIZE and LOCAL_WORLD_SIZE must be integers: {error}"
+                f"RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK must be integers: {error}"
             ) from error
-        return cls(rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication)
+        world = cls(
+            rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication
+        )
+        # Without LOCAL_WORLD_SIZE nothing says where nodes begin, so nothing contradicts it.
+        if local_rank not in (None, rank % per_node) and "LOCAL_WORLD_SIZE" in env:
+            raise ConfigError(
+                f"LOCAL_RANK={local_rank}, but RANK={rank} with LOCAL_WORLD_SIZE={per_node} is "
+                f"local rank {rank % per_node}; number the ranks node by node as torchrun does, or "
+                "pass world=World(...)"
+            )
+        return world
 
     @property
     def _per_node(self) -> int:

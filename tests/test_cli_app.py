@@ -68,3 +68,19 @@ def test_every_verb_explains_itself_as_the_table_of_verbs_says(verb):
     assert f"streampack {verb}" in done.output
     summary = VERBS[verb].rstrip(".")
     assert load_verb(verb).callback.__doc__.startswith(summary)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_page_of_every_verb_loads_nothing_heavy(verb):
+    # pydantic comes with typer, to read a verb's arguments.
+    heavy = "{'torch', 'streaming', 'numba', 'numpy', 'matplotlib', 'tokenizers'}"
+    code = (
+        "import sys, atexit; from streampack.cli import main; "
+        f"atexit.register(lambda: print('loaded:', {heavy} & set(sys.modules))); main()"
+    )
+
+    done = run(verb, "--help", code=code)
+
+    assert done.returncode == 0
+    assert f"streampack {verb}" in done.stdout
+    assert "loaded: set()" in done.stdout

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -249,3 +250,46 @@ def test_workers_that_live_on_take_over_a_run_of_another_shape(written, kind, ep
         else:
             load(kind, loader, state)
         assert [epoch_of(loader) for _ in range(2)] == wanted
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_epochs_advance_though_the_seed_is_set_back_before_each(written, kind, workers):
+    loader = loader_of(kind, make(written), workers, persistent=False)
+    epochs = []
+    for _ in range(NUM_EPOCHS):
+        torch.manual_seed(42)
+        epochs.append({batch["epoch"] for batch in loader})
+    assert epochs == [{0}, {1}, {2}]
+
+
+def test_a_position_that_has_become_stale_is_not_handed_out(written):
+    dataset = make(written)
+    next(iter(dataset))
+    assert dataset.state_dict()["position"] == 4
+    for _ in DataLoader(dataset, batch_size=None, num_workers=1):
+        pass
+    with pytest.raises(ResumeError, match="state_after"):
+        dataset.state_dict()
+
+    dataset = make(written)
+    next(iter(dataset))
+    loader = PackedDataLoader(dataset)
+    next(iter(loader))
+    assert loader.state_dict()["epoch"] == 1
+    with pytest.raises(ResumeError, match="state_after"):
+        dataset.state_dict()
+
+
+def test_len_in_the_middle_of_an_epoch_is_that_epochs(written, reference):
+    loader = PackedDataLoader(make(written))
+    for epoch in range(2):
+        assert {len(loader) for _ in loader} == {len(reference[epoch])}
+
+
+def test_epochs_that_leave_no_batch_are_refused(written):
+    dataset = make(written, mixing={"epoch_end": "drop", "global_batch_size": 4000})
+    with pytest.raises(ConfigError, match=r"leaves no batch.*global_batch_size=4000; lower it"):
+        next(iter(PackedDataLoader(dataset)))
+    with pytest.raises(ConfigError, match=r"are less than one of 4000 packs"):
+        make(written, mixing={"epoch_end": "carry", "global_batch_size": 4000})

@@ -113,6 +113,39 @@ def test_truncated_and_dropped_samples_are_counted(written, overflow):
     assert {name: other[name] for name in counted} == counted
 
 
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+def test_losses_add_up_over_epochs_ranks_and_resumes(written, overflow):
+    key = {"truncate": "truncated", "drop": "dropped"}[overflow]
+    num_long = sum(length > 64 for length in written.lengths[1])
+    loaders = [
+        PackedDataLoader(
+            conformance.make(written, packing={"overflow": overflow}, world=world, batch_size=1)
+        )
+        for world in worlds(3)
+    ]
+    state = {}
+    for epoch in range(2):
+        for loader in loaders:
+            for done, _ in enumerate(loader, 1):
+                if done == 5:
+                    state = loader.state_dict()
+        lost = [loader.stats()["streams"]["s1"][key] for loader in loaders]
+        assert sum(lost) == (epoch + 1) * num_long
+    again = loaders[-1]
+    again.load_state_dict(state)
+    for _ in again:
+        pass
+    # Only what came after the state, though the epoch is planned again from its start.
+    assert again.stats()["streams"]["s1"][key] < num_long
+
+
+def test_truncated_samples_are_counted_when_they_are_delivered(written):
+    loader = PackedDataLoader(conformance.make(written, packing={"overflow": "truncate"}))
+    batch = next(iter(loader))
+    full = (batch["segments"][:, 5] == 64).sum()
+    assert loader.stats()["streams"]["s1"]["truncated"] <= full
+
+
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_targets_are_the_shares_asked_for_in_their_unit(written, unit):
     weights = [{"proportion": 0.25}, {"proportion": 0.75}]

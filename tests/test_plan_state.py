@@ -56,8 +56,6 @@ def test_packing_and_unpacking_change_neither_state_nor_progress():
 @pytest.mark.parametrize(
     "forgiven",
     [
-        {"packing": Packing(max_seq_len=64, padding_id=7)},
-        {"packing": Packing(max_seq_len=64, positions="continue")},
         {"packing": Packing(max_seq_len=64, buffer_tokens=65_536)},
         {"order": Order(seed=3, num_lanes=2)},
         {"mixing": Mixing(global_batch_size=16)},
@@ -79,6 +77,8 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
         ("split_gap", {"packing": Packing(max_seq_len=64, split_gap=0.1)}),
         ("bos_id", {"packing": Packing(max_seq_len=64, bos_id=1)}),
         ("eos_id", {"packing": Packing(max_seq_len=64, eos_id=2)}),
+        ("padding_id", {"packing": Packing(max_seq_len=64, padding_id=7)}),
+        ("positions", {"packing": Packing(max_seq_len=64, positions="continue")}),
         ("batching_method", {"mixing": Mixing(batching_method="stratified")}),
         ("weight_unit", {"mixing": Mixing(weight_unit="tokens")}),
         ("sampling_method", {"mixing": Mixing(sampling_method="fixed")}),
@@ -98,18 +98,27 @@ def test_another_sequence_is_refused_with_the_differing_field_and_both_values(fi
 
 
 def test_another_stream_is_refused_by_its_contents():
-    with pytest.raises(ResumeError, match=r"saved with streams=.*'91aa'.*dataset has streams="):
+    with pytest.raises(
+        ResumeError, match=r"saved with streams=.*'91aa'.*stream 's1' holds other data"
+    ):
         unpack_state(state_of(make()), make(), ["5f2c", "0000"])
     with pytest.raises(ResumeError, match="saved with streams="):
         unpack_state(state_of(make()), make(), DIGESTS[:1])
 
 
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
+    r = make(mixing=Mixing(batching_method="stratified"))
+    other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
+
+    with pytest.raises(ResumeError, match=r"shares=.* dataset has shares=.*bring the length files"):
+        unpack_state(state_of(r), other, DIGESTS)
+
+
+def test_totals_do_not_matter_where_samples_are_counted_and_packs_mix_streams():
     r = make()
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
-    with pytest.raises(ResumeError, match=r"saved with shares=.*this dataset has shares="):
-        unpack_state(state_of(r), other, DIGESTS)
+    assert unpack_state(state_of(r), other, DIGESTS).position == 48
 
 
 @pytest.mark.parametrize("value", [None, -1, "3", 1.5, True])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.read import Gatherer, Rows, gather
-from streampack.read.targets import labels_are_shifted
+from streampack.read.targets import detect_shift, labels_are_shifted
 from streampack.streams.mosaic import MDSWriter
 from streampack.streams.opened import OpenStream, open_stream
 from streampack.streams.stream import Stream
@@ -450,3 +450,25 @@ def test_labels_are_told_apart_as_the_rule_written_out_does(
     expected = None if shifted == unshifted else shifted
     samples = [(np.array(a), np.array(b)) for a, b in zip(tokens, labels, strict=True)]
     assert labels_are_shifted(samples) is expected
+
+
+@pytest.mark.parametrize("is_shifted", [True, False])
+def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
+    tmp_path: Path, is_shifted: bool
+) -> None:
+    # One sample a shard: its 200 tokens and labels are more than the limit that write_stream sets.
+    tokens = [np.arange(200) + number for number in range(3)]
+    unsaid = np.full(200, -100)
+    said = np.append(tokens[2][1:], -100) if is_shifted else tokens[2]
+    streams = labelled(tmp_path, tokens, [unsaid, unsaid, said])
+    assert (np.diff(streams[0].first_sample) > 0).sum() == 3
+
+    assert detect_shift(streams[0]) is is_shifted
+
+
+def test_no_more_than_64_samples_are_looked_at_for_how_labels_are_stored(tmp_path: Path) -> None:
+    tokens = [np.arange(200)] * 70
+    labels = [np.full(200, -100)] * 64 + [np.arange(200)] * 6
+    [stream] = labelled(tmp_path, tokens, labels)
+    with pytest.raises(DataError, match=r"labels of its first 64 samples do not tell .*say so"):
+        detect_shift(stream)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from filelock import FileLock
 
 from streampack.errors import DataError
 from streampack.streams import Stream, mosaic, open_stream
@@ -316,3 +317,45 @@ def test_the_remote_is_not_needed_once_all_is_cached(tmp_path):
     other = tmp_path / "l2"
     shutil.copytree(local, other)
     assert_reads(open_stream(Stream(remote=str(path), local=str(other)), 0), samples)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("has_local", [False, True])
+def test_a_cache_of_another_version_of_the_remote_is_refused(
+    tmp_path, monkeypatch, scheme, has_local
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    local = str(tmp_path / "l") if has_local else None
+    stream = Stream(remote=f"{scheme}{path}", local=local)
+    assert_reads(open_stream(stream, 0), samples)
+    assert_reads(open_stream(stream, 0), samples)  # the same version is no other one
+    shutil.rmtree(path)
+    builders.write_stream_files(path, LENGTHS[:-1])
+
+    local = Path(stream.local)
+    message = (
+        rf"{local}: was fetched from another version of {path}: index\.json is \w{{8}} here, "
+        rf"\w{{8}} there; delete {local}, or name another local="
+    )
+    with pytest.raises(DataError, match=message):
+        open_stream(stream, 0)
+
+    shutil.rmtree(stream.local)
+    assert_reads(open_stream(stream, 0), samples[:-1])
+
+
+def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    monkeypatch.setattr("streampack.streams.cache.LEAST_LOCK_TIMEOUT_S", 0.0)
+    locks = tmp_path / "l" / ".streampack"
+    locks.mkdir(parents=True)
+    stream = Stream(
+        remote=str(path), local=str(tmp_path / "l"), download_timeout=0.01, download_retry=0
+    )
+    message = (
+        r"index\.json\.lock: another process has held this lock for 0 s; see whether it hangs, or "
+        "raise download_timeout= if its downloads are only slow"
+    )
+    with FileLock(locks / "index.json.lock"), pytest.raises(DataError, match=message):
+        open_stream(stream, 0)

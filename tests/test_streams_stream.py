@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
 import pytest
 
 from streampack.errors import ConfigError
@@ -53,7 +57,14 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
         ({"local": "x", "download_retry": -1}, "`download_retry` must be non-negative"),
         ({"local": "x", "download_timeout": 0}, "`download_timeout` must be positive"),
         ({"remote": "nope://x", "local": "x"}, "Unsupported remote path: nope://x"),
-        ({"local": "x", "proporton": 1}, "proporton"),
+        (
+            {"local": "x", "proporton": 1},
+            r"proporton=1: no argument of Stream - did you mean 'proportion'\?; it takes choose, ",
+        ),
+        (
+            {"local": "x", "lables": "y"},
+            "lables='y': no argument of Stream - did you mean 'labels'",
+        ),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, message):
@@ -66,3 +77,19 @@ def test_an_unset_local_follows_from_the_remote_as_in_mosaicml(tmp_path):
     ours = Stream(remote=remote, split="train").local
     assert ours == mosaic.Stream(remote=remote, local="x", split="train")._get_temporary_directory()
     assert Stream(remote=f"file://{remote}", split="train").local == ours
+
+
+def test_mosaicmls_registry_finds_it_by_its_entry_point():
+    [point] = entry_points(group=mosaic.streams_registry.entry_point_namespace, name="streampack")
+    assert point.load() is Stream
+
+
+def test_mosaicmls_registry_finds_it_where_nobody_imported_it():
+    # The registry alone, as MosaicML makes it: its package would need our door to be imported.
+    code = (
+        "import sys, catalogue; "
+        "registry = catalogue.create('streaming', 'streams_registry', entry_points=True); "
+        "assert 'streampack' in registry; print('streampack.streams' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)

@@ -4,7 +4,8 @@
 
     PATH/index.json, PATH/*/index.json  -->  a lengths.bin beside each
 
-Cost: one reading of each stream; shards are decompressed in memory, one at a time.
+Cost: one reading of each stream; shards are decompressed in memory, one at a time. The room that
+writes is loaded at the first use of a name of it, so that the help page comes at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
-from streampack.write import write_lengths
+from streampack import write as room
 
 __all__ = ["index"]
 
@@ -38,7 +39,9 @@ def index(
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in paths:
-            written += write_lengths(path, column, tokens_dtype, lambda n: bar.advance(task, n))
+            written += room.write_lengths(
+                path, column, tokens_dtype, lambda n: bar.advance(task, n)
+            )
     for each in written:
         console.print(
             f"{each.path}: {each.num_samples:,} samples, {each.num_tokens:,} tokens in "

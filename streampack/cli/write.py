@@ -4,7 +4,8 @@
 
     docs/ more.jsonl.zst --> OUT/shard.00000.mds.zstd ...  index.json  lengths.bin
 
-Cost: the tokenizer's, over all cores; see ``streampack.write``.
+Cost: the tokenizer's, over all cores; see ``streampack.write``, which is loaded at the first use of
+a name of it, so that the help page comes at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as ProgressBar
 from typer import Argument, Option
 
-from streampack.write import Progress, RowFormat, WriteOptions, Written, write_texts
+from streampack import write as room
 
 __all__ = ["write", "write_with_bar"]
 
@@ -48,13 +49,13 @@ def write(  # noqa: PLR0913 - one option each
     ] = None,
 ) -> None:
     """Turn text, JSONL or token ids into a stream: MDS shards and a length file."""
-    rows = RowFormat(
+    rows = room.RowFormat(
         tokenizer=tokenizer,
         text_field=text_field,
         tokens_field=tokens_field,
         extra_fields=tuple(extra or ()),
     )
-    options = WriteOptions(
+    options = room.WriteOptions(
         rows=rows,
         column=column,
         dtype=dtype,
@@ -74,8 +75,8 @@ def write(  # noqa: PLR0913 - one option each
 
 
 def write_with_bar(
-    paths: list[Path], out: Path, options: WriteOptions, console: Console
-) -> Written:
+    paths: list[Path], out: Path, options: room.WriteOptions, console: Console
+) -> room.Written:
     """Write a stream, with a progress bar while it lasts."""
     columns = (
         TextColumn("{task.description}"),
@@ -88,7 +89,7 @@ def write_with_bar(
     with ProgressBar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(out.name, total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: room.Progress) -> None:
             bar.update(
                 task,
                 completed=progress.num_bytes,
@@ -96,4 +97,4 @@ def write_with_bar(
                 description=f"{out.name}: {progress.num_tokens:,} tokens",
             )
 
-        return write_texts(paths, out, options, show)
+        return room.write_texts(paths, out, options, show)

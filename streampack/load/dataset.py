@@ -133,6 +133,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._totals: dict[int, int] = {}
         self._latest: EpochSequence | None = None
         self._num_iterations = 0
+        self._next_epoch = 0  # when this process began to iterate, if it did
         batches_ahead(self.buffers, self.footprint(), 1)
 
     # What it is.
@@ -162,8 +163,16 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         return [stream.digest for stream in self._blueprint.streams]
 
     def __len__(self) -> int:
-        """Return the batches of this rank in a whole epoch: the one under way, or the next."""
-        epoch = self._delivered.epoch if self._delivered else self._ledger.next_epoch
+        """Return the batches of this rank in a whole epoch: the one under way, or the next.
+
+        Under torch's own workers this process does not see which is under way: it is the next.
+        """
+        return self.num_batches(
+            self._delivered.epoch if self._delivered else self._ledger.next_epoch
+        )
+
+    def num_batches(self, epoch: int) -> int:
+        """Return the batches of this rank in a whole epoch."""
         window = self.batch_size * self.world.num_devices
         return -(-self._slots_in(epoch) // window)
 
@@ -215,16 +224,18 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         """
         key = key or f"{os.getpid()}:{id(self)}:{self._num_iterations}"
         self._num_iterations += 1
+        self._delivered = None
         self._take_over_run()
         start, self._worker_start = self._worker_start, None
         if start is not None:
             self._ledger.begin(worker, key, start.epoch)
             return self._sequence(start)
         epoch = self._ledger.begin(worker, key)
-        if epoch != self._start.epoch:
-            return self._sequence(Progress(epoch=epoch))
-        if not self._start.position:
-            return self._sequence(self._start)
+        if epoch != self._start.epoch or not self._start.position:
+            start = self._start if epoch == self._start.epoch else Progress(epoch=epoch)
+            sequence = self._sequence(start)
+            self._check_not_empty(sequence)
+            return sequence
         sequence = self._sequence(self._start)
         slots = sequence.num_slots
         if slots is not None and self._start.position > slots:
@@ -242,6 +253,15 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                 f"{self.batch_size}; resume with a batch_size that divides it"
             )
         return sequence
+
+    def _check_not_empty(self, sequence: EpochSequence) -> None:
+        """Refuse epochs that end before their first batch, which a training loop would spin on."""
+        if self._recipe.mixing.epoch_end == "drop" and sequence.is_finished:
+            raise ConfigError(
+                "epoch_end='drop' leaves no batch: an epoch has fewer packs than one global batch, "
+                f"global_batch_size={self._recipe.global_batch_size}; lower it, raise epoch_size, "
+                "or set epoch_end='pad'"
+            )
 
     def _sequence(self, start: Progress) -> EpochSequence:
         world = self.world
@@ -272,10 +292,11 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         if info is not None:
             # Workers of one iteration share the loader's base seed; a persistent worker that is
             # resumed keeps it, so how often it was resumed belongs to the key.
-            key = f"{info.seed - info.id}:{self._num_iterations}"
+            key = f"{info.seed - info.id}:{num_workers}:{self._num_iterations}"
         sequence = self.begin(worker, key)
         # At once, not at the first batch: a worker may be asked for its state before that.
         self._delivered = Progress(epoch=sequence.epoch, position=sequence.position)
+        self._next_epoch = self._ledger.next_epoch
         return self._batches(sequence, worker, num_workers, in_worker=info is not None)
 
     def _batches(
@@ -316,7 +337,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             ResumeError: If this process cannot know, because workers of another loader iterate.
         """
         info = get_worker_info()
-        if self._delivered is None and self._ledger.has_begun and info is None:
+        elsewhere = self._delivered is None or self._ledger.next_epoch != self._next_epoch
+        if info is None and elsewhere and self._ledger.has_begun:
             raise ResumeError(
                 "batches were delivered by a loader, so the dataset cannot know its position; "
                 "use dataset.state_after(batch) with the last batch, or loader.state_dict()"

@@ -18,19 +18,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import chain, islice
+from math import lcm
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch, make_batch
-from streampack.config import Buffers, Mixing, Packing, check_positive
+from streampack.config import Buffers, Mixing, Packing
 from streampack.errors import ConfigError, DataError
+from streampack.load.arguments import check_batch_size, check_configs, check_streams
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import unique_names
 from streampack.load.held import HeldSamples, shifted_labels
 from streampack.load.ledger import EpochLedger
-from streampack.mix import Weight, check_weights, scaled_shares
+from streampack.mix import Weight, check_weights, exact_share, scaled_shares
 from streampack.pack import fit_samples, make_packer
 from streampack.read.targets import labels_are_shifted
 from streampack.streams import IterableSample, IterableStream
@@ -86,9 +89,10 @@ class _Source:
 class _Mixer:
     """Asks the source that is most behind its share for the next sample."""
 
-    def __init__(self, sources: list[_Source], proportions: list[float], unit: str) -> None:
+    def __init__(self, sources: list[_Source], proportions: list[Fraction], unit: str) -> None:
         self._sources = sources
-        self._shares = scaled_shares([round(p * SCALE) for p in proportions], SCALE)
+        whole = lcm(*(p.denominator for p in proportions))
+        self._shares = scaled_shares([int(p * whole) for p in proportions], SCALE)
         self._deficits = np.zeros(len(sources), np.int64)
         self._live = self._shares > 0
         self._by_tokens = unit == "tokens"
@@ -121,9 +125,16 @@ class PackedIterableDataset(IterableDataset[Batch]):
 
     Raises:
         ConfigError: If the arguments cannot work together.
+        DataError: While iterating: a sample is not what it should be, or a source that can be
+            iterated only once, such as a generator, is asked for a second epoch.
 
     Batches are those of `PackedStreamingDataset`; `position` counts the packs of all ranks and
     workers as if they kept step. Iterate it with torch's ``DataLoader(dataset, batch_size=None)``.
+
+    Ranks may take unequal numbers of steps in an epoch: each packs its own samples, and nobody
+    knows beforehand how many packs these fill. Where ranks wait for each other at every step (DDP,
+    FSDP), end the epoch at a number of steps that all reach, or stop together once one rank is at
+    its end.
 
     >>> dataset = PackedIterableDataset(
     ...     [IterableStream([[1, 2, 3], [4, 5]])], packing=Packing(max_seq_len=4), batch_size=2)
@@ -142,7 +153,9 @@ class PackedIterableDataset(IterableDataset[Batch]):
         world: World | None = None,
     ) -> None:
         super().__init__()
-        check_positive("batch_size", batch_size)
+        check_streams(streams, IterableStream)
+        check_configs(packing=packing, mixing=mixing, buffers=buffers, world=world)
+        batch_size = check_batch_size(batch_size)
         self._mixing = mixing or Mixing()
         _check_mixing(self._mixing)
         names = [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
@@ -152,7 +165,9 @@ class PackedIterableDataset(IterableDataset[Batch]):
             for name, stream in zip(self.stream_names, streams, strict=True)
         ]
         check_weights(weights)
-        self._proportions = [1.0 if w.proportion is None else float(w.proportion) for w in weights]
+        self._proportions = [
+            exact_share(1 if weight.proportion is None else weight.proportion) for weight in weights
+        ]
         self._streams = tuple(streams)
         self._packing = packing
         self._buffers = buffers or Buffers()
@@ -160,6 +175,7 @@ class PackedIterableDataset(IterableDataset[Batch]):
         self._world = world or World.from_env(os.environ)
         self._ledger = EpochLedger()
         self._num_iterations = 0
+        self._has_read = False
         self._check_buffers(0)
 
     def _check_buffers(self, num_workers: int) -> None:
@@ -198,6 +214,18 @@ class PackedIterableDataset(IterableDataset[Batch]):
         if len(waiting) and self._mixing.epoch_end == "pad":
             yield self._batch(held, waiting, epoch, step)
 
+    def _check_sources(self, epoch: int) -> None:
+        """Refuse to read a source again that goes on where it was left, such as a generator."""
+        has_read, self._has_read = self._has_read, True
+        for stream, name in zip(self._streams, self.stream_names, strict=True):
+            if has_read and isinstance(stream.source, Iterator):
+                raise DataError(
+                    f"stream {name!r}: its source ({type(stream.source).__name__}) can be iterated "
+                    f"only once and was, so epoch {epoch} would lack its samples; pass something "
+                    "that can be iterated again: a list, a dataset, or an object whose __iter__ "
+                    "makes a new generator"
+                )
+
     def _batch(self, held: HeldSamples, packs: Packs, epoch: int, step: int) -> Batch:
         return make_batch(
             held.rows(packs, self._batch_size),
@@ -212,6 +240,7 @@ class PackedIterableDataset(IterableDataset[Batch]):
     ) -> Iterator[Packs]:
         """Yield packs as they become full, then what the buffer still holds."""
         packing, world = self._packing, self._world
+        self._check_sources(epoch)
         first, stride = world.place * num_workers + worker, world.num_devices * num_workers
         sources = [
             _Source(stream, name, first, stride)

@@ -100,7 +100,10 @@ class EpochLedger:
             words = self._view[HEAD:].copy()
             is_same = (words >> EPOCH_BITS) == tag
             epochs = words & ((1 << EPOCH_BITS) - 1)
-            if is_same.any():
+            if is_same[worker]:
+                # A worker begins an iteration once: the seed was set back, so this is the next.
+                epoch = int(epochs[worker])
+            elif is_same.any():
                 epoch = int(epochs[is_same][0]) - 1
             else:
                 epoch = int(max(epochs.max(), self._view[NEXT]))

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from streampack.assemble import Batch
@@ -31,9 +32,29 @@ from streampack.load.dataset import BatchReader, PackedStreamingDataset
 from streampack.load.tally import Tally
 from streampack.plan import DeviceBatch, EpochSequence, Progress
 from streampack.read.prefetch import work_ahead
-from streampack.types import State
+from streampack.types import Int64Array, State
 
 __all__ = ["PackedDataLoader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Losses:
+    """What is not delivered as it was chosen."""
+
+    dropped: Int64Array
+    """Samples left out, per stream, shape (num_streams,)."""
+    substituted: int = 0
+    """Slots that another stream served."""
+
+    def __add__(self, other: _Losses) -> _Losses:
+        return _Losses(
+            dropped=self.dropped + other.dropped, substituted=self.substituted + other.substituted
+        )
+
+    @classmethod
+    def none(cls, num_streams: int) -> _Losses:
+        """Return no losses."""
+        return cls(dropped=np.zeros(num_streams, np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,8 +64,8 @@ class _Planned:
     batch: DeviceBatch
     after: Progress
     """Where the run stands once it is."""
-    overlong: list[int]
-    substituted: int
+    losses: _Losses
+    """Of this iteration so far."""
     packer_tokens: int
     """The most that the packers held so far."""
 
@@ -54,7 +75,9 @@ class _Plans:
 
     def __init__(self, sequence: EpochSequence, packing: Packing) -> None:
         self.sequence = sequence
-        self._loses = packing.overflow in ("truncate", "drop")
+        self._drops = packing.overflow == "drop"
+        # What the epoch had lost before this iteration, where it goes on from a state.
+        self._before = _Losses(dropped=sequence.overlong, substituted=sequence.substituted)
         self.waiting: deque[_Planned] = deque()
 
     def __iter__(self) -> Iterator[DeviceBatch]:
@@ -67,12 +90,19 @@ class _Plans:
                 _Planned(
                     batch=batch,
                     after=after,
-                    overlong=sequence.overlong.tolist() if self._loses else [],
-                    substituted=sequence.substituted,
+                    losses=_Losses(
+                        dropped=self._dropped(),
+                        substituted=sequence.substituted - self._before.substituted,
+                    ),
                     packer_tokens=sequence.buffered_tokens,
                 )
             )
             yield batch
+
+    def _dropped(self) -> Int64Array:
+        if not self._drops:
+            return np.zeros_like(self._before.dropped)
+        return self.sequence.overlong - self._before.dropped
 
 
 class _LatestPlans:
@@ -137,8 +167,9 @@ class PackedDataLoader:
         self._pin_memory = pin_memory
         self._progress: Progress | None = None
         self._tally = Tally(dataset.recipe)
-        self._overlong = [0] * len(dataset.stream_names)
-        self._substituted = 0
+        # Left out and substituted in iterations before, and in the one under way.
+        self._before = _Losses.none(len(dataset.stream_names))
+        self._now = _Losses.none(len(dataset.stream_names))
         self._packer_tokens = 0
         self._most_waiting = 0
         if num_workers:
@@ -154,16 +185,23 @@ class PackedDataLoader:
             )
 
     def __len__(self) -> int:
-        """Return the batches of this rank in a whole epoch."""
-        return len(self.dataset)
+        """Return the batches of this rank in a whole epoch: the one under way, or the next."""
+        if self._progress is None:
+            return len(self.dataset)
+        return self.dataset.num_batches(self._progress.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or go on from the state that was loaded."""
         sequence = self.dataset.begin()
+        recipe = self.dataset.recipe
         if self._progress is None:
-            self._tally = Tally(self.dataset.recipe)
+            self._tally = Tally(recipe)
+            self._before = _Losses.none(len(recipe.streams))
+        else:
+            self._before = self._before + self._now
+        self._now = _Losses.none(len(recipe.streams))
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
-        return self._deliver(_Plans(sequence, self.dataset.recipe.packing))
+        return self._deliver(_Plans(sequence, recipe.packing))
 
     def _deliver(self, plans: _Plans) -> Iterator[Batch]:
         sequence = plans.sequence
@@ -188,8 +226,7 @@ class PackedDataLoader:
     def _note(self, planned: _Planned, num_waiting: int) -> None:
         self._progress = planned.after
         self._tally.add(planned.batch)
-        self._overlong = planned.overlong or self._overlong
-        self._substituted = planned.substituted
+        self._now = planned.losses
         self._packer_tokens = max(self._packer_tokens, planned.packer_tokens)
         # torch asks for one more plan before it hands a batch over, threads do afterwards.
         self._most_waiting = max(self._most_waiting, num_waiting + (not self.num_workers))
@@ -214,13 +251,16 @@ class PackedDataLoader:
 
         Per stream: samples and tokens delivered, split, truncated, dropped, shares and target; and
         packs, tokens, fill, slots served by another stream, high-water marks of the buffers.
+        Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
+        by one rank.
         """
         batch_tokens = self.dataset.footprint().batch_tokens
         waiting = self._most_waiting * batch_tokens
         per_worker = -(-self._most_waiting // max(self.num_workers, 1)) * batch_tokens
         packers = self._packer_tokens
-        return self._tally.stats(self._overlong) | {
-            "substituted": self._substituted,
+        losses = self._before + self._now
+        return self._tally.stats(losses.dropped.tolist()) | {
+            "substituted": losses.substituted,
             "buffers": {
                 "worker_tokens": per_worker + (0 if self.num_workers else packers),
                 "worker_bytes": per_worker * BYTES_PER_TOKEN,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streampack.plan import DeviceBatch, Recipe
-from streampack.types import LENGTH, START, STREAM, TOTAL, Int64Array, no_segments
+from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, no_segments
 
 __all__ = ["Tally"]
 
@@ -35,6 +35,7 @@ class Tally:
         self._samples = np.zeros(num, np.int64)
         self._tokens = np.zeros(num, np.int64)
         self._split = np.zeros(num, np.int64)
+        self._truncated = np.zeros(num, np.int64)
         self._num_packs = 0
         self._uncounted: list[Int64Array] = []
 
@@ -55,9 +56,22 @@ class Tally:
         # A split sample is counted where it begins: its first segment does not reach its end.
         cut = begins & (segments[:, LENGTH] < segments[:, TOTAL])
         self._split += np.bincount(streams[cut], minlength=num)
+        if self._recipe.packing.overflow == "truncate":
+            self._count_truncated(segments[segments[:, TOTAL] == self._recipe.packing.max_seq_len])
         self._tokens += np.bincount(streams, weights=segments[:, LENGTH], minlength=num).astype(
             np.int64
         )
+
+    def _count_truncated(self, segments: Int64Array) -> None:
+        """Count those of full length whose samples are longer."""
+        for number in np.unique(segments[:, STREAM]).tolist():
+            stream = self._recipe.streams[number]
+            samples = segments[segments[:, STREAM] == number, SAMPLE]
+            shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
+            for shard in np.unique(shards).tolist():
+                places = samples[shards == shard] - stream.first_sample[shard]
+                longer = stream.lengths_of(shard)[places] > self._recipe.packing.max_seq_len
+                self._truncated[number] += int(longer.sum())
 
     def _targets(self) -> list[float]:
         if self._recipe.mixing.weight_unit == "tokens":
@@ -72,11 +86,11 @@ class Tally:
             ]
         )
 
-    def stats(self, overlong: list[int]) -> dict[str, Any]:
+    def stats(self, dropped: list[int]) -> dict[str, Any]:
         """Return the counts as plain numbers.
 
         Args:
-            overlong: Samples over max_seq_len that were planned, per stream.
+            dropped: Samples of each stream that were left out, which no plan shows.
         """
         self._count()
         packing = self._recipe.packing
@@ -86,7 +100,8 @@ class Tally:
             samples,
             tokens,
             self._split.tolist(),
-            overlong,
+            self._truncated.tolist(),
+            dropped,
             _shares(samples),
             _shares(tokens),
             self._targets(),
@@ -99,8 +114,8 @@ class Tally:
                     "samples": num_samples,
                     "tokens": num_tokens,
                     "split": split,
-                    "truncated": over if packing.overflow == "truncate" else 0,
-                    "dropped": over if packing.overflow == "drop" else 0,
+                    "truncated": truncated,
+                    "dropped": left_out,
                     "share_samples": share_samples,
                     "share_tokens": share_tokens,
                     "target": target,
@@ -110,7 +125,8 @@ class Tally:
                     num_samples,
                     num_tokens,
                     split,
-                    over,
+                    truncated,
+                    left_out,
                     share_samples,
                     share_tokens,
                     target,

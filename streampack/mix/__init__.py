@@ -2,13 +2,14 @@
 
 from streampack.mix.apportion import largest_remainders, parts, scaled_shares
 from streampack.mix.schedule import Schedule
-from streampack.mix.weights import Quota, Weight, check_weights, resolve_weights
+from streampack.mix.weights import Quota, Weight, check_weights, exact_share, resolve_weights
 
 __all__ = [
     "Quota",
     "Schedule",
     "Weight",
     "check_weights",
+    "exact_share",
     "largest_remainders",
     "parts",
     "resolve_weights",

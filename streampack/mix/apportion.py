@@ -78,7 +78,8 @@ def scaled_shares(amounts: Sequence[int] | Int64Array, scale: int) -> Int64Array
     shares = np.array(
         largest_remainders(scale, [Fraction(int(amount), total) for amount in amounts]), np.int64
     )
-    lost = (shares == 0) & (np.asarray(amounts) > 0)
+    # Not np.asarray(amounts) > 0: amounts may be larger than any of numpy's integers.
+    lost = (shares == 0) & np.array([amount > 0 for amount in amounts])
     shares[lost] = 1
     shares[np.argmax(shares)] -= int(lost.sum())
     return shares

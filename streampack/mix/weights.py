@@ -6,24 +6,26 @@
     repeat      3, 0.25                                       ->  300,  50      (absolute)
     choose      250, -                                        ->  250, 200      (absolute)
 
-Relative and absolute weights do not mix. Nothing is written back to the streams, so the same
+Relative and absolute weights do not mix. A weight is any real number, read exactly as it is written:
+0.29, Decimal("0.29") and Fraction(29, 100) are the same. Nothing is written back to the streams, so the same
 objects can be used again. Cost: O(streams).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
-from typing import Literal
+from numbers import Rational, Real
+from typing import Any, Literal
 
 import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.mix.apportion import largest_remainders
 
-__all__ = ["Quota", "Weight", "check_weights", "resolve_weights"]
+__all__ = ["Quota", "Weight", "check_weights", "exact_share", "resolve_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,9 @@ class Weight:
 
     name: str
     """The stream, for messages."""
-    proportion: float | None = None
+    proportion: float | Fraction | Decimal | None = None
     """Share relative to the other streams' proportions."""
-    repeat: float | None = None
+    repeat: float | Fraction | Decimal | None = None
     """Times to take the stream in an epoch."""
     choose: int | None = None
     """Samples (or tokens, by weight_unit) to take in an epoch."""
@@ -70,11 +72,7 @@ def check_weights(weights: Sequence[Weight]) -> None:
                 "set at most one of proportion, repeat and choose"
             )
         for key, value in asked.items():
-            if not math.isfinite(value) or value < 0:
-                raise ConfigError(
-                    f"stream {number} ({weight.name!r}): {key}={value} "
-                    "must be a number of at least 0"
-                )
+            _check_value(f"stream {number} ({weight.name!r}): {key}={value}", key, value)
     relative = [weight.proportion is not None for weight in weights]
     if any(relative) and not all(relative):
         number = relative.index(False)
@@ -86,15 +84,49 @@ def check_weights(weights: Sequence[Weight]) -> None:
         raise ConfigError(f"all {len(weights)} proportions are 0; give at least one stream more")
 
 
-def _exact(value: float) -> Fraction:
-    """Read a number as it is written: 0.29 is 29/100, not the float beside it."""
-    return Fraction(repr(float(value))) if isinstance(value, float) else Fraction(int(value))
+def _check_value(what: str, key: str, value: object) -> None:
+    """Refuse a weight that is no finite number of at least 0, and a part of a chosen sample."""
+    try:
+        exact = exact_share(value)
+    except (OverflowError, TypeError, ValueError):  # inf, no number at all, nan
+        raise ConfigError(
+            f"{what} ({type(value).__name__}) must be a number of at least 0, such as 0.5 or 2"
+        ) from None
+    if exact < 0:
+        raise ConfigError(f"{what} must be a number of at least 0; 0 leaves the stream out")
+    if key == "choose" and exact.denominator != 1:
+        raise ConfigError(
+            f"{what} must be a whole number of samples (or tokens); round it, or use repeat"
+        )
 
 
-def _relative(total: int, shares: Sequence[float | int], arithmetic: str, seed: int) -> list[int]:
+def exact_share(value: object) -> Fraction:
+    """Read a number as it is written: 0.29 is 29/100, not the float beside it.
+
+    Raises:
+        TypeError: If it is no real number; a bool and text are none.
+        ValueError: If it is nan.
+        OverflowError: If it is infinite.
+
+    >>> exact_share(0.29) == exact_share(np.float32(0.29)) == Fraction(29, 100)
+    True
+    """
+    match value:
+        case bool():
+            raise TypeError(f"{value} is no number")
+        case Rational() | Decimal():
+            return Fraction(value)
+        case np.floating():
+            return Fraction(str(value))  # the fewest digits that mean this number in its own width
+        case Real():
+            return Fraction(repr(float(value)))
+    raise TypeError(f"{value!r} is no number")
+
+
+def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> list[int]:
     """Split an epoch of `total` by relative `shares`."""
     if arithmetic == "exact":
-        exact = [_exact(share) for share in shares]
+        exact = [exact_share(share) for share in shares]
         return largest_remainders(total, [share / sum(exact) for share in exact])
     # MosaicML Streaming 0.13: floors of float64 products, the shortfall to streams drawn by chance.
     normal = np.array(shares, np.float64)
@@ -112,8 +144,8 @@ def _absolute(weight: Weight, num_samples: int, unit: str, arithmetic: str) -> Q
     if weight.repeat is None:
         return Quota(amount=num_samples)
     if arithmetic == "mosaicml":
-        return Quota(amount=int(weight.repeat * num_samples))
-    return Quota(amount=int(_exact(weight.repeat) * num_samples))
+        return Quota(amount=int(weight.repeat * int(num_samples)))
+    return Quota(amount=int(exact_share(weight.repeat) * int(num_samples)))
 
 
 def resolve_weights(
@@ -146,7 +178,7 @@ def resolve_weights(
     held = [tokens if unit == "tokens" else samples for samples, tokens in sizes]
     proportions = [weight.proportion for weight in weights]
     plain = all(weight.repeat is None and weight.choose is None for weight in weights)
-    relative: Sequence[float | int] | None = None
+    relative: Sequence[Any] | None = None
     if all(proportion is not None for proportion in proportions):
         relative = [proportion for proportion in proportions if proportion is not None]
     elif plain and epoch_size is not None:

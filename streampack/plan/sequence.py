@@ -151,7 +151,7 @@ class EpochSequence:
 
     @property
     def substituted(self) -> int:
-        """Slots that another stream served, because theirs had run out."""
+        """Slots of the epoch so far that another stream served, because theirs had run out."""
         return self._walk.substituted
 
     @property
@@ -161,9 +161,15 @@ class EpochSequence:
 
     @property
     def overlong(self) -> Int64Array:
-        """Samples over max_seq_len that were planned here, per stream."""
-        counts = [planner.overlong for planner in self._planners.values()]
-        return np.sum(counts, axis=0) if counts else np.zeros(len(self._recipe.streams), np.int64)
+        """Samples over max_seq_len met since the epoch began, per stream.
+
+        Each lane's are counted by one device, though several may plan it.
+        """
+        counts = np.zeros(len(self._recipe.streams), np.int64)
+        for (lane, _), planner in self._planners.items():
+            if lane % self._view.num_devices == self._view.place:
+                counts += planner.overlong
+        return counts
 
     def next(self, *, fetch: bool = True) -> DeviceBatch | None:
         """Return the plan of this device's next batch; None at the epoch's end.

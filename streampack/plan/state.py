@@ -25,7 +25,7 @@ __all__ = ["STATE_VERSION", "Progress", "fingerprint", "pack_state", "run_shape"
 
 STATE_VERSION = 1
 # What does not change which segments lie in which pack is not part of the fingerprint.
-NOT_IN_SEQUENCE = {"padding_id", "positions", "buffer_tokens", "epoch_size", "global_batch_size"}
+NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,18 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
     return {
         "streams": list(digests),
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
-        "shares": [stream.chosen_tokens for stream in recipe.streams],
         "buffer_limit": recipe.packing.buffer_limit,
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
+        "shares": _shares(recipe),
     }
+
+
+def _shares(recipe: Recipe) -> list[int] | None:
+    """Return the expected tokens of each stream where they decide whose slot it is."""
+    by_samples = recipe.is_mixed and recipe.mixing.weight_unit == "samples"
+    if by_samples and recipe.mixing.epoch_end != "carry":
+        return None
+    return [stream.chosen_tokens for stream in recipe.streams]
 
 
 def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
@@ -99,13 +107,33 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
         if saved.get(key) != value:
             raise ResumeError(
                 f"the state was saved with {key}={saved.get(key)!r}, but this dataset has "
-                f"{key}={value!r}; resume with the saved value, or start anew without the state"
+                f"{key}={value!r}; {_way_out(key, saved.get(key), value, recipe)}"
             )
     return Progress(
         epoch=_integer(state, "epoch", 0),
         position=_integer(state, "position", 0),
         snapshots=_snapshots(state),
     )
+
+
+def _way_out(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
+    """Say what to do about a field of the fingerprint that differs."""
+    if key == "shares":
+        return (
+            "they come from the streams' length files, or from their bytes where there is none: "
+            "bring the length files back to what they were, or start anew without the state"
+        )
+    if key == "streams" and isinstance(saved, list) and len(saved) == len(own):
+        changed = [
+            name
+            for name, before, now in zip(recipe.names, saved, own, strict=True)
+            if before != now
+        ]
+        return (
+            f"stream {' and '.join(map(repr, changed))} holds other data, or another column of it: "
+            "resume with what the run began with, or start anew without the state"
+        )
+    return "resume with the saved value, or start anew without the state"
 
 
 def _snapshots(state: State) -> list[State]:

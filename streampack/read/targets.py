@@ -17,7 +17,8 @@ What the columns leave open:
 - The last label of a shifted column is kept where the sample ends with its own last token (samples
   stored as ``text[:-1]`` with labels ``text[1:]``), and dropped where the sample was truncated.
 
-Cost: telling how labels are stored reads 64 samples, once a stream and process.
+Cost: telling how labels are stored reads at most 64 samples, once a stream and process; nearly
+always those of one shard.
 """
 
 from __future__ import annotations
@@ -63,19 +64,31 @@ def detect_shift(stream: OpenStream) -> bool:
     Raises:
         DataError: If they fit both ways, or neither.
     """
-    first = int(np.searchsorted(stream.first_sample, 0, "right")) - 1
-    shard = stream.open_shard(first)
-    labels = shard.labels
-    num_samples = 0 if labels is None else min(len(labels.counts), NUM_LOOKED_AT)
-    shifted = labels_are_shifted(
-        (shard.tokens.read(shard.data, index), labels.read(shard.data, index))
-        for index in range(num_samples)
-        if labels is not None
+    looked_at: list[tuple[IntArray, IntArray]] = []
+    # A shard may be fetched from far away: the next one only if those before it do not tell.
+    for shard in np.flatnonzero(np.diff(stream.first_sample)).tolist():
+        looked_at += _first_samples(stream, shard, NUM_LOOKED_AT - len(looked_at))
+        shifted = labels_are_shifted(looked_at)
+        if shifted is not None:
+            return shifted
+        if len(looked_at) >= NUM_LOOKED_AT:
+            break
+    raise DataError(
+        f"stream {stream.name!r}: the labels of its first {len(looked_at)} samples do not tell "
+        "whether they are shifted; say so with labels_shifted=True (labels[i] is for "
+        "tokens[i + 1]) or labels_shifted=False (for tokens[i])"
     )
-    if shifted is None:
-        raise DataError(
-            f"stream {stream.name!r}: the labels of its first {num_samples} samples do not tell "
-            "whether they are shifted; say so with labels_shifted=True (labels[i] is for "
-            "tokens[i + 1]) or labels_shifted=False (for tokens[i])"
-        )
-    return shifted
+
+
+def _first_samples(
+    stream: OpenStream, number: int, at_most: int
+) -> list[tuple[IntArray, IntArray]]:
+    """Return tokens and labels of a shard's first samples."""
+    shard = stream.open_shard(number)
+    labels = shard.labels
+    if labels is None:
+        return []
+    return [
+        (shard.tokens.read(shard.data, index), labels.read(shard.data, index))
+        for index in range(min(len(labels.counts), at_most))
+    ]

@@ -10,7 +10,9 @@ in `.streampack`, which the next one removes. Without a remote, the stream's own
 removed; its compressed shards are decompressed beside them, or, where that folder cannot be
 written, in a folder of this user's under the system's temporary one.
 
-Cost: one copy and one decompression per shard and node; afterwards one `stat` per opening.
+Cost: one copy and one decompression per shard and node; afterwards one `stat` per opening. Where
+the remote is a folder, its index.json is read at every opening of the stream, to see that it still
+is the one that was fetched; a store is not asked again.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class ShardCache:
         """Return the bytes of index.json, fetched at the first call on this node.
 
         Raises:
-            DataError: If there is none.
+            DataError: If there is none, or a remote folder holds another one by now.
         """
         basename = mosaic.get_index_basename()
         path = self._files.folder / basename
@@ -82,7 +84,24 @@ class ShardCache:
                 if not path.is_file():
                     self._files.fetch(basename, self._temporary(basename)).replace(path)
         text: bytes = path.read_bytes()
+        self._check_version(text)
         return text
+
+    def _check_version(self, text: bytes) -> None:
+        """Refuse a cache of another stream than the remote holds now, where a look is free."""
+        folder = self._files.remote_folder
+        if folder is None:
+            return
+        try:
+            there = (folder / mosaic.get_index_basename()).read_bytes()
+        except OSError:
+            return  # what was fetched does without its remote
+        if there != text:
+            raise DataError(
+                f"{self._files.folder}: was fetched from another version of {folder}: index.json is "
+                f"{_fingerprint(text)} here, {_fingerprint(there)} there; delete "
+                f"{self._files.folder}, or name another local="
+            )
 
     def length_file_path(self) -> Path | None:
         """Return the stream's length file, fetched if the remote has one; None if there is none."""
@@ -239,6 +258,10 @@ class ShardCache:
 def _rename(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     source.replace(target)
+
+
+def _fingerprint(content: bytes) -> str:
+    return hashlib.blake2s(content, digest_size=4).hexdigest()
 
 
 def _has_size(path: Path, part: Part) -> bool:

@@ -61,6 +61,11 @@ class StreamFiles:
             remote=own.remote and os.path.join(own.remote, split).rstrip("/"),
         )
 
+    @property
+    def remote_folder(self) -> Path | None:
+        """The remote where it is a folder of this machine, and not a store; None otherwise."""
+        return None if self.remote is None or "://" in self.remote else Path(self.remote)
+
     def fetch(self, basename: str, to_basename: str) -> Path:
         """Copy a remote file into the local folder under another name, trying as often as asked.
 
@@ -83,8 +88,8 @@ class StreamFiles:
 
     def fetch_if_there(self, basename: str, to_basename: str) -> Path | None:
         """Copy a remote file that may well not exist: one attempt, None if the store has none."""
-        if self.remote is not None and "://" not in self.remote:
-            there = os.path.exists(os.path.join(self.remote, basename))
+        if self.remote_folder is not None:
+            there = (self.remote_folder / basename).exists()
             return self.fetch(basename, to_basename) if there else None
         downloader = mosaic.CloudDownloader.get(self.remote)
         target = self.folder / to_basename

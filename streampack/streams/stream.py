@@ -13,6 +13,7 @@ Cost: none.
 from __future__ import annotations
 
 import os
+from inspect import signature
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -64,6 +65,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
     ) -> None:
         if remote is None and local is None:
             raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
+        _check_names(others)
         _check_weights(others)
         _check_columns(tokens_dtype, labels, labels_shifted)
         remote = _plain_path(None if remote is None else os.fspath(remote))
@@ -82,6 +84,17 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.labels = labels
         self.labels_shifted = labels_shifted
         self.loss_mask = loss_mask
+
+
+def _check_names(others: dict[str, Any]) -> None:
+    theirs = set(signature(mosaic.Stream.__init__).parameters) - {"self"}
+    known = sorted(theirs | set(signature(Stream.__init__).parameters) - {"self", "others"})
+    for name, value in others.items():
+        if name not in known:
+            raise ConfigError(
+                f"{name}={value!r}: no argument of Stream{suggest(name, known)}; "
+                f"it takes {', '.join(known)}"
+            )
 
 
 def _check_weights(others: dict[str, Any]) -> None:

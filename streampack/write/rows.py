@@ -33,6 +33,7 @@ __all__ = ["Chunk", "RowFormat", "encode_chunk", "list_files", "load_tokenizer",
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20
 JSONL = (".jsonl", ".ndjson")
+DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # what `Stream` finds, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,9 @@ class RowFormat:
     """A tokenizer file of the `tokenizers` library; None: rows hold token ids."""
     text_field: str = "text"
     """Field of the text in JSONL rows."""
-    tokens_field: str = "tokens"
-    """Field of the token ids in JSONL rows, without a tokenizer."""
+    tokens_field: str = DEFAULT_FIELD
+    """Field of the token ids in JSONL rows, without a tokenizer; as the default, "input_ids" is found
+    too. A row may also be the list of ids itself."""
     extra_fields: tuple[str, ...] = ()
     """Fields of more integers, one for each token id, such as a loss mask; each a column."""
 
@@ -147,7 +149,7 @@ def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[d
     """
     if rows.tokenizer is None:
         return [
-            _ids_of(_parse_row(chunk.path, *row), chunk.path, row[0], rows) for row in chunk.rows
+            _ids_of(_parse_json(chunk.path, *row), chunk.path, row[0], rows) for row in chunk.rows
         ]
     texts = [_text_of(chunk.path, *row, rows.text_field) for row in chunk.rows]
     # BOS and EOS are the packer's business (`bos_id`, `eos_id`), never stored.
@@ -158,13 +160,16 @@ def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[d
     return [{"tokens": np.array(item.ids, np.int64)} for item in encoded]
 
 
-def _parse_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse_json(path: Path, number: int, line: bytes) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}:{number}: no JSON ({error}); mend or remove the line") from error
+
+
+def _as_object(row: Any, where: str, way_out: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: {type(row).__name__}, but a row must be a JSON object")
+        raise DataError(f"{where}: {type(row).__name__}, but a row must be a JSON object{way_out}")
     return row
 
 
@@ -185,7 +190,9 @@ def _text_of(path: Path, number: int, line: bytes, text_field: str) -> str:
             raise DataError(
                 f"{path}: byte {error.start} is no UTF-8; name text files only"
             ) from error
-    text = _field(_parse_row(path, number, line), text_field, f"{path}:{number}", "text_field")
+    where = f"{path}:{number}"
+    row = _as_object(_parse_json(path, number, line), where, "; leave out the tokenizer for ids")
+    text = _field(row, text_field, where, "text_field")
     if not isinstance(text, str):
         raise DataError(
             f"{path}:{number}: field {text_field!r} is {type(text).__name__}, but must be text; "
@@ -194,9 +201,15 @@ def _text_of(path: Path, number: int, line: bytes, text_field: str) -> str:
     return text
 
 
-def _ids_of(row: dict[str, Any], path: Path, number: int, rows: RowFormat) -> dict[str, IntArray]:
+def _ids_of(row: Any, path: Path, number: int, rows: RowFormat) -> dict[str, IntArray]:
     where = f"{path}:{number}"
-    sample = {"tokens": _integers(_field(row, rows.tokens_field, where, "tokens_field"), where)}
+    if isinstance(row, list) and not rows.extra_fields:
+        return {"tokens": _integers(row, where)}
+    row = _as_object(row, where, "" if rows.extra_fields else " or a list of token ids")
+    tokens_field = rows.tokens_field
+    if tokens_field == DEFAULT_FIELD and DEFAULT_FIELD not in row and OTHER_FIELD in row:
+        tokens_field = OTHER_FIELD
+    sample = {"tokens": _integers(_field(row, tokens_field, where, "tokens_field"), where)}
     for field in rows.extra_fields:
         values = _integers(_field(row, field, where, "extra_fields"), where)
         if len(values) != len(sample["tokens"]):

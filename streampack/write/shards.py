@@ -2,10 +2,12 @@
 
 ::
 
-    samples --> OUT.partial/shard.00000.mds.zstd ... index.json, lengths.bin --rename--> OUT
+    samples --> OUT.x3k9.partial/shard.00000.mds.zstd ... index.json, lengths.bin --rename--> OUT
 
 The folder gets its name once everything is in it: a killed process leaves no stream that only looks
-whole. Samples without tokens are skipped and counted.
+whole. Every writer has a partial folder of its own, under a lock beside it that the kernel frees;
+what a killed writer left is removed by the next, what a live one writes is not. Samples without
+tokens are skipped and counted.
 
 Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory a sample.
 """
@@ -13,14 +15,18 @@ Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory 
 from __future__ import annotations
 
 import shutil
+import uuid
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout
 
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.streams import mosaic
@@ -30,6 +36,9 @@ from streampack.streams.mds import DTYPES
 from streampack.types import IntArray
 
 __all__ = ["Written", "write_stream"]
+
+PARTIAL = ".partial"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,22 +96,50 @@ def write_stream(
         raise ConfigError(
             f"out={str(out)!r} is there already and not empty; remove it, or name another"
         )
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    options = {
-        "out": str(partial),
+    options: dict[str, Any] = {
         "compression": compression,
         "size_limit": size_limit,
         "hashes": sorted(hashes),
     }
-    try:
-        written = _StreamWriter(column, dtype, options).write_all(samples, partial)
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _partial_folder(out) as partial:
+        options["out"] = str(partial)
+        written = _StreamWriter(column, dtype, options).write_all(samples, partial, out)
+        _give_name(partial, out)
     return Written(path=out, **written)
+
+
+@contextmanager
+def _partial_folder(out: Path) -> Iterator[Path]:
+    """Give a folder beside `out` that is this writer's alone, and remove what is left of it."""
+    _remove_remains(out)
+    partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{partial}{LOCK}")
+    with lock:
+        try:
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def _remove_remains(out: Path) -> None:
+    """Remove what killed writers of `out` left; a live one holds the lock beside its folder."""
+    for file in out.parent.glob(f"{escape(out.name)}.*{PARTIAL}{LOCK}"):
+        with suppress(Timeout), FileLock(file, timeout=0):
+            shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
+            file.unlink(missing_ok=True)
+
+
+def _give_name(partial: Path, out: Path) -> None:
+    try:
+        # An empty folder gives way to it; one that another writer has filled meanwhile does not.
+        partial.rename(out)
+    except OSError as error:
+        raise ConfigError(
+            f"out={str(out)!r} cannot take the stream's place ({error.strerror}): something was "
+            "put there while it was written; remove it, or name another"
+        ) from error
 
 
 class _StreamWriter:
@@ -117,14 +154,23 @@ class _StreamWriter:
         self._edges = array("I")
         self._num_skipped = 0
 
-    def write_all(self, samples: Iterable[Any], folder: Path) -> dict[str, int]:
-        """Write all samples, index.json and the length file; return the counts of `Written`."""
+    def write_all(self, samples: Iterable[Any], folder: Path, out: Path) -> dict[str, int]:
+        """Write all samples, index.json and the length file into a folder.
+
+        Args:
+            samples: What to write.
+            folder: Where to.
+            out: What messages call it: the name that it will have.
+
+        Returns:
+            The counts of `Written`.
+        """
         try:
             for number, sample in enumerate(samples):
                 self._write(sample, number)
             if self._writer is None:
                 raise DataError(
-                    f"{folder}: no sample to write ({self._num_skipped} without tokens); "
+                    f"{out}: no sample to write ({self._num_skipped} without tokens); "
                     "a stream needs 1 or more"
                 )
             self._writer.finish()
@@ -133,7 +179,7 @@ class _StreamWriter:
                 self._writer.cancel_future_jobs()
             raise
         text = (folder / mosaic.get_index_basename()).read_bytes()
-        index = parse_index(text, str(folder))
+        index = parse_index(text, str(out))
         lengths = np.frombuffer(self._lengths, np.uint32)
         edges = np.frombuffer(self._edges, np.uint32).reshape(-1, 2)
         write_length_file(folder / LENGTH_FILE, text, index, self._column, lengths, edges)
@@ -180,7 +226,8 @@ def _make_writer(columns: dict[str, str], options: dict[str, Any]) -> Any:
     try:
         return mosaic.MDSWriter(columns=columns, **options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"MDSWriter refuses columns={columns}, {options}: {error}") from error
+        stated = {name: value for name, value in options.items() if name != "out"}
+        raise ConfigError(f"MDSWriter refuses columns={columns}, {stated}: {error}") from error
 
 
 def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:

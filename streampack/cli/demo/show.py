@@ -1,0 +1,212 @@
+"""Real text, a small model, a crash and an exact resume: the work of ``streampack demo``.
+
+::
+
+    1 write     three texts of this machine --> streams
+    2 look      the first packs, in the terminal and as a picture
+    3 train     in a process of its own, which is killed half-way
+    4 resume    in a new process, from the last checkpoint
+    5 compare   every batch with those of a run that never stopped
+
+Cost: about a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import signal
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from streampack.cli.build import build_dataset, build_streams
+from streampack.cli.config import RunConfig, read_config
+from streampack.cli.demo.crash import Report, train_until
+from streampack.cli.demo.prepare import train_tokenizer, write_text
+from streampack.cli.demo.text import SOURCES
+from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
+from streampack.cli.write import write_with_bar
+from streampack.errors import ConfigError, StreampackError
+from streampack.load import PackedDataLoader
+from streampack.report import (
+    Bar,
+    bars_of,
+    legend,
+    length_quantiles,
+    pack_lines,
+    plot_packs,
+    stats_view,
+)
+from streampack.streams import open_stream
+from streampack.write import RowFormat, WriteOptions
+
+__all__ = ["show_demo"]
+
+PACKS_DRAWN = 32
+PACKS_PRINTED = 12
+BAR_WIDTH = 96
+MARGIN = 16  # beside a bar, for the number of its segments
+
+
+def show_demo(config: Path, out: Path, steps: int) -> None:
+    """Write, look, train, kill, resume and compare.
+
+    Args:
+        config: The mix; its streams are written where it says.
+        out: Folder for all else.
+        steps: Training steps, over both processes.
+
+    Raises:
+        StreampackError: If a batch after the resume differs from the unbroken run's.
+    """
+    console = Console(highlight=False)
+    described = read_config(config)
+    console.rule("1  real text, written as streams", align="left")
+    write_streams(described, out, console)
+    console.rule("2  mixed and packed", align="left")
+    unbroken = look(config, out, steps, console)
+    console.rule("3  trained, killed, resumed", align="left")
+    kill_after = steps // 2
+    before, after = crash_and_resume(config, out, (kill_after, steps), console)
+    compare(unbroken, before, after, console)
+
+
+def write_streams(described: RunConfig, out: Path, console: Console) -> None:
+    """Write the streams that are not there yet, and show what they hold."""
+    folders = {stream.name: Path(stream.local or "") for stream in described.streams}
+    if set(folders) != set(SOURCES):
+        raise ConfigError(
+            f"streams {sorted(map(str, folders))} are not the demo's; name them {sorted(SOURCES)}"
+        )
+    tokenizer = out / "tokenizer.json"
+    with console.status("reading the text of this machine"):
+        texts = {name: write_text(name, out / "text") for name in SOURCES}
+    with console.status("training a tokenizer"):
+        train_tokenizer(list(texts.values()), tokenizer)
+    options = WriteOptions(rows=RowFormat(tokenizer=tokenizer))
+    for name, text in texts.items():
+        if not (folders[name] / "index.json").exists():
+            write_with_bar([text], folders[name], options, console)
+    console.print(_stream_table(described))
+    console.print(f"streams in {out / 'streams'}, tokenizer in {tokenizer}\n")
+
+
+def _stream_table(described: RunConfig) -> Table:
+    """Return samples, tokens and typical lengths of the streams."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("stream", "samples", "tokens", "median", "p95", "longest"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    for number, written in enumerate(build_streams(described)):
+        stream = open_stream(written, number)
+        shards = range(stream.num_shards)
+        lengths = np.concatenate([stream.shard_lengths(shard) for shard in shards])
+        quantiles = length_quantiles(lengths)
+        numbers = (len(lengths), lengths.sum(), *(quantiles[q] for q in ("median", "p95", "most")))
+        table.add_row(stream.name, *(f"{value:,.0f}" for value in numbers))
+    return table
+
+
+def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]:
+    """Take the batches of an epoch that never stops; draw its first packs, return all digests."""
+    described = read_config(config)
+    dataset = build_dataset(described, config)
+    # Another number of workers than the training has: the batches do not depend on it.
+    loader = PackedDataLoader(dataset, num_workers=0)
+    digests: list[str] = []
+    bars: list[Bar] = []
+    for batch in islice(endless(loader), max(num_steps, len(dataset))):
+        digests.append(fingerprint(batch))
+        bars += bars_of(batch["segments"].numpy())
+    names, max_seq_len = dataset.stream_names, described.packing.max_seq_len
+    width = min(BAR_WIDTH, console.width - MARGIN)
+    console.print(pack_lines(bars[:PACKS_PRINTED], max_seq_len, width))
+    console.print(legend(names))
+    picture = out / "packs.png"
+    plot_packs(bars[:PACKS_DRAWN], picture, names=names, max_seq_len=max_seq_len)
+    unit = described.mixing.weight_unit
+    console.print(stats_view(loader.stats(), weight_unit=unit))
+    console.print(f"the first {len(bars[:PACKS_DRAWN])} packs as a picture: {picture}\n")
+    return digests
+
+
+def crash_and_resume(
+    config: Path, out: Path, plan: tuple[int, int], console: Console
+) -> tuple[list[Report], list[Report]]:
+    """Train, kill, train on; return what each of the two processes reported."""
+    kill_after, num_steps = plan
+    checkpoint, log = out / "checkpoint.pt", out / "training.log"
+    checkpoint.unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
+    arguments = [str(config), str(checkpoint), str(num_steps)]
+    with console.status("starting a training process") as status:
+
+        def watch(report: Report) -> bool:
+            status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
+            return bool(report["step"] == kill_after)
+
+        before, code = train_until(arguments, log, watch)
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        console.print(
+            f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
+            f"then was killed: {name}"
+        )
+        after = _resume(arguments, log, num_steps, status)
+    console.print(
+        f"process 2 resumed at step {after[0]['step'] - 1}, trained steps {after[0]['step']}-"
+        f"{after[-1]['step']}, {_losses(after)}"
+    )
+    return before, after
+
+
+def _losses(reports: list[Report]) -> str:
+    """Return the loss at both ends of a run, each a mean of a few steps: packs differ a lot."""
+    losses = [report["loss"] for report in reports]
+    return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
+
+
+def _resume(arguments: list[str], log: Path, num_steps: int, status: Status) -> list[Report]:
+    status.update("starting another process")
+
+    def watch(report: Report) -> bool:
+        status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
+        return False
+
+    reports, _ = train_until(arguments, log, watch)
+    return reports
+
+
+def compare(
+    unbroken: list[str], before: list[Report], after: list[Report], console: Console
+) -> None:
+    """Show the batches around the crash beside those of the unbroken run, and check them all.
+
+    Raises:
+        StreampackError: If a single bit differs.
+    """
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("step", "never stopped", "killed", "resumed"):
+        table.add_column(name, justify="right" if name == "step" else "left")
+    killed = {report["step"]: report["batch"] for report in before}
+    resumed = {report["step"]: report["batch"] for report in after}
+    crash = before[-1]["step"]
+    for step in range(crash - SAVE_EVERY, min(crash + SAVE_EVERY, len(unbroken)) + 1):
+        digest = unbroken[step - 1]
+        table.add_row(f"{step}", digest, killed.get(step, ""), resumed.get(step, ""))
+    console.print(table)
+    differing = [step for step, digest in _all(killed, resumed) if digest != unbroken[step - 1]]
+    if differing:
+        raise StreampackError(f"batches of steps {differing} differ from the unbroken run's")
+    console.print(
+        f"[green]all {len(before)} + {len(after)} batches are, bit for bit, those of a run that "
+        "never stopped[/]"
+    )
+
+
+def _all(*runs: dict[int, str]) -> list[tuple[int, Any]]:
+    return [item for run in runs for item in run.items()]

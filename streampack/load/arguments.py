@@ -1,0 +1,124 @@
+"""The arguments of the datasets, checked for their kind before anything is opened.
+
+::
+
+    PackedStreamingDataset([IterableStream(...)], packing={...}, batch_size=2.5)
+                                  |                   |              |
+                           another dataset's     not a Packing   no integer      -> ConfigError
+
+What the values mean is checked where they are used; here it is only what they are, so that a
+mistake is named at once and not as an AttributeError in a worker.
+
+Cost: none. Pure functions.
+"""
+
+from __future__ import annotations
+
+from reprlib import repr as short_repr
+
+from streampack.config import Buffers, Mixing, Order, Packing, check_positive
+from streampack.errors import ConfigError
+from streampack.world import World
+
+__all__ = ["check_batch_size", "check_configs", "check_streams"]
+
+CONFIGS = {
+    "packing": Packing,
+    "mixing": Mixing,
+    "order": Order,
+    "buffers": Buffers,
+    "world": World,
+}
+DATASETS = {"Stream": "PackedStreamingDataset", "IterableStream": "PackedIterableDataset"}
+
+
+def check_streams(streams: object, stream_type: type) -> None:
+    """Refuse `streams` that are no list or tuple of at least one `stream_type`.
+
+    Args:
+        streams: The argument of that name.
+        stream_type: What each must be: IterableStream, or MosaicML's Stream (ours is one too).
+
+    Raises:
+        ConfigError: Naming which stream it is, what it is, and which dataset takes it.
+
+    >>> check_streams((1, 2), int)
+    """
+    kind = stream_type.__name__
+    if not isinstance(streams, list | tuple):
+        if isinstance(streams, stream_type):
+            way_out = f"pass a list: [{kind}(...)]"
+        elif isinstance(streams, str):
+            way_out = _from_path(kind)
+        else:
+            way_out = f"pass a list of {kind}: [{kind}(...), ...]"
+        raise ConfigError(f"streams={_short(streams)} is no list of streams; {way_out}")
+    if not streams:
+        raise ConfigError("streams=[] is empty; pass at least one Stream")
+    for number, stream in enumerate(streams):
+        if not isinstance(stream, stream_type):
+            raise ConfigError(
+                f"streams[{number}]={_short(stream)} is no {kind}; {_way_out(stream, kind)}"
+            )
+
+
+def check_configs(**configs: object) -> None:
+    """Refuse a config of another type; None stands for the default, but packing has none.
+
+    Args:
+        **configs: Any of packing, mixing, order, buffers and world.
+
+    Raises:
+        ConfigError: Naming the argument, its value and the class it takes.
+
+    >>> check_configs(packing=Packing(max_seq_len=8), mixing=None)
+    """
+    for key, value in configs.items():
+        wanted = CONFIGS[key]
+        if isinstance(value, wanted) or (value is None and wanted is not Packing):
+            continue
+        example = "Packing(max_seq_len=2048)" if wanted is Packing else f"{wanted.__name__}(...)"
+        raise ConfigError(
+            f"{key}={_short(value)} is no {wanted.__name__}; pass {key}=streampack.{example}"
+        )
+
+
+def check_batch_size(batch_size: object) -> int:
+    """Return `batch_size` as an int.
+
+    Raises:
+        ConfigError: If it is no whole number of at least 1.
+
+    >>> check_batch_size(4)
+    4
+    """
+    size = check_positive("batch_size", batch_size)
+    if size is None:
+        raise ConfigError("batch_size=None says no number of packs; leave it out for 1")
+    return size
+
+
+def _short(value: object) -> str:
+    """Show a value that may be large: text and numbers as they are, others by their type."""
+    if isinstance(value, str | int | float | dict | None):
+        return short_repr(value)
+    return value.__name__ if isinstance(value, type) else f"<{type(value).__name__}>"
+
+
+def _from_path(kind: str) -> str:
+    """Say how a path becomes a stream."""
+    if kind == "Stream":
+        return "pass a path as remote= or local=, or [Stream(local=...)]"
+    return (
+        "IterableStream takes samples; for a path, PackedStreamingDataset takes remote= or local="
+    )
+
+
+def _way_out(stream: object, kind: str) -> str:
+    """Say what to do with a stream of another kind."""
+    if isinstance(stream, str):
+        return _from_path(kind)
+    for base in type(stream).__mro__:
+        if base.__name__ in DATASETS and base.__name__ != kind:
+            return f"{DATASETS[base.__name__]} takes it, {DATASETS.get(kind)} takes {kind} objects"
+    return f"wrap it: {kind}(...)"
