@@ -13,10 +13,11 @@ Cost: none.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from operator import index
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from streampack.errors import ConfigError, suggest
 
@@ -58,7 +59,7 @@ def check_choice(name: str, value: str, literal: object) -> None:
         )
 
 
-def read_integer(name: str, value: object, way_out: str) -> int:
+def read_integer(name: str, value: Any, way_out: str) -> int:
     """Return a whole number as an int: an int, a numpy integer, 1e4; no bool, no text, no 10.5.
 
     Raises:
@@ -67,13 +68,14 @@ def read_integer(name: str, value: object, way_out: str) -> int:
     >>> read_integer("max_seq_len", 2048.0, "write 2048")
     2048
     """
-    if not isinstance(value, bool):
-        try:
-            return index(value)  # type: ignore[arg-type]  # what has no index is looked at below
-        except TypeError:
-            # inf and nan leave a rest too: nan.
-            if isinstance(value, Real) and value % 1 == 0:
-                return int(value)
+    # Bools of numpy and torch have an index too.
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    is_real = isinstance(value, Real)
+    if not is_bool:
+        with suppress(TypeError):
+            return index(value)
+        if is_real and value % 1 == 0:  # the rest of inf and of nan is nan
+            return int(value)
     raise ConfigError(f"{name}={value!r} is no integer; {way_out}")
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +61,13 @@ def test_a_buffer_that_is_asked_for_is_the_limit():
         ({"split_gap": -0.1}, r"split_gap=-0.1 is a fraction"),
         ({"bos_id": -1}, r"bos_id=-1 is no token id; .* None adds none"),
         ({"eos_id": -2}, r"eos_id=-2 is no token id"),
+        ({"padding_id": -1}, r"padding_id=-1 is no token id; .* leave it out for 0"),
+        ({"padding_id": None}, r"padding_id=None is no integer; .* leave it out for 0"),
+        ({"max_seq_len": None}, r"max_seq_len=None is no integer; write a whole number"),
+        ({"buffer_samples": None}, r"buffer_samples=None is no integer; write a whole number"),
+        ({"split_gap": "0.1"}, r"split_gap='0.1' is a fraction of a pack"),
+        ({"split_gap": False}, r"split_gap=False is a fraction of a pack"),
+        ({"split_gap": math.nan}, r"split_gap=nan is a fraction of a pack"),
     ],
 )
 def test_packing_refuses_what_cannot_work(values, message):
@@ -134,3 +144,82 @@ def test_no_count_stays_none():
 def test_a_choice_of_another_type_is_refused_with_the_words_there_are():
     with pytest.raises(ConfigError, match=r"method=3 is not one of exact_fit\|next_fit"):
         Packing(max_seq_len=8, method=3)
+
+
+COUNTS = [
+    *((Packing, name) for name in ("max_seq_len", "buffer_tokens", "buffer_samples")),
+    *((Packing, name) for name in ("bos_id", "eos_id", "padding_id")),
+    *((Mixing, name) for name in ("epoch_size", "global_batch_size")),
+    *((Order, name) for name in ("shuffle_block_size", "num_lanes")),
+    *((Buffers, name) for name in ("worker_tokens", "worker_bytes", "rank_tokens")),
+]
+
+
+def with_count(config: type, name: str, value: object) -> object:
+    """A config with this count, and what else it must have."""
+    return config(**{**({"max_seq_len": 8} if config is Packing else {}), name: value})
+
+
+@pytest.mark.parametrize(("config", "name"), COUNTS)
+@pytest.mark.parametrize(
+    "number",
+    [
+        1e4,
+        np.int64(10_000),
+        np.uint16(10_000),
+        np.float32(10_000),
+        np.array(10_000),
+        Fraction(10_000),
+    ],
+    ids=lambda number: type(number).__name__,
+)
+def test_a_whole_number_of_any_kind_is_kept_as_an_int(config, name, number):
+    kept = getattr(with_count(config, name, number), name)
+
+    assert type(kept) is int
+    assert kept == 10_000
+
+
+@pytest.mark.parametrize(("config", "name"), COUNTS)
+@pytest.mark.parametrize("value", [10.5, True, math.inf, math.nan, [8], np.True_])
+def test_what_is_no_whole_number_is_refused_with_what_to_write(config, name, value):
+    with pytest.raises(ConfigError, match=rf"{name}=.* is no integer; (write a whole|token ids)"):
+        with_count(config, name, value)
+
+
+@pytest.mark.parametrize(("config", "name"), [c for c in COUNTS if c[1] != "epoch_size"])
+def test_text_is_no_count_but_for_epoch_size(config, name):
+    with pytest.raises(ConfigError, match=rf"{name}='16' is no integer"):
+        with_count(config, name, "16")
+
+
+def test_an_empty_epoch_size_is_refused():
+    with pytest.raises(ConfigError, match=r"epoch_size='' is no number; write 10000, '10k'"):
+        Mixing(epoch_size="")
+
+
+@pytest.mark.parametrize("seed", [1.0, True, "17", None, Fraction(17), np.float64(17)])
+def test_a_seed_is_an_integer(seed):
+    with pytest.raises(ConfigError, match=r"seed=.* is no integer; a seed is .* such as 17"):
+        Order(seed=seed)
+
+
+def test_a_negative_seed_does_not_switch_shuffling_off():
+    with pytest.raises(ConfigError, match=r"seed=-1 is negative; .* shuffle=False keeps"):
+        Order(seed=-1)
+
+
+@pytest.mark.parametrize("seed", [0, np.int32(17), 2**80])
+def test_a_seed_is_kept_as_an_int(seed):
+    assert type(Order(seed=seed).seed) is int
+    assert Order(seed=seed).seed == seed
+
+
+@pytest.mark.parametrize("value", ["no", 0, None, 1.0])
+def test_shuffle_is_a_bool(value):
+    with pytest.raises(ConfigError, match=r"shuffle=.* is no bool; write True or False"):
+        Order(shuffle=value)
+
+
+def test_split_gap_is_kept_as_a_float():
+    assert type(Packing(max_seq_len=8, split_gap=np.float32(0.25)).split_gap) is float

@@ -221,3 +221,26 @@ def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     tokens = 100 * sum(written.lengths[0]) + sum(written.lengths[1])
     assert lanes(1, 4) == 4
     assert lanes(tokens // 4096 // 2 + 1, 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packing": 64}, r"packing=64"),
+        ({"packing": {"max_seq_len": 64}}, r"packing=\{"),
+        ({"world": (0, 1)}, r"world=<tuple> is no World"),
+        ({"batch_size": "2"}, r"batch_size='2'"),
+        ({"batch_size": 2.5}, r"batch_size=2\.5"),
+        ({"streams": "data/code"}, r"data/code"),
+        ({"streams": ["data/code"]}, r"data/code"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_once(written, change, message):
+    arguments = {"streams": written.streams(), "packing": Packing(max_seq_len=64)} | change
+    with pytest.raises(ConfigError, match=message):
+        PackedStreamingDataset(**arguments)
+
+
+def test_a_single_stream_that_is_not_in_a_list_is_refused(written):
+    with pytest.raises(ConfigError, match=r"Stream"):
+        PackedStreamingDataset(written.streams()[0], packing=Packing(max_seq_len=64))

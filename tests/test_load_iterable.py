@@ -19,6 +19,7 @@ from streampack import (
     Mixing,
     PackedIterableDataset,
     Packing,
+    Stream,
     World,
 )
 
@@ -282,3 +283,71 @@ def test_labels_that_fit_both_ways_ask_to_be_told():
 
     with pytest.raises(DataError, match="say so with labels_shifted=True"):
         list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
+
+
+def test_a_generator_is_refused_at_its_second_epoch_with_the_way_out():
+    source = ([number] * 8 for number in range(10))
+    once = PackedIterableDataset(
+        [IterableStream([[1]]), IterableStream(source, name="once")], packing=Packing(max_seq_len=8)
+    )
+    assert len(list(once)) == 11
+
+    with pytest.raises(
+        DataError,
+        match=r"stream 'once': its source \(generator\) can be iterated only once and was, so "
+        r"epoch 1 would lack its samples; pass something that can be iterated again",
+    ):
+        list(once)
+
+
+def test_a_generator_that_nobody_read_from_is_not_used_up():
+    source = ([number] * 8 for number in range(10))
+    once = PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=8))
+    iter(once)
+
+    assert len(list(once)) == 10
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epochs_advance_where_the_base_seed_is_set_back_each_time(num_workers):
+    loader = DataLoader(dataset([9] * 20), batch_size=None, num_workers=num_workers)
+    epochs = []
+    for _ in range(3):
+        torch.manual_seed(42)
+        epochs.append({batch["epoch"] for batch in loader})
+
+    assert epochs == [{0}, {1}, {2}]
+
+
+def test_tiny_proportions_keep_their_ratio():
+    streams = [
+        IterableStream(itertools.repeat([number]), proportion=share)
+        for number, share in enumerate([3e-12, 1e-12])
+    ]
+    mixed = PackedIterableDataset(streams, packing=Packing(max_seq_len=1))
+
+    seen = [int(batch["tokens"][0, 0]) for batch in itertools.islice(mixed, 400)]
+
+    assert abs(sum(seen) - 100) <= 1
+
+
+@pytest.mark.parametrize(
+    ("streams", "kwargs", "message"),
+    [
+        (IterableStream([[1]]), {}, r"streams=<IterableStream> is no list of streams; pass a list"),
+        ([Stream(local="x")], {}, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
+        ([[[1, 2]]], {}, r"streams\[0\]=<list> is no IterableStream; wrap it: IterableStream"),
+        ([IterableStream([[1]])], {"packing": 8}, r"packing=8 is no Packing; pass packing="),
+        ([IterableStream([[1]])], {"mixing": "random"}, r"mixing='random' is no Mixing"),
+        ([IterableStream([[1]])], {"batch_size": 2.5}, r"batch_size=2.5 is no integer"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_construction(streams, kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedIterableDataset(streams, **{"packing": Packing(max_seq_len=8), **kwargs})
+
+
+def test_a_numpy_batch_size_gives_positions_that_are_ints():
+    batch = next(iter(dataset([3], batch_size=np.int64(2))))
+
+    assert type(batch["position"]) is int

@@ -66,3 +66,7 @@ def test_scaled_shares_sum_to_the_scale_and_keep_the_smallest_stream(amounts, sc
     assert [share > 0 for share in shares.tolist()] == [amount > 0 for amount in amounts]
     for share, amount in zip(shares.tolist(), amounts, strict=True):
         assert abs(share - Fraction(amount * scale, sum(amounts))) < 1 + len(amounts)
+
+
+def test_amounts_beyond_numpys_integers_keep_their_shares():
+    assert scaled_shares([10**40, 3 * 10**40, 1], 8).tolist() == [2, 5, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -193,6 +194,16 @@ def test_mosaicml_s_own_rounding_of_repeat_differs_from_the_exact_one():
         ([{"choose": -3}], r"choose=-3 must be a number of at least 0"),
         ([{"repeat": math.nan}], r"repeat=nan must be a number"),
         ([{"proportion": math.inf}], r"proportion=inf must be a number"),
+        ([{"repeat": "2"}], r"stream 0 \('s0'\): repeat='2' must be a number of at least 0"),
+        ([{"proportion": True}], r"stream 0 \('s0'\): proportion=True must be a number"),
+        ([{}, {"choose": [3]}], r"stream 1 \('s1'\): choose=\[3\] must be a number"),
+        ([{"repeat": 1j}], r"stream 0 \('s0'\): repeat=1j must be a number"),
+        ([{"repeat": Decimal("NaN")}], r"repeat=NaN must be a number"),
+        ([{"repeat": Decimal("-Infinity")}], r"repeat=-Infinity must be a number"),
+        ([{"proportion": np.float32("inf")}], r"proportion=inf must be a number"),
+        ([{"proportion": Fraction(-1, 3)}], r"proportion=-1/3 must be .* 0 leaves the stream out"),
+        ([{"choose": 2.5}], r"stream 0 \('s0'\): choose=2.5 must be a whole number of samples"),
+        ([{"choose": Decimal("0.1")}], r"choose=0.1 must be a whole number .* or use repeat"),
         ([{"proportion": 0}, {"proportion": 0.0}], r"all 2 proportions are 0; give at least one"),
     ],
 )
@@ -226,3 +237,37 @@ def test_resolving_writes_nothing_to_its_inputs_so_they_serve_twice(arithmetic):
     first = resolve_weights(weights, held, epoch_size=33, arithmetic=arithmetic, seed=5)
     assert (weights, held) == before
     assert resolve_weights(weights, held, epoch_size=33, arithmetic=arithmetic, seed=5) == first
+
+
+KINDS = [
+    float,
+    np.float64,
+    np.float32,
+    Decimal,
+    Fraction,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_of_any_kind_of_number_is_read_as_it_is_written(kind):
+    assert resolve([{"repeat": kind("0.29")}, {}], [100, 1]) == [29, 1]
+    thirds = [{"proportion": kind("0.1")}, {"proportion": kind("0.2")}]
+    assert resolve(thirds, [1, 1], epoch_size=3 * 10**12) == [10**12, 2 * 10**12]
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, float, np.float32, Decimal, Fraction])
+@pytest.mark.parametrize("arithmetic", ["exact", "mosaicml"])
+def test_whole_weights_of_any_kind_of_number_are_counts(kind, arithmetic):
+    asked = [{"choose": kind("7")}, {"repeat": kind("2")}]
+    amounts = resolve(asked, [1, 200], arithmetic=arithmetic)
+
+    assert amounts == [7, 400]
+    assert {type(amount) for amount in amounts} == {int}
+
+
+def test_a_fraction_that_no_float_can_hold_is_kept():
+    assert resolve([{"repeat": Fraction(1, 3)}], [3 * 10**17 + 3]) == [10**17 + 1]
+    assert resolve([{"proportion": Fraction(1, 3)}, {"proportion": Fraction(2, 3)}], [1, 2]) == [
+        1,
+        2,
+    ]

@@ -230,7 +230,10 @@ def test_a_packer_survives_pickling(method):
 def test_a_segment_that_no_pack_can_hold_is_refused_by_name(method, length):
     packer = make_packer(Packing(max_seq_len=8, method=method))
 
-    with pytest.raises(DataError, match=rf"sample 1: a segment of {length} tokens.*1 to .*=8"):
+    with pytest.raises(
+        DataError,
+        match=rf"stream \d, sample 1: a segment of {length} tokens.*1 to .*=8: pass .*fit_samples",
+    ):
         packer.add(rows_of([3, length]))
     assert packer.num_buffered_samples == 0
 
@@ -258,5 +261,8 @@ def test_a_state_with_a_segment_longer_than_a_pack_is_refused():
     packer = make_packer(Packing(max_seq_len=100))
     packer.add(rows_of([60]))
 
-    with pytest.raises(ResumeError, match=r"60 tokens.*max_seq_len=50"):
+    with pytest.raises(
+        ResumeError,
+        match=r"state buffers stream .* 60 tokens.*=50; resume with the packing that was saved",
+    ):
         make_packer(Packing(max_seq_len=50)).load_state_dict(packer.state_dict())

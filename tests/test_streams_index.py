@@ -91,8 +91,14 @@ def test_index_gives_first_samples_sizes_and_parts():
         (index_text(raw_data__basename=7), r"basename is 7"),
         (index_text(zip_data__basename="shard.00000.MDS"), "'shard.00000.MDS' is used twice"),
         (index_text(compression=3), r"compression is 3, but must be a name or null"),
-        (index_text(column_names="tokens"), "must be lists"),
-        (index_text(column_names=["tokens"]), "do not match"),
+        (
+            index_text(column_names="tokens"),
+            r"shards\.0: .*, column_encodings and column_sizes must be lists, got .*; write",
+        ),
+        (
+            index_text(column_names=["tokens"]),
+            r"shards\.0: .*, column_encodings and column_sizes do not match: .*; write the",
+        ),
         (index_text(column_names=[1, 2]), "do not match"),
         (index_text(column_sizes=[None, 0]), "do not match"),
         (index_text(column_sizes=[None, "8"]), "do not match"),

@@ -58,6 +58,18 @@ def test_stale_length_file_refuses_the_stream_and_indexing_mends_it(stream):
     assert open_stream(Stream(local=str(path)), 0).has_length_file
 
 
+def test_length_file_of_another_size_is_refused_with_both(stream):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    num_bytes = file.stat().st_size
+    file.write_bytes(file.read_bytes() + b"x")
+    message = (
+        rf"lengths\.bin: has {num_bytes + 1} bytes, but should have {num_bytes}; write it anew"
+    )
+    with pytest.raises(DataError, match=message):
+        open_length_file(file, text, index)
+
+
 @pytest.mark.parametrize("num_bytes", [0, 20, 95, 97, 300])
 def test_length_file_cut_short_is_refused(stream, num_bytes):
     path, text, index, _ = stream

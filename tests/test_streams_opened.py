@@ -301,3 +301,61 @@ def test_recent_shards_let_the_oldest_used_go(tmp_path):
         small.put(number, shard)
     assert small.get(0) is None
     assert small.get(2) is shards[2]
+
+
+def test_tokens_in_columns_of_two_names_are_refused(tmp_path):
+    shards = []
+    for column in ("tokens", "input_ids"):
+        path, _ = builders.write_stream_files(
+            tmp_path / "web" / column, LENGTHS, column=column, lengths_file=False
+        )
+        for shard in json.loads((path / "index.json").read_text())["shards"]:
+            shard["raw_data"]["basename"] = f"{column}/{shard['raw_data']['basename']}"
+            shards.append(shard)
+    (tmp_path / "web" / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+    message = (
+        "stream 'web': its shards hold tokens in columns 'input_ids' and 'tokens'; "
+        "write them in one, or make two streams of it"
+    )
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(tmp_path / "web")), 0)
+
+
+def test_labels_and_masks_stored_as_bytes_have_types_of_their_own(tmp_path):
+    masks = [np.arange(n, dtype=np.uint8) % 2 for n in LENGTHS]
+    labels = [np.where(mask, np.arange(len(mask)), -100).astype(np.int32) for mask in masks]
+    path, samples = builders.write_stream_files(
+        tmp_path / "s",
+        LENGTHS,
+        dtype="uint16",
+        encoding="bytes",
+        columns={"mask": "bytes", "labels": "bytes"},
+        values={
+            "mask": [each.tobytes() for each in masks],
+            "labels": [each.tobytes() for each in labels],
+        },
+    )
+    options = {"local": str(path), "tokens_dtype": "uint16", "labels": "labels"}
+
+    stream = Stream(**options, labels_dtype="int32", loss_mask="mask", loss_mask_dtype="uint8")
+    shard = open_stream(stream, 0).open_shard(0)
+    for i in range(len(shard.tokens.counts)):
+        np.testing.assert_array_equal(shard.tokens.read(shard.data, i), samples[i])
+        np.testing.assert_array_equal(shard.labels.read(shard.data, i), labels[i])
+        np.testing.assert_array_equal(shard.loss_mask.read(shard.data, i), masks[i])
+
+    # Without a type of their own they have the tokens', and are twice as many then.
+    with pytest.raises(DataError, match=r"values in its labels column; write one for each token"):
+        open_stream(Stream(**options), 0).open_shard(0)
+
+
+@pytest.mark.parametrize("option", ["labels", "loss_mask"])
+def test_bytes_of_labels_and_masks_need_a_stated_dtype(tmp_path, option):
+    values = {"more": [b"x" * n for n in LENGTHS]}
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, columns={"more": "bytes"}, values=values
+    )
+    message = f"column 'more' is stored as 'bytes', which say no dtype; set {option}_dtype='uint16'"
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(path), **{option: "more"}), 0)

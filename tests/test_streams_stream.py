@@ -53,8 +53,13 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
             r"tokens_dtype='uint61' is not one of int8\|.* - d",
         ),
         ({"local": "x", "tokens_dtype": "float32"}, "tokens_dtype='float32' is not one of"),
+        ({"local": "x", "labels_dtype": "int46"}, "labels_dtype='int46' is not one of .* - did"),
+        ({"local": "x", "loss_mask_dtype": "bool"}, "loss_mask_dtype='bool' is not one of"),
         ({"local": "x", "labels_shifted": True}, "labels_shifted=True speaks of a labels column"),
-        ({"local": "x", "download_retry": -1}, "`download_retry` must be non-negative"),
+        (
+            {"local": "x", "download_retry": -1},
+            r"Stream\(remote=None, local='x'\): `download_retry` must be non-negative",
+        ),
         ({"local": "x", "download_timeout": 0}, "`download_timeout` must be positive"),
         ({"remote": "nope://x", "local": "x"}, "Unsupported remote path: nope://x"),
         (

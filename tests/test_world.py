@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,9 @@ def test_ranks_that_name_no_node_are_on_one():
             r"replication=4 does not divide num_ranks=6; set it to the number of ranks that share",
         ),
         ({"num_ranks": 4, "replication": 0}, r"replication=0 does not divide num_ranks=4"),
+        ({"rank": "0"}, r"rank='0' is no integer; write a whole number"),
+        ({"num_ranks": True}, r"num_ranks=True is no integer"),
+        ({"num_ranks": 2, "ranks_per_node": 1.5}, r"ranks_per_node=1.5 is no integer"),
         (
             {"num_ranks": 24, "ranks_per_node": 4, "replication": 6},
             r"replication=6 and ranks_per_node=4: one must be a multiple of the other",
@@ -100,5 +104,51 @@ def test_numbers_of_no_job_are_refused(numbers, message):
 
 
 def test_a_variable_that_is_no_number_is_named():
-    with pytest.raises(ConfigError, match=r"RANK, WORLD_SIZE .* must be integers: .*'three'"):
+    with pytest.raises(ConfigError, match=r"RANK, WORLD_SIZE, .* must be integers: .*'three'"):
         World.from_env({"RANK": "three", "WORLD_SIZE": "8"})
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            {"RANK": "0"},
+            r"RANK=0 is set without WORLD_SIZE: .* set WORLD_SIZE, unset RANK, or pass",
+        ),
+        ({"RANK": "3"}, r"RANK=3 is set without WORLD_SIZE"),
+        ({"WORLD_SIZE": "8"}, r"WORLD_SIZE=8 is set without RANK: .* set RANK, unset WORLD_SIZE"),
+    ],
+)
+def test_half_of_what_torchrun_sets_is_refused_with_the_missing_half(env, message):
+    with pytest.raises(ConfigError, match=message):
+        World.from_env(env)
+
+
+def test_a_local_rank_that_contradicts_the_others_is_refused():
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "2"}
+
+    with pytest.raises(
+        ConfigError,
+        match=r"LOCAL_RANK=2, but RANK=5 with LOCAL_WORLD_SIZE=4 is local rank 1; .* as torchrun",
+    ):
+        World.from_env(env)
+
+
+def test_a_local_rank_without_the_size_of_a_node_contradicts_nothing():
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+
+    assert World.from_env(env) == World(rank=5, num_ranks=8)
+
+
+def test_a_local_rank_that_is_no_number_is_named():
+    env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "first"}
+
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK must be integers: .*'first'"):
+        World.from_env(env)
+
+
+def test_numpy_numbers_are_kept_as_ints():
+    world = World(rank=np.int64(1), num_ranks=np.int32(2))
+
+    assert world == World(rank=1, num_ranks=2)
+    assert {type(world.rank), type(world.num_ranks), type(world.ranks_per_node)} == {int}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -123,7 +125,7 @@ def test_negative_token_ids_are_refused(tmp_path):
 
 @pytest.mark.parametrize("samples", [[], [[]]])
 def test_no_samples_are_refused(tmp_path, samples):
-    with pytest.raises(DataError, match=r"no sample to write \(\d without tokens\)"):
+    with pytest.raises(DataError, match=r"/s: no sample to write \(\d without tokens\)"):
         write_stream(samples, tmp_path / "s")
 
 
@@ -164,3 +166,52 @@ def test_hashes_are_written_and_hold(tmp_path):
     stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), validate_hash="md5")
     assert open_stream(stream, 0).open_shard(0).tokens.counts.tolist() == LENGTHS
     assert mosaic.get_index_basename() == "index.json"
+
+
+def test_messages_name_the_folder_that_was_asked_for(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        write_stream([[1]], tmp_path / "s", compression="lz9")
+    assert ".partial" not in str(caught.value)
+
+
+def test_a_live_writers_folder_is_never_removed(tmp_path):
+    def slow():
+        yield [1, 2]
+        # Another writer of the same stream begins and ends meanwhile.
+        with pytest.raises(DataError, match="no sample to write"):
+            write_stream([], tmp_path / "s")
+        yield [3]
+
+    assert write_stream(slow(), tmp_path / "s", size_limit=8).num_samples == 2
+    assert read_all(tmp_path / "s") == [[1, 2], [3]]
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
+
+
+def test_of_two_writers_the_one_that_ends_first_wins(tmp_path):
+    def slow():
+        yield [1, 2]
+        write_stream([[7]], tmp_path / "s")
+
+    message = r"s' cannot take the stream's place .*; remove it, or name another"
+    with pytest.raises(ConfigError, match=message):
+        write_stream(slow(), tmp_path / "s")
+    assert read_all(tmp_path / "s") == [[7]]
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from streampack.write import write_stream\n"
+        "def rows():\n"
+        "    yield [1]\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_stream(rows(), Path(sys.argv[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
+    assert len(list(tmp_path.glob("s.*.partial*"))) == 2
+
+    write_stream([[2]], tmp_path / "s")
+
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]

@@ -124,7 +124,7 @@ def test_rows_of_token_ids_are_written_with_their_masks(tmp_path, num_processes)
     ("line", "message"),
     [
         ('{"text": "a', r"a\.jsonl:3: no JSON \(.*\); mend or remove the line"),
-        ("[1]", r"a\.jsonl:3: list, but a row must be a JSON object"),
+        ("[1]", r"a\.jsonl:3: list, but a row must be a JSON object; leave out the tokenizer"),
         ('{"txt": "a"}', r"a\.jsonl:3: no field 'text'; the row has 'txt' - did you mean 'txt'\?"),
         ('{"text": [1]}', r"a\.jsonl:3: field 'text' is list, but must be text"),
     ],
@@ -181,10 +181,42 @@ def test_impossible_options_are_refused(tmp_path):
     options = WriteOptions(rows=RowFormat(tokenizer=tmp_path / "none.json"))
     with pytest.raises(ConfigError, match=r"none\.json' cannot be loaded \(.*\); give a tokenizer"):
         write_texts([tmp_path / "a.txt"], tmp_path / "s", options)
-    with pytest.raises(ConfigError, match="num_processes=0 must be 1 or more"):
+    with pytest.raises(ConfigError, match="num_processes=0 must be 1 or more; leave it out"):
         WriteOptions(num_processes=0)
 
 
 def test_the_processes_that_tokenize_do_not_load_streaming():
     check = "import sys, streampack.write.rows; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize("as_row", [lambda ids: {"input_ids": ids}, lambda ids: ids])
+def test_input_ids_and_bare_lists_are_found_where_no_field_is_named(tmp_path, as_row):
+    ids = [[1, 2, 3], [4], [5, 6]]
+    write_jsonl(tmp_path / "a.jsonl", [as_row(each) for each in ids])
+    write_texts([tmp_path / "a.jsonl"], tmp_path / "s", WriteOptions())
+    assert [tokens.tolist() for tokens in read_all(tmp_path / "s")] == ids
+
+
+def test_a_field_that_is_named_is_the_one_that_is_read(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", [{"input_ids": [1], "tokens": [2]}])
+    write_texts([tmp_path / "a.jsonl"], tmp_path / "s", WriteOptions())
+    assert read_all(tmp_path / "s")[0].tolist() == [2]
+    rows = RowFormat(tokens_field="ids")
+    with pytest.raises(DataError, match=r"a\.jsonl:1: no field 'ids'; the row has 'input_ids', "):
+        write_texts([tmp_path / "a.jsonl"], tmp_path / "t", WriteOptions(rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("line", "extra", "message"),
+    [
+        ("3", (), "int, but a row must be a JSON object or a list of token ids"),
+        ('["a"]', (), r"\['a'\] is no list of integers; give a tokenizer"),
+        ("[1]", ("mask",), "list, but a row must be a JSON object"),
+    ],
+)
+def test_a_row_that_is_neither_object_nor_ids_is_refused(tmp_path, line, extra, message):
+    (tmp_path / "a.jsonl").write_text(line)
+    options = WriteOptions(rows=RowFormat(extra_fields=extra))
+    with pytest.raises(DataError, match=rf"a\.jsonl:1: {message}"):
+        write_texts([tmp_path / "a.jsonl"], tmp_path / "s", options)

@@ -62,10 +62,14 @@ class StreamConfig(BaseModel):
     """Integer type of the ids in a column of bytes."""
     labels: str | None = None
     """Column of labels, where the stream brings its own."""
+    labels_dtype: str | None = None
+    """Integer type of labels in a column of bytes; None: that of the tokens."""
     labels_shifted: bool | None = None
     """Whether labels[i] is the target of token i + 1; None: look."""
     loss_mask: str | None = None
     """Column that says which tokens are targets."""
+    loss_mask_dtype: str | None = None
+    """Integer type of a loss mask in a column of bytes; None: that of the tokens."""
 
     def arguments(self) -> dict[str, Any]:
         """Return what was written, as keyword arguments of ``Stream``."""

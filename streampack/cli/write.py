@@ -34,7 +34,9 @@ def write(  # noqa: PLR0913 - one option each
         Path | None, Option(help="A tokenizer.json; without it, rows hold token ids.")
     ] = None,
     text_field: Annotated[str, Option(help="JSONL field of the text.")] = "text",
-    tokens_field: Annotated[str, Option(help="JSONL field of the token ids.")] = "tokens",
+    tokens_field: Annotated[
+        str, Option(help="JSONL field of the token ids; input_ids is found too.")
+    ] = "tokens",
     extra: Annotated[
         list[str] | None, Option(help="JSONL field of an integer per token, e.g. a loss mask.")
     ] = None,

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Mixing, Order, Packing, parse_count
 from streampack.errors import ConfigError
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import PlanStream, Recipe
@@ -143,7 +143,7 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
             for n, s in zip(names, blueprint.streams, strict=True)
         ],
         [(s.num_samples, t) for s, t in zip(blueprint.streams, totals, strict=True)],
-        epoch_size=mixing.epoch_size if isinstance(mixing.epoch_size, int) else None,
+        epoch_size=parse_count("epoch_size", mixing.epoch_size),
         unit=mixing.weight_unit,
         arithmetic=mixing.arithmetic,
         seed=order.seed,

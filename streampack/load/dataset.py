@@ -24,8 +24,9 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch, make_batch
-from streampack.config import Buffers, Mixing, Order, Packing, check_positive
+from streampack.config import Buffers, Mixing, Order, Packing, read_integer
 from streampack.errors import ConfigError, ResumeError
+from streampack.load.arguments import check_batch_size, check_configs, check_streams
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
 from streampack.load.ledger import EpochLedger
@@ -41,7 +42,7 @@ from streampack.plan import (
     unpack_state,
 )
 from streampack.read import Gatherer
-from streampack.streams import Stream, open_stream
+from streampack.streams import Stream, mosaic, open_stream
 from streampack.types import State
 from streampack.world import World
 
@@ -106,7 +107,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         world: World | None = None,
     ) -> None:
         super().__init__()
-        check_positive("batch_size", batch_size)
+        check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
+        batch_size = check_batch_size(batch_size)
         if streams is not None and (remote is not None or local is not None):
             raise ConfigError(
                 f"streams and remote={remote!r}, local={local!r} were passed; "
@@ -114,8 +116,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             )
         if streams is None:
             streams = [Stream(remote=remote, local=local, split=split)]
-        if not streams:
-            raise ConfigError("streams=[] is empty; pass at least one Stream")
+        check_streams(streams, mosaic.Stream)
         self.buffers = buffers or Buffers()
         self._blueprint = Blueprint(
             streams=tuple(open_stream(stream, number) for number, stream in enumerate(streams)),
@@ -325,7 +326,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
     # Where it stands.
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one, from its start."""
+        """Make `epoch` the next one, from its start.
+
+        Raises:
+            ConfigError: If it is no integer of at least 0.
+        """
+        epoch = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} must be at least 0")
         self._go_to(Progress(epoch=epoch))

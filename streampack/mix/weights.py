@@ -6,9 +6,9 @@
     repeat      3, 0.25                                       ->  300,  50      (absolute)
     choose      250, -                                        ->  250, 200      (absolute)
 
-Relative and absolute weights do not mix. A weight is any real number, read exactly as it is written:
-0.29, Decimal("0.29") and Fraction(29, 100) are the same. Nothing is written back to the streams, so the same
-objects can be used again. Cost: O(streams).
+Relative and absolute weights do not mix. A weight is any real number, read exactly as it is
+written: 0.29, Decimal("0.29") and Fraction(29, 100) are the same. Nothing is written back to the
+streams, so the same objects can be used again. Cost: O(streams).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from numbers import Rational, Real
+from numbers import Integral, Rational, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -72,7 +72,8 @@ def check_weights(weights: Sequence[Weight]) -> None:
                 "set at most one of proportion, repeat and choose"
             )
         for key, value in asked.items():
-            _check_value(f"stream {number} ({weight.name!r}): {key}={value}", key, value)
+            shown = repr(value) if isinstance(value, str) else str(value)
+            _check_value(f"stream {number} ({weight.name!r}): {key}={shown}", key, value)
     relative = [weight.proportion is not None for weight in weights]
     if any(relative) and not all(relative):
         number = relative.index(False)
@@ -89,9 +90,7 @@ def _check_value(what: str, key: str, value: object) -> None:
     try:
         exact = exact_share(value)
     except (OverflowError, TypeError, ValueError):  # inf, no number at all, nan
-        raise ConfigError(
-            f"{what} ({type(value).__name__}) must be a number of at least 0, such as 0.5 or 2"
-        ) from None
+        raise ConfigError(f"{what} must be a number of at least 0, such as 0.5 or 2") from None
     if exact < 0:
         raise ConfigError(f"{what} must be a number of at least 0; 0 leaves the stream out")
     if key == "choose" and exact.denominator != 1:
@@ -114,6 +113,8 @@ def exact_share(value: object) -> Fraction:
     match value:
         case bool():
             raise TypeError(f"{value} is no number")
+        case Integral():
+            return Fraction(int(value))  # numpy's own integers would wrap around
         case Rational() | Decimal():
             return Fraction(value)
         case np.floating():
@@ -144,7 +145,8 @@ def _absolute(weight: Weight, num_samples: int, unit: str, arithmetic: str) -> Q
     if weight.repeat is None:
         return Quota(amount=num_samples)
     if arithmetic == "mosaicml":
-        return Quota(amount=int(weight.repeat * int(num_samples)))
+        repeat = int(weight.repeat) if isinstance(weight.repeat, Integral) else weight.repeat
+        return Quota(amount=int(repeat * int(num_samples)))
     return Quota(amount=int(exact_share(weight.repeat) * int(num_samples)))
 
 

@@ -98,9 +98,9 @@ class ShardCache:
             return  # what was fetched does without its remote
         if there != text:
             raise DataError(
-                f"{self._files.folder}: was fetched from another version of {folder}: index.json is "
-                f"{_fingerprint(text)} here, {_fingerprint(there)} there; delete "
-                f"{self._files.folder}, or name another local="
+                f"{self.folder}: was fetched from another version of {folder}: index.json is "
+                f"{_fingerprint(text)} here, {_fingerprint(there)} there; delete {self.folder}, "
+                "or name another local="
             )
 
     def length_file_path(self) -> Path | None:

@@ -248,7 +248,7 @@ def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     if not all(isinstance(field, list) for field in fields):
         raise DataError(
             f"{where}: column_names, column_encodings and column_sizes must be lists, "
-            f"got {_short(fields)}"
+            f"got {_short(fields)}; write the stream anew"
         )
     names, encodings, sizes = (tuple(field or ()) for field in fields)
     texts = all(isinstance(text, str) for text in names + encodings)
@@ -256,6 +256,6 @@ def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     if not (texts and positive and len(names) == len(encodings) == len(sizes) > 0):
         raise DataError(
             f"{where}: column_names, column_encodings and column_sizes do not match: "
-            f"{_short(names)}, {_short(encodings)}, {_short(sizes)}"
+            f"{_short(names)}, {_short(encodings)}, {_short(sizes)}; write the stream anew"
         )
     return Layout(names=names, encodings=encodings, sizes=sizes)

@@ -121,7 +121,8 @@ def find_column(
     place = layout.names.index(name)
     encoding = layout.encodings[place]
     if encoding == "bytes":
-        column = _bytes_column(name, place, dtype, where)
+        said_by = f"{option}_dtype" if option in ("labels", "loss_mask") else "tokens_dtype"
+        column = _bytes_column(name, place, dtype, where, said_by)
     else:
         column = _ndarray_column(name, place, encoding, where)
     _check_dtype(column.dtype, column.name, encoding, where)
@@ -129,11 +130,11 @@ def find_column(
     return column
 
 
-def _bytes_column(name: str, place: int, dtype: str | None, where: str) -> Column:
+def _bytes_column(name: str, place: int, dtype: str | None, where: str, said_by: str) -> Column:
     if dtype is None:
         raise DataError(
             f"{where}: column {name!r} is stored as 'bytes', which say no dtype; "
-            "set tokens_dtype='uint16', or whatever it was written with"
+            f"set {said_by}='uint16', or whatever it was written with"
         )
     return Column(name=name, place=place, dtype=dtype, num_values=None, has_shape=False)
 

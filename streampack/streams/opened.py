@@ -45,13 +45,17 @@ class ColumnChoice:
     tokens: str = "tokens"
     """The tokens; as the default, "input_ids" is found too."""
     tokens_dtype: str | None = None
-    """Type of the values of columns stored as `bytes`."""
+    """Type of the tokens if stored as `bytes`, and of the others where nothing else is said."""
     labels: str | None = None
     """Labels, as many as tokens."""
+    labels_dtype: str | None = None
+    """Type of the labels if stored as `bytes`."""
     labels_shifted: bool | None = None
     """Whether labels[i] is the target at token i (True) or is token i (False); None: look."""
     loss_mask: str | None = None
     """Which tokens are targets, as many as tokens."""
+    loss_mask_dtype: str | None = None
+    """Type of the loss mask if stored as `bytes`."""
 
     @classmethod
     def of(cls, stream: Any) -> ColumnChoice:
@@ -63,6 +67,11 @@ class ColumnChoice:
     def token_names(self) -> tuple[str, ...]:
         """Names of the token column in order of preference."""
         return (self.tokens, *OTHER_NAMES.get(self.tokens, ()))
+
+    def dtype_of(self, option: str) -> str | None:
+        """Return the type of "tokens", "labels" or "loss_mask" if stored as `bytes`."""
+        own: str | None = getattr(self, f"{option}_dtype")
+        return own or self.tokens_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,9 +210,8 @@ class OpenStream:
         choice = self.columns
 
         def places(names: tuple[str, ...], option: str) -> Places:
-            column = find_column(
-                info.layout, names, choice.tokens_dtype, f"stream {self.name!r}", option
-            )
+            dtype = choice.dtype_of(option)
+            column = find_column(info.layout, names, dtype, f"stream {self.name!r}", option)
             return sample_places(data, info.num_samples, info.layout, column, where)
 
         opened = OpenShard(
@@ -293,7 +301,7 @@ def _check_columns(index: MdsIndex, choice: ColumnChoice, name: str) -> str:
         for option in ("labels", "loss_mask"):
             wanted = getattr(choice, option)
             if wanted is not None:
-                find_column(layout, (wanted,), dtype, where, option)
+                find_column(layout, (wanted,), choice.dtype_of(option), where, option)
     if len(found) > 1:
         raise DataError(
             f"{where}: its shards hold tokens in columns {' and '.join(map(repr, sorted(found)))}; "

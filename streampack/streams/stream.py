@@ -34,11 +34,13 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         split: Subfolder of both.
         name: What messages and reports call it; None: the last part of its path.
         tokens: Column of the tokens; as the default, "input_ids" is found too.
-        tokens_dtype: Type of the values of columns stored as `bytes`, e.g. "uint16".
+        tokens_dtype: Type of the tokens if stored as `bytes`, e.g. "uint16".
         labels: Column of labels, as many as tokens; None: the next token.
+        labels_dtype: Type of the labels if stored as `bytes`; None: `tokens_dtype`.
         labels_shifted: Whether labels[i] is the target at token i, rather than token i itself
             or -100. None: the first samples tell.
         loss_mask: Column that says which tokens are targets, as many as tokens.
+        loss_mask_dtype: Type of the loss mask if stored as `bytes`; None: `tokens_dtype`.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
             download_retry, download_timeout, validate_hash, keep_zip.
 
@@ -59,15 +61,20 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         tokens: str = "tokens",
         tokens_dtype: str | None = None,
         labels: str | None = None,
+        labels_dtype: str | None = None,
         labels_shifted: bool | None = None,
         loss_mask: str | None = None,
+        loss_mask_dtype: str | None = None,
         **others: Any,
     ) -> None:
         if remote is None and local is None:
             raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
         _check_names(others)
         _check_weights(others)
-        _check_columns(tokens_dtype, labels, labels_shifted)
+        _check_dtypes(
+            tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
+        )
+        _check_columns(labels, labels_shifted)
         remote = _plain_path(None if remote is None else os.fspath(remote))
         self.remote = remote
         self.split = split or ""
@@ -82,8 +89,10 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.tokens = tokens
         self.tokens_dtype = tokens_dtype
         self.labels = labels
+        self.labels_dtype = labels_dtype
         self.labels_shifted = labels_shifted
         self.loss_mask = loss_mask
+        self.loss_mask_dtype = loss_mask_dtype
 
 
 def _check_names(others: dict[str, Any]) -> None:
@@ -111,14 +120,15 @@ def _check_weights(others: dict[str, Any]) -> None:
             raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
 
 
-def _check_columns(
-    tokens_dtype: str | None, labels: str | None, labels_shifted: bool | None
-) -> None:
-    if tokens_dtype is not None and tokens_dtype not in DTYPES:
-        raise ConfigError(
-            f"tokens_dtype={tokens_dtype!r} is not one of {'|'.join(DTYPES)}"
-            f"{suggest(tokens_dtype, DTYPES)}"
-        )
+def _check_dtypes(**dtypes: str | None) -> None:
+    for option, dtype in dtypes.items():
+        if dtype is not None and dtype not in DTYPES:
+            raise ConfigError(
+                f"{option}={dtype!r} is not one of {'|'.join(DTYPES)}{suggest(dtype, DTYPES)}"
+            )
+
+
+def _check_columns(labels: str | None, labels_shifted: bool | None) -> None:
     if labels_shifted is not None and labels is None:
         raise ConfigError(
             f"labels_shifted={labels_shifted} speaks of a labels column, but labels=None; "

@@ -45,8 +45,8 @@ class RowFormat:
     text_field: str = "text"
     """Field of the text in JSONL rows."""
     tokens_field: str = DEFAULT_FIELD
-    """Field of the token ids in JSONL rows, without a tokenizer; as the default, "input_ids" is found
-    too. A row may also be the list of ids itself."""
+    """Field of the token ids in JSONL rows, without a tokenizer; as the default, "input_ids" is
+    found too. A row may also be the list of ids itself."""
     extra_fields: tuple[str, ...] = ()
     """Fields of more integers, one for each token id, such as a loss mask; each a column."""
 

@@ -79,7 +79,10 @@ class WriteOptions:
 
     def __post_init__(self) -> None:
         if self.num_processes is not None and self.num_processes < 1:
-            raise ConfigError(f"num_processes={self.num_processes} must be 1 or more")
+            raise ConfigError(
+                f"num_processes={self.num_processes} must be 1 or more; "
+                "leave it out for one process per core"
+            )
 
 
 def write_texts(
