@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from streampack.errors import ConfigError, DataError
@@ -317,3 +318,9 @@ def test_a_remote_stream_is_fetched_by_workers_that_find_it_missing(tmp_path):
     )
     loader = PackedDataLoader(dataset, num_workers=2)
     assert [show(batch) for batch in loader] == [show(batch) for batch in blueprint]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin for")
+def test_pinning_memory_without_a_gpu_does_nothing(written):
+    loader = PackedDataLoader(conformance.make(written), pin_memory=True)
+    assert not next(iter(loader))["tokens"].is_pinned()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from streampack.assemble import Batch
@@ -131,7 +132,7 @@ class PackedDataLoader:
         dataset: What to iterate.
         num_workers: Processes that read; 0 plans and reads in a thread of this process.
         prefetch_factor: Batches that are read ahead, per worker.
-        pin_memory: Put tensors into pinned memory, for quick copies to a GPU.
+        pin_memory: Put tensors into pinned memory, for quick copies to a GPU, if there is one.
         persistent_workers: Keep workers from one epoch to the next.
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
 
@@ -211,7 +212,7 @@ class PackedDataLoader:
             batches = iter(self._workers)
         else:
             batches = work_ahead(plans, self.dataset.reader(), self._ahead)
-            if self._pin_memory:
+            if self._pin_memory and torch.cuda.is_available():  # else there is nothing to pin for
                 batches = map(_pin, batches)
         try:
             for batch in batches:
