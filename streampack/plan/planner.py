@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streampack.errors import DataError, ResumeError
-from streampack.pack import fit_samples, make_packer
+from streampack.pack import count_long, fit_samples, make_packer
 from streampack.plan.arrivals import make_arrivals
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array, Packs, State
@@ -106,9 +106,7 @@ class ColumnPlanner:
 
     def _fit(self, rows: Int64Array) -> Int64Array:
         packing = self._recipe.packing
-        over = rows[rows[:, 3] > packing.max_seq_len, 0]
-        if len(over):
-            self.overlong += np.bincount(over, minlength=len(self.overlong))
+        self.overlong += count_long(rows, packing.max_seq_len, len(self.overlong))
         return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
 
     def _check_not_barren(self, rows: Int64Array, segments: Int64Array) -> None:
