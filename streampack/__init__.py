@@ -15,7 +15,13 @@ from __future__ import annotations
 from importlib import import_module
 
 from streampack.config import Buffers, Mixing, Order, Packing
-from streampack.errors import ConfigError, DataError, ResumeError, StreampackError
+from streampack.errors import (
+    ConfigError,
+    DataError,
+    ResumeError,
+    StreampackError,
+    WorkerError,
+)
 from streampack.world import World
 
 __all__ = [
@@ -32,6 +38,7 @@ __all__ = [
     "ResumeError",
     "Stream",
     "StreampackError",
+    "WorkerError",
     "World",
     "block_causal_mask",
 ]

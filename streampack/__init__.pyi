@@ -1,6 +1,12 @@
 from streampack.assemble import block_causal_mask
 from streampack.config import Buffers, Mixing, Order, Packing
-from streampack.errors import ConfigError, DataError, ResumeError, StreampackError
+from streampack.errors import (
+    ConfigError,
+    DataError,
+    ResumeError,
+    StreampackError,
+    WorkerError,
+)
 from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
 from streampack.streams import IterableStream, Stream
 from streampack.world import World
@@ -19,6 +25,7 @@ __all__ = [
     "ResumeError",
     "Stream",
     "StreampackError",
+    "WorkerError",
     "World",
     "block_causal_mask",
 ]

@@ -28,6 +28,7 @@ __all__ = [
     "Packing",
     "check_choice",
     "check_positive",
+    "parse_bytes",
     "parse_count",
     "read_integer",
 ]
@@ -41,6 +42,7 @@ SamplingMethod = Literal["balanced", "fixed"]
 EpochEnd = Literal["pad", "drop", "carry"]
 Arithmetic = Literal["exact", "mosaicml"]
 
+BYTE_SUFFIXES = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50, "b": 1}
 COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
@@ -117,6 +119,30 @@ def parse_count(name: str, value: object) -> int | None:
         except (OverflowError, ValueError):
             raise ConfigError(
                 f"{name}={value!r} is no number; write 10000, '10k', '1.5m' or '2b'"
+            ) from None
+    return check_positive(name, value)
+
+
+def parse_bytes(name: str, value: object) -> int | None:
+    """Read a number of bytes as MosaicML Streaming does: a number, or text such as "50gb".
+
+    A kb is 1,024 bytes, a gb 1,073,741,824.
+
+    Raises:
+        ConfigError: If it is no such number, or the number is below 1.
+
+    >>> parse_bytes("cache_limit", "1.5kb")
+    1536
+    """
+    if isinstance(value, str):
+        text = value.strip().lower()
+        suffix = next((suffix for suffix in BYTE_SUFFIXES if text.endswith(suffix)), "")
+        digits, factor = text.removesuffix(suffix), BYTE_SUFFIXES.get(suffix, 1)
+        try:
+            value = int(digits) * factor if digits.isdigit() else int(float(digits) * factor)
+        except (OverflowError, ValueError):
+            raise ConfigError(
+                f"{name}={value!r} is no number of bytes; write 500000000, '500mb' or '1.5gb'"
             ) from None
     return check_positive(name, value)
 
@@ -272,7 +298,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """How much may be resident at once: samples in the packers and packs not yet delivered.
+    """How much may be resident at once: samples in the packers, packs not yet delivered, shards.
 
     Raises:
         ConfigError: If a number is below 1; one that is too small for the packing is refused later,
@@ -285,6 +311,15 @@ class Buffers:
     """Bytes of finished batches per worker."""
     rank_tokens: int | None = None
     """Tokens per rank: the packers' buffers and the batches of all its workers."""
+    cache_limit: int | str | None = None
+    """Bytes per node of shards that were fetched or decompressed, all streams together; None: no
+    limit. "50gb" is understood (gb = 2**30); what is kept is an int."""
 
     def __post_init__(self) -> None:
         _keep_counts(self, "worker_tokens", "worker_bytes", "rank_tokens")
+        object.__setattr__(self, "cache_limit", parse_bytes("cache_limit", self.cache_limit))
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """The cache limit as a number."""
+        return parse_bytes("cache_limit", self.cache_limit)

@@ -4,8 +4,9 @@
 
     StreampackError
     ├── ConfigError   the arguments or the YAML: whoever wrote them
-    ├── DataError     the bytes at rest: whoever wrote the stream
-    └── ResumeError   a state and a dataset that do not belong together
+    ├── DataError     the bytes at rest, or the way to them: whoever keeps the stream
+    ├── ResumeError   a state and a dataset that do not belong together
+    └── WorkerError   a process that died: whoever runs the machine
 
 ``ConfigError`` is a ``ValueError`` too: pydantic, and callers who catch that, see it.
 """
@@ -15,7 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["ConfigError", "DataError", "ResumeError", "StreampackError", "suggest"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "ResumeError",
+    "StreampackError",
+    "WorkerError",
+    "suggest",
+]
 
 
 class StreampackError(Exception):
@@ -27,11 +35,46 @@ class ConfigError(StreampackError, ValueError):
 
 
 class DataError(StreampackError):
-    """A stream whose bytes are not what they should be; the text names stream, shard or sample."""
+    """A stream whose bytes cannot be had, or are not what they should be.
+
+    The text names stream, shard or sample. What else is known of a failed download is kept beside
+    it; all of that is None where nothing was downloaded.
+
+    Args:
+        message: What is wrong, the limit, and the way out.
+        uri: Where the object is.
+        shard: Its path under the stream's folder.
+        attempts: How often it was asked for.
+        elapsed_s: How long that took, in seconds.
+
+    >>> DataError("s3://bucket/shard.00000.mds: no answer", attempts=3, elapsed_s=180.0).attempts
+    3
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        uri: str | None = None,
+        shard: str | None = None,
+        attempts: int | None = None,
+        elapsed_s: float | None = None,
+    ) -> None:
+        # One positional argument: torch makes a worker's error anew from its text, and pickle
+        # restores the attributes on its own.
+        super().__init__(message)
+        self.uri = uri
+        self.shard = shard
+        self.attempts = attempts
+        self.elapsed_s = elapsed_s
 
 
 class ResumeError(StreampackError):
     """A state that does not belong to this dataset, or a position that nobody here can know."""
+
+
+class WorkerError(StreampackError):
+    """A worker process that died, or a thread's work that ended without a result."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

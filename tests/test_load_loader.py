@@ -185,8 +185,8 @@ def truncate_shard(written: Written, stream: int, shard: int) -> Path:
 )
 def test_a_truncated_shard_is_a_data_error_in_the_loop_at_once(tmp_path, loader):
     written = write(tmp_path)
-    path = truncate_shard(written, 1, 2)
     dataset = conformance.make(written)
+    path = truncate_shard(written, 1, 2)  # a shard that was short before would be refused above
     loaders = {
         "threads": lambda: PackedDataLoader(dataset),
         "workers": lambda: PackedDataLoader(dataset, num_workers=2),
@@ -207,7 +207,6 @@ def test_a_mended_shard_can_be_gone_on_with_from_the_last_batch(tmp_path, num_wo
     wanted = [show(batch) for batch in conformance.make(written)]
     path = written.paths[1] / "shard.00002.mds"
     whole = path.read_bytes()
-    truncate_shard(written, 1, 2)
     # Opened shards are kept by where they lie: a copy was never opened.
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -215,6 +214,7 @@ def test_a_mended_shard_can_be_gone_on_with_from_the_last_batch(tmp_path, num_wo
         own.rename(copy / own.name)
     moved = Written(paths=tuple(copy / p.name for p in written.paths), tokens=written.tokens)
     loader = PackedDataLoader(conformance.make(moved), num_workers=num_workers)
+    truncate_shard(moved, 1, 2)
     shown = []
     with pytest.raises(DataError, match=path.name):
         shown.extend(show(batch) for batch in loader)

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning import recipe
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
-from streampack.plan import Progress, Recipe, pack_state, run_shape, unpack_state
+from streampack.plan import (
+    DeviceView,
+    EpochSequence,
+    Progress,
+    Recipe,
+    pack_state,
+    run_shape,
+    saving_worker,
+    unpack_state,
+)
 
 DIGESTS = ["5f2c", "91aa"]
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
@@ -22,8 +34,17 @@ def make(**kwargs) -> Recipe:
     return recipe(LENGTHS, num_lanes=2, lane_run=4, global_batch_size=16, **kwargs)
 
 
+def snapshots_of(r: Recipe, epoch: int, num_batches: int = 1) -> list[dict]:
+    sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=epoch)
+    for _ in range(num_batches):
+        sequence.next()
+    snapshots = json.loads(json.dumps(sequence.snapshots()))
+    sequence.close()
+    return snapshots
+
+
 def state_of(r: Recipe, **kwargs) -> dict:
-    progress = Progress(epoch=3, position=48, snapshots=[{"lane": 0, "column": 0}])
+    progress = Progress(epoch=3, position=48, snapshots=snapshots_of(make(), 3))
     return {**json.loads(json.dumps(pack_state(r, DIGESTS, progress))), **kwargs}
 
 
@@ -32,7 +53,8 @@ def test_a_state_goes_through_json_and_comes_back_whole():
     progress = unpack_state(state, make(), DIGESTS)
 
     assert (progress.epoch, progress.position) == (3, 48)
-    assert progress.snapshots == [{"lane": 0, "column": 0}]
+    assert progress.snapshots == snapshots_of(make(), 3)
+    assert len(progress.snapshots) == 2
     assert run_shape(state) == (2, 4, 16)
 
 
@@ -45,7 +67,7 @@ def test_without_snapshots_it_is_small_and_goes_on_too():
 
 
 def test_packing_and_unpacking_change_neither_state_nor_progress():
-    progress = Progress(epoch=1, position=2, snapshots=[{"lane": 0, "column": 1}])
+    progress = Progress(epoch=1, position=2, snapshots=snapshots_of(make(), 1))
     state = pack_state(make(), DIGESTS, progress)
     before = copy.deepcopy((state, progress))
 
@@ -157,3 +179,106 @@ def test_the_fingerprint_names_no_paths_ranks_nodes_or_workers():
     text = json.dumps(state_of(make()))
 
     assert not any(word in text for word in ("rank", "node", "worker", "local", "remote", "/"))
+
+
+# Damaged and hostile states.
+
+HOSTILE = [None, True, -1, 0, 1, 2**31, 2**42 + 1, 2**63, 2**200, 1.5, float("nan"), float("inf")]
+HOSTILE += ["", "1", "x" * 10_000, b"1", [], [[]], {}, {"lane": 0}, object, {1, 2}, (1,)]
+HOSTILE += [np.arange(3), np.int64(3), [0] * 10_000, [[0] * 6], [["0"] * 6], [[2**70] * 6]]
+RECIPES = [
+    make(mixing=Mixing(batching_method=method, epoch_end=end, weight_unit=unit))
+    for method in ("random", "stratified")
+    for end in ("pad", "carry")
+    for unit in ("samples", "tokens")
+]
+SAVED = [
+    pack_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1)))
+    for r in RECIPES
+]
+
+
+def places(value: object, path: tuple = ()) -> list[tuple]:
+    """Every place in a state."""
+    if isinstance(value, dict):
+        inner = [place for key, own in value.items() for place in places(own, (*path, key))]
+    elif isinstance(value, list):
+        inner = [place for i, own in enumerate(value) for place in places(own, (*path, i))]
+    else:
+        inner = []
+    return [path, *inner] if path else inner
+
+
+def put(state: dict, path: tuple, value: object) -> None:
+    holder = state
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = copy.deepcopy(value)  # a second damage may lie inside of it
+
+
+@settings(max_examples=2000)
+@given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
+def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):
+    state = json.loads(json.dumps(SAVED[number]))
+    state["snapshots"] = json.loads(state["snapshots"])  # so that what is inside is damaged too
+    for _ in range(data.draw(st.integers(1, 2))):
+        found = places(state)
+        path = found[data.draw(st.integers(0, len(found) - 1))]
+        hostile = st.sampled_from(HOSTILE) | st.integers() | st.integers(0, 400)
+        put(state, path, data.draw(hostile))
+    with suppress(ResumeError):
+        first_batch(state, RECIPES[number])
+
+
+def first_batch(state: dict, r: Recipe) -> None:
+    num_lanes, lane_run, global_batch_size = run_shape(state)
+    r = replace(
+        r,
+        num_lanes=min(num_lanes, 8),  # more are slow, not wrong
+        lane_run=lane_run,
+        global_batch_size=min(global_batch_size, 4096),
+    )
+    saving_worker(state)
+    progress = unpack_state(state, r, DIGESTS)
+    if progress.epoch > 100 or progress.position > 1000:
+        return  # possible, and long to walk to
+    sequence = EpochSequence(
+        r,
+        DeviceView(batch_size=16),
+        epoch=progress.epoch,
+        position=progress.position,
+        snapshots=progress.snapshots,
+    )
+    batch = sequence.next()
+    sequence.close()
+    assert batch is None or batch.num_rows == 16
+
+
+@pytest.mark.parametrize("key", ["version", "epoch", "position", "num_lanes", "lane_run"])
+@pytest.mark.parametrize("value", [None, True, "1", 1.0, -1, 2**63, [1], {"a": 1}])
+def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
+    state = state_of(make(), **{key: value})
+
+    def load() -> None:
+        run_shape(state)
+        unpack_state(state, make(), DIGESTS)
+
+    with pytest.raises(ResumeError, match=rf"{key} "):
+        load()
+
+
+@pytest.mark.parametrize("state", [None, [], "state", 7, {}, {"version": 2}, {"version": True}])
+def test_what_is_no_state_of_this_version_is_refused(state):
+    with pytest.raises(ResumeError, match=r"version"):
+        run_shape(state)
+
+
+def test_a_snapshot_twice_or_of_another_lane_is_refused():
+    saved = state_of(make())
+    state = saved | {"snapshots": json.loads(saved["snapshots"]) * 2}
+    with pytest.raises(ResumeError, match=r"two are of lane 0, column 0"):
+        unpack_state(state, make(), DIGESTS)
+    state = saved | {"snapshots": json.loads(saved["snapshots"])}
+    state["snapshots"][0]["lane"] = 2
+    with pytest.raises(ResumeError, match=r"lane is 2, not an integer from 0 to 1"):
+        unpack_state(state, make(), DIGESTS)

@@ -90,7 +90,7 @@ def test_index_gives_first_samples_sizes_and_parts():
         (index_text(raw_data__basename=".streampack/x.lock"), r"basename is '.streampack"),
         (index_text(raw_data__basename=7), r"basename is 7"),
         (index_text(zip_data__basename="shard.00000.MDS"), "'shard.00000.MDS' is used twice"),
-        (index_text(compression=3), r"compression is 3, but must be a name or null"),
+        (index_text(compression=3), r"compression is 3, but a shard with zip_data is compressed"),
         (
             index_text(column_names="tokens"),
             r"shards\.0: .*, column_encodings and column_sizes must be lists, got .*; write",

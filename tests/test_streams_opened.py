@@ -12,7 +12,6 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.streams import Stream, mosaic, open_stream
-from streampack.streams.recent import RecentShards
 from tests import builders
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
@@ -279,28 +278,6 @@ def test_temporary_folder_is_used_again(tmp_path, monkeypatch):
         folders.append(stream.local)
     assert folders[0] == folders[1]
     assert Path(folders[0]).is_relative_to(tmp_path / "tmp")
-
-
-def test_recent_shards_let_the_oldest_used_go(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
-    opened = open_stream(Stream(local=str(path)), 0)
-    shards = [opened.open_shard(shard) for shard in range(4)]
-    counts = [len(shard.tokens.counts) for shard in shards]
-
-    recent = RecentShards(max_shards=2, max_samples=10**6)
-    recent.put(0, shards[0])
-    recent.put(1, shards[1])
-    assert recent.get(0) is shards[0]
-    recent.put(2, shards[2])
-    assert recent.get(1) is None
-    assert recent.get(0) is shards[0]
-    assert len(recent) == 2
-
-    small = RecentShards(max_shards=10, max_samples=counts[0] + counts[1])
-    for number, shard in enumerate(shards[:3]):
-        small.put(number, shard)
-    assert small.get(0) is None
-    assert small.get(2) is shards[2]
 
 
 def test_tokens_in_columns_of_two_names_are_refused(tmp_path):

@@ -3,35 +3,52 @@
 ::
 
     PATH/index.json, PATH/*/index.json  -->  a lengths.bin beside each
+    s3://bucket/stream/index.json       -->  s3://bucket/stream/lengths.bin, or --keep-local
 
-Cost: one reading of each stream; shards are decompressed in memory, one at a time. The room that
-writes is loaded at the first use of a name of it, so that the help page comes at once.
+Cost: one reading of each stream; shards are decompressed one at a time. The room that writes is
+loaded at the first use of a name of it, so that the help page comes at once.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from streampack import write as room
+from streampack.errors import ConfigError
 
 __all__ = ["index"]
 
 
 def index(
-    paths: Annotated[list[Path], Argument(help="Streams, or folders that hold streams.")],
+    paths: Annotated[
+        list[str], Argument(help="Folders that hold streams, or the URLs of remote streams.")
+    ],
     column: Annotated[
         str | None, Option(help="The token column; by default tokens or input_ids.")
     ] = None,
     tokens_dtype: Annotated[
         str | None, Option(help="Integer type of the ids in a column of bytes.")
     ] = None,
+    local: Annotated[
+        Path | None, Option(help="Folder to keep the shards of a remote stream in.")
+    ] = None,
+    keep_local: Annotated[
+        bool, Option("--keep-local", help="Keep the length file in --local; do not upload it.")
+    ] = False,
 ) -> None:
     """Write the length files of streams that have none."""
+    remotes = [path for path in paths if _is_in_a_store(path)]
+    if (local is not None or keep_local) and (len(remotes) != 1 or len(paths) != 1):
+        raise ConfigError(
+            f"--local={local}, --keep-local={keep_local}: are for one remote stream at a time, "
+            f"got {' '.join(paths)}; call index for each"
+        )
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written = []
@@ -39,9 +56,14 @@ def index(
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in paths:
-            written += room.write_lengths(
-                path, column, tokens_dtype, lambda n: bar.advance(task, n)
-            )
+            told = (column, tokens_dtype, lambda n: bar.advance(task, n))
+            if path in remotes:
+                written += [
+                    room.write_remote_lengths(path, *told, local=local, keep_local=keep_local)
+                ]
+            else:
+                folder = unquote(urlsplit(path).path) if path.startswith("file://") else path
+                written += room.write_lengths(Path(folder), *told)
     for each in written:
         console.print(
             f"{each.path}: {each.num_samples:,} samples, {each.num_tokens:,} tokens in "
@@ -49,3 +71,7 @@ def index(
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _is_in_a_store(path: str) -> bool:
+    return path.startswith("dbfs:/") or ("://" in path and not path.startswith("file://"))

@@ -13,9 +13,9 @@ Cost: reading each stream's index.json. No shard is touched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from streampack.config import Mixing, Order, Packing, parse_count
 from streampack.errors import ConfigError
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import PlanStream, Recipe
+from streampack.plan.recipe import MAX_PACKS
+from streampack.read import bring_all
 from streampack.streams import OpenStream
 from streampack.types import Int64Array
 from streampack.world import World
@@ -43,6 +45,10 @@ class Blueprint:
     order: Order
     batch_size: int
     world: World
+    cache_limit: int | None = None
+    """Bytes of fetched shards on this node; None: no limit."""
+    keeps_packed: tuple[bool, ...] = ()
+    """Of each stream, whether a fetched shard stays beside what was decompressed of it."""
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
@@ -73,6 +79,12 @@ class _Lengths:
     def __call__(self, shard: int) -> Int64Array:
         return self._of_shard(shard)
 
+    @property
+    def prepare(self) -> Callable[[Int64Array], None] | None:
+        """What fetches shards together whose lengths only they themselves can tell."""
+        is_lazy = self._stream.needs_fetch and not self._stream.has_length_file
+        return partial(bring_all, self._stream) if is_lazy else None
+
     def _read(self, shard: int) -> Int64Array:
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
         bos, eos = self._packing.bos_id, self._packing.eos_id
@@ -95,6 +107,10 @@ def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
 
 def _check_batches(blueprint: Blueprint, global_batch_size: int, num_lanes: int, run: int) -> None:
     batch_size, method = blueprint.batch_size, blueprint.mixing.batching_method
+    sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
+    for name, size in sizes.items():
+        if size > MAX_PACKS:
+            raise ConfigError(f"{name}={size} is more than {MAX_PACKS}, the most; lower it")
     if global_batch_size % batch_size:
         raise ConfigError(
             f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; "
@@ -148,16 +164,20 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
         arithmetic=mixing.arithmetic,
         seed=order.seed,
     )
+    lengths = [_Lengths(stream, packing) for stream in blueprint.streams]
     streams = tuple(
         PlanStream(
             name=name,
             first_sample=stream.first_sample,
             raw_bytes=stream.raw_bytes,
             num_tokens=total,
-            lengths_of=_Lengths(stream, packing),
+            lengths_of=lengths_of,
             quota=quota,
+            prepare=lengths_of.prepare,
         )
-        for name, stream, total, quota in zip(names, blueprint.streams, totals, quotas, strict=True)
+        for name, stream, total, lengths_of, quota in zip(
+            names, blueprint.streams, totals, lengths, quotas, strict=True
+        )
     )
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)

@@ -26,10 +26,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from streampack.assemble import Batch, make_batch
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
 from streampack.errors import ConfigError, ResumeError
-from streampack.load.arguments import check_batch_size, check_configs, check_streams
+from streampack.load.arguments import check_batch_size, check_configs
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
+from streampack.load.fetching import CacheNeeds, ReadAhead, cache_needs, make_fetcher
 from streampack.load.ledger import EpochLedger
+from streampack.load.sources import resolve_streams
 from streampack.plan import (
     DeviceBatch,
     DeviceView,
@@ -39,10 +41,11 @@ from streampack.plan import (
     count_packs,
     pack_state,
     run_shape,
+    saving_worker,
     unpack_state,
 )
-from streampack.read import Gatherer
-from streampack.streams import Stream, mosaic, open_stream
+from streampack.read import Gatherer, ShardFetcher
+from streampack.streams import open_streams
 from streampack.types import State
 from streampack.world import World
 
@@ -76,6 +79,9 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         remote: Instead of `streams`: where a single stream's shards come from.
         local: Instead of `streams`: where a single stream's shards lie or are kept.
         split: With `remote` or `local`: a subfolder of both.
+        stream_name: Instead of `streams`: a class in MosaicML's `streams_registry`, to make the
+            single stream of; "streampack" is `Stream`, "stream" MosaicML's own. None: `Stream`.
+        stream_config: More arguments of the single stream.
         packing: How samples share packs.
         mixing: How many of each stream, and in which batches.
         order: Which sample comes next.
@@ -99,6 +105,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         remote: str | None = None,
         local: str | None = None,
         split: str | None = None,
+        stream_name: str | None = None,
+        stream_config: Mapping[str, Any] | None = None,
         packing: Packing,
         mixing: Mixing | None = None,
         order: Order | None = None,
@@ -109,24 +117,21 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         super().__init__()
         check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
         batch_size = check_batch_size(batch_size)
-        if streams is not None and (remote is not None or local is not None):
-            raise ConfigError(
-                f"streams and remote={remote!r}, local={local!r} were passed; "
-                "remote and local stand for a single stream, so pass one or the other"
-            )
-        if streams is None:
-            streams = [Stream(remote=remote, local=local, split=split)]
-        check_streams(streams, mosaic.Stream)
+        place = {"remote": remote, "local": local, "split": split}
+        streams = resolve_streams(streams, place, stream_name, stream_config)
         self.buffers = buffers or Buffers()
         self._blueprint = Blueprint(
-            streams=tuple(open_stream(stream, number) for number, stream in enumerate(streams)),
+            streams=open_streams(streams, cache_limit=self.buffers.cache_bytes),
             packing=packing,
             mixing=mixing or Mixing(),
             order=order or Order(),
             batch_size=batch_size,
             world=world or World.from_env(os.environ),
+            cache_limit=self.buffers.cache_bytes,
+            keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
         )
         self._recipe = build_recipe(self._blueprint)
+        self._cache_needs: tuple[Recipe, CacheNeeds] | None = None
         self._ledger = EpochLedger()
         self._start = Progress()
         self._delivered: Progress | None = None
@@ -136,6 +141,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._num_iterations = 0
         self._next_epoch = 0  # when this process began to iterate, if it did
         batches_ahead(self.buffers, self.footprint(), 1)
+        self.fetcher()
 
     # What it is.
 
@@ -214,6 +220,25 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         packing = self._recipe.packing
         return BatchReader(
             gatherer=Gatherer(self._blueprint.streams, packing), positions=packing.positions
+        )
+
+    def fetcher(self, num_workers: int = 0, planner: int | None = None) -> ShardFetcher | None:
+        """Return what fetches ahead in a process that plans; None where nothing is to be fetched.
+
+        Args:
+            num_workers: Worker processes of this rank.
+            planner: Where each worker plans for itself, which one this is.
+
+        Raises:
+            ConfigError: If the cache limit cannot hold what this node reads at once.
+        """
+        if self._cache_needs is None or self._cache_needs[0] is not self._recipe:
+            self._cache_needs = (self._recipe, cache_needs(self._blueprint, self._recipe))
+        return make_fetcher(
+            self._blueprint,
+            self._cache_needs[1],
+            num_workers=num_workers,
+            planner=planner,
         )
 
     def begin(self, worker: int = 0, key: str | None = None) -> EpochSequence:
@@ -304,21 +329,27 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self, sequence: EpochSequence, worker: int, num_workers: int, *, in_worker: bool
     ) -> Iterator[Batch]:
         read = self.reader()
+        fetcher = self.fetcher(num_workers if in_worker else 0, worker if in_worker else None)
+        ahead = ReadAhead(fetcher, sequence)
         step = 0
         epoch, base = sequence.epoch, sequence.position
         window = self.batch_size * self.world.num_devices
         try:
+            ahead.look()
             while (plan := sequence.next(fetch=step % num_workers == worker)) is not None:
                 step += 1
-                if (step - 1) % num_workers != worker:
-                    continue
-                # In a worker: all rounds up to and with this one are done, as far as it knows.
-                rounds = -(-step // num_workers) * num_workers
-                position = base + rounds * window if in_worker else plan.position
-                batch = read(plan)
-                self._delivered = Progress(epoch=epoch, position=position)
-                yield batch
+                finished = ahead.look()
+                if (step - 1) % num_workers == worker:
+                    # In a worker: all rounds up to and with this one are done, as far as it knows.
+                    rounds = -(-step // num_workers) * num_workers
+                    position = base + rounds * window if in_worker else plan.position
+                    ahead.need_for(plan)
+                    batch = read(plan)
+                    self._delivered = Progress(epoch=epoch, position=position)
+                    yield batch
+                ahead.finish(finished)
         finally:
+            ahead.close()
             sequence.close()
         if not in_worker:
             self._delivered = Progress(epoch=epoch + 1)
@@ -380,9 +411,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         """
         shape = run_shape(state)
         self._check_shape(shape)
-        recipe = build_recipe(self._blueprint, shape)
+        try:
+            recipe = build_recipe(self._blueprint, shape)
+        except ConfigError as error:
+            raise ResumeError(f"the state does not fit this dataset: {error}") from error
         progress = unpack_state(state, recipe, self._digests)
-        info, saved_in = get_worker_info(), state.get("worker")
+        info, saved_in = get_worker_info(), saving_worker(state)
         if saved_in is not None and (info is None or saved_in != [info.id, info.num_workers]):
             here = [info.id, info.num_workers] if info else "the training process"
             raise ResumeError(

@@ -16,6 +16,7 @@ us.
 
 from __future__ import annotations
 
+import tempfile
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,14 +24,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from streampack.assemble import Batch
 from streampack.config import Packing, check_positive
 from streampack.errors import ConfigError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
-from streampack.load.dataset import BatchReader, PackedStreamingDataset
+from streampack.load.dataset import PackedStreamingDataset
+from streampack.load.fetching import NO_FETCHES, ReadAhead
 from streampack.load.tally import Tally
+from streampack.load.workers import (
+    ReadingWorkers,
+    WorkerOptions,
+    check_shared_memory,
+    check_socket_path,
+)
 from streampack.plan import DeviceBatch, EpochSequence, Progress
 from streampack.read.prefetch import work_ahead
 from streampack.types import Int64Array, State
@@ -69,13 +76,16 @@ class _Planned:
     """Of this iteration so far."""
     packer_tokens: int
     """The most that the packers held so far."""
+    finished: Int64Array | None
+    """Rows (stream, shard) that are finished with it."""
 
 
 class _Plans:
-    """The plans of one iteration, noted as they are asked for."""
+    """The plans of one iteration, noted as they are asked for, and followed by the read-ahead."""
 
-    def __init__(self, sequence: EpochSequence, packing: Packing) -> None:
+    def __init__(self, sequence: EpochSequence, packing: Packing, ahead: ReadAhead) -> None:
         self.sequence = sequence
+        self.ahead = ahead
         self._drops = packing.overflow == "drop"
         # What the epoch had lost before this iteration, where it goes on from a state.
         self._before = _Losses(dropped=sequence.overlong, substituted=sequence.substituted)
@@ -83,7 +93,9 @@ class _Plans:
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         sequence = self.sequence
+        self.ahead.look()
         while (batch := sequence.next()) is not None:
+            finished = self.ahead.look()
             after = Progress(
                 epoch=batch.epoch, position=batch.position, snapshots=sequence.snapshots()
             )
@@ -96,6 +108,7 @@ class _Plans:
                         substituted=sequence.substituted - self._before.substituted,
                     ),
                     packer_tokens=sequence.buffered_tokens,
+                    finished=finished,
                 )
             )
             yield batch
@@ -104,25 +117,6 @@ class _Plans:
         if not self._drops:
             return np.zeros_like(self._before.dropped)
         return self.sequence.overlong - self._before.dropped
-
-
-class _LatestPlans:
-    """What torch's DataLoader takes for its sampler: the plans of the iteration that begins."""
-
-    plans: _Plans | None = None
-
-    def __iter__(self) -> Iterator[DeviceBatch]:
-        return iter(self.plans or ())
-
-
-class _Reads(Dataset[Batch]):
-    """What workers run: a plan for an index, a batch for an item."""
-
-    def __init__(self, read: BatchReader) -> None:
-        self._read = read
-
-    def __getitem__(self, plan: Any) -> Batch:
-        return self._read(plan)
 
 
 class PackedDataLoader:
@@ -137,7 +131,8 @@ class PackedDataLoader:
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
 
     Raises:
-        ConfigError: If `dataset.buffers` cannot hold one batch a worker.
+        ConfigError: If `dataset.buffers` cannot hold one batch a worker, or shared memory cannot
+            hold what the workers hand over.
     """
 
     def __init__(
@@ -163,8 +158,7 @@ class PackedDataLoader:
         self._ahead = batches_ahead(
             dataset.buffers, dataset.footprint(num_workers), prefetch_factor
         )
-        self._sampler = _LatestPlans()
-        self._workers: DataLoader[Batch] | None = None
+        self._workers: ReadingWorkers | None = None
         self._pin_memory = pin_memory
         self._progress: Progress | None = None
         self._tally = Tally(dataset.recipe)
@@ -173,17 +167,32 @@ class PackedDataLoader:
         self._now = _Losses.none(len(dataset.stream_names))
         self._packer_tokens = 0
         self._most_waiting = 0
+        self._fetched: dict[str, Any] = dict.fromkeys(
+            NO_FETCHES, 0
+        )  # before the iteration under way
+        self._read_ahead: ReadAhead | None = None
+        dataset.fetcher(num_workers)  # refuses a cache limit that is too small
         if num_workers:
-            self._workers = DataLoader(
-                _Reads(dataset.reader()),
-                sampler=self._sampler,
-                batch_size=None,
-                num_workers=num_workers,
-                prefetch_factor=self._ahead,
-                pin_memory=pin_memory,
-                persistent_workers=persistent_workers,
-                multiprocessing_context=multiprocessing_context,
+            self._workers = self._start_workers(
+                WorkerOptions(
+                    num_workers=num_workers,
+                    prefetch_factor=self._ahead,
+                    pin_memory=pin_memory,
+                    persistent_workers=persistent_workers,
+                    multiprocessing_context=multiprocessing_context,
+                )
             )
+
+    def _start_workers(self, options: WorkerOptions) -> ReadingWorkers:
+        dataset, world = self.dataset, self.dataset.world
+        check_shared_memory(
+            dataset.footprint().batch_tokens,
+            # Each holds what it has read ahead, and one more is with the training loop.
+            options.num_workers * options.prefetch_factor + 1,
+            world.num_ranks // world.num_nodes,
+        )
+        check_socket_path(tempfile.gettempdir())
+        return ReadingWorkers(dataset.reader(), options)
 
     def __len__(self) -> int:
         """Return the batches of this rank in a whole epoch: the one under way, or the next."""
@@ -198,31 +207,43 @@ class PackedDataLoader:
         if self._progress is None:
             self._tally = Tally(recipe)
             self._before = _Losses.none(len(recipe.streams))
+            self._fetched = dict.fromkeys(NO_FETCHES, 0)
         else:
+            self._fetched = self._shards()
             self._before = self._before + self._now
         self._now = _Losses.none(len(recipe.streams))
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
-        return self._deliver(_Plans(sequence, recipe.packing))
+        self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
+        return self._deliver(_Plans(sequence, recipe.packing, self._read_ahead))
 
     def _deliver(self, plans: _Plans) -> Iterator[Batch]:
         sequence = plans.sequence
-        batches: Iterator[Batch]
-        if self._workers is not None:
-            self._sampler.plans = plans
-            batches = iter(self._workers)
-        else:
-            batches = work_ahead(plans, self.dataset.reader(), self._ahead)
-            if self._pin_memory and torch.cuda.is_available():  # else there is nothing to pin for
-                batches = map(_pin, batches)
         try:
-            for batch in batches:
-                self._note(plans.waiting.popleft(), len(plans.waiting))
+            for batch in self._read(plans):
+                planned = plans.waiting.popleft()
+                self._note(planned, len(plans.waiting))
                 yield batch
+                plans.ahead.finish(planned.finished)
+                plans.ahead.check()
             rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
             snapshots = sequence.snapshots() if rolls_on else []
             self._progress = Progress(epoch=sequence.epoch + 1, snapshots=snapshots)
         finally:
+            plans.ahead.close()
             sequence.close()
+
+    def _read(self, plans: _Plans) -> Iterator[Batch]:
+        if self._workers is not None:
+            return self._workers.batches(plans)
+        read = self.dataset.reader()
+
+        def read_here(plan: DeviceBatch) -> Batch:
+            plans.ahead.need_for(plan)
+            return read(plan)
+
+        batches = work_ahead(plans, read_here, self._ahead)
+        # Where there is no GPU there is nothing to pin for.
+        return map(_pin, batches) if self._pin_memory and torch.cuda.is_available() else batches
 
     def _note(self, planned: _Planned, num_waiting: int) -> None:
         self._progress = planned.after
@@ -251,7 +272,9 @@ class PackedDataLoader:
         """Return what this rank delivered since the loader was made or a state was loaded.
 
         Per stream: samples and tokens delivered, split, truncated, dropped, shares and target; and
-        packs, tokens, fill, slots served by another stream, high-water marks of the buffers.
+        packs, tokens, fill, slots served by another stream, high-water marks of the buffers, and
+        shards: fetched by this process (ahead of their need or for lengths), with their bytes;
+        waited for, and how long; the most bytes of shards that were here ahead of their end.
         Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
         by one rank.
         """
@@ -262,12 +285,19 @@ class PackedDataLoader:
         losses = self._before + self._now
         return self._tally.stats(losses.dropped.tolist()) | {
             "substituted": losses.substituted,
+            "shards": self._shards(),
             "buffers": {
                 "worker_tokens": per_worker + (0 if self.num_workers else packers),
                 "worker_bytes": per_worker * BYTES_PER_TOKEN,
                 "rank_tokens": waiting + packers,
             },
         }
+
+    def _shards(self) -> dict[str, Any]:
+        """Return what was fetched before, and in the iteration under way."""
+        before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}
+        counts = {key: value + now.get(key, 0) for key, value in before.items()}
+        return counts | {"ahead_bytes": max(before["ahead_bytes"], now.get("ahead_bytes", 0))}
 
 
 def _pin(batch: Batch) -> Batch:

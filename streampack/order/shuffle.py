@@ -104,6 +104,32 @@ class Passes:
             lengths=np.concatenate(lengths) if lengths else np.zeros(0, np.int64),
         )
 
+    def block_of(self, cursor: int) -> int:
+        """Return the number of the block that holds an element, counted over all passes."""
+        return self._place_of(cursor)[0]
+
+    def shards_in(self, number: int) -> Int64Array:
+        """Return the shards of a block in the order in which it goes through them, shape (n,)."""
+        return self._extents_of(number).shards
+
+    def most_bytes(self, shard_bytes: Int64Array, lookahead: int) -> int:
+        """Return what the shards take at most that are needed at once, in whichever pass.
+
+        Args:
+            shard_bytes: Bytes of each shard of the stream, shape (num_shards,).
+            lookahead: Samples that are planned and not yet delivered, beside two blocks.
+        """
+        window = 2 * self._block_size + lookahead
+        num_bytes = shard_bytes[self._extents.shards]
+        if window >= self.num_samples:
+            return int(num_bytes.sum())
+        # Whole shards inside the window, the heaviest first, and one that is cut at each end.
+        counts = self._extents.counts
+        order = np.argsort(-(num_bytes / counts), kind="stable")
+        starts = np.cumsum(counts[order]) - counts[order]
+        inside = num_bytes[order][starts < window].sum()
+        return int(min(inside + 2 * num_bytes.max(), num_bytes.sum()))
+
     def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens` tokens of the sequence.
 

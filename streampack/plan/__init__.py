@@ -1,9 +1,10 @@
 """Which segments lie in which pack: lanes, the sequence over all lanes, and the state of a run."""
 
+from streampack.plan.ahead import ShardNeeds
 from streampack.plan.ends import count_packs
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.sequence import DeviceBatch, DeviceView, EpochSequence
-from streampack.plan.state import Progress, pack_state, run_shape, unpack_state
+from streampack.plan.sequence import DeviceBatch, DeviceView, EpochSequence, touched_lanes
+from streampack.plan.state import Progress, pack_state, run_shape, saving_worker, unpack_state
 
 __all__ = [
     "DeviceBatch",
@@ -12,8 +13,11 @@ __all__ = [
     "PlanStream",
     "Progress",
     "Recipe",
+    "ShardNeeds",
     "count_packs",
     "pack_state",
     "run_shape",
+    "saving_worker",
+    "touched_lanes",
     "unpack_state",
 ]

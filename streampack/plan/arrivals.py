@@ -13,19 +13,20 @@ Each is a cursor or two over `LaneStream`s, so its state is a few integers. Rows
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from streampack.mix import scaled_shares
+from streampack.mix import parts, scaled_shares
 from streampack.order import Taken, draw_by_samples, draw_by_tokens
 from streampack.order.draw import CHUNK, TOKEN_SCALE
 from streampack.plan.recipe import LaneStream, Recipe
 from streampack.types import Int64Array
 
-__all__ = ["Arrivals", "make_arrivals"]
+__all__ = ["Arrivals", "Blocks", "make_arrivals"]
 
 LOOKAHEAD = 1024  # samples whose lengths the token draw can see, per stream
+Blocks: TypeAlias = dict[int, tuple[int, int]]
 NOTHING = Taken(
     passes=np.zeros(0, np.int64), samples=np.zeros(0, np.int64), lengths=np.zeros(0, np.int64)
 )
@@ -46,6 +47,11 @@ class Draw(Protocol):
         """Go to where `state` was taken."""
         ...
 
+    @property
+    def chosen(self) -> list[Chosen]:
+        """What it draws from."""
+        ...
+
 
 def _rows(number: int, taken: Taken) -> Int64Array:
     rows = np.empty((len(taken.samples), 4), np.int64)
@@ -63,26 +69,58 @@ class Chosen:
     """
 
     def __init__(self, lane_stream: LaneStream, recipe: Recipe, epoch: int) -> None:
-        self._lane_stream = lane_stream
+        self.lane_stream = lane_stream
         self._weigh = recipe.weigh
+        mixing = recipe.mixing
+        self._rolls_on = mixing.epoch_end == "carry" and mixing.sampling_method == "balanced"
         self._by_tokens = lane_stream.stream.quota.unit == "tokens"
         begin, self._end = lane_stream.range_of(epoch)
         self.cursor, self.offset = begin, 0
         if self._by_tokens:
             self.cursor, self.offset = lane_stream.find_tokens(begin, recipe.weigh)
+        self._begin = self.cursor
 
     @property
     def num_samples(self) -> int:
         """Samples left, where the quota counts samples."""
         return self._end - self.cursor
 
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """The shuffle block of the next sample (at the end: the last), and the last worth having.
+
+        None where nothing is taken. Further than one block ahead nobody need look.
+        """
+        if self.lane_stream.is_empty:
+            return None
+        is_used_up = (self.offset if self._by_tokens else self.cursor) >= self._end
+        if is_used_up and not self._rolls_on:
+            if self.cursor == self._begin:
+                return None
+            block = self.lane_stream.block_of(self.cursor - 1)
+            return block, block
+        block = self.lane_stream.block_of(self.cursor)
+        if self._by_tokens or self._rolls_on:
+            return block, block + 1
+        return block, min(block + 1, self.lane_stream.block_of(self._end - 1))
+
+    def go_to(self, cursor: int, offset: int) -> None:
+        """Go to a place that was saved.
+
+        Raises:
+            ValueError: If the epoch takes nothing there.
+        """
+        if cursor < self._begin or (not self._by_tokens and cursor > max(self._end, self._begin)):
+            raise ValueError(f"cursor {cursor} lies outside of what epochs take of the stream")
+        self.cursor, self.offset = cursor, offset
+
     def peek(self, count: int) -> Taken:
         """Return the next samples, up to `count`; fewer only where the epoch takes no more."""
-        if self._lane_stream.is_empty:
+        if self.lane_stream.is_empty:
             return NOTHING
         if not self._by_tokens:
-            return self._lane_stream.take(self.cursor, min(count, self._end - self.cursor))
-        taken = self._lane_stream.take(self.cursor, count if self.offset < self._end else 0)
+            return self.lane_stream.take(self.cursor, min(count, self._end - self.cursor))
+        taken = self.lane_stream.take(self.cursor, count if self.offset < self._end else 0)
         weights = self._weigh(taken.lengths)
         starts = self.offset + np.cumsum(weights) - weights
         kept = int(np.searchsorted(starts, self._end, side="left"))
@@ -103,6 +141,7 @@ class StreamDraw:
     def __init__(self, number: int, chosen: Chosen) -> None:
         self._number = number
         self._chosen = chosen
+        self.chosen = [chosen]
 
     def next(self) -> Int64Array:
         """Return the next rows; see `Draw`."""
@@ -116,14 +155,15 @@ class StreamDraw:
 
     def restore(self, state: list[int]) -> None:
         """Go to where `state` was taken."""
-        self._chosen.cursor, self._chosen.offset = state
+        cursor, offset = state
+        self._chosen.go_to(cursor, offset)
 
 
 class SampleDraw:
     """The samples of all streams, mixed so that the counts are exact over the epoch."""
 
     def __init__(self, recipe: Recipe, chosen: list[Chosen], place: tuple[int | str, ...]) -> None:
-        self._chosen = chosen
+        self.chosen = chosen
         self._quotas = [part.num_samples for part in chosen]
         self._starts = [part.cursor for part in chosen]
         self._seed = recipe.order.seed
@@ -134,37 +174,41 @@ class SampleDraw:
         """Return the rows of the next chunk of draws; see `Draw`."""
         draws = draw_by_samples(self._quotas, self._chunk, self._seed, self._place)
         rows = np.empty((len(draws), 4), np.int64)
-        for number, count in enumerate(np.bincount(draws, minlength=len(self._chosen)).tolist()):
+        for number, count in enumerate(np.bincount(draws, minlength=len(self.chosen)).tolist()):
             if count:
-                taken = self._chosen[number].peek(count)
-                self._chosen[number].skip(taken)
+                taken = self.chosen[number].peek(count)
+                self.chosen[number].skip(taken)
                 rows[draws == number] = _rows(number, taken)
         self._chunk += 1
         return rows
 
     def state(self) -> list[int]:
         """Return the next chunk and the cursors."""
-        return [self._chunk, *(part.cursor for part in self._chosen)]
+        return [self._chunk, *(part.cursor for part in self.chosen)]
 
     def restore(self, state: list[int]) -> None:
         """Go to where `state` was taken."""
-        self._chunk = state[0]
-        for part, cursor in zip(self._chosen, state[1:], strict=True):
-            part.cursor = cursor
+        self._chunk, *cursors = state
+        drawn = parts(min(self._chunk * CHUNK, sum(self._quotas)), self._quotas)
+        expected = [start + count for start, count in zip(self._starts, drawn, strict=True)]
+        if cursors != expected:
+            raise ValueError(f"cursors {cursors} are not those of chunk {self._chunk}: {expected}")
+        for part, cursor in zip(self.chosen, cursors, strict=True):
+            part.go_to(cursor, 0)
 
 
 class TokenDraw:
     """The samples of all streams, mixed by running token deficit."""
 
     def __init__(self, recipe: Recipe, chosen: list[Chosen], weights: list[int]) -> None:
-        self._chosen = chosen
+        self.chosen = chosen
         self._weigh = recipe.weigh
         self._shares = scaled_shares(weights, TOKEN_SCALE)
         self._deficits = np.zeros(len(chosen), np.int64)
 
     def next(self) -> Int64Array:
         """Return the rows of the next draws; see `Draw`."""
-        taken = [part.peek(LOOKAHEAD) for part in self._chosen]
+        taken = [part.peek(LOOKAHEAD) for part in self.chosen]
         counts = np.array([len(part.samples) for part in taken])
         ends = np.cumsum(counts)
         nexts = ends - counts
@@ -187,21 +231,21 @@ class TokenDraw:
                 samples=part.samples[:count],
                 lengths=part.lengths[:count],
             )
-            self._chosen[number].skip(used)
+            self.chosen[number].skip(used)
             rows[draws == number] = _rows(number, used)
         return rows
 
     def state(self) -> list[int]:
         """Return deficits, cursors and offsets."""
-        cursors = [value for part in self._chosen for value in (part.cursor, part.offset)]
+        cursors = [value for part in self.chosen for value in (part.cursor, part.offset)]
         return [*self._deficits.tolist(), *cursors]
 
     def restore(self, state: list[int]) -> None:
         """Go to where `state` was taken."""
-        num = len(self._chosen)
+        num = len(self.chosen)
         self._deficits = np.array(state[:num], np.int64)
-        for i, part in enumerate(self._chosen):
-            part.cursor, part.offset = state[num + 2 * i : num + 2 * i + 2]
+        for i, part in enumerate(self.chosen):
+            part.go_to(*state[num + 2 * i : num + 2 * i + 2])
 
 
 class Arrivals:
@@ -221,6 +265,16 @@ class Arrivals:
             self._draw = self._make(self._epoch)
             rows = self._draw.next()
         return rows
+
+    def blocks(self) -> Blocks:
+        """Return where it stands: of each stream with more to come, its `Chosen.blocks`."""
+        found = {part.lane_stream.number: part.blocks for part in self._draw.chosen}
+        return {stream: blocks for stream, blocks in found.items() if blocks is not None}
+
+    def shards_in(self, stream: int, block: int) -> Int64Array:
+        """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
+        parts = (part.lane_stream for part in self._draw.chosen)
+        return next(part.shards_in(block) for part in parts if part.number == stream)
 
     def state(self) -> list[int]:
         """Return the epoch and the draw's integers."""

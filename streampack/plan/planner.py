@@ -22,9 +22,9 @@ import numpy as np
 
 from streampack.errors import DataError, ResumeError
 from streampack.pack import count_long, fit_samples, make_packer
-from streampack.plan.arrivals import make_arrivals
+from streampack.plan.arrivals import Blocks, make_arrivals
 from streampack.plan.recipe import Recipe
-from streampack.types import Int64Array, Packs, State
+from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 
 __all__ = ["ColumnPlanner"]
 
@@ -39,6 +39,8 @@ class _Snapshot:
     packer: State
     overlong: list[int]
     """Samples over max_seq_len met before it, per stream."""
+    blocks: Blocks
+    """Shuffle blocks where the arrivals stood."""
 
 
 class ColumnPlanner:
@@ -61,6 +63,7 @@ class ColumnPlanner:
         self._first = 0
         self._snapshots: deque[_Snapshot] = deque()
         self.is_complete = False
+        self.num_moves = 0
         self.overlong = np.zeros(len(recipe.streams), np.int64)
 
     @property
@@ -88,8 +91,10 @@ class ColumnPlanner:
                 arrivals=self._arrivals.state(),
                 packer=self._packer.state_dict(),
                 overlong=self.overlong.tolist(),
+                blocks=self._arrivals.blocks(),
             )
         )
+        self.num_moves += 1
         rows = self._arrivals.next()
         if len(rows):
             segments = self._fit(rows)
@@ -155,6 +160,31 @@ class ColumnPlanner:
             self._first = number
         while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
             self._snapshots.popleft()
+            self.num_moves += 1
+
+    def blocks(self) -> dict[int, list[int]]:
+        """Return, per stream, the shuffle blocks of what is not released and of what comes next.
+
+        They change only where `num_moves` does.
+        """
+        now = self._arrivals.blocks()
+        then = self._snapshots[0].blocks if self._snapshots else now
+        blocks = {}
+        for stream, (block, last) in now.items():
+            first = then.get(stream, (block, block))[0]
+            # A fixed order that rolls on begins again: then what lies between is not needed.
+            middle = range(first, block) if first <= block else (first,)
+            blocks[stream] = [*middle, *range(block, last + 1)]
+        return blocks
+
+    def shards_in(self, stream: int, block: int) -> Int64Array:
+        """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
+        return self._arrivals.shards_in(stream, block)
+
+    def held(self) -> Int64Array:
+        """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
+        packer = self._snapshots[0].packer if self._snapshots else self._packer.state_dict()
+        return np.array(packer["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
 
     def snapshot(self, number: int) -> list[State]:
         """Return what `restore` needs to plan on from at or before pack `number`, integers only."""
@@ -180,7 +210,7 @@ class ColumnPlanner:
             self._arrivals.restore([int(value) for value in state["arrivals"]])
             self._packer.load_state_dict(state["packer"])
             self.overlong = np.array(state["overlong"], np.int64).reshape(self.overlong.shape)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ResumeError(
                 f"one of the state's snapshots is damaged ({type(error).__name__}: {error}); "
                 "take 'snapshots' out of the state: they are only a speed-up"

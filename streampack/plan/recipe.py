@@ -19,11 +19,13 @@ import numpy as np
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, parts
 from streampack.order import Extents, Passes, Taken, deal
+from streampack.order.draw import CHUNK
 from streampack.order.shuffle import SHUFFLE_BLOCK_SIZE
 from streampack.types import Int64Array
 
-__all__ = ["MIN_SAMPLES_PER_LANE", "LaneStream", "PlanStream", "Recipe"]
+__all__ = ["MAX_PACKS", "MIN_SAMPLES_PER_LANE", "LaneStream", "PlanStream", "Recipe"]
 
+MAX_PACKS = 1 << 20  # in a global batch or a lane's run, and as many lanes
 MIN_SAMPLES_PER_LANE = 100  # a smaller stream is shared by all lanes
 
 
@@ -43,6 +45,8 @@ class PlanStream:
     """Tokens of each sample of a shard, with those that bos_id and eos_id add."""
     quota: Quota
     """What an epoch takes."""
+    prepare: Callable[[Int64Array], None] | None = None
+    """Called with the shards of a block whose lengths are asked for next; None: all are known."""
 
     @property
     def num_samples(self) -> int:
@@ -72,12 +76,14 @@ class LaneStream:
         self, recipe: Recipe, number: int, extents: Extents, lane: int, shares: Int64Array | None
     ) -> None:
         self.stream = recipe.streams[number]
+        self.number = number
         self._lane = lane
         self._shares = shares
         self._num_lanes = recipe.num_lanes
         self._fixed = recipe.mixing.sampling_method == "fixed"
         self._drops = recipe.packing.overflow == "drop"
         self._passes: Passes | None = None
+        self._prepared = -1
         if extents.num_samples:
             self._passes = Passes(
                 extents,
@@ -93,6 +99,26 @@ class LaneStream:
     def is_empty(self) -> bool:
         """Whether the lane holds no sample of the stream."""
         return self._passes is None
+
+    def block_of(self, cursor: int) -> int:
+        """Return the number of the shuffle block that holds an element; -1 in an empty lane."""
+        if self._passes is None:
+            return -1
+        if self._shares is None:
+            cursor = self._lane + cursor * self._num_lanes
+        return self._passes.block_of(cursor)
+
+    def shards_in(self, block: int) -> Int64Array:
+        """Return the shards of a shuffle block in order, shape (n,)."""
+        return np.zeros(0, np.int64) if self._passes is None else self._passes.shards_in(block)
+
+    def most_bytes(self, shard_bytes: Int64Array) -> int:
+        """Return what the shards that are needed at once take at most.
+
+        These are two neighbouring blocks', and the samples of the chunk that is being delivered
+        and of the one that is being planned.
+        """
+        return 0 if self._passes is None else self._passes.most_bytes(shard_bytes, 2 * CHUNK)
 
     def range_of(self, epoch: int) -> tuple[int, int]:
         """Return where the epoch begins and ends in this lane's sequence, in the quota's unit."""
@@ -115,6 +141,8 @@ class LaneStream:
         """Return elements `cursor` ... of this lane's sequence."""
         if self._passes is None:
             raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
+        if self.stream.prepare is not None and count > 0:
+            self._prepare(self.stream.prepare, self.block_of(cursor + count - 1))
         if self._shares is not None:
             return self._passes.take(cursor, count)
         if count <= 0:
@@ -127,6 +155,12 @@ class LaneStream:
             samples=every.samples[::step],
             lengths=every.lengths[::step],
         )
+
+    def _prepare(self, prepare: Callable[[Int64Array], None], block: int) -> None:
+        """Ask for the shards of a block together, before their lengths are asked for one by one."""
+        if block != self._prepared:
+            prepare(self.shards_in(block))
+            self._prepared = block
 
     def find_tokens(
         self, tokens: int, weigh: Callable[[Int64Array], Int64Array]

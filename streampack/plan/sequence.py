@@ -22,13 +22,14 @@ from itertools import pairwise
 import numpy as np
 
 from streampack.errors import ResumeError
+from streampack.plan.ahead import ShardNeeds, ShardWatch
 from streampack.plan.ends import ColumnEnds
 from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
 from streampack.plan.walk import ENDLESS, Walk
 from streampack.types import Int64Array, Packs, State
 
-__all__ = ["DeviceBatch", "DeviceView", "EpochSequence"]
+__all__ = ["DeviceBatch", "DeviceView", "EpochSequence", "touched_lanes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,20 @@ class DeviceBatch:
     """Packs of the epoch delivered over all ranks once this step is done."""
 
 
+def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0) -> set[int]:
+    """Return the lanes of a device's slots from a position on, while no lane is dry."""
+    lanes, run = recipe.num_lanes, recipe.lane_run
+    # Its batches begin at first + n * window, and what counts is where that is in a cycle of lanes.
+    first, spacing = view.first_slot(position), math.gcd(lanes * run, view.window)
+    if spacing <= run:
+        return set(range(lanes))
+    return {
+        number % lanes
+        for start in range(first % spacing, lanes * run, spacing)
+        for number in range(start // run, (start + view.batch_size - 1) // run + 1)
+    }
+
+
 def _expected_packs(recipe: Recipe) -> Int64Array:
     """Return the packs that each column should have in an epoch, shape (num_lanes, num_columns)."""
     per_lane = recipe.num_lanes * recipe.packing.max_seq_len
@@ -113,8 +128,9 @@ class EpochSequence:
         self._total: int | None = None
         self._planners: dict[tuple[int, int], ColumnPlanner] = {}
         self._ends = ColumnEnds(recipe, epoch)
+        self._watch = ShardWatch(recipe)
         self._is_carry = recipe.mixing.epoch_end == "carry"
-        self._own_lanes = self._touched_lanes(position)
+        self._own_lanes = touched_lanes(recipe, view, position)
         self._snapshots = {(s["lane"], s["column"]): s for s in snapshots or []}
         expected = _expected_packs(recipe)
         served = np.zeros_like(expected)
@@ -215,6 +231,19 @@ class EpochSequence:
             for snapshot in planner.snapshot(int(self._passed[lane, column]))
         ]
 
+    def shards_ahead(self) -> ShardNeeds | None:
+        """Return which shards this device's lanes need, and which they have finished since asked.
+
+        None where nothing changed. What is finished is so once the batches are delivered that
+        `next` returned up to now; another device of these lanes may need it a little longer.
+        """
+        if self._is_carry and not self._watch.has_looked:
+            # Lanes that are planned again from the run's start need nothing of what lies behind.
+            for (lane, column), planner in self._planners.items():
+                passed = int(self._passed[lane, column])
+                planner.know(passed - 1, keep=passed)
+        return self._watch.look(self._planners.values())
+
     def close(self) -> None:
         """End the thread that looks for lane ends, if there is one."""
         self._ends.close()
@@ -233,28 +262,19 @@ class EpochSequence:
                     "the state unchanged, or take 'snapshots' out of it: they are only a speed-up"
                 )
 
-    def _touched_lanes(self, position: int) -> set[int]:
-        """Return the lanes of this device's slots while no lane is dry."""
-        view, lanes, run = self._view, self._recipe.num_lanes, self._recipe.lane_run
-        first = view.first_slot(position)
-        period = math.lcm(lanes * run, view.window)
-        slots = [
-            np.arange(start, start + view.batch_size)
-            for start in range(first, first + period, view.window)
-        ]
-        return set((np.concatenate(slots) // run % lanes).tolist())
-
     def _packs_before(self, epoch: int, expected: Int64Array) -> Int64Array:
         """Return the packs that epochs before this one took of each column (carry)."""
         served = np.zeros_like(expected)
-        for earlier in range(epoch):
+        # Where packs mix streams nothing is scheduled, so every epoch takes the same of each lane.
+        is_same = self._recipe.is_mixed
+        for earlier in range(min(epoch, 1) if is_same else epoch):
             walk = Walk(self._recipe, earlier, served, expected, self._learn)
             walk.known[:] = ENDLESS
             self._close_empty(walk)
             for _ in range(0, self._recipe.packs_per_carry_epoch, self._recipe.global_batch_size):
                 walk.next_batch(self._recipe.global_batch_size)
             served = walk.served
-        return served
+        return served * epoch if is_same else served
 
     def _close_empty(self, walk: Walk) -> None:
         """Tell a carrying walk which columns hold nothing, ever."""

@@ -5,25 +5,37 @@
     {"version": 1, "epoch": 0, "position": 4096,
      "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
      "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   must fit, every field
-     "snapshots": [...]}                                                    a speed-up, may lack
+     "snapshots": "[...]"}                                                  a speed-up, may lack
 
 All of it is JSON. The position counts packs over all ranks, so the state is the same on every rank
-and says nothing of ranks, nodes or workers.
+and says nothing of ranks, nodes or workers. Snapshots are JSON in one text: torch's distributed
+checkpoints load what has as many entries as it had when it was saved, and lanes come and go.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streampack.errors import ResumeError
-from streampack.plan.recipe import Recipe
+from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
-__all__ = ["STATE_VERSION", "Progress", "fingerprint", "pack_state", "run_shape", "unpack_state"]
+__all__ = [
+    "STATE_VERSION",
+    "Progress",
+    "fingerprint",
+    "pack_state",
+    "run_shape",
+    "saving_worker",
+    "unpack_state",
+]
 
 STATE_VERSION = 1
+MAX_EPOCH = 10**6  # of a run; with epoch_end="carry" those before are walked over
 # What does not change which segments lie in which pack is not part of the fingerprint.
 NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size"}
 
@@ -75,16 +87,16 @@ def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> St
         "lane_run": recipe.lane_run,
         "global_batch_size": recipe.global_batch_size,
         "fingerprint": fingerprint(recipe, digests),
-        "snapshots": progress.snapshots,
+        "snapshots": json.dumps(progress.snapshots, separators=(",", ":")),
     }
 
 
-def _integer(state: State, key: str, least: int) -> int:
+def _integer(state: State, key: str, least: int, most: int) -> int:
     value = state.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if type(value) is not int or not least <= value <= most:
         raise ResumeError(
-            f"the state's {key} is {value!r}, not an integer of at least {least}; "
-            "load what state_dict() or state_after(batch) returned, unchanged"
+            f"the state's {key} is {value!r:.80}, not an integer of at least {least} and at most "
+            f"{most}; load what state_dict() or state_after(batch) returned, unchanged"
         )
     return value
 
@@ -104,16 +116,25 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
         )
     own = fingerprint(recipe, digests)
     for key, value in own.items():
-        if saved.get(key) != value:
+        if _as_text(saved.get(key)) != _as_text(value):
             raise ResumeError(
-                f"the state was saved with {key}={saved.get(key)!r}, but this dataset has "
+                f"the state was saved with {key}={saved.get(key)!r:.400}, but this dataset has "
                 f"{key}={value!r}; {_way_out(key, saved.get(key), value, recipe)}"
             )
+    epoch = _integer(state, "epoch", 0, MAX_EPOCH)
     return Progress(
-        epoch=_integer(state, "epoch", 0),
-        position=_integer(state, "position", 0),
-        snapshots=_snapshots(state),
+        epoch=epoch,
+        position=_integer(state, "position", 0, MAX_INTEGER),
+        snapshots=check_snapshots(state.get("snapshots"), recipe, epoch),
     )
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as text that is equal for equal JSON; what is no JSON equals nothing."""
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"no JSON: {type(error).__name__}"
 
 
 def _way_out(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
@@ -136,19 +157,6 @@ def _way_out(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
     return "resume with the saved value, or start anew without the state"
 
 
-def _snapshots(state: State) -> list[State]:
-    """Return the snapshots of a state; what they hold is checked where it is used."""
-    snapshots = state.get("snapshots") or []
-    if not isinstance(snapshots, list) or not all(
-        isinstance(each, dict) and {"lane", "column"} <= each.keys() for each in snapshots
-    ):
-        raise ResumeError(
-            f"the state's snapshots are {snapshots!r:.80}, not a list of what was saved; "
-            "take 'snapshots' out of the state: they are only a speed-up"
-        )
-    return snapshots
-
-
 def check_version(state: State) -> None:
     """Refuse a state of another format.
 
@@ -156,9 +164,9 @@ def check_version(state: State) -> None:
         ResumeError: Naming both versions.
     """
     version = state.get("version") if isinstance(state, dict) else None
-    if version != STATE_VERSION:
+    if type(version) is not int or version != STATE_VERSION:
         raise ResumeError(
-            f"the state has version {version!r}, this release reads {STATE_VERSION}; "
+            f"the state has version {version!r:.80}, this release reads {STATE_VERSION}; "
             "load what state_dict() or state_after(batch) returned, with the release that saved it"
         )
 
@@ -171,7 +179,25 @@ def run_shape(state: State) -> tuple[int, int, int]:
     """
     check_version(state)
     return (
-        _integer(state, "num_lanes", 1),
-        _integer(state, "lane_run", 1),
-        _integer(state, "global_batch_size", 1),
+        _integer(state, "num_lanes", 1, MAX_PACKS),
+        _integer(state, "lane_run", 1, MAX_PACKS),
+        _integer(state, "global_batch_size", 1, MAX_PACKS),
     )
+
+
+def saving_worker(state: State) -> list[int] | None:
+    """Return [worker, workers] where a worker of another loader saved the state; None elsewhere.
+
+    Raises:
+        ResumeError: If that is no pair of integers.
+    """
+    saved_in = state.get("worker")
+    if saved_in is None:
+        return None
+    is_pair = isinstance(saved_in, list | tuple) and len(saved_in) == 2
+    if not is_pair or not all(type(each) is int for each in saved_in):
+        raise ResumeError(
+            f"the state's worker is {saved_in!r:.80}, not [worker, workers]; load what "
+            "state_dict() returned, unchanged"
+        )
+    return list(saved_in)

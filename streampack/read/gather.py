@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,7 @@ class _Held:
     arrays: tuple[OpenShard | Int64Array, ...]
     has_labels: bool
     place: Int64Array
+    is_gone: Callable[[], bool] | None
 
 
 class _OpenShards:
@@ -93,10 +94,18 @@ class _OpenShards:
                 self._held[shard] = held
                 self._table[shard] = held.place
                 self._num_samples += int(held.place[kernels.COUNT])
+        if opened:
+            self._let_go_of_removed(wanted)
         for shard in list(self._held):
             if len(self._held) <= MAX_OPEN_SHARDS and self._num_samples <= MAX_OPEN_SAMPLES:
                 return
             if shard not in wanted:
+                self._num_samples -= int(self._held.pop(shard).place[kernels.COUNT])
+
+    def _let_go_of_removed(self, wanted: set[int]) -> None:
+        # A file that was removed to make room takes it until nobody maps it any more.
+        for shard, held in list(self._held.items()):
+            if shard not in wanted and held.is_gone is not None and held.is_gone():
                 self._num_samples -= int(self._held.pop(shard).place[kernels.COUNT])
 
     def _open(self, number: int) -> _Held:
@@ -120,7 +129,7 @@ class _OpenShards:
         if shard.labels is not None:
             place[kernels.SHIFTED] = self._is_shifted(stream_number)
         has_labels = shard.labels is not None or shard.loss_mask is not None
-        return _Held(arrays=arrays, has_labels=has_labels, place=place)
+        return _Held(arrays=arrays, has_labels=has_labels, place=place, is_gone=shard.is_gone)
 
     def _is_shifted(self, number: int) -> bool:
         stream = self._streams[number]

@@ -15,12 +15,17 @@ Cost: one hand-over an item, about 20 us. Memory: `depth` results.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from streampack.errors import WorkerError
+
 __all__ = ["work_ahead"]
+
+ALIVE_S = 5.0  # how often whoever waits looks whether somebody works
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,6 +50,24 @@ class _Maker(Generic[Item, Result]):
     def give_back(self) -> None:
         """Make room for one more result."""
         self._room.put(None)
+
+    def wait(self) -> tuple[Result | None, BaseException | None]:
+        """Wait for what is made next, as long as the thread lives.
+
+        Raises:
+            WorkerError: If it ended without a word, as in a child that was forked meanwhile.
+        """
+        while True:
+            # Asked before the wait: what a thread says last is there once it is gone.
+            is_alive = self.thread.is_alive()
+            try:
+                return self.made.get(timeout=ALIVE_S if is_alive else 0)
+            except queue.Empty:
+                if not is_alive:
+                    raise WorkerError(
+                        f"the thread {self.thread.name!r} of process {os.getpid()} is gone and "
+                        "left no result; iterate in the process that began the iteration"
+                    ) from None
 
     def leave(self) -> None:
         """End the thread, whatever it does."""
@@ -85,7 +108,7 @@ def work_ahead(
     maker.thread.start()
     try:
         while True:
-            result, failure = maker.made.get()
+            result, failure = maker.wait()
             if failure is not None:
                 raise failure
             if result is None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import DataError
+from streampack.streams import mosaic
 from streampack.types import Int64Array
 
 __all__ = ["Layout", "MdsIndex", "Part", "Shard", "parse_index"]
@@ -172,9 +173,7 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
     packed = None
     if entry.get("zip_data") is not None:
         packed = _parse_part(entry["zip_data"], f"{where}.zip_data")
-    compression = entry.get("compression")
-    if compression is not None and not isinstance(compression, str):
-        raise DataError(f"{where}.compression is {_short(compression)}, but must be a name or null")
+    compression = _parse_compression(entry, where) if packed is not None else None
     num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
     # A shard holds its sample count, its offsets, and the fixed bytes of every sample.
     least = 8 + num_samples * (4 + layout.fixed_bytes)
@@ -190,6 +189,18 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
         compression=compression,
         layout=known.setdefault(layout, layout),
     )
+
+
+def _parse_compression(entry: dict[str, Any], where: str) -> str:
+    compression = entry.get("compression")
+    known = mosaic.get_compressions()
+    if not isinstance(compression, str) or compression not in known:
+        families = sorted({name.split(":")[0] for name in known})
+        raise DataError(
+            f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
+            f"compressed with one of {', '.join(families)}; write the stream anew"
+        )
+    return compression
 
 
 def _parse_size(value: Any, where: str) -> int:

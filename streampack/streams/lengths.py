@@ -62,7 +62,7 @@ def index_digest(text: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFile:
-    """An opened length file; its arrays are mapped whenever they are asked for."""
+    """An opened length file; its arrays are read whenever they are asked for."""
 
     path: Path
     """The file."""
@@ -93,7 +93,7 @@ class LengthFile:
         Raises:
             DataError: If they do not add up to what the file's head says of the shard.
         """
-        lengths = self._map(np.uint32, self._lengths_begin + 4 * first, last - first)
+        lengths = self._read(np.uint32, self._lengths_begin + 4 * first, last - first)
         first_stated, tokens = self.shard_entry(shard)
         total = int(lengths.sum(dtype=np.int64))
         if (first_stated, tokens) != (first, total):
@@ -106,27 +106,31 @@ class LengthFile:
 
     def shard_entry(self, shard: int) -> tuple[int, int]:
         """Return a shard's first sample and its tokens."""
-        first, tokens = self._map(np.uint64, self.head_bytes + 16 * shard, 2)
+        first, tokens = self._read(np.uint64, self.head_bytes + 16 * shard, 2)
         return int(first), int(tokens)
 
     def shard_edges(self, first: int, last: int) -> Int64Array:
         """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
         begin = self._lengths_begin + 4 * self.num_samples + 8 * first
-        return self._map(np.uint32, begin, 2 * (last - first)).astype(np.int64).reshape(-1, 2)
+        return self._read(np.uint32, begin, 2 * (last - first)).astype(np.int64).reshape(-1, 2)
 
     def find_empty(self) -> int:
         """Return the first sample without tokens; there must be one (`min_tokens` == 0)."""
-        return int(self._map(np.uint32, self._lengths_begin, self.num_samples).argmin())
+        return int(self._read(np.uint32, self._lengths_begin, self.num_samples).argmin())
 
     @property
     def _lengths_begin(self) -> int:
         return self.head_bytes + 16 * self.num_shards
 
-    def _map(self, dtype: Any, begin: int, count: int) -> npt.NDArray[Any]:
-        # A map per call costs 20 us and leaves no file open behind, in no thread and no fork.
-        if count == 0:
-            return np.zeros(0, dtype)
-        return np.memmap(self.path, dtype, "r", offset=begin, shape=(count,))
+    def _read(self, dtype: Any, begin: int, count: int) -> npt.NDArray[Any]:
+        # Read, not mapped: it is little, may lie on a network, and leaves no file open behind.
+        values = np.fromfile(self.path, dtype, count, offset=begin)
+        if len(values) != count:
+            raise DataError(
+                f"{self.path}: was cut short since it was opened; write it anew: "
+                f"streampack index {self.path.parent}"
+            )
+        return values
 
 
 def write_length_file(

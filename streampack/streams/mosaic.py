@@ -21,6 +21,7 @@ import torch
 
 __all__ = [
     "CloudDownloader",
+    "CloudUploader",
     "MDSWriter",
     "Stream",
     "decompress",
@@ -60,5 +61,5 @@ _torchvision_library = _declare_torchvision_operators()
 from streaming.base.compression import decompress, get_compressions  # noqa: E402
 from streaming.base.format import MDSWriter, get_index_basename  # noqa: E402
 from streaming.base.hashing import get_hash, get_hashes  # noqa: E402
-from streaming.base.storage import CloudDownloader  # noqa: E402
+from streaming.base.storage import CloudDownloader, CloudUploader  # noqa: E402
 from streaming.base.stream import Stream, streams_registry  # noqa: E402

@@ -17,22 +17,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from streampack.errors import DataError
+from streampack.errors import ConfigError, DataError
+from streampack.streams.bring import Store
 from streampack.streams.cache import ShardCache
+from streampack.streams.disk import Disk
+from streampack.streams.eviction import CacheLimit
 from streampack.streams.files import StreamFiles
+from streampack.streams.head import check_columns
 from streampack.streams.index import Layout, MdsIndex, parse_index
 from streampack.streams.lengths import LengthFile, index_digest, open_length_file
-from streampack.streams.mds import ByteArray, Places, find_column, sample_places
+from streampack.streams.mds import Places, find_column, sample_places
 from streampack.streams.recent import OpenShard, recent_shards
 from streampack.types import Int64Array
 
-__all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream"]
+__all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream", "open_streams"]
 
 OTHER_NAMES = {"tokens": ("input_ids",)}
 """Column names that are found too where the default one is asked for."""
@@ -168,7 +174,7 @@ class OpenStream:
         """
         if self.length_file is None:
             return self.open_shard(shard).tokens.counts
-        return self.length_file.shard_lengths(*self._samples_of(shard), shard)
+        return self._stated(self.length_file.shard_lengths, *self._samples_of(shard), shard)
 
     def shard_edges(self, shard: int) -> Int64Array:
         """Return the first and last token of each sample of a shard, shape (n, 2).
@@ -177,7 +183,7 @@ class OpenStream:
             DataError: If the shard is damaged, or holds a sample without tokens.
         """
         if self.length_file is not None:
-            return self.length_file.shard_edges(*self._samples_of(shard))
+            return self._stated(self.length_file.shard_edges, *self._samples_of(shard))
         opened = self.open_shard(shard)
         tokens = opened.tokens
         first = tokens.at(opened.data, np.zeros_like(tokens.counts))
@@ -199,14 +205,70 @@ class OpenStream:
             recent.put(key, opened)
         return opened
 
+    @property
+    def needs_fetch(self) -> bool:
+        """Whether shards may have to be brought first: fetched, or decompressed."""
+        return self.cache.needs_fetch
+
+    def is_here(self, shard: int) -> bool:
+        """Return whether a shard's raw file is here, of the right size; one `stat`."""
+        return self.cache.is_here(self.index.shards[shard])
+
+    def bring(self, shard: int, *, is_waiting: bool = True) -> bool:
+        """Fetch, check and decompress a shard, if need be, without mapping it.
+
+        Args:
+            shard: Which one.
+            is_waiting: Whether to wait for another process that brings it just now.
+
+        Returns:
+            Whether it is here; always, when waiting.
+
+        Raises:
+            DataError: If it cannot be had, or is not what index.json says.
+        """
+        info = self.index.shards[shard]
+        if not is_waiting and not self.cache.is_free(info):
+            return False
+        self.cache.path(info)
+        return True
+
+    def planned(self, shards: Int64Array) -> None:
+        """Note that these shards will be read soon, for the cache limit; cheap.
+
+        Args:
+            shards: Their numbers, shape (n,).
+        """
+        self.cache.planned(self.index.shards[shard] for shard in shards.tolist())
+
+    def finished(self, shards: Int64Array) -> None:
+        """Note that these shards were read and may go first, for the cache limit; cheap.
+
+        Args:
+            shards: Their numbers, shape (n,).
+        """
+        self.cache.finished(self.index.shards[shard] for shard in shards.tolist())
+
+    def _stated(self, read: Callable[..., Int64Array], *place: int) -> Int64Array:
+        """Read from the length file; fetch it again if the cache was deleted meanwhile."""
+        try:
+            return read(*place)
+        except FileNotFoundError:
+            if self.cache.length_file_path() is not None:
+                return read(*place)
+        raise DataError(
+            f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
+            "remote has none; make it anew with `streampack index`, and start again"
+        )
+
     def _samples_of(self, shard: int) -> tuple[int, int]:
         return int(self.first_sample[shard]), int(self.first_sample[shard + 1])
 
     def _open_shard(self, shard: int) -> OpenShard:
         info = self.index.shards[shard]
-        path = self.cache.path(info)
-        data: ByteArray = np.asarray(np.memmap(path, np.uint8, "r"))
-        where = f"stream {self.name!r}, shard {shard} ({info.raw.basename})"
+        data, is_gone = self.cache.map(info)
+        where = f"stream {self.name!r}, shard {shard} ({self.cache.uri(info.raw.basename)})"
+        check_columns(data, info, where)
         choice = self.columns
 
         def places(names: tuple[str, ...], option: str) -> Places:
@@ -219,13 +281,14 @@ class OpenStream:
             tokens=places(choice.token_names, "tokens"),
             labels=places((choice.labels,), "labels") if choice.labels else None,
             loss_mask=places((choice.loss_mask,), "loss_mask") if choice.loss_mask else None,
+            is_gone=is_gone,
         )
         self._check_counts(opened, shard)
         return opened
 
     def _check_counts(self, opened: OpenShard, shard: int) -> None:
         counts = opened.tokens.counts
-        first, last = self._samples_of(shard)
+        first, _ = self._samples_of(shard)
         if len(counts) and counts.min() == 0:
             _refuse_empty(self.name, first + int(counts.argmin()))
         for name, places in (("labels", opened.labels), ("loss_mask", opened.loss_mask)):
@@ -236,7 +299,7 @@ class OpenStream:
                     f"{places.counts[sample]} values in its {name} column; write one for each token"
                 )
         if self.length_file is not None:
-            stated = self.length_file.shard_lengths(first, last, shard)
+            stated = self.shard_lengths(shard)
             if not np.array_equal(stated, counts):
                 sample = int((stated != counts).argmax())
                 raise DataError(
@@ -253,24 +316,29 @@ def _refuse_empty(name: str, sample: int) -> None:
     )
 
 
-def open_stream(stream: Any, number: int) -> OpenStream:
+def open_stream(
+    stream: Any, number: int, *, disk: Disk | None = None, store: Store | None = None
+) -> OpenStream:
     """Open a `Stream`, ours or MosaicML's; it is not changed, and can be opened again.
 
     Args:
         stream: What to open.
         number: Its place among the streams, from 0.
+        disk: What its local folder lies on; None: this machine's.
+        store: How its files are fetched; None: by its own downloader.
 
     Raises:
-        DataError: If its index.json or its length file is not what it should be, or a column
-            that is asked for is missing.
+        DataError: If its index.json or its length file is not what it should be, a file of a
+            local stream is not as index.json says, or a column that is asked for is missing.
     """
     files = StreamFiles.of(stream)
-    cache = ShardCache(files)
+    cache = ShardCache(files, disk, store)
     text = cache.index_bytes()
     index = parse_index(text, cache.index_uri)
     choice = ColumnChoice.of(stream)
     name = getattr(stream, "name", None) or _default_name(files)
     column = _check_columns(index, choice, name)
+    cache.check(index)
     return OpenStream(
         name=name,
         number=number,
@@ -282,6 +350,47 @@ def open_stream(stream: Any, number: int) -> OpenStream:
         columns=choice,
         cache=cache,
         length_file=_open_lengths(cache, text, index, column, name),
+    )
+
+
+def open_streams(
+    streams: Sequence[Any],
+    *,
+    cache_limit: int | None = None,
+    disk: Disk | None = None,
+    store: Store | None = None,
+) -> tuple[OpenStream, ...]:
+    """Open the streams of a dataset, numbered from 0.
+
+    Args:
+        streams: What to open, ours or MosaicML's.
+        cache_limit: Bytes of this node that files of theirs which were fetched or decompressed may
+            take together; None: no limit.
+        disk: What their local folders lie on; None: this machine's.
+        store: How their files are fetched; None: by their own downloaders.
+
+    Raises:
+        DataError: As `open_stream`.
+        ConfigError: If a stream's files lie where other nodes may use them, and there is a limit.
+    """
+    opened = tuple(
+        open_stream(stream, number, disk=disk, store=store) for number, stream in enumerate(streams)
+    )
+    homes = [stream.cache.homes(stream.index) for stream in opened]
+    if cache_limit is None or not any(homes):
+        return opened
+    disk = disk or Disk()
+    for home in chain(*homes):
+        if disk.is_network(home.folder):
+            raise ConfigError(
+                f"cache_limit={cache_limit}: {home.folder} lies on a network file system, where "
+                "other nodes may use its files; set local= to a folder of this node's own disk, "
+                "or leave cache_limit out"
+            )
+    limit = CacheLimit(cache_limit, tuple(chain(*homes)), disk)
+    return tuple(
+        replace(stream, cache=stream.cache.under(limit)) if may_go else stream
+        for stream, may_go in zip(opened, homes, strict=True)
     )
 
 

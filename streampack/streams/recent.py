@@ -6,9 +6,10 @@
                                                        '-- let go, once there are too many
 
 Memory maps are kept per process, all streams together, because each holds one of the files that a
-process may have open.
+process may have open. Shards whose files were removed to make room are let go at the next opening.
 
-Cost: 16 bytes a sample and column, at most 4 million samples; one lock per opening.
+Cost: 16 bytes a sample and column, at most 4 million samples; one lock per opening, and under a
+cache limit a `stat` for each open shard.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from streampack.streams.mds import ByteArray, Places
@@ -39,6 +40,9 @@ class OpenShard:
     """Places of the labels, if there is such a column."""
     loss_mask: Places | None
     """Places of the loss mask, if there is such a column."""
+    is_gone: Callable[[], bool] | None = None
+    """Tells whether its file was removed to make room, which it gives back only once nobody has the
+    shard open; None: files stay where this one lies."""
 
 
 class RecentShards:
@@ -72,6 +76,7 @@ class RecentShards:
         with self._lock:
             if key in self._shards:
                 return
+            self._let_go_of_removed()
             self._shards[key] = shard
             self._num_samples += len(shard.tokens.counts)
             while len(self._shards) > 1 and (
@@ -79,6 +84,12 @@ class RecentShards:
             ):
                 _, oldest = self._shards.popitem(last=False)
                 self._num_samples -= len(oldest.tokens.counts)
+
+    def _let_go_of_removed(self) -> None:
+        for key, shard in list(self._shards.items()):
+            if shard.is_gone is not None and shard.is_gone():
+                del self._shards[key]
+                self._num_samples -= len(shard.tokens.counts)
 
 
 _recent_shards: dict[int, RecentShards] = {}

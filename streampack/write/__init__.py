@@ -15,6 +15,7 @@ __all__ = [
     "WriteOptions",
     "Written",
     "write_lengths",
+    "write_remote_lengths",
     "write_stream",
     "write_texts",
 ]
@@ -26,6 +27,7 @@ _FILES = {
     "WriteOptions": "tokenize",
     "Written": "shards",
     "write_lengths": "lengths",
+    "write_remote_lengths": "remote",
     "write_stream": "shards",
     "write_texts": "tokenize",
 }

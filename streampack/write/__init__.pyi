@@ -1,4 +1,5 @@
 from streampack.write.lengths import Indexed, write_lengths
+from streampack.write.remote import write_remote_lengths
 from streampack.write.rows import RowFormat
 from streampack.write.shards import Written, write_stream
 from streampack.write.tokenize import Progress, WriteOptions, write_texts
@@ -10,6 +11,7 @@ __all__ = [
     "WriteOptions",
     "Written",
     "write_lengths",
+    "write_remote_lengths",
     "write_stream",
     "write_texts",
 ]

@@ -6,14 +6,15 @@
     PATH/train/index.json    ...
 
 Shards are read one at a time; compressed ones are decompressed in memory and nothing is left
-behind. Only the lengths and the first and last token of each sample are read.
+behind. Only the lengths and the first and last token of each sample are read. Streams in a store
+are the matter of remote.py.
 
 Cost: one reading of the stream; 12 bytes of memory a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
 from streampack.streams.mds import ByteArray, Places, find_column, sample_places
 from streampack.streams.opened import ColumnChoice
 
-__all__ = ["Indexed", "edges_of", "write_lengths"]
+__all__ = ["Indexed", "count_stream", "edges_of", "write_lengths"]
 
 UInt32Array = npt.NDArray[np.uint32]
 
@@ -37,8 +38,8 @@ UInt32Array = npt.NDArray[np.uint32]
 class Indexed:
     """One length file that was written."""
 
-    path: Path
-    """The length file."""
+    path: Path | str
+    """The length file; in a store, its URL."""
     column: str
     """The column whose values were counted."""
     num_samples: int
@@ -74,45 +75,57 @@ def write_lengths(
     if not found:
         raise DataError(f"{path}: holds no {basename}, nor does a subfolder; give an MDS stream")
     choice = ColumnChoice(tokens=column or "tokens", tokens_dtype=tokens_dtype)
-    return [_index_stream(file.parent, choice, progress) for file in found]
+    return [_index_folder(file.parent, choice, progress) for file in found]
 
 
-def _index_stream(
+def _index_folder(
     folder: Path, choice: ColumnChoice, progress: Callable[[int], None] | None
 ) -> Indexed:
     file = folder / mosaic.get_index_basename()
     text = file.read_bytes()
     index = parse_index(text, str(file))
+
+    def shards() -> Iterator[ByteArray]:
+        for shard in index.shards:
+            yield _read_shard(folder, shard)
+            if progress is not None:
+                progress(1)
+
+    return count_stream(text, index, choice, shards(), folder / LENGTH_FILE)
+
+
+def count_stream(
+    text: bytes, index: MdsIndex, choice: ColumnChoice, shards: Iterable[ByteArray], path: Path
+) -> Indexed:
+    """Write the length file of one stream.
+
+    Args:
+        text: The bytes of its index.json.
+        index: The same, parsed.
+        choice: Its token column.
+        shards: Its raw shards in stored order, shape (num_bytes,) each; taken one at a time.
+        path: The length file to be.
+
+    Raises:
+        DataError: If a shard is not what index.json says, or has no such column.
+    """
+    where = index.uri.removesuffix(f"/{mosaic.get_index_basename()}")
     lengths: list[UInt32Array] = []
     edges: list[UInt32Array] = []
-    for number, shard in enumerate(index.shards):
-        data = _read_shard(folder, shard)
-        places = _token_places(data, shard, number, folder, choice)
+    for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
+        places = _token_places(data, shard, number, where, choice)
         lengths.append(places.counts.astype(np.uint32))
-        edges.append(edges_of(data, places, f"{folder}, shard {number}"))
-        if progress is not None:
-            progress(1)
-    return _write(folder, text, index, choice, (np.concatenate(lengths), np.concatenate(edges)))
-
-
-def _write(
-    folder: Path,
-    text: bytes,
-    index: MdsIndex,
-    choice: ColumnChoice,
-    counted: tuple[UInt32Array, UInt32Array],
-) -> Indexed:
-    layout = index.shards[0].layout
-    dtype = choice.tokens_dtype
-    column = find_column(layout, choice.token_names, dtype, str(folder), "--column").name
-    lengths, edges = counted
-    write_length_file(folder / LENGTH_FILE, text, index, column, lengths, edges)
+        edges.append(edges_of(data, places, f"{where}, shard {number}"))
+    layout, dtype = index.shards[0].layout, choice.tokens_dtype
+    column = find_column(layout, choice.token_names, dtype, where, "--column").name
+    counts = np.concatenate(lengths)
+    write_length_file(path, text, index, column, counts, np.concatenate(edges))
     return Indexed(
-        path=folder / LENGTH_FILE,
+        path=path,
         column=column,
         num_samples=index.num_samples,
         num_shards=len(index.shards),
-        num_tokens=int(lengths.sum(dtype=np.int64)),
+        num_tokens=int(counts.sum(dtype=np.int64)),
     )
 
 
@@ -135,7 +148,7 @@ def _read_shard(folder: Path, shard: Shard) -> ByteArray:
 
 
 def _token_places(
-    data: ByteArray, shard: Shard, number: int, folder: Path, choice: ColumnChoice
+    data: ByteArray, shard: Shard, number: int, folder: str, choice: ColumnChoice
 ) -> Places:
     where = f"{folder}, shard {number} ({shard.raw.basename})"
     column = find_column(shard.layout, choice.token_names, choice.tokens_dtype, where, "--column")

@@ -1,0 +1,247 @@
+"""Reading processes: plans in, batches out in order; a dead one is an error at once, by name.
+
+::
+
+    plans --torch's DataLoader--> worker 0  batches 0, 2, ...
+                                  worker 1  batches 1, 3, ...      killed -> WorkerError, new ones
+
+torch looks every 5 s whether its workers live, and besides raises from a signal handler wherever
+the training loop happens to be, inside an optimizer step too. Here the loop itself looks, each time
+it asks for a batch; a worker's own failure comes as the error it was.
+
+Cost: a look is some microseconds a worker and batch.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
+
+from streampack.assemble import Batch
+from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.load.buffers import BYTES_PER_TOKEN
+from streampack.plan import DeviceBatch
+
+__all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path"]
+
+SHARED_MEMORY = Path("/dev/shm")
+DYING_S = 2.0
+MAX_SOCKET_PATH = 107  # bytes of a Unix socket's address
+SOCKET_NAME = "/pymp-12345678/listener-12345678"  # how long torch's are, in the temporary folder
+REASONS = {
+    signal.SIGKILL: "the system may have run out of memory: see `dmesg`, use fewer workers",
+    signal.SIGBUS: f"{SHARED_MEMORY} may be full, or a shard was cut short: use num_workers=0",
+}
+
+
+class Read(Protocol):
+    """Turns a plan into a batch."""
+
+    def __call__(self, plan: DeviceBatch) -> Batch:
+        """Read one planned batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How the workers are started; torch's arguments of these names."""
+
+    num_workers: int
+    prefetch_factor: int
+    pin_memory: bool = False
+    persistent_workers: bool = True
+    multiprocessing_context: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Failed:
+    """An error on its way to the loop."""
+
+    error: StreampackError
+
+
+class _Plans:
+    """What torch takes for its sampler: the plans of the iteration that begins."""
+
+    plans: Iterable[DeviceBatch] = ()
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        return iter(self.plans)
+
+
+class _Reads(Dataset[Any]):
+    """What a worker runs: a plan for an index, a batch for an item."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def __getitem__(self, plan: Any) -> Any:
+        try:
+            return self._read(plan)
+        except StreampackError as error:
+            # torch would make a new error of its text alone.
+            error.add_note(f"in reading worker {os.getpid()}")
+            with suppress(Exception):
+                pickle.dumps(error)
+                return _Failed(error=error)
+            raise
+
+
+class ReadingWorkers:
+    """Worker processes that hold no state; new ones are made where they died.
+
+    Args:
+        read: What they run.
+        options: How they are started.
+    """
+
+    def __init__(self, read: Read, options: WorkerOptions) -> None:
+        self._read = read
+        self._options = options
+        self._sampler = _Plans()
+        self._loader = self._make()
+
+    def _make(self) -> DataLoader[Any]:
+        options = self._options
+        return DataLoader(
+            _Reads(self._read),
+            sampler=self._sampler,
+            batch_size=None,
+            num_workers=options.num_workers,
+            prefetch_factor=options.prefetch_factor,
+            pin_memory=options.pin_memory,
+            persistent_workers=options.persistent_workers,
+            multiprocessing_context=options.multiprocessing_context,
+        )
+
+    def batches(self, plans: Iterable[DeviceBatch]) -> Iterator[Batch]:
+        """Yield the batches of some plans, in order.
+
+        Raises:
+            WorkerError: If a worker died; the next call makes new ones.
+            StreampackError: What a worker raised.
+        """
+        self._sampler.plans = plans
+        batches = self._begin()
+        _unwatch(batches)
+        processes = list(getattr(batches, "_workers", ()))
+        while True:
+            self._check(processes, None)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except (RuntimeError, EOFError, OSError) as error:
+                # A worker's end of the hand-over breaks a moment before the worker is seen dead.
+                connection.wait([process.sentinel for process in processes], DYING_S)
+                self._check(processes, error)
+                raise
+            if isinstance(batch, _Failed):
+                raise batch.error
+            yield batch
+            del batch
+
+    def _begin(self) -> Iterator[Any]:
+        try:
+            return iter(self._loader)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self._loader = self._make()
+            raise WorkerError(f"a reading worker died at its start: {error}") from error
+
+    def _check(self, processes: list[Any], error: Exception | None) -> None:
+        """Raise if a worker died, and make new workers."""
+        dead = [n for n, process in enumerate(processes) if not process.is_alive()]
+        if not dead:
+            return
+        number = next((n for n in dead if processes[n].exitcode), dead[0])
+        process = processes[number]
+        for other in processes:
+            other.terminate()  # it holds nothing but locks of the kernel's, which are freed
+        self._loader = self._make()
+        raise WorkerError(
+            f"reading worker {number} (pid {process.pid}) died: {_exit_text(process.exitcode)}; "
+            "load the last state into the loader and iterate again"
+        ) from error
+
+
+def _unwatch(batches: Any) -> None:
+    """Let torch's signal handler forget the workers of an iteration; where it cannot, it stays."""
+    if getattr(batches, "_worker_pids_set", False):
+        with suppress(AttributeError, ValueError):
+            signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+            batches._worker_pids_set = False
+
+
+def _exit_text(exitcode: int | None) -> str:
+    """Say how a process ended.
+
+    >>> _exit_text(1)
+    'exit code 1'
+    >>> _exit_text(-11)
+    'killed by SIGSEGV'
+    """
+    if exitcode is None or exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        number = signal.Signals(-exitcode)
+    except ValueError:
+        return f"killed by signal {-exitcode}"
+    reason = REASONS.get(number)
+    return f"killed by {number.name}" + (f" ({reason})" if reason else "")
+
+
+def check_socket_path(folder: str) -> None:
+    """Refuse workers whose sockets cannot be named: torch would wait for their batches for ever.
+
+    Args:
+        folder: The system's temporary folder.
+
+    Raises:
+        ConfigError: Naming the bytes of a path that there may be.
+    """
+    num_bytes = len(os.fsencode(folder + SOCKET_NAME))
+    if num_bytes > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"the temporary folder {folder} is too long for workers: their sockets' paths would "
+            f"have {num_bytes} bytes, and may have {MAX_SOCKET_PATH}; set TMPDIR to a shorter one, "
+            "or num_workers=0"
+        )
+
+
+def check_shared_memory(
+    batch_tokens: int, num_batches: int, num_ranks: int, folder: Path = SHARED_MEMORY
+) -> None:
+    """Refuse workers whose batches do not fit where they are handed over.
+
+    Args:
+        batch_tokens: Token slots of a batch.
+        num_batches: Batches that all workers of a rank may hold at once.
+        num_ranks: Ranks that share the folder.
+        folder: Where torch puts them.
+
+    Raises:
+        ConfigError: Naming the bytes needed, and those that are free.
+    """
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return  # torch will use another place, or say so
+    free = status.f_bavail * status.f_frsize
+    needed = num_ranks * num_batches * batch_tokens * (BYTES_PER_TOKEN + 1)
+    if needed > free:
+        raise ConfigError(
+            f"{folder} has {free} bytes free, but workers hand batches over in it and may need "
+            f"{needed}; make it larger (docker: --shm-size), lower batch_size or prefetch_factor, "
+            "or set num_workers=0, which needs none"
+        )

@@ -1,0 +1,132 @@
+"""The snapshots of a state, checked against what this recipe can have saved, before any is used.
+
+::
+
+    {"lane": 0, "column": 0, "num_packs": 512, "overlong": [0, 3],
+     "arrivals": [epoch, cursors, ...],                        as many as the column's draw has
+     "packer": {"method": "exact_fit", "high_water": [9, 2],
+                "buffered": [[stream, pass, sample, start, length, total], ...]}}
+
+A state may come from a damaged file or from a stranger: nothing in it is used before its type, its
+range and its size are known, and what is wrong is a ResumeError. Integers that are possible and yet
+not what was saved cannot be told apart; only the batches would differ.
+
+Cost: about 1 us an integer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from streampack.errors import ResumeError
+from streampack.plan.recipe import Recipe
+from streampack.types import LENGTH, NUM_COLUMNS, PASS, SAMPLE, START, STREAM, TOTAL, State
+
+__all__ = ["MAX_INTEGER", "check_snapshots"]
+
+MAX_INTEGER = 2**42  # packs or samples of any run; times the lanes they fit 64 bits
+MAX_TOKENS = 2**62  # also of deficits, in parts of a token
+KEYS = {"lane", "column", "num_packs", "arrivals", "packer", "overlong"}
+
+
+def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
+    """Return the snapshots of a state; none where it has none.
+
+    Args:
+        snapshots: What the state holds: JSON, or what that says.
+        recipe: What the sequence is a function of.
+        epoch: The state's epoch.
+
+    Raises:
+        ResumeError: If they are not what planners of this recipe save.
+    """
+    if snapshots is None:
+        return []
+    if isinstance(snapshots, str):
+        try:
+            snapshots = json.loads(snapshots)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(f"they are no JSON ({error})") from error
+    if not isinstance(snapshots, list):
+        raise _damaged(f"they are {snapshots!r:.80}, no list")
+    seen = set()
+    for snapshot in snapshots:
+        if not isinstance(snapshot, dict) or snapshot.keys() != KEYS:
+            raise _damaged(f"one is {snapshot!r:.80}, which is not what was saved")
+        place = (
+            _check("lane", snapshot["lane"], 0, recipe.num_lanes - 1),
+            _check("column", snapshot["column"], 0, recipe.num_columns - 1),
+        )
+        if place in seen:
+            raise _damaged(f"two are of lane {place[0]}, column {place[1]}")
+        seen.add(place)
+        _check("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
+        for count in _list("overlong", snapshot["overlong"], len(recipe.streams)):
+            _check("overlong", count, 0, MAX_INTEGER)
+        _check_arrivals(snapshot["arrivals"], recipe, epoch)
+        _check_packer(snapshot["packer"], recipe, place[1])
+    return snapshots
+
+
+def _damaged(what: str) -> ResumeError:
+    return ResumeError(
+        f"the state's snapshots are damaged: {what}; take 'snapshots' out of the state: they are "
+        "only a speed-up"
+    )
+
+
+def _check(name: str, value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise _damaged(f"{name} is {value!r:.80}, not an integer from {least} to {most}")
+    return value
+
+
+def _list(name: str, value: Any, length: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) != length:
+        raise _damaged(f"{name} is {value!r:.80}, no list of {length}")
+    return value
+
+
+def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:
+    """Check the epoch, and the integers of the draw that the recipe makes."""
+    num = len(recipe.streams)
+    by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
+    # A cursor and an offset; a chunk and cursors; or deficits, cursors and offsets.
+    length = 2 if not recipe.is_mixed else 3 * num if by_tokens else 1 + num
+    values = _list("arrivals", arrivals, 1 + length)
+    is_carry = recipe.mixing.epoch_end == "carry"
+    # Lanes that roll on may be planned some epochs ahead, small ones many.
+    _check("arrivals", values[0], 0 if is_carry else epoch, MAX_INTEGER if is_carry else epoch)
+    num_deficits = num if by_tokens else 0
+    for value in values[1 : 1 + num_deficits]:
+        _check("arrivals", value, -MAX_TOKENS, MAX_TOKENS)
+    for number, value in enumerate(values[1 + num_deficits :]):
+        is_offset = number % 2 == 1 and (by_tokens or not recipe.is_mixed)
+        _check("arrivals", value, 0, MAX_TOKENS if is_offset else MAX_INTEGER)
+
+
+def _check_packer(packer: Any, recipe: Recipe, column: int) -> None:
+    if not isinstance(packer, dict) or packer.keys() != {"method", "buffered", "high_water"}:
+        raise _damaged(f"packer is {packer!r:.80}, which is not what was saved")
+    if not isinstance(packer["method"], str) or packer["method"] != recipe.packing.method:
+        raise _damaged(f"packer is of method {packer['method']!r:.80}")
+    for mark in _list("high_water", packer["high_water"], 2):
+        _check("high_water", mark, 0, MAX_INTEGER)
+    rows = packer["buffered"]
+    if not isinstance(rows, list) or len(rows) > recipe.packing.buffer_samples:
+        raise _damaged(f"buffered is {rows!r:.80}, no list of {recipe.packing.buffer_samples}")
+    for row in rows:
+        _check_row(_list("buffered", row, NUM_COLUMNS), recipe, column)
+
+
+def _check_row(row: list[Any], recipe: Recipe, column: int) -> None:
+    """Check a buffered segment."""
+    last = len(recipe.streams) - 1
+    first_stream, last_stream = (0, last) if recipe.is_mixed else (column, column)
+    stream = _check("a stream", row[STREAM], first_stream, last_stream)
+    _check("a pass", row[PASS], 0, MAX_INTEGER)
+    _check("a sample", row[SAMPLE], 0, recipe.streams[stream].num_samples - 1)
+    total = _check("a total", row[TOTAL], 1, MAX_INTEGER)
+    start = _check("a start", row[START], 0, total - 1)
+    _check("a length", row[LENGTH], 1, min(total - start, recipe.packing.max_seq_len))

@@ -1,0 +1,86 @@
+"""What fault tests share: data sets, written once, and one S3 server with a proxy for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack.streams import Stream
+from tests.faults import harness, launch, servers
+from tests.faults.faultserver import FaultServer
+
+BUCKET = "faults"
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., harness.DataSet]:
+    """Return a function that gives a data set by `write_dataset`'s arguments; do not damage it."""
+    written: dict[str, harness.DataSet] = {}
+    root = tmp_path_factory.mktemp("datasets")
+
+    def get(**options: Any) -> harness.DataSet:
+        key = repr(sorted(options.items()))
+        if key not in written:
+            written[key] = harness.write_dataset(root / str(len(written)), **options)
+        return written[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, FaultServer]]:
+    """Give a `FaultServer` before a real S3 server, and the folder that this one serves.
+
+    One for all tests: clients are kept by the process, know one address, and are slow to make.
+    """
+    root = tmp_path_factory.mktemp("s3") / "root"
+    (root / BUCKET).mkdir(parents=True)
+    with servers.s3_server(root) as server, FaultServer(upstream=server.url) as proxy:
+        yield root, proxy
+
+
+@pytest.fixture
+def store(proxy: tuple[Path, FaultServer], tmp_path: Path) -> Iterator[harness.Store]:
+    """Give a folder in a bucket, and the environment that leads S3 clients to it."""
+    root, server = proxy
+    folder = root / BUCKET / uuid.uuid4().hex[:12]
+    folder.mkdir()
+    server.start_anew(f"/{BUCKET}/{folder.name}/")
+    with servers.s3_environment(server.url):
+        yield harness.Store(server=server, root=root, folder=folder, caches=tmp_path / "caches")
+    server.start_anew()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(dataset: Callable[..., harness.DataSet]) -> None:
+    """Run an epoch without a store: kernels compile at a first call, and tests measure time."""
+    known = dataset(num_samples=200)
+    stream = Stream(local=str(known.folder))
+    harness.run_epoch(lambda: harness.make_loader(stream), known).assert_exact()
+
+
+@pytest.fixture(scope="session")
+def jobs() -> Iterator[launch.Jobs]:
+    """Give the server that forks jobs."""
+    with launch.Jobs() as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def bench(jobs: launch.Jobs, tmp_path: Path) -> Iterator[launch.Bench]:
+    """Give two streams behind a `FaultServer` of this test's own, and what starts jobs on them."""
+    datasets = [
+        harness.write_dataset(
+            tmp_path / "store" / "bucket" / f"s{seed}",
+            num_samples=170,
+            seed=seed,
+            size_limit=16 * 1024,
+        )
+        for seed in range(2)
+    ]
+    with FaultServer(folder=tmp_path / "store") as server:
+        yield launch.Bench(jobs=jobs, server=server, folder=tmp_path / "test", datasets=datasets)

@@ -1,0 +1,102 @@
+"""Reading processes that die: an error that names them, at once, and an exact way on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.errors import ConfigError, DataError, WorkerError
+from streampack.load import PackedDataLoader
+from streampack.load.workers import check_shared_memory
+from tests import conformance
+from tests.conformance import Written, show
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(6)
+    lengths = [rng.integers(1, 50, 120).tolist(), rng.integers(1, 200, 60).tolist()]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def worker_pids(loader: PackedDataLoader) -> list[int]:
+    return [process.pid for process in loader._workers._loader._iterator._workers]
+
+
+def until_dead(pid: int) -> None:
+    """Wait until a child is a zombie, which nobody has asked for yet."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize("after", [1, 2, 9])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_exactly(written, after, number):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    loader = PackedDataLoader(conformance.make(written), num_workers=2)
+    shown: list[Any] = []
+    state = {}
+    victim = 0
+
+    def train() -> None:
+        nonlocal state, victim
+        for batch in loader:
+            shown.append(show(batch))
+            state = loader.state_dict()
+            if len(shown) == after:
+                victim = worker_pids(loader)[1]
+                os.kill(victim, number)
+                until_dead(victim)
+
+    begin_s = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"worker 1 \(pid \d+\) died: killed by {number.name}"):
+        train()
+    assert time.monotonic() - begin_s < 60  # the bound of 10 s, on a machine that is shared
+    assert shown == wanted[:after]
+    loader.load_state_dict(state)
+    assert shown + [show(batch) for batch in loader] == wanted
+    assert victim not in worker_pids(loader)
+
+
+def test_the_training_step_is_never_interrupted_by_a_workers_death(written):
+    loader = PackedDataLoader(conformance.make(written), num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    pid = worker_pids(loader)[0]
+    os.kill(pid, signal.SIGKILL)
+    until_dead(pid)
+    assert sum(range(100_000)) > 0  # a handler of SIGCHLD would raise here
+    with pytest.raises(WorkerError, match=rf"pid {pid}\).*memory"):
+        next(batches)
+
+
+def test_a_workers_own_error_keeps_its_type_and_what_is_known_of_it(written, tmp_path):
+    copy = conformance.write_streams(tmp_path, written.lengths)
+    dataset = conformance.make(copy)
+    path = copy.paths[1] / "shard.00002.mds"
+    path.write_bytes(path.read_bytes()[:-40])
+    loader = PackedDataLoader(dataset, num_workers=1)
+    with pytest.raises(DataError, match=path.name) as caught:
+        list(loader)
+    assert "Traceback" not in str(caught.value)
+    assert any("reading worker" in note for note in caught.value.__notes__)
+
+
+def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(written):
+    dataset = conformance.make(written, max_seq_len=1 << 30, batch_size=1 << 12)
+    with pytest.raises(ConfigError, match=r"/dev/shm has \d+ bytes free.*num_workers=0"):
+        PackedDataLoader(dataset, num_workers=1)
+    PackedDataLoader(dataset)
+
+
+def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    batch_tokens = free // 29 // 8
+    check_shared_memory(batch_tokens, 3, 1, tmp_path)
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has \d+ bytes free"):
+        check_shared_memory(batch_tokens, 3, 4, tmp_path)
+    check_shared_memory(batch_tokens, 3, 4, tmp_path / "not there")

@@ -1,0 +1,225 @@
+"""Shards that are fetched ahead: in order, once, within the limit, and failures at once."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack.errors import DataError, WorkerError
+from streampack.plan import ShardNeeds
+from streampack.read import FetchLimits, ShardFetcher, bring_all
+from streampack.streams import OpenStream, Stream, open_streams
+from streampack.streams.disk import Disk
+from streampack.streams.locks import FileLocks
+from tests import builders
+
+LENGTHS = [40] * 200  # about 8 shards of 4 KB
+
+
+class Gate(OpenStream):
+    """A stream that notes what it is asked to bring, and can be made to wait."""
+
+    __slots__ = ("__dict__",)
+
+    asked: list[int]
+    gate: threading.Event
+    notes: list[tuple[str, list[int]]]
+
+    def bring(self, shard: int, *, is_waiting: bool = True) -> bool:
+        self.asked.append(shard)
+        assert self.gate.wait(30)
+        return super().bring(shard, is_waiting=is_waiting)
+
+    def planned(self, shards: np.ndarray) -> None:
+        self.notes.append(("planned", shards.tolist()))
+
+    def finished(self, shards: np.ndarray) -> None:
+        self.notes.append(("finished", shards.tolist()))
+
+
+@pytest.fixture
+def remote(tmp_path) -> Path:
+    return builders.write_stream_files(tmp_path / "remote", LENGTHS, compression="zstd")[0]
+
+
+@pytest.fixture
+def stream(remote, tmp_path) -> Gate:
+    opened = open_streams([Stream(remote=str(remote), local=str(tmp_path / "local"))])[0]
+    gate = Gate(**{name: getattr(opened, name) for name in OpenStream.__slots__})
+    for name, value in {"asked": [], "gate": threading.Event(), "notes": []}.items():
+        object.__setattr__(gate, name, value)
+    gate.gate.set()
+    return gate
+
+
+def rows(*shards: int) -> np.ndarray:
+    return np.array([(0, shard) for shard in shards], np.int64).reshape(-1, 2)
+
+
+def until(condition, timeout_s: float = 30) -> None:
+    """Wait until something holds; another thread makes it so."""
+    tick = threading.Event()
+    for _ in range(int(timeout_s / 0.01)):
+        if condition():
+            return
+        tick.wait(0.01)
+    raise AssertionError("it did not come to hold in time")
+
+
+def fetch_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("streampack-fetch")]
+
+
+def test_shards_are_brought_in_the_order_of_need_each_once(stream):
+    fetcher = ShardFetcher([stream], FetchLimits(num_threads=1))
+    assert not fetch_threads(), "threads start with the first plan"
+    fetcher.follow(ShardNeeds(ahead=rows(3, 1, 5)))
+    fetcher.need([(0, 3), (0, 1), (0, 5)])
+    fetcher.follow(ShardNeeds(ahead=rows(1, 5, 2)))
+    fetcher.need([(0, 2)])
+    assert stream.asked == [3, 1, 5, 2]
+    assert all(stream.is_here(shard) for shard in (1, 2, 3, 5))
+    stats = fetcher.stats()
+    assert stats["fetched"] == 4
+    assert stats["fetched_bytes"] == sum(
+        stream.index.shards[shard].packed.num_bytes for shard in (1, 2, 3, 5)
+    )
+    fetcher.close()
+    assert not fetch_threads()
+
+
+def test_what_a_reader_waits_for_goes_before_all_others(stream):
+    stream.gate.clear()
+    fetcher = ShardFetcher([stream], FetchLimits(num_threads=1))
+    fetcher.follow(ShardNeeds(ahead=rows(0, 1, 2, 3)))
+    until(lambda: stream.asked == [0])
+    reader = threading.Thread(target=fetcher.need, args=([(0, 3)],))
+    reader.start()
+    until(lambda: (0, 3) in fetcher._urgent)
+    stream.gate.set()
+    reader.join(30)
+    assert stream.asked[:2] == [0, 3]
+    assert fetcher.stats()["waited_for"] == 1
+    assert fetcher.stats()["waited_s"] > 0
+    fetcher.close()
+
+
+def test_nothing_that_is_here_already_is_brought_or_waited_for(stream):
+    stream.bring(4)
+    stream.asked.clear()
+    fetcher = ShardFetcher([stream])
+    fetcher.need([(0, 4)])
+    assert stream.asked == []
+    assert fetcher.stats() == {
+        "fetched": 0,
+        "fetched_bytes": 0,
+        "waited_for": 0,
+        "ahead_bytes": 0,
+        "waited_s": 0.0,
+    }
+    fetcher.close()
+
+
+def test_it_fetches_no_further_ahead_than_the_limit(stream):
+    size = int(stream.raw_bytes[0])
+    fetcher = ShardFetcher([stream], FetchLimits(cache_bytes=3 * size + size // 2))
+    fetcher.follow(ShardNeeds(ahead=rows(*range(7))))
+    fetcher.need([(0, 0), (0, 1), (0, 2)])
+    until(lambda: not fetcher._busy and not fetcher._ahead)
+    assert sorted(stream.asked) == [0, 1, 2]
+    fetcher.need([(0, 6)])  # a reader gets what it needs all the same
+    assert stream.is_here(6)
+    fetcher.close()
+
+
+def test_processes_beside_each_other_begin_with_other_shards(stream):
+    firsts = []
+    for turn in range(2):
+        stream.asked.clear()
+        limits = FetchLimits(num_threads=1, turn=turn, num_turns=2)
+        fetcher = ShardFetcher([stream], limits)
+        fetcher.follow(ShardNeeds(ahead=rows(*range(8))))
+        until(lambda own=fetcher: len(own._here) == 8)
+        fetcher.close()
+        firsts.append(list(stream.asked))
+        for path in stream.cache.folder.glob("*.mds"):
+            path.unlink()
+    assert sorted(firsts[0]) == sorted(firsts[1]) == list(range(8))
+    assert firsts[0][0] != firsts[1][0]
+
+
+def test_plans_and_finished_shards_are_noted_in_order(stream):
+    fetcher = ShardFetcher([stream])
+    fetcher.follow(ShardNeeds(ahead=rows(0, 1)))
+    fetcher.finish(rows(0))
+    fetcher.follow(ShardNeeds(ahead=rows(1, 0), finished=rows()))
+    until(lambda: len(stream.notes) == 3)
+    assert stream.notes == [("planned", [0, 1]), ("finished", [0]), ("planned", [1, 0])]
+    fetcher.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, remote, num_threads):
+    (remote / stream.index.shards[5].packed.basename).unlink()
+    fetcher = ShardFetcher([stream], FetchLimits(num_threads=num_threads))
+    fetcher.follow(ShardNeeds(ahead=rows(5, 6)))
+    with pytest.raises(DataError, match=r"shard\.00005"):
+        fetcher.need([(0, 5)])
+    with pytest.raises(DataError, match=r"shard\.00005"):
+        fetcher.check()
+    until(lambda: not fetch_threads())
+    fetcher.close()
+
+
+def test_nobody_waits_for_threads_that_are_gone(stream):
+    fetcher = ShardFetcher([stream])
+    fetcher.follow(ShardNeeds(ahead=rows(0)))
+    fetcher.close()
+    with pytest.raises(WorkerError, match=r"no thread of process \d+ is left"):
+        fetcher.need([(0, 7)])
+
+
+def test_leaving_does_not_wait_for_a_store_that_hangs(stream):
+    stream.gate.clear()
+    fetcher = ShardFetcher([stream], FetchLimits(num_threads=1))
+    fetcher.follow(ShardNeeds(ahead=rows(0)))
+    until(lambda: stream.asked == [0])
+    fetcher.close()  # bounded; the thread ends with its fetch
+    stream.gate.set()
+    until(lambda: not fetch_threads())
+
+
+def test_several_shards_are_brought_together(stream):
+    bring_all(stream, np.arange(6))
+    assert sorted(stream.asked) == list(range(6))
+    stream.asked.clear()
+    bring_all(stream, np.arange(7))
+    assert stream.asked == [6]
+    assert not fetch_threads()
+
+
+def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):
+    fetcher = ShardFetcher([stream])
+    fetcher.follow(ShardNeeds(ahead=rows(0)))
+    fetcher.need([(0, 0)])
+    fetcher.follow(ShardNeeds(ahead=rows(1)))
+    fetcher.need([(0, 1)])
+    shutil.rmtree(stream.cache.folder)
+    fetcher.need([(0, 0)])
+    assert stream.is_here(0)
+    fetcher.close()
+
+
+def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_others(stream):
+    fetcher = ShardFetcher([stream], FetchLimits(num_threads=1))
+    basename = stream.index.shards[0].raw.basename
+    with FileLocks(stream.cache.folder, Disk()).hold(basename, 60):
+        fetcher.follow(ShardNeeds(ahead=rows(0, 1, 2)))
+        fetcher.need([(0, 1), (0, 2)])
+        assert not stream.is_here(0)
+    until(lambda: stream.is_here(0))
+    fetcher.close()

@@ -1,0 +1,109 @@
+"""What a training that was killed and started again consumed, in the end.
+
+::
+
+    run-000-from-step-0   steps 1 2 3 4 5 6      5 and 6 never counted: the next run began after 4
+    run-001-from-step-4   steps         5 6 7 8
+
+Cost: reading the logs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """Read what all ranks of a run logged; a last line that a kill cut short is left out."""
+    lines = []
+    for file in sorted(run.glob("rank*.jsonl")):
+        text = file.read_text()
+        lines += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return lines
+
+
+def runs_of(out: Path) -> list[Path]:
+    """Every start of the training, in order."""
+    return sorted((out / "consumed").glob("run-*"))
+
+
+def first_step(run: Path) -> int:
+    """Return the steps done when a run began."""
+    return int(run.name.rpartition("-")[2])
+
+
+def counted(out: Path) -> list[dict[str, Any]]:
+    """Read the lines that count: of each run those up to where the next one began."""
+    runs = runs_of(out)
+    lines = []
+    for run, following in zip(runs, [*runs[1:], None], strict=True):
+        last = first_step(following) if following else 10**9
+        lines += [line for line in lines_of(run) if first_step(run) < line["step"] <= last]
+    return lines
+
+
+def segments_of(lines: Sequence[dict[str, Any]]) -> np.ndarray:
+    """The segments of log lines: stream, pass, sample, start, length; shape (n, 5)."""
+    rows = [segment[1:] for line in lines for segment in line["segments"]]
+    return np.array(rows, np.int64).reshape(-1, 5)
+
+
+def check_whole_epoch(segments: np.ndarray, lengths: Sequence[np.ndarray]) -> None:
+    """Check that every sample of every stream is there once, whole.
+
+    Args:
+        segments: As `segments_of` returns them.
+        lengths: Tokens of each sample, an array for each stream.
+    """
+    assert set(segments[:, 0].tolist()) == set(range(len(lengths)))
+    for stream, wholes in enumerate(lengths):
+        own = segments[segments[:, 0] == stream]
+        covered = [np.zeros(length, np.int64) for length in wholes]
+        for _, _, sample, start, length in own.tolist():
+            covered[sample][start : start + length] += 1
+        times = {int(count) for sample in covered for count in sample}
+        assert times == {1}, f"stream {stream}: tokens were consumed {sorted(times)} times"
+        assert own[:, 4].sum() == wholes.sum(), f"stream {stream}: segments reach past samples"
+
+
+def wait_until(is_so: Callable[[], Any], ended: Callable[[], bool], *, timeout_s: float) -> Any:
+    """Wait for a condition, looking twenty times a second; return what it returned.
+
+    Args:
+        is_so: Returns something true in the end.
+        ended: Whether what is waited for can come no more.
+        timeout_s: Seconds to wait at most.
+
+    Raises:
+        AssertionError: If it never came.
+    """
+    end = monotonic() + timeout_s
+    while not (found := is_so()):
+        assert not ended(), "the job ended before"
+        assert monotonic() < end, f"not within {timeout_s} s"
+        sleep(0.05)
+    return found
+
+
+def pids_at_step(out: Path, run: int, step: int) -> dict[int, int]:
+    """Return the process of each rank once run number `run` has come to a step; else nothing."""
+    runs = runs_of(out)
+    if len(runs) <= run:
+        return {}
+    pids = {}
+    for file in runs[run].glob("rank*.jsonl"):
+        text = file.read_text()
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        if lines:
+            pids[int(file.stem.removeprefix("rank"))] = int(lines[-1]["pid"])
+            if lines[-1]["step"] < step:
+                return {}
+        else:
+            return {}
+    return pids
