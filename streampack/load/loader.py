@@ -30,6 +30,8 @@ from streampack.config import Packing, check_positive
 from streampack.errors import ConfigError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.dataset import BatchReader, PackedStreamingDataset
+from streampack.load.iterable import PackedIterableDataset
+from streampack.load.iterable_loader import IterableLoading
 from streampack.load.tally import Tally
 from streampack.plan import DeviceBatch, EpochSequence, Progress
 from streampack.read.prefetch import work_ahead
@@ -126,11 +128,12 @@ class _Reads(Dataset[Batch]):
 
 
 class PackedDataLoader:
-    """Iterates a `PackedStreamingDataset`: one epoch an iteration, and exact state.
+    """Iterates a packed dataset: one epoch an iteration, and exact state.
 
     Args:
-        dataset: What to iterate.
-        num_workers: Processes that read; 0 plans and reads in a thread of this process.
+        dataset: What to iterate: a `PackedStreamingDataset` or a `PackedIterableDataset`.
+        num_workers: Processes that read; 0 plans and reads in a thread of this process. Those of a
+            `PackedIterableDataset` pack, too, so its state fits as many workers only.
         prefetch_factor: Batches that are read ahead, per worker.
         pin_memory: Put tensors into pinned memory, for quick copies to a GPU, if there is one.
         persistent_workers: Keep workers from one epoch to the next.
@@ -142,7 +145,7 @@ class PackedDataLoader:
 
     def __init__(
         self,
-        dataset: PackedStreamingDataset,
+        dataset: PackedStreamingDataset | PackedIterableDataset,
         *,
         num_workers: int = 0,
         prefetch_factor: int = 2,
@@ -150,16 +153,28 @@ class PackedDataLoader:
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
     ) -> None:
-        if not isinstance(dataset, PackedStreamingDataset):
-            raise ConfigError(
-                f"PackedDataLoader plans a PackedStreamingDataset, got {type(dataset).__name__}; "
-                "iterate others with torch's DataLoader(dataset, batch_size=None)"
-            )
         check_positive("prefetch_factor", prefetch_factor)
         if num_workers < 0:
             raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")
-        self.dataset = dataset
         self.num_workers = num_workers
+        self.dataset: Any = dataset
+        self._buffered: IterableLoading | None = None
+        if isinstance(dataset, PackedIterableDataset):
+            self._buffered = IterableLoading(
+                dataset,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                pin_memory=pin_memory,
+                persistent_workers=persistent_workers,
+                multiprocessing_context=multiprocessing_context,
+            )
+            return
+        if not isinstance(dataset, PackedStreamingDataset):
+            raise ConfigError(
+                f"PackedDataLoader plans a PackedStreamingDataset, got {type(dataset).__name__}; "
+                "it takes a PackedIterableDataset, too; iterate others with torch's "
+                "DataLoader(dataset, batch_size=None)"
+            )
         self._ahead = batches_ahead(
             dataset.buffers, dataset.footprint(num_workers), prefetch_factor
         )
@@ -187,12 +202,17 @@ class PackedDataLoader:
 
     def __len__(self) -> int:
         """Return the batches of this rank in a whole epoch: the one under way, or the next."""
+        if self._buffered is not None:
+            raise TypeError("a PackedIterableDataset has no len(): its samples are not known ahead")
         if self._progress is None:
             return len(self.dataset)
-        return self.dataset.num_batches(self._progress.epoch)
+        num_batches: int = self.dataset.num_batches(self._progress.epoch)
+        return num_batches
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or go on from the state that was loaded."""
+        if self._buffered is not None:
+            return iter(self._buffered)
         sequence = self.dataset.begin()
         recipe = self.dataset.recipe
         if self._progress is None:
@@ -234,9 +254,13 @@ class PackedDataLoader:
 
     def state_dict(self) -> State:
         """Return where the run stands after the batch last delivered, as JSON."""
+        if self._buffered is not None:
+            return self._buffered.state_dict()
         if self._progress is None:
-            return self.dataset.state_dict()
-        return self.dataset.state_at(self._progress)
+            state: State = self.dataset.state_dict()
+        else:
+            state = self.dataset.state_at(self._progress)
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration.
@@ -244,6 +268,8 @@ class PackedDataLoader:
         Raises:
             ResumeError: If it belongs to another sequence; the difference is named.
         """
+        if self._buffered is not None:
+            return self._buffered.load_state_dict(state)
         self.dataset.load_state_dict(state)
         self._progress = None
 
@@ -255,6 +281,8 @@ class PackedDataLoader:
         Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
         by one rank.
         """
+        if self._buffered is not None:
+            return self._buffered.stats()
         batch_tokens = self.dataset.footprint().batch_tokens
         waiting = self._most_waiting * batch_tokens
         per_worker = -(-self._most_waiting // max(self.num_workers, 1)) * batch_tokens

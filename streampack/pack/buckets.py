@@ -122,11 +122,11 @@ class LengthBuckets:
 
     def _nearest(self, first: int, last: int, length: int) -> tuple[int, int, int] | None:
         """Return the batch with the neighbour of nearest length, and that length."""
-        shorter = self._by_length[first - 1].length if first else None
-        longer = self._by_length[last].length if last < len(self._by_length) else None
-        if shorter is None and longer is None:
-            return None
-        if longer is None or (shorter is not None and length - shorter <= longer - length):
-            assert shorter is not None
-            return first - 1, last, shorter
-        return first, last + 1, longer
+        neighbours = []
+        if first:
+            shorter = self._by_length[first - 1].length
+            neighbours.append((length - shorter, first - 1, last, shorter))
+        if last < len(self._by_length):
+            longer = self._by_length[last].length
+            neighbours.append((longer - length, first, last + 1, longer))
+        return min(neighbours)[1:] if neighbours else None

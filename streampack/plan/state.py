@@ -25,7 +25,7 @@ __all__ = ["STATE_VERSION", "Progress", "fingerprint", "pack_state", "run_shape"
 
 STATE_VERSION = 1
 # What does not change which segments lie in which pack is not part of the fingerprint.
-NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size"}
+NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size", "stop"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
