@@ -58,7 +58,8 @@ def main() -> None:
     args = parser.parse_args()
     samples = web_samples(args.num_samples)
     for method in get_args(Method):
-        packing = Packing(max_seq_len=args.max_seq_len, method=method)
+        short = args.max_seq_len // 8 if method == "two_tiers" else None
+        packing = Packing(max_seq_len=args.max_seq_len, method=method, short_seq_len=short)
         run(samples[: args.chunk], packing, args.chunk)
         runs = [run(samples, packing, args.chunk) for _ in range(args.runs)]
         seconds, packs = [s for s, _ in runs], runs[0][1]

@@ -33,7 +33,9 @@ __all__ = [
     "read_integer",
 ]
 
-Method = Literal["exact_fit", "next_fit"]
+Method = Literal[
+    "exact_fit", "next_fit", "first_fit", "best_fit", "knapsack", "concat", "two_tiers"
+]
 Overflow = Literal["split", "truncate", "drop", "error"]
 Positions = Literal["restart", "continue"]
 BatchingMethod = Literal["random", "stratified", "per_stream", "device_per_stream"]
@@ -41,11 +43,25 @@ WeightUnit = Literal["samples", "tokens"]
 SamplingMethod = Literal["balanced", "fixed"]
 EpochEnd = Literal["pad", "drop", "carry"]
 Arithmetic = Literal["exact", "mosaicml"]
+Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 BYTE_SUFFIXES = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50, "b": 1}
 COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
+BUFFER_PACKS = 8  # what a packer buffers by default, in packs ...
+WINDOW_PACKS = 128  # ... and one that empties its buffer whole, or every eighth pack is half empty
+OPEN_PACKS = 8
+MIN_FRAGMENT_TOKENS = 64
+# Options of some methods only; all are None where they are not set.
+OPTION_METHODS = {
+    "split_gap": ("exact_fit", "next_fit", "first_fit", "best_fit"),
+    "min_fragment": ("exact_fit", "next_fit", "first_fit", "best_fit"),
+    "guard": ("exact_fit", "first_fit", "best_fit"),
+    "max_samples_per_pack": ("exact_fit", "next_fit", "first_fit", "best_fit", "knapsack"),
+    "open_packs": ("first_fit", "best_fit"),
+    "short_seq_len": ("two_tiers",),
+}
 
 
 def check_choice(name: str, value: str, literal: object) -> None:
@@ -161,15 +177,31 @@ class Packing:
     max_seq_len: int
     """Tokens in a pack."""
     method: Method = "exact_fit"
-    """Which packer: exact_fit (fills packs to the brim) or next_fit (strict arrival order)."""
+    """Which packer: exact_fit fills packs to the brim, next_fit keeps strict arrival order; for
+    first_fit, best_fit, knapsack, concat and two_tiers see docs/packers.md."""
     overflow: Overflow = "split"
     """What becomes of a sample longer than a pack: split, truncate, drop or error."""
     buffer_tokens: int | None = None
-    """Hard bound on the tokens a packer buffers; None: max(8 * max_seq_len, 65,536)."""
+    """Hard bound on the tokens a packer buffers; None: max(8 * max_seq_len, 65,536), for knapsack
+    128 * max_seq_len."""
     buffer_samples: int = 4096
     """Hard bound on buffered samples per packer."""
     split_gap: float | None = None
     """Cut a sample where more than this fraction of a pack would stay empty; None: never."""
+    min_fragment: int | None = None
+    """Tokens that such a cut leaves on either side at least; None: 64, or an eighth of a pack where
+    that is less."""
+    guard: int | None = None
+    """Packs that a sample may see leave before it goes first; None: the packer's own order."""
+    max_samples_per_pack: int | None = None
+    """Most segments in a pack; None: as many as fit."""
+    pad_to_multiple: int | None = None
+    """Round the room of each sample up to a multiple of this, with padding (context parallelism
+    over n ranks: 2 * n); None: no padding between samples."""
+    open_packs: int | None = None
+    """Packs that first_fit and best_fit keep open; None: 8."""
+    short_seq_len: int | None = None
+    """Tokens of two_tiers' short packs, which hold all samples that fit them."""
     bos_id: int | None = None
     """Put before each sample that does not begin with it, counted in its length."""
     eos_id: int | None = None
@@ -182,7 +214,8 @@ class Packing:
     def __post_init__(self) -> None:
         for name in ("max_seq_len", "buffer_samples"):  # None means nothing here
             read_integer(name, getattr(self, name), WRITE_COUNT)
-        _keep_counts(self, "max_seq_len", "buffer_samples", "buffer_tokens")
+        _keep_counts(self, "max_seq_len", "buffer_samples", "buffer_tokens", "pad_to_multiple")
+        _keep_counts(self, *(name for name in OPTION_METHODS if name != "split_gap"))
         check_choice("method", self.method, Method)
         check_choice("overflow", self.overflow, Overflow)
         check_choice("positions", self.positions, Positions)
@@ -191,8 +224,58 @@ class Packing:
                 f"buffer_tokens={self.buffer_tokens} cannot hold one pack; "
                 f"set it to at least max_seq_len={self.max_seq_len}"
             )
+        self._check_options()
+        self._check_multiple()
+        self._check_tiers()
         self._keep_split_gap()
         self._keep_ids()
+
+    def _check_options(self) -> None:
+        """Refuse options that the method cannot honour."""
+        for name, methods in OPTION_METHODS.items():
+            value = getattr(self, name)
+            if value is not None and self.method not in methods:
+                raise ConfigError(
+                    f"{name}={value} is nothing that method={self.method!r} can do; leave it out, "
+                    f"or set method to {' or '.join(map(repr, methods))}"
+                )
+        if self.min_fragment is None:
+            return
+        if self.split_gap is None:
+            raise ConfigError(
+                f"min_fragment={self.min_fragment} bounds cuts, and there are none without "
+                "split_gap; set split_gap, e.g. to 0.01, or leave min_fragment out"
+            )
+        if 2 * self.min_fragment > self.max_seq_len:
+            raise ConfigError(
+                f"min_fragment={self.min_fragment} leaves nothing to cut in packs of "
+                f"max_seq_len={self.max_seq_len}; set it to {self.max_seq_len // 2} at most"
+            )
+
+    def _check_multiple(self) -> None:
+        multiple = self.pad_to_multiple or 1
+        for name in ("max_seq_len", "short_seq_len"):
+            value = getattr(self, name)
+            if value is not None and value % multiple:
+                raise ConfigError(
+                    f"{name}={value} is no multiple of pad_to_multiple={multiple}; "
+                    f"set it to {self.room_of(value)}, for example"
+                )
+
+    def _check_tiers(self) -> None:
+        if self.method != "two_tiers":
+            return
+        short = self.short_seq_len
+        if short is None or short >= self.max_seq_len:
+            raise ConfigError(
+                f"short_seq_len={short} must be less than max_seq_len={self.max_seq_len} for "
+                "method='two_tiers'; set it to what short packs hold, such as 4096"
+            )
+        if self.buffer_tokens is not None and self.buffer_tokens < self.max_seq_len + short:
+            raise ConfigError(
+                f"buffer_tokens={self.buffer_tokens} cannot hold a pack of each tier; set it to "
+                f"at least max_seq_len + short_seq_len = {self.max_seq_len + short}"
+            )
 
     def _keep_split_gap(self) -> None:
         gap = self.split_gap
@@ -225,7 +308,17 @@ class Packing:
     @property
     def buffer_limit(self) -> int:
         """Tokens that one packer may hold."""
-        return self.buffer_tokens or max(8 * self.max_seq_len, MIN_BUFFER_TOKENS)
+        packs = WINDOW_PACKS if self.method == "knapsack" else BUFFER_PACKS
+        return self.buffer_tokens or max(packs * self.max_seq_len, MIN_BUFFER_TOKENS)
+
+    def room_of(self, length: int) -> int:
+        """Return the slots that a segment of `length` tokens takes in a pack.
+
+        >>> Packing(max_seq_len=64, pad_to_multiple=8).room_of(13)
+        16
+        """
+        multiple = self.pad_to_multiple or 1
+        return -(-length // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +344,8 @@ class Mixing:
     """pad: every chosen token, the last batch filled up; drop: whole batches; carry: roll on."""
     arithmetic: Arithmetic = "exact"
     """exact: largest remainders; mosaicml: MosaicML Streaming's rounding, bit for bit."""
+    stop: Stop = "all_exhausted"
+    """Of iterables: an epoch ends with all of them, with the first_exhausted, or they repeat."""
 
     def __post_init__(self) -> None:
         check_choice("batching_method", self.batching_method, BatchingMethod)
@@ -258,6 +353,7 @@ class Mixing:
         check_choice("sampling_method", self.sampling_method, SamplingMethod)
         check_choice("epoch_end", self.epoch_end, EpochEnd)
         check_choice("arithmetic", self.arithmetic, Arithmetic)
+        check_choice("stop", self.stop, Stop)
         _keep_counts(self, "global_batch_size")
         object.__setattr__(self, "epoch_size", parse_count("epoch_size", self.epoch_size))
 

@@ -2,7 +2,7 @@
 
 ::
 
-    rows (lists of six ints) --exact_fit / next_fit--> packs (lists of rows), rows left over
+    rows (lists of six ints) --exact_fit / next_fit / ...--> packs (lists of rows), rows left over
 
 Reachable sums are the bits of one int; nothing is shared with the package but the numbers that
 it documents.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,11 @@ class Rules:
     buffer_tokens: int
     buffer_samples: int
     split_gap: float | None = None
+    fragment: int | None = None
+    guard: int | None = None
+    max_samples: int | None = None
+    open_packs: int = 8
+    multiple: int = 1
 
     @property
     def window(self) -> int:
@@ -47,7 +53,12 @@ class Rules:
 
     @property
     def min_fragment(self) -> int:
-        return min(64, max(1, self.max_seq_len // 8))
+        wanted = self.fragment or min(64, max(1, self.max_seq_len // 8))
+        return wanted + self.multiple - 1  # the room of a piece is larger than it by the padding
+
+    @property
+    def most(self) -> int:
+        return self.max_samples or 10**9
 
     def may_cut(self, gap: int) -> bool:
         return self.split_gap is not None and gap > Fraction(str(self.split_gap)) * self.max_seq_len
@@ -66,6 +77,8 @@ class Run:
     final: bool
     pool: list[Row] = field(default_factory=list)
     packs: list[list[Row]] = field(default_factory=list)
+    born: list[int] = field(default_factory=list)  # pool packs closed when each of the pool came
+    num_closed: int = 0
     high_tokens: int = 0
     high_samples: int = 0
 
@@ -81,6 +94,7 @@ class Run:
         if len(self.pool) == self.rules.buffer_samples or tokens > self.rules.buffer_tokens:
             return False
         self.pool.append(self.rows.pop(0))
+        self.born.append(self.num_closed)
         self.high_tokens = max(self.high_tokens, tokens)
         self.high_samples = max(self.high_samples, len(self.pool))
         return True
@@ -93,6 +107,7 @@ class Run:
 def cut(rules: Rules, row: Row, gap: int) -> tuple[list[Row], Row]:
     """Return the head of a row that fills the gap (or none), and what is left of the row."""
     head = min(gap, row[LENGTH] - rules.min_fragment)
+    head -= head % rules.multiple
     if not rules.may_cut(gap) or row[LENGTH] <= gap or head < rules.min_fragment:
         return [], row
     rest = [*row[:START], row[START] + head, row[LENGTH] - head, row[TOTAL]]
@@ -118,6 +133,35 @@ def subset(run: Run, first: int, left: int) -> set[int]:
     return chosen
 
 
+def fewest(run: Run, first: int, left: int) -> set[int]:
+    """Return what `subset` does, but as few places as a pack may still take."""
+    budget, never = run.rules.most - first, 10**9
+    counts, snaps, place, patience = {0: 0}, [], first, 16
+    if not budget:
+        return set()
+    while patience and counts.get(left, never) > budget and len(snaps) < 256 and run.seen(place):
+        length = run.pool[place][LENGTH]
+        if length <= left:
+            snaps.append((place, length, counts))
+            longer = {
+                total + length: n + 1 for total, n in counts.items() if total + length <= left
+            }
+            counts = {
+                total: min(counts.get(total, never), longer.get(total, never))
+                for total in counts.keys() | longer.keys()
+            }
+        if any(n <= budget and left - t <= run.rules.tolerance for t, n in counts.items()):
+            patience -= 1
+        place += 1
+    best, chosen = max(total for total, n in counts.items() if n <= budget), set()
+    for place, length, before in reversed(snaps):
+        if before.get(best, never) > budget:
+            chosen.add(place)
+            best -= length
+            budget -= 1
+    return chosen
+
+
 def one_exact_pack(run: Run) -> None:
     """Close one pack; nothing but the pool changes before it is complete."""
     rules = run.rules
@@ -125,15 +169,25 @@ def one_exact_pack(run: Run) -> None:
         return
     left = rules.max_seq_len - run.pool[0][LENGTH]
     first = 1
-    while left > rules.window and run.seen(first):
+    while rules.guard and first < min(len(run.pool), rules.most):
+        if run.num_closed - run.born[first] < rules.guard or run.pool[first][LENGTH] > left:
+            break
+        left -= run.pool[first][LENGTH]
+        first += 1
+    while left > rules.window and first < rules.most and run.seen(first):
         if left - run.pool[first][LENGTH] < rules.window:
             break
         left -= run.pool[first][LENGTH]
         first += 1
-    chosen = set(range(first)) | subset(run, first, left)
+    found = subset(run, first, left)
+    if first + len(found) > rules.most:
+        found = fewest(run, first, left)
+    chosen = set(range(first)) | found
     pack = [run.pool[place] for place in sorted(chosen)]
+    run.born = [born for place, born in enumerate(run.born) if place not in chosen]
     run.pool = [row for place, row in enumerate(run.pool) if place not in chosen]
-    if run.pool:
+    run.num_closed += 1
+    if run.pool and len(pack) < rules.most:
         gap = rules.max_seq_len - sum(row[LENGTH] for row in pack)
         head, run.pool[0] = cut(rules, run.pool[0], gap)
         pack += head
@@ -165,12 +219,169 @@ def next_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
         free -= piece[LENGTH]
         run.high_tokens = max(run.high_tokens, rules.max_seq_len - free)
         run.high_samples = max(run.high_samples, len(run.pool))
-        if free == 0 or len(run.pool) == rules.buffer_samples:
+        if free == 0 or len(run.pool) == min(rules.buffer_samples, rules.most):
             run.packs.append(run.pool)
             run.pool, free = [], rules.max_seq_len
     if final and run.pool:
         run.packs.append(run.pool)
         run.pool = []
+    return run
+
+
+@dataclass
+class OpenPack:
+    """A pack that first fit or best fit is filling."""
+
+    rows: list[Row]
+    free: int
+    born: int
+
+
+@dataclass
+class Bins:
+    """First fit or best fit at work."""
+
+    rules: Rules
+    is_best: bool
+    bins: list[OpenPack] = field(default_factory=list)  # the oldest first
+    packs: list[list[Row]] = field(default_factory=list)
+    num_closed: int = 0
+
+    @property
+    def held(self) -> list[Row]:
+        return [row for pack in self.bins for row in pack.rows]
+
+    def choose(self, length: int) -> OpenPack | None:
+        """Return the pack for a segment: the fullest or the oldest of those with room."""
+        able = [pack for pack in self.bins if pack.free >= length]
+        return min(able, key=lambda pack: pack.free if self.is_best else 0, default=None)
+
+    def close(self, pack: OpenPack) -> None:
+        self.bins = [other for other in self.bins if other is not pack]
+        self.packs.append(pack.rows)
+        self.num_closed += 1
+        for other in self.bins:
+            if self.rules.guard and self.num_closed - other.born >= self.rules.guard:
+                return self.close(other)
+
+    def put(self, row: Row) -> None:
+        rules = self.rules
+        while True:
+            pack = self.choose(row[LENGTH])
+            tokens = row[LENGTH] + sum(held[LENGTH] for held in self.held)
+            fits = tokens <= rules.buffer_tokens and len(self.held) < rules.buffer_samples
+            if fits and (pack or len(self.bins) < rules.open_packs):
+                break
+            victim = self.choose(0)
+            head, row = cut(rules, row, victim.free)
+            victim.rows += head
+            self.close(victim)
+        if pack is None:
+            pack = OpenPack([], rules.max_seq_len, self.num_closed)
+            self.bins.append(pack)
+        pack.rows.append(row)
+        pack.free -= row[LENGTH]
+        if pack.free == 0 or len(pack.rows) == rules.most:
+            self.close(pack)
+
+
+def open_packs(rules: Rules, rows: list[Row], *, final: bool, is_best: bool) -> Run:
+    """Pack rows by first fit or best fit over a few open packs."""
+    run = Run(rules=rules, rows=[], final=final)
+    bins = Bins(rules, is_best)
+    for row in rows:
+        if row[LENGTH] == rules.max_seq_len:
+            bins.packs.append([list(row)])
+        else:
+            bins.put(list(row))
+    if final:
+        bins.packs += [pack.rows for pack in bins.bins]
+        bins.bins = []
+    run.packs, run.pool = bins.packs, bins.held
+    return run
+
+
+def first_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
+    """Pack rows by first fit."""
+    return open_packs(rules, rows, final=final, is_best=False)
+
+
+def best_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
+    """Pack rows by best fit."""
+    return open_packs(rules, rows, final=final, is_best=True)
+
+
+def greedy_knapsack(lengths: list[int], capacity: int, most: int = 10**9) -> list[list[int]]:
+    """Return bins of item numbers, the longest that fits first; of equal ones the oldest."""
+    left, bins = list(range(len(lengths))), []
+    while left:
+        bins.append([])
+        room = capacity
+        while len(bins[-1]) < most:
+            able = [item for item in left if lengths[item] <= room]
+            if not able:
+                break
+            item = max(able, key=lambda item: (lengths[item], -item))
+            left.remove(item)
+            bins[-1].append(item)
+            room -= lengths[item]
+    return bins
+
+
+def knapsack(rules: Rules, rows: list[Row], *, final: bool) -> Run:
+    """Pack rows by knapsack, a window at a time."""
+    run = Run(rules=rules, rows=[], final=final)
+
+    def empty() -> None:
+        lengths = [row[LENGTH] for row in run.pool]
+        bins = greedy_knapsack(lengths, rules.max_seq_len, rules.most)
+        run.packs += [[run.pool[item] for item in sorted(found)] for found in sorted(bins)]
+        run.pool = []
+
+    for row in rows:
+        tokens = sum(held[LENGTH] for held in run.pool) + row[LENGTH]
+        if tokens > rules.buffer_tokens or len(run.pool) == rules.buffer_samples:
+            empty()
+        run.pool.append(list(row))
+        run.high_tokens = max(run.high_tokens, sum(held[LENGTH] for held in run.pool))
+        run.high_samples = max(run.high_samples, len(run.pool))
+    if final and run.pool:
+        empty()
+    return run
+
+
+def concat(rules: Rules, rows: list[Row], *, final: bool) -> Run:
+    """Pack rows one after another, token by token."""
+    run = Run(rules=rules, rows=[], final=final)
+    for row in rows:
+        begin = row[START]
+        for token in range(row[START], row[START] + row[LENGTH], rules.multiple):
+            if token == begin:
+                run.pool.append([*row[:START], token, 0, row[TOTAL]])
+                run.high_samples = max(run.high_samples, len(run.pool))
+            run.pool[-1][LENGTH] += rules.multiple
+            held = sum(piece[LENGTH] for piece in run.pool)
+            run.high_tokens = max(run.high_tokens, held)
+            is_last = token + rules.multiple == row[START] + row[LENGTH]
+            is_full = held == rules.max_seq_len
+            if is_full or (is_last and len(run.pool) == rules.buffer_samples):
+                run.packs.append(run.pool)
+                run.pool, begin = [], token + rules.multiple
+    if final and run.pool:
+        run.packs.append(run.pool)
+        run.pool = []
+    return run
+
+
+def in_rooms(oracle: Any, rules: Rules, rows: list[Row], *, final: bool) -> Run:
+    """Run an oracle on what rows take in a pack, and give back what they hold."""
+    rooms = [
+        [*row[:LENGTH], -(-row[LENGTH] // rules.multiple) * rules.multiple, row[TOTAL]]
+        for row in rows
+    ]
+    run = oracle(rules, rooms, final=final)
+    for row in [row for rows in [run.pool, *run.packs] for row in rows]:
+        row[LENGTH] = min(row[LENGTH], row[TOTAL] - row[START])
     return run
 
 

@@ -68,6 +68,31 @@ def test_a_buffer_that_is_asked_for_is_the_limit():
         ({"split_gap": "0.1"}, r"split_gap='0.1' is a fraction of a pack"),
         ({"split_gap": False}, r"split_gap=False is a fraction of a pack"),
         ({"split_gap": math.nan}, r"split_gap=nan is a fraction of a pack"),
+        (
+            {"method": "concat", "split_gap": 0.1},
+            r"split_gap=0.1 is nothing that method='concat' can do; .* 'exact_fit' or 'next_fit'",
+        ),
+        (
+            {"method": "knapsack", "guard": 3},
+            r"guard=3 is nothing .* 'exact_fit' or 'first_fit' or 'best_fit'",
+        ),
+        ({"method": "two_tiers", "short_seq_len": 8, "max_samples_per_pack": 3}, "max_samples_per"),
+        ({"open_packs": 4}, r"open_packs=4 is nothing that method='exact_fit' can do"),
+        ({"short_seq_len": 8}, r"short_seq_len=8 is nothing .* set method to 'two_tiers'"),
+        ({"guard": 0}, r"guard=0 must be at least 1; leave it out"),
+        ({"min_fragment": 8}, r"min_fragment=8 bounds cuts, and there are none without split_gap"),
+        ({"split_gap": 0.0, "min_fragment": 17}, r"min_fragment=17 leaves nothing .* 16 at most"),
+        ({"pad_to_multiple": 5}, r"max_seq_len=32 is no multiple of pad_to_multiple=5; .* 35"),
+        (
+            {"method": "two_tiers", "short_seq_len": 12, "pad_to_multiple": 8},
+            r"short_seq_len=12 is no multiple of pad_to_multiple=8; set it to 16",
+        ),
+        ({"method": "two_tiers"}, r"short_seq_len=None must be less than max_seq_len=32"),
+        ({"method": "two_tiers", "short_seq_len": 32}, r"short_seq_len=32 must be less than"),
+        (
+            {"method": "two_tiers", "short_seq_len": 8, "buffer_tokens": 39},
+            r"buffer_tokens=39 cannot hold a pack of each tier; .* short_seq_len = 40",
+        ),
     ],
 )
 def test_packing_refuses_what_cannot_work(values, message):

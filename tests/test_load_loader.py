@@ -298,7 +298,9 @@ def test_impossible_loaders_are_refused(written, options, message):
 
 
 def test_only_what_can_be_planned_is_taken():
-    with pytest.raises(ConfigError, match=r"plans a PackedStreamingDataset, got list"):
+    with pytest.raises(
+        ConfigError, match=r"a PackedStreamingDataset or a PackedIterableDataset, got list"
+    ):
         PackedDataLoader([1, 2])
 
 

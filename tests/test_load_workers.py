@@ -25,7 +25,7 @@ def written(tmp_path_factory) -> Written:
 
 
 def worker_pids(loader: PackedDataLoader) -> list[int]:
-    return [process.pid for process in loader._workers._loader._iterator._workers]
+    return [process.pid for process in loader._loading._workers._loader._iterator._workers]
 
 
 def until_dead(pid: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import oracles
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from oracles import rows_of
 
 from streampack.config import Packing
-from streampack.pack import Packer, kernels, make_packer
+from streampack.pack import Packer, fit_samples, kernels, make_packer
+from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 
 
@@ -48,6 +51,23 @@ def test_the_subset_is_the_best_there_is_and_the_oldest_that_is_as_good(lengths)
     if newest:
         without = oracles.largest_sum(lengths[1:newest], size - lengths[0])
         assert lengths[0] + without < best
+
+
+@given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=10), most=st.integers(1, 5))
+def test_of_at_most_so_many_samples_the_best_subset_is_taken(lengths, most):
+    size = 401
+    packer = make_packer(Packing(max_seq_len=size, max_samples_per_pack=most))
+
+    packs = Packs.join([packer.add(rows_of(lengths)), packer.flush()])
+
+    left = size - lengths[0]
+    best = max(
+        sum(some)
+        for count in range(most)
+        for some in combinations(lengths[1:], count)
+        if sum(some) <= left
+    )
+    assert sum(lengths[sample] for sample in samples_of(packs)[0]) == lengths[0] + best
 
 
 @given(
@@ -129,6 +149,31 @@ def test_equal_lengths_are_packed_as_tight_as_they_can_be(length, max_seq_len):
     # Within 0.1 % of a pack is as good as full.
     assert (counts <= in_one).all()
     assert (max_seq_len - counts * length <= max(max_seq_len // 1000, max_seq_len % length)).all()
+
+
+@pytest.mark.parametrize("max_seq_len", [2048, 8192, 32768])
+@pytest.mark.parametrize("kind", ["web", "sft", "code"])
+def test_the_default_packer_and_buffer_fill_999_slots_of_a_thousand(kind, max_seq_len):
+    samples = np.zeros((60_000, 4), np.int64)
+    samples[:, 3] = synthetic_lengths(kind, len(samples))
+    rows = fit_samples(samples, max_seq_len, "split", [kind])
+
+    packs = make_packer(Packing(max_seq_len=max_seq_len)).add(rows)
+
+    assert packs.segments[:, LENGTH].sum() / (max_seq_len * len(packs)) >= 0.999
+
+
+@pytest.mark.parametrize("max_seq_len", [2048, 8192])
+@pytest.mark.parametrize("kind", ["web", "sft", "code"])
+def test_packs_leave_steadily_after_the_first(kind, max_seq_len):
+    rows = rows_of(synthetic_lengths(kind, 4_000).clip(max=max_seq_len))
+    packer = make_packer(Packing(max_seq_len=max_seq_len))
+
+    left_at = [row for row in range(len(rows)) for _ in range(len(packer.add(rows[row : row + 1])))]
+
+    between = np.diff(left_at)
+    assert np.median(between) <= 2 * between.mean()
+    assert between.max() < 20 * between.mean()
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,17 @@ RECIPES = [
     for end in ("pad", "carry")
     for unit in ("samples", "tokens")
 ]
+RECIPES += [
+    make(packing=Packing(max_seq_len=64, **options))
+    for options in (
+        {"guard": 2},
+        {"method": "best_fit", "guard": 2},
+        {"method": "first_fit"},
+        {"method": "two_tiers", "short_seq_len": 16},
+        {"method": "knapsack"},
+        {"method": "concat"},
+    )
+]
 SAVED = [
     pack_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1)))
     for r in RECIPES
@@ -216,7 +227,7 @@ def put(state: dict, path: tuple, value: object) -> None:
     holder[path[-1]] = copy.deepcopy(value)  # a second damage may lie inside of it
 
 
-@settings(max_examples=2000)
+@settings(max_examples=3000)
 @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
 def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):
     state = json.loads(json.dumps(SAVED[number]))
@@ -282,3 +293,20 @@ def test_a_snapshot_twice_or_of_another_lane_is_refused():
     state["snapshots"][0]["lane"] = 2
     with pytest.raises(ResumeError, match=r"lane is 2, not an integer from 0 to 1"):
         unpack_state(state, make(), DIGESTS)
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
+    r = RECIPES[number]
+    sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=1)
+    sequence.next()
+    state = pack_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots()))
+    progress = unpack_state(json.loads(json.dumps(state)), r, DIGESTS)
+    assert progress.snapshots
+    again = EpochSequence(
+        r, DeviceView(batch_size=16), epoch=1, position=16, snapshots=progress.snapshots
+    )
+    wanted, found = sequence.next(), again.next()
+    assert wanted.packs.segments.tolist() == found.packs.segments.tolist()
+    sequence.close()
+    again.close()

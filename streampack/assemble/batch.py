@@ -43,6 +43,7 @@ def make_batch(rows: Rows, packs: Packs, *, epoch: int, position: int, positions
         tokens, labels, input_pos: int64, shape (B, S); labels are shifted, -100 is ignored.
         document_ids: int32, shape (B, S); 1..n in a pack, 0 is padding.
         cu_seqlens: int32, where segments begin and end in the B * S tokens; padding is a segment.
+            The padding that rounds a segment's room up belongs to the segment, in both.
         max_seqlen: the longest of those, an int.
         segments: int64, shape (n, 6): row, stream, pass, sample, start, length.
         epoch, position: ints, as given.
@@ -63,9 +64,11 @@ def make_batch(rows: Rows, packs: Packs, *, epoch: int, position: int, positions
     document_ids = block[2 * size :].view(np.int32)[:size].reshape(rows.tokens.shape)
     cu_seqlens = np.empty(len(packs.segments) + num_rows + 1, np.int32)
     segments, ends, continues = packs.segments, packs.ends, positions == "continue"
-    filled, longest = fill_positions(segments, ends, continues, input_pos, document_ids, cu_seqlens)
+    filled, longest = fill_positions(
+        segments, ends, continues, input_pos, document_ids, cu_seqlens, rows.multiple
+    )
     if rows.labels is None:
-        fill_labels(segments, ends, rows.tokens, rows.next_tokens, labels)
+        fill_labels(segments, ends, rows.tokens, rows.next_tokens, labels, rows.multiple)
     else:
         labels = rows.labels
     return {

@@ -24,6 +24,7 @@ def fill_labels(
     tokens: Int64Array,
     next_tokens: Int64Array,
     labels: Int64Array,
+    multiple: int,
 ) -> None:
     """Fill rows with the labels of their segments; padding is ignored.
 
@@ -33,11 +34,12 @@ def fill_labels(
         tokens: Shape (B, S); rows after the packs are padding.
         next_tokens: The sample's token after each segment, -100 where it ends; shape (n,).
         labels: Filled, shape (B, S).
+        multiple: What the room of each segment is a multiple of; padding behind it is ignored.
 
     >>> import numpy as np
     >>> labels = np.zeros((1, 4), np.int64)
     >>> segments, ends = np.array([[0, 0, 0, 0, 3, 3]]), np.array([1])
-    >>> fill_labels(segments, ends, np.array([[5, 6, 7, 0]]), np.array([-100]), labels)
+    >>> fill_labels(segments, ends, np.array([[5, 6, 7, 0]]), np.array([-100]), labels, 1)
     >>> labels.tolist()
     [[6, 7, -100, -100]]
     """
@@ -49,6 +51,7 @@ def fill_labels(
             last = at + segments[k, LENGTH] - 1
             labels[row, at:last] = tokens[row, at + 1 : last + 1]
             labels[row, last] = next_tokens[k]
-            at = last + 1
+            at = last + 1 + -segments[k, LENGTH] % multiple
+            labels[row, last + 1 : at] = IGNORED
             k += 1
         labels[row, at:] = IGNORED

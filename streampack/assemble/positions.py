@@ -8,6 +8,10 @@ A row of 7 with a later piece of A (which was cut after 3 tokens) and a whole B:
     document_ids    1   1 |  2   2   2 |  0   0
     cu_seqlens    0         2            5       7
 
+With `pad_to_multiple`, the padding behind a segment belongs to it: it bears its document, counts
+on, and cu_seqlens includes it, so that all ranks of a context-parallel group take as much of each
+segment. No real token sees it, for it comes after all of them.
+
 Cost: one pass over the rows, about 0.4 ns a token.
 """
 
@@ -40,6 +44,7 @@ def fill_positions(
     input_pos: Int64Array,
     document_ids: Int32Array,
     cu_seqlens: Int32Array,
+    multiple: int,
 ) -> tuple[int, int]:
     """Fill rows with what follows from the plan alone.
 
@@ -50,6 +55,7 @@ def fill_positions(
         input_pos: Filled, shape (B, S).
         document_ids: Filled, shape (B, S).
         cu_seqlens: Filled from the front, shape (n + B + 1,).
+        multiple: What the room of each segment is a multiple of.
 
     Returns:
         How much of `cu_seqlens` is filled, and the longest segment, padding included.
@@ -63,7 +69,8 @@ def fill_positions(
         while at < row_tokens:
             # What the segments leave is a segment of padding, document 0.
             is_padding = k == end
-            length = row_tokens - at if is_padding else segments[k, LENGTH]
+            real = 0 if is_padding else segments[k, LENGTH]
+            length = row_tokens - at if is_padding else real + -real % multiple
             stop = at + length
             begin = segments[k, START] if continues and not is_padding else 0
             document = 0 if is_padding else k - first + 1

@@ -25,13 +25,15 @@ __all__ = ["build_app", "main"]
 
 USER_ERROR = 2  # the exit code of a wrong argument, here as in any other program
 
-FOLDERS = {"demo": "demo.command"}  # verbs that are more than a file
+# Verbs that are more than a file, or are no name of one.
+FOLDERS = {"demo": "demo.command", "compare-packers": "compare_packers"}
 
 VERBS = {
     "write": "Turn text, JSONL or token ids into a stream.",
     "index": "Write the length files of streams that have none.",
     "inspect": "Show a stream: its shards, its lengths, one of its packs.",
     "run": "Mix and pack as a config says, and show what comes out.",
+    "compare-packers": "Pack the same lengths with every packer, and compare.",
     "demo": "Real text, a small model, a crash and an exact resume; offline.",
 }
 
@@ -55,7 +57,7 @@ def load_verb(name: str) -> Any:
     """Import a verb's module and return its command."""
     module = f"streampack.cli.{FOLDERS.get(name, name)}"
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    app.command(name)(getattr(import_module(module), name))
+    app.command(name)(getattr(import_module(module), name.replace("-", "_")))
     return get_command(app)
 
 

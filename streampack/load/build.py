@@ -151,6 +151,11 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
         DataError: If a stream cannot be opened.
     """
     packing, mixing, order = blueprint.packing, blueprint.mixing, blueprint.order
+    if mixing.stop != "all_exhausted":
+        raise ConfigError(
+            f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
+            "streams' weights; leave stop out, or set epoch_size"
+        )
     totals = [stream.total_tokens()[0] for stream in blueprint.streams]
     names = unique_names([stream.name for stream in blueprint.streams])
     quotas = resolve_weights(

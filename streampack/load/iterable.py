@@ -2,134 +2,67 @@
 
 ::
 
-    source a --.
-    source b --+-- largest deficit --> packer (bounded) --> device batches
-    source c --'   (samples or tokens)
+    source a --.                                       one flow in each worker of each rank:
+    source b --+-- mixing --> packers (bounded) --> device batches
+    source c --'
 
-Each worker of each rank takes every n-th sample of each source and packs with its own bounded
-buffer. A pack leaves as soon as it is full. Lengths are not known ahead, so nothing is planned: for
-MDS streams `PackedStreamingDataset` is elastic and exact where this is not.
+Each worker of each rank takes its own part of each source and packs with its own bounded buffer. A
+pack leaves as soon as it is full. Lengths are not known ahead, so nothing is planned: for MDS
+streams `PackedStreamingDataset` is elastic where this is not.
 
-Cost: about 20 us a sample (the packer is asked after each), plus the source. Memory: the packer's
-bound and one batch a worker.
+Cost: 20 to 40 us a sample, plus the source. Memory: the packers' bounds and one batch a worker.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from itertools import chain, islice
-from math import lcm
+from typing import Any
 
-import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.assemble import Batch, make_batch
-from streampack.config import Buffers, Mixing, Packing
-from streampack.errors import ConfigError, DataError
+from streampack.assemble import Batch
+from streampack.config import Buffers, Mixing, Order, Packing, read_integer
+from streampack.errors import ConfigError
 from streampack.load.arguments import check_batch_size, check_configs, check_streams
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import unique_names
-from streampack.load.held import HeldSamples, shifted_labels
+from streampack.load.iterable_amounts import epoch_amounts
+from streampack.load.iterable_flow import FlowPlan, PackFlow
+from streampack.load.iterable_state import check_state, fingerprint, pack_state
 from streampack.load.ledger import EpochLedger
-from streampack.mix import Weight, check_weights, exact_share, scaled_shares
-from streampack.pack import fit_samples, make_packer
-from streampack.read.targets import labels_are_shifted
-from streampack.streams import IterableSample, IterableStream
-from streampack.types import Packs
+from streampack.streams import IterableStream
+from streampack.streams.part import SHUFFLE_BLOCK, PartPlace, SourcePart
+from streampack.types import State
 from streampack.world import World
 
 __all__ = ["PackedIterableDataset"]
 
-SCALE = 1 << 30
-NUM_LOOKED_AT = 64  # samples that tell whether labels are shifted
-
-
-class _Source:
-    """One worker's part of one source: every `stride`-th sample, as arrays."""
-
-    def __init__(self, stream: IterableStream, name: str, first: int, stride: int) -> None:
-        self._stream = stream
-        self._name = name
-        self._items: Iterator[tuple[int, object]] = islice(
-            enumerate(stream.source), first, None, stride
-        )
-        # labels_shifted: whether labels[i] speaks of token i + 1; None until the first sample.
-        self.labels_shifted = stream.labels_shifted if stream.labels else False
-
-    def next(self) -> tuple[int, IterableSample] | None:
-        """Return the next sample and its number in the source; None at the end."""
-        if self.labels_shifted is None:
-            self._look_at_labels()
-        try:
-            number, item = next(self._items)
-        except StopIteration:
-            return None
-        return number, self._stream.sample(item, number)
-
-    def _look_at_labels(self) -> None:
-        """Tell from the first samples whether labels are shifted."""
-        first = list(islice(self._items, NUM_LOOKED_AT))
-        self._items = chain(first, self._items)
-        samples = [self._stream.sample(item, number) for number, item in first]
-        if not samples:
-            return
-        self.labels_shifted = labels_are_shifted(
-            (sample.tokens, sample.labels) for sample in samples if sample.labels is not None
-        )
-        if self.labels_shifted is None:
-            raise DataError(
-                f"stream {self._name!r}: the labels of its first samples do not tell whether they "
-                "are shifted; say so with labels_shifted=True (labels[i] is for tokens[i + 1]) or "
-                "labels_shifted=False (for tokens[i])"
-            )
-
-
-class _Mixer:
-    """Asks the source that is most behind its share for the next sample."""
-
-    def __init__(self, sources: list[_Source], proportions: list[Fraction], unit: str) -> None:
-        self._sources = sources
-        whole = lcm(*(p.denominator for p in proportions))
-        self._shares = scaled_shares([int(p * whole) for p in proportions], SCALE)
-        self._deficits = np.zeros(len(sources), np.int64)
-        self._live = self._shares > 0
-        self._by_tokens = unit == "tokens"
-
-    def next(self) -> tuple[int, int, IterableSample] | None:
-        """Return stream, number and sample; None once all sources are at their end."""
-        while self._live.any():
-            stream = int(np.argmax(np.where(self._live, self._deficits + self._shares, -(1 << 62))))
-            found = self._sources[stream].next()
-            if found is None:
-                self._live[stream] = False
-                continue
-            amount = len(found[1].tokens) if self._by_tokens else 1
-            self._deficits += self._shares * amount
-            self._deficits[stream] -= SCALE * amount
-            return stream, *found
-        return None
+# Methods that cut samples wherever a pack ends.
+CUTTING_METHODS = ("next_fit", "concat")
 
 
 class PackedIterableDataset(IterableDataset[Batch]):
-    """Iterables of tokenized samples, mixed and packed on the fly.
+    """Iterables of samples, mixed and packed on the fly.
 
     Args:
-        streams: The sources and their proportions; without any, all count the same.
+        streams: The sources and their weights; without any, all count the same.
         packing: How samples share packs.
-        mixing: weight_unit and epoch_end ("pad" or "drop"); packs mix all streams.
+        mixing: How many of each stream, in which batches, and where an epoch ends.
+        order: With shuffle, sources with an index (lists, map-style datasets) are shuffled by the
+            seed; None: samples come as they are stored. Others come as they come.
         buffers: How much may be resident at once.
         batch_size: Packs in a device batch.
         world: This process among the others; None: what torchrun's variables say.
 
     Raises:
         ConfigError: If the arguments cannot work together.
-        DataError: While iterating: a sample is not what it should be, or a source that can be
-            iterated only once, such as a generator, is asked for a second epoch.
+        DataError: While iterating: a sample is not what it should be, a source fails or is empty,
+            or one that can be iterated only once, such as a generator, is asked for a second epoch.
 
-    Batches are those of `PackedStreamingDataset`; `position` counts the packs of all ranks and
-    workers as if they kept step. Iterate it with torch's ``DataLoader(dataset, batch_size=None)``.
+    Batches are those of `PackedStreamingDataset`, and the streams' extra fields; `position` counts
+    the packs of all ranks and workers as if they kept step. Iterate it with `PackedDataLoader`,
+    torchdata's ``StatefulDataLoader`` or torch's ``DataLoader(dataset, batch_size=None)``.
 
     Ranks may take unequal numbers of steps in an epoch: each packs its own samples, and nobody
     knows beforehand how many packs these fill. Where ranks wait for each other at every step (DDP,
@@ -148,131 +81,181 @@ class PackedIterableDataset(IterableDataset[Batch]):
         *,
         packing: Packing,
         mixing: Mixing | None = None,
+        order: Order | None = None,
         buffers: Buffers | None = None,
         batch_size: int = 1,
         world: World | None = None,
     ) -> None:
         super().__init__()
         check_streams(streams, IterableStream)
-        check_configs(packing=packing, mixing=mixing, buffers=buffers, world=world)
-        batch_size = check_batch_size(batch_size)
-        self._mixing = mixing or Mixing()
-        _check_mixing(self._mixing)
+        check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
+        mixing, is_shuffled = mixing or Mixing(), order is not None and order.shuffle
+        _check_mixing(mixing)
+        _check_fields(streams, packing)
         names = [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
         self.stream_names = unique_names(names)
-        weights = [
-            Weight(name=name, proportion=stream.proportion)
-            for name, stream in zip(self.stream_names, streams, strict=True)
-        ]
-        check_weights(weights)
-        self._proportions = [
-            exact_share(1 if weight.proportion is None else weight.proportion) for weight in weights
-        ]
-        self._streams = tuple(streams)
-        self._packing = packing
-        self._buffers = buffers or Buffers()
-        self._batch_size = batch_size
-        self._world = world or World.from_env(os.environ)
+        order = order or Order()
+        self.plan = FlowPlan(
+            streams=tuple(streams),
+            names=tuple(self.stream_names),
+            packing=packing,
+            mixing=mixing,
+            amounts=epoch_amounts(streams, self.stream_names, mixing, order.seed),
+            batch_size=check_batch_size(batch_size),
+            seed=order.seed,
+            shuffle_block_size=(order.shuffle_block_size or SHUFFLE_BLOCK) if is_shuffled else None,
+        )
+        self.digest = fingerprint(self.plan)
+        """What decides the batches, as JSON: a state belongs to datasets with the same."""
+        self.buffers = buffers or Buffers()
+        self.world = world or World.from_env(os.environ)
         self._ledger = EpochLedger()
         self._num_iterations = 0
-        self._has_read = False
-        self._check_buffers(0)
+        self._parts: tuple[PartPlace, list[SourcePart]] | None = None
+        self._start: State | None = None
+        self._delivered: State | None = None
+        batches_ahead(self.buffers, self.footprint(0), 1)
 
-    def _check_buffers(self, num_workers: int) -> None:
-        footprint = Footprint(
-            packer_tokens=self._packing.buffer_limit,
-            batch_tokens=self._batch_size * self._packing.max_seq_len,
+    def __getstate__(self) -> dict[str, Any]:
+        # Iterators stay in the process that began them.
+        return {**self.__dict__, "_parts": None}
+
+    def footprint(self, num_workers: int) -> Footprint:
+        """Return what a rank holds with so many workers."""
+        packing, num_packers = self.plan.packing, 1
+        packer_tokens = packing.buffer_limit
+        if self.plan.mixing.batching_method != "random":
+            # A packer each, and one pack each that waits for its slot.
+            num_packers = len(self.plan.streams)
+            packer_tokens += packing.max_seq_len
+        return Footprint(
+            packer_tokens=num_packers * packer_tokens,
+            batch_tokens=self.plan.batch_size * packing.max_seq_len,
             num_workers=num_workers,
             plans_in_workers=num_workers > 0,
         )
-        batches_ahead(self._buffers, footprint, 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one; sources that can be iterated again start again."""
+        """Make `epoch` the next one; sources that can be iterated again start again.
+
+        Raises:
+            ConfigError: If it is no integer of at least 0.
+        """
+        epoch = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} must be at least 0")
+        self._start = self._delivered = None
         self._ledger.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin an epoch; in a torch worker, this worker's share of it."""
+        """Begin an epoch, or go on where a loaded state says; in a torch worker, its share."""
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        self._check_buffers(info.num_workers if info else 0)
+        batches_ahead(self.buffers, self.footprint(info.num_workers if info else 0), 1)
+        if info is not None and any(stream.tokenizer is not None for stream in self.plan.streams):
+            # The workers are the parallelism: threads in each would only take turns.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        place = self.place(worker, num_workers)
+        start, self._start = self._start, None
         token = info.seed - info.id if info else os.getpid()
-        epoch = self._ledger.begin(worker, f"{token}:{self._num_iterations}")
+        key = f"{token}:{self._num_iterations}"
         self._num_iterations += 1
-        return self._batches(epoch, worker, num_workers)
+        epoch = self._ledger.begin(worker, key, None if start is None else int(start["epoch"]))
+        # At once, not at the first batch: a worker may be asked for its state before that.
+        self._delivered = start or self.state_at_start(epoch, place)
+        return self._batches(epoch, place, start)
 
-    def _batches(self, epoch: int, worker: int, num_workers: int) -> Iterator[Batch]:
-        held = HeldSamples(self._packing)
-        waiting = Packs.none()
-        step = worker
-        for packs in self._packs(held, epoch, worker, num_workers):
-            waiting = Packs.join([waiting, packs])
-            while len(waiting) >= self._batch_size:
-                yield self._batch(held, waiting.slice(0, self._batch_size), epoch, step)
-                waiting = waiting.slice(self._batch_size, len(waiting))
-                step += num_workers
-        if len(waiting) and self._mixing.epoch_end == "pad":
-            yield self._batch(held, waiting, epoch, step)
-
-    def _check_sources(self, epoch: int) -> None:
-        """Refuse to read a source again that goes on where it was left, such as a generator."""
-        has_read, self._has_read = self._has_read, True
-        for stream, name in zip(self._streams, self.stream_names, strict=True):
-            if has_read and isinstance(stream.source, Iterator):
-                raise DataError(
-                    f"stream {name!r}: its source ({type(stream.source).__name__}) can be iterated "
-                    f"only once and was, so epoch {epoch} would lack its samples; pass something "
-                    "that can be iterated again: a list, a dataset, or an object whose __iter__ "
-                    "makes a new generator"
-                )
-
-    def _batch(self, held: HeldSamples, packs: Packs, epoch: int, step: int) -> Batch:
-        return make_batch(
-            held.rows(packs, self._batch_size),
-            packs,
-            epoch=epoch,
-            position=(step + 1) * self._batch_size * self._world.num_devices,
-            positions=self._packing.positions,
+    def place(self, worker: int, num_workers: int) -> PartPlace:
+        """Return which part of the sources a worker of this rank takes."""
+        return PartPlace(
+            device=self.world.place,
+            num_devices=self.world.num_devices,
+            worker=worker,
+            num_workers=num_workers,
         )
 
-    def _packs(
-        self, held: HeldSamples, epoch: int, worker: int, num_workers: int
-    ) -> Iterator[Packs]:
-        """Yield packs as they become full, then what the buffer still holds."""
-        packing, world = self._packing, self._world
-        self._check_sources(epoch)
-        first, stride = world.place * num_workers + worker, world.num_devices * num_workers
-        sources = [
-            _Source(stream, name, first, stride)
-            for stream, name in zip(self._streams, self.stream_names, strict=True)
-        ]
-        mixer = _Mixer(sources, self._proportions, self._mixing.weight_unit)
-        packer = make_packer(packing)
-        while (found := mixer.next()) is not None:
-            stream, number, sample = found
-            tokens, labels = shifted_labels(
-                sample, packing, labels_shifted=bool(sources[stream].labels_shifted)
-            )
-            row = np.array([[stream, epoch, number, len(tokens)]])
-            segments = fit_samples(row, packing.max_seq_len, packing.overflow, self.stream_names)
-            if len(segments):
-                kept = int(segments[0, -1])
-                held.hold((stream, epoch, number), tokens, labels, kept)
-                yield packer.add(segments)
-        yield packer.flush()
+    def _batches(self, epoch: int, place: PartPlace, start: State | None) -> Iterator[Batch]:
+        flow = self._flow(epoch, place)
+        if start is None or start["flow"] is None:
+            flow.begin()
+        else:
+            flow.load_state_dict(start["flow"])
+        num_batches = 0
+        while (batch := flow.next_batch()) is not None:
+            num_batches += 1
+            self._delivered = pack_state(self.digest, place, epoch, flow.state_dict())
+            yield batch
+        if start is not None and not num_batches and get_worker_info() is None:
+            # The state was taken after the epoch's last batch: what follows is the next epoch.
+            self._ledger.begin(place.worker, f"after {epoch}:{self._num_iterations}", epoch + 1)
+            yield from self._batches(epoch + 1, place, None)
+        elif get_worker_info() is None:
+            self._delivered = self.state_at_start(epoch + 1, place)
+
+    def _flow(self, epoch: int, place: PartPlace) -> PackFlow:
+        if self._parts is None or self._parts[0] != place:
+            self._parts = (place, self.plan.parts(place))
+        for part in self._parts[1]:
+            part.check_not_used_up(epoch)
+        return PackFlow(self.plan, place, self._parts[1], epoch)
+
+    # Where it stands.
+
+    def state_at_start(self, epoch: int, place: PartPlace) -> State:
+        """Return the state of a worker that has delivered nothing of an epoch."""
+        return pack_state(self.digest, place, epoch, None)
+
+    def state_dict(self) -> State:
+        """Return where this process stands after the batch last delivered, as JSON.
+
+        A source's own state is part of it as the source gives it.
+        """
+        if self._delivered is not None:
+            return self._delivered
+        info = get_worker_info()
+        place = self.place(info.id, info.num_workers) if info else self.place(0, 1)
+        return self._start or self.state_at_start(self._ledger.next_epoch, place)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state` at the next iteration.
+
+        Raises:
+            ResumeError: If it is of another rank, worker, world or dataset; the difference is
+                named.
+        """
+        info = get_worker_info()
+        place = self.place(info.id, info.num_workers) if info else self.place(0, 1)
+        check_state(state, self.digest, place)
+        self._start, self._delivered = state, None
+        self._ledger.set_epoch(int(state["epoch"]))
 
 
 def _check_mixing(mixing: Mixing) -> None:
     """Refuse what the buffered way cannot do."""
-    for key, works in {
-        "batching_method": ("random",),
-        "epoch_end": ("pad", "drop"),
-        "epoch_size": (None,),
-        "global_batch_size": (None,),
-    }.items():
+    for key, works in {"epoch_end": ("pad", "drop"), "global_batch_size": (None,)}.items():
         value = getattr(mixing, key)
         if value not in works:
             raise ConfigError(
                 f"PackedIterableDataset cannot do {key}={value!r}, only "
                 f"{' or '.join(map(repr, works))}; PackedStreamingDataset can, from MDS streams"
+            )
+
+
+def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
+    """Refuse extra fields that cannot share a batch, or a packer."""
+    dtypes: dict[str, str] = {}
+    for stream in streams:
+        for name, dtype in stream.token_fields.items():
+            if dtypes.setdefault(name, dtype) != dtype:
+                raise ConfigError(
+                    f"token_fields: {name!r} is {dtypes[name]!r} in one stream and {dtype!r} in "
+                    "another; a batch has one array for both, so give it one dtype"
+                )
+        cuts = packing.method in CUTTING_METHODS or packing.split_gap is not None
+        if stream.payloads and cuts:
+            what = f"split_gap={packing.split_gap}" if packing.split_gap is not None else ""
+            raise ConfigError(
+                f"payloads={dict(stream.payloads)} must stay with their samples, but "
+                f"{what or f'method={packing.method!r}'} cuts samples where a pack ends; use "
+                "method='exact_fit' without split_gap"
             )

@@ -11,7 +11,10 @@ do not depend on how the segments are dealt to calls. Memory: the buffered segme
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -22,30 +25,37 @@ from streampack.types import (
     LENGTH,
     NUM_COLUMNS,
     SAMPLE,
+    START,
     STREAM,
+    TOTAL,
     Int64Array,
     Packs,
     State,
     no_segments,
 )
 
-__all__ = ["BufferedPacker"]
+__all__ = ["BufferedPacker", "KernelPacker", "rooms", "without_padding"]
 
 
-class BufferedPacker:
-    """Segment rows in, packs out, by one kernel; it follows the `Packer` protocol."""
+class BufferedPacker(ABC):
+    """Segment rows in, packs out; it follows the `Packer` protocol."""
 
-    def __init__(self, method: str, limits: Limits, kernel: Callable[[Limits, Work, bool], None]):
+    def __init__(self, method: str, limits: Limits):
         self._method = method
         self._limits = limits
-        self._kernel = kernel
         self._buffered = no_segments()
+        # Packs that left since each buffered segment came, shape (n,).
+        self._waited = np.zeros(0, np.int64)
         self._high_water = (0, 0)
+
+    @abstractmethod
+    def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
+        """Return the packs that these segments complete; `final`: all that is buffered too."""
 
     @property
     def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer now."""
-        return int(self._buffered[:, LENGTH].sum())
+        """Tokens in the buffer now, with the padding of `pad_to_multiple`."""
+        return int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].sum())
 
     @property
     def num_buffered_samples(self) -> int:
@@ -76,19 +86,22 @@ class BufferedPacker:
         misfit = self._misfit(segments)
         if misfit:
             raise DataError(f"{misfit}: pass samples through fit_samples first")
-        return self._run(segments, final=False)
+        return self._pack(segments, final=False)
 
     def flush(self) -> Packs:
         """Return packs of all that is buffered; the buffer is empty then."""
-        return self._run(no_segments(), final=True)
+        return self._pack(no_segments(), final=True)
 
     def state_dict(self) -> State:
         """Return what is buffered, as plain integers: addresses, no tokens."""
-        return {
+        state = {
             "method": self._method,
             "buffered": self._buffered.tolist(),
             "high_water": list(self._high_water),
         }
+        if self._limits.guard < kernels.NO_LIMIT:
+            state["waited"] = self._waited.tolist()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of a packer with the same packing.
@@ -102,8 +115,8 @@ class BufferedPacker:
                 f"{self._method!r}; resume with the packing that was saved"
             )
         buffered = np.array(state["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
-        num_tokens = int(buffered[:, LENGTH].sum())
         limits = self._limits
+        num_tokens = int(rooms(buffered, limits.multiple)[:, LENGTH].sum())
         if num_tokens > limits.buffer_tokens or len(buffered) > limits.buffer_samples:
             raise ResumeError(
                 f"the state buffers {num_tokens} tokens in {len(buffered)} samples, more than "
@@ -114,6 +127,9 @@ class BufferedPacker:
         if misfit:
             raise ResumeError(f"the state buffers {misfit}; resume with the packing that was saved")
         self._buffered = buffered
+        # Without a guard nobody asks how long they waited.
+        waited = state.get("waited", [0] * len(buffered))
+        self._waited = np.array(waited, np.int64).reshape(-1)
         tokens, samples = state["high_water"]
         self._high_water = (int(tokens), int(samples))
 
@@ -129,28 +145,76 @@ class BufferedPacker:
             f"tokens, where a pack takes 1 to max_seq_len={limit}"
         )
 
-    def _run(self, segments: Int64Array, *, final: bool) -> Packs:
-        rows = np.concatenate([self._buffered, segments])
+
+class Kernel(Protocol):
+    """What closes packs; `final`: also those that no segment will fill any more."""
+
+    def __call__(self, limits: Limits, work: Work, final: bool) -> None:
+        """Work on the arrays of one call."""
+
+
+class KernelPacker(BufferedPacker):
+    """A packer whose buffer is a pool that one kernel of kernels.py empties."""
+
+    def __init__(self, method: str, limits: Limits, kernel: Kernel):
+        super().__init__(method, limits)
+        self._kernel = kernel
+
+    def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
+        return self._run(segments, partial(self._kernel, self._limits, final=final))
+
+    def _run(self, segments: Int64Array, kernel: Callable[[Work], None]) -> Packs:
+        multiple = self._limits.multiple
+        rows = rooms(np.concatenate([self._buffered, segments]), multiple)  # a copy: cuts move rows
         num_rows, num_buffered = len(rows), len(self._buffered)
         order = np.empty(num_rows, np.int64)
         order[:num_buffered] = np.arange(num_buffered)
+        born = np.empty(num_rows, np.int64)
+        born[:num_buffered] = -self._waited
         cursor = np.zeros(kernels.NUM_CURSORS, np.int64)
         cursor[kernels.TAIL] = cursor[kernels.NEXT] = num_buffered
-        cursor[kernels.TOKENS] = self.num_buffered_tokens
+        cursor[kernels.TOKENS] = rows[:num_buffered, LENGTH].sum()
         cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
         work = Work(
             rows=rows,
             order=order,
+            born=born,
             chosen=np.empty(num_rows, np.bool_),
             out=np.empty((2 * num_rows, NUM_COLUMNS), np.int64),
             ends=np.empty(num_rows, np.int64),
             cursor=cursor,
         )
-        self._kernel(self._limits, work, final)
-        self._buffered = rows[order[cursor[kernels.HEAD] : cursor[kernels.TAIL]]]
+        kernel(work)
+        pool = order[cursor[kernels.HEAD] : cursor[kernels.TAIL]]
+        self._buffered = without_padding(rows[pool], multiple)
+        self._waited = cursor[kernels.POOL_PACKS] - born[pool]
         self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
         # Copies: a view would keep the whole scratch of this call alive.
         return Packs(
-            segments=work.out[: cursor[kernels.NUM_OUT]].copy(),
+            segments=without_padding(work.out[: cursor[kernels.NUM_OUT]].copy(), multiple),
             ends=work.ends[: cursor[kernels.NUM_PACKS]].copy(),
         )
+
+
+def rooms(segments: Int64Array, multiple: int) -> Int64Array:
+    """Return segment rows with what they take in a pack as their length, shape (n, 6).
+
+    >>> rooms(np.array([[0, 0, 7, 0, 13, 13]]), 8)[0].tolist()
+    [0, 0, 7, 0, 16, 13]
+    """
+    if multiple > 1:
+        segments = segments.copy()
+        segments[:, LENGTH] = -(-segments[:, LENGTH] // multiple) * multiple
+    return segments
+
+
+def without_padding(segments: Int64Array, multiple: int) -> Int64Array:
+    """Undo `rooms`, in place: only the last piece of a sample has padding behind it.
+
+    >>> without_padding(np.array([[0, 0, 7, 0, 16, 13]]), 8)[0].tolist()
+    [0, 0, 7, 0, 13, 13]
+    """
+    if multiple > 1:
+        left = segments[:, TOTAL] - segments[:, START]
+        segments[:, LENGTH] = np.minimum(segments[:, LENGTH], left)
+    return segments

@@ -14,53 +14,28 @@ After 10 to 20 segments the subsets outnumber the slots, so a full pack is found
 behind the anchor, and order stays nearly first in, first out.
 
 With `split_gap`, a pack that would leave a larger gap takes the head of the oldest segment left;
-its tail opens the next pack.
+its tail opens the next pack. With `guard`, segments that saw so many packs leave go in first, as
+they came, until one does not fit: none waits for more than guard + 2 * buffer_tokens / max_seq_len
++ 1 packs (those of one full segment not counted). With `max_samples_per_pack` the rows of sums are
+rows of counts, and 256 segments are looked at at most.
 
 Cost: (segments looked at) x (tokens to fill / 64) word operations a pack; where packs are longer
 than 8,192, the first segments go in as they come until a segment would leave fewer. About 0.2 us a
-segment on web text at 8,192. Fill: over 99.99 % there. Memory: at most `buffer_tokens` are
-buffered, mostly far fewer.
+segment on web text at 8,192, far more with `max_samples_per_pack`. Fill: over 99.99 % there.
+Memory: at most `buffer_tokens` are buffered, mostly far fewer.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from streampack.config import Packing
 from streampack.pack import kernels
-from streampack.pack.buffered import BufferedPacker
-from streampack.pack.kernels import Limits
+from streampack.pack.buffered import KernelPacker
+from streampack.pack.limits import limits_of
 
-__all__ = ["exact_fit", "limits_of"]
-
-WINDOW_TOKENS = 8192
-TOLERANCE = 1000  # a gap of one part in so many is good enough ...
-PATIENCE = 16  # ... if this many more looks find nothing better
-MIN_FRAGMENT_TOKENS = 64
+__all__ = ["exact_fit"]
 
 
-def limits_of(packing: Packing) -> Limits:
-    """Return the integers that the kernels go by.
-
-    >>> limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap
-    81
-    """
-    size = packing.max_seq_len
-    # As it is written: 0.29 of 100 tokens is 29, not 28.999...
-    gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
-    return Limits(
-        max_seq_len=size,
-        buffer_tokens=packing.buffer_limit,
-        buffer_samples=packing.buffer_samples,
-        window=min(size, WINDOW_TOKENS),
-        tolerance=size // TOLERANCE,
-        patience=PATIENCE,
-        split_gap=gap,
-        min_fragment=min(MIN_FRAGMENT_TOKENS, max(1, size // 8)),
-    )
-
-
-def exact_fit(packing: Packing) -> BufferedPacker:
+def exact_fit(packing: Packing) -> KernelPacker:
     """Return a packer that fills packs to the brim.
 
     >>> import numpy as np
@@ -70,4 +45,4 @@ def exact_fit(packing: Packing) -> BufferedPacker:
     >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.num_buffered_tokens
     ([0, 3, 4], 13)
     """
-    return BufferedPacker("exact_fit", limits_of(packing), kernels.exact_fit)
+    return KernelPacker("exact_fit", limits_of(packing), kernels.exact_fit)

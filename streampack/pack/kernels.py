@@ -11,6 +11,8 @@ A kernel pulls one row at a time, and only when the pool cannot fill a pack. Bui
 grows the pool; one commit at its end empties it. So a build that runs out of rows is begun
 again at the next call and comes to the same pack, wherever the calls and the saves fall.
 
+With `pad_to_multiple`, lengths are here what segments take in a pack, padding included.
+
 Cost: see `exact_fit` and `next_fit`. Memory: nothing lives longer than a call.
 
 All kernels of the room stand in this one file: numba's disk cache does not see that a callee in
@@ -27,12 +29,15 @@ import numpy.typing as npt
 from streampack.compiled import compiled
 from streampack.types import LENGTH, START, Int64Array
 
-__all__ = ["Limits", "Work", "exact_fit", "next_fit"]
+__all__ = ["NO_LIMIT", "Limits", "Work", "close_oldest", "exact_fit", "fill_room", "next_fit"]
 
-HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS = range(8)
-NUM_CURSORS = 8
+HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
+NUM_CURSORS = 9
+NO_LIMIT = 2**62
 PULLED, FULL, EMPTY = range(3)
 FIRST_ROWS = 32  # rows of sums that are there at once; a web pack needs about 14
+COUNTED_ROWS = 256  # segments that a pack of limited samples chooses among
+NEVER = 20_000  # more samples than those rows are
 ONE = np.uint64(1)
 LAST_BIT = np.uint64(63)
 
@@ -55,6 +60,12 @@ class Limits(NamedTuple):
     """A larger gap is filled by cutting a segment; max_seq_len: never cut."""
     min_fragment: int
     """The shortest piece that a cut may leave on either side."""
+    guard: int
+    """Packs of the pool that a segment may see leave; then it goes in as it came."""
+    max_samples: int
+    """Segments in a pack."""
+    multiple: int
+    """What all lengths are multiples of, and all cuts."""
 
 
 class Work(NamedTuple):
@@ -64,6 +75,8 @@ class Work(NamedTuple):
     """Segment rows, buffered ones first, shape (n, 6); a cut moves the start of its row."""
     order: Int64Array
     """The pool: places in `rows` in [head, tail), shape (n,)."""
+    born: Int64Array
+    """POOL_PACKS when each row came into the pool, shape (n,)."""
     chosen: npt.NDArray[np.bool_]
     """Which of the pool, counted from head, go into the pack at hand, shape (n,)."""
     out: Int64Array
@@ -71,13 +84,29 @@ class Work(NamedTuple):
     ends: Int64Array
     """One past the last segment of each closed pack, shape (n,)."""
     cursor: Int64Array
-    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS."""
+    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS."""
+
+
+@compiled
+def goes_on(work: Work, row: int) -> bool:
+    """Tell whether a row goes on where the last segment of the pack at hand stops."""
+    last = work.cursor[NUM_OUT] - 1
+    num_packs = work.cursor[NUM_PACKS]
+    if last < (work.ends[num_packs - 1] if num_packs else 0):
+        return False
+    for column in range(START):
+        if work.out[last, column] != work.rows[row, column]:
+            return False
+    return bool(work.out[last, START] + work.out[last, LENGTH] == work.rows[row, START])
 
 
 @compiled
 def emit(work: Work, row: int, length: int) -> None:
     """Hand out the first `length` tokens of a row, as the next segment of the pack at hand."""
     place = work.cursor[NUM_OUT]
+    if work.rows[row, START] > 0 and goes_on(work, row):
+        work.out[place - 1, LENGTH] += length
+        return
     for column in range(work.rows.shape[1]):
         work.out[place, column] = work.rows[row, column]
     work.out[place, LENGTH] = length
@@ -97,6 +126,7 @@ def cut(limits: Limits, work: Work, row: int, gap: int) -> int:
     length = work.rows[row, LENGTH]
     # Near its end a segment is cut earlier, not spared: sparing leaves packs of halves half empty.
     taken = min(gap, length - limits.min_fragment)
+    taken -= taken % limits.multiple
     if gap <= limits.split_gap or length <= gap or taken < limits.min_fragment:
         return 0
     emit(work, row, taken)
@@ -127,6 +157,7 @@ def pull(limits: Limits, work: Work, final: bool) -> int:
             ):
                 return FULL
             work.order[cursor[TAIL]] = row
+            work.born[row] = cursor[POOL_PACKS]
             cursor[TAIL] += 1
             cursor[NEXT] += 1
             cursor[TOKENS] += length
@@ -144,7 +175,14 @@ def take_in_order(limits: Limits, work: Work, final: bool) -> tuple[int, int]:
     head = work.cursor[HEAD]
     left = limits.max_seq_len - work.rows[work.order[head], LENGTH]
     count = 1
-    while left > limits.window:
+    while head + count < work.cursor[TAIL] and count < limits.max_samples:
+        row = work.order[head + count]
+        has_waited = work.cursor[POOL_PACKS] - work.born[row] >= limits.guard
+        if not has_waited or work.rows[row, LENGTH] > left:
+            break
+        left -= work.rows[row, LENGTH]
+        count += 1
+    while left > limits.window and count < limits.max_samples:
         if head + count == work.cursor[TAIL]:
             status = pull(limits, work, final)
             if status == EMPTY:
@@ -275,16 +313,86 @@ def search(
 
 
 @compiled
+def best_counted(counts: npt.NDArray[np.int16], last: int, first: int, budget: int) -> int:
+    """Return the largest sum in [first, last] of at most `budget` segments, or -1."""
+    for best in range(last, first - 1, -1):
+        if counts[best] <= budget:
+            return best
+    return -1
+
+
+@compiled
+def mark_counted(
+    work: Work, counts: npt.NDArray[np.int16], span: tuple[int, int, int, int], best: int
+) -> None:
+    """Mark at most `budget` segments that make the sum `best`, the oldest that do."""
+    first, last, left, budget = span
+    num_rows = len(counts)
+    for place in range(last - 1, first - 1, -1):
+        length = work.rows[work.order[work.cursor[HEAD] + place], LENGTH]
+        work.chosen[place] = False
+        if length <= left:
+            num_rows -= 1
+            # Not reachable without it by so few: so it is one of them.
+            if counts[num_rows, best] > budget:
+                work.chosen[place] = True
+                best -= length
+                budget -= 1
+
+
+@compiled
+def search_counted(
+    limits: Limits, work: Work, first: int, left: int, final: bool
+) -> tuple[int, int]:
+    """Choose as `search` does, but at most as many segments as a pack may still take.
+
+    A row of counts says for each sum how few segments make it.
+
+    Returns:
+        Places looked at (0: wait for more rows), and tokens filled.
+    """
+    cursor = work.cursor
+    budget = limits.max_samples - first
+    counts = np.empty((COUNTED_ROWS + 1, left + 1), np.int16)
+    counts[0, :] = NEVER
+    counts[0, 0] = 0
+    place, num_rows, looks = first, 0, limits.patience
+    best = left if budget == 0 else 0
+    while looks > 0 and best < left and num_rows < COUNTED_ROWS:
+        if cursor[HEAD] + place == cursor[TAIL]:
+            status = pull(limits, work, final)
+            if status == EMPTY:
+                return 0, 0
+            if status == FULL:
+                break
+        length = work.rows[work.order[cursor[HEAD] + place], LENGTH]
+        place += 1
+        if length <= left:
+            before, after = counts[num_rows], counts[num_rows + 1]
+            num_rows += 1
+            after[:length] = before[:length]
+            for total in range(length, left + 1):
+                after[total] = min(before[total], before[total - length] + 1)
+        best = best_counted(counts[num_rows], left, max(left - limits.tolerance, 0), budget)
+        if best >= 0:
+            looks -= 1
+    best = best_counted(counts[num_rows], left, 0, budget)
+    mark_counted(work, counts[:num_rows], (first, place, left, budget), best)
+    return place, best
+
+
+@compiled
 def commit(limits: Limits, work: Work, first: int, looked: int) -> None:
     """Close a pack of the chosen, and the pool over the places they leave."""
     cursor = work.cursor
     head = cursor[HEAD]
-    num_tokens = 0
+    num_tokens, num_samples = 0, 0
     for place in range(looked):
         if place < first or work.chosen[place]:
             row = work.order[head + place]
             emit(work, row, work.rows[row, LENGTH])
             num_tokens += work.rows[row, LENGTH]
+            num_samples += 1
     target = head + looked
     for place in range(looked - 1, first - 1, -1):
         if not work.chosen[place]:
@@ -293,24 +401,58 @@ def commit(limits: Limits, work: Work, first: int, looked: int) -> None:
     cursor[HEAD] = target
     cursor[TOKENS] -= num_tokens
     gap = limits.max_seq_len - num_tokens
-    if target < cursor[TAIL]:
+    if target < cursor[TAIL] and num_samples < limits.max_samples:
         cursor[TOKENS] -= cut(limits, work, work.order[target], gap)
+    cursor[POOL_PACKS] += 1
     close(work)
+
+
+@compiled
+def one_pack(
+    limits: Limits, work: Work, sums: npt.NDArray[np.uint64], final: bool
+) -> tuple[bool, npt.NDArray[np.uint64]]:
+    """Close a pack that the oldest of the pool opens; return whether, and the scratch."""
+    first, left = take_in_order(limits, work, final)
+    if first == 0:
+        return False, sums
+    looked, _, sums = search(limits, work, sums, first, left, final)
+    num_samples = first
+    for place in range(first, looked):
+        num_samples += work.chosen[place]
+    if num_samples > limits.max_samples:
+        looked, _ = search_counted(limits, work, first, left, final)
+    if looked > 0:
+        commit(limits, work, first, looked)
+    return looked > 0, sums
+
+
+@compiled
+def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
+    """Return scratch for rows of sums."""
+    return np.empty(FIRST_ROWS * ((limits.window >> 6) + 1), np.uint64)
 
 
 @compiled
 def exact_fit(limits: Limits, work: Work, final: bool) -> None:
     """Close every pack that can be closed; `final`: also those that no row will fill any more."""
-    sums = np.empty(FIRST_ROWS * ((limits.window >> 6) + 1), np.uint64)
+    sums = first_sums(limits)
     cursor = work.cursor
-    while cursor[HEAD] < cursor[TAIL] or pull(limits, work, final) == PULLED:
-        first, left = take_in_order(limits, work, final)
-        if first == 0:
-            break
-        looked, _, sums = search(limits, work, sums, first, left, final)
-        if looked == 0:
-            break
-        commit(limits, work, first, looked)
+    closed = True
+    while closed and (cursor[HEAD] < cursor[TAIL] or pull(limits, work, final) == PULLED):
+        closed, sums = one_pack(limits, work, sums, final)
+
+
+@compiled
+def close_oldest(limits: Limits, work: Work) -> None:
+    """Close one pack of what is in the pool, which is not empty."""
+    one_pack(limits, work, first_sums(limits), True)
+
+
+@compiled
+def fill_room(limits: Limits, work: Work, room: int) -> None:
+    """Close a pack of at most `room` tokens out of the pool, whether or not it takes the oldest."""
+    looked, _, _ = search(limits, work, first_sums(limits), 0, room, True)
+    commit(limits, work, 0, looked)
 
 
 @compiled
@@ -339,7 +481,8 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
         cursor[TOKENS] += work.rows[row, LENGTH]
         note_high_water(cursor)
         num_samples = cursor[TAIL] - cursor[HEAD]
-        if cursor[TOKENS] == limits.max_seq_len or num_samples == limits.buffer_samples:
+        most = min(limits.buffer_samples, limits.max_samples)
+        if cursor[TOKENS] == limits.max_seq_len or num_samples == most:
             empty_pool(work)
             close(work)
     cursor[NEXT] = len(work.rows)

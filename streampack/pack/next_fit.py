@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from streampack.config import Packing
 from streampack.pack import kernels
-from streampack.pack.buffered import BufferedPacker
-from streampack.pack.exact_fit import limits_of
+from streampack.pack.buffered import KernelPacker
+from streampack.pack.limits import limits_of
 
 __all__ = ["next_fit"]
 
 
-def next_fit(packing: Packing) -> BufferedPacker:
+def next_fit(packing: Packing) -> KernelPacker:
     """Return a packer that keeps strict arrival order.
 
     >>> import numpy as np
@@ -32,4 +32,4 @@ def next_fit(packing: Packing) -> BufferedPacker:
     >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.flush()[0][:, 2].tolist()
     ([0], [1, 2])
     """
-    return BufferedPacker("next_fit", limits_of(packing), kernels.next_fit)
+    return KernelPacker("next_fit", limits_of(packing), kernels.next_fit)

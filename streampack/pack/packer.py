@@ -9,16 +9,29 @@ Cost: of each packer, see its file.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from streampack.config import Packing
+from streampack.pack.concat import concat
 from streampack.pack.exact_fit import exact_fit
+from streampack.pack.knapsack import knapsack
 from streampack.pack.next_fit import next_fit
+from streampack.pack.open_packs import best_fit, first_fit
+from streampack.pack.two_tiers import two_tiers
 from streampack.types import Int64Array, Packs, State
 
 __all__ = ["Packer", "make_packer"]
 
-METHODS = {"exact_fit": exact_fit, "next_fit": next_fit}
+METHODS: dict[str, Callable[[Packing], Packer]] = {
+    "best_fit": best_fit,
+    "concat": concat,
+    "exact_fit": exact_fit,
+    "first_fit": first_fit,
+    "knapsack": knapsack,
+    "next_fit": next_fit,
+    "two_tiers": two_tiers,
+}
 
 
 class Packer(Protocol):

@@ -28,6 +28,8 @@ __all__ = ["MAX_INTEGER", "check_snapshots"]
 MAX_INTEGER = 2**42  # packs or samples of any run; times the lanes they fit 64 bits
 MAX_TOKENS = 2**62  # also of deficits, in parts of a token
 KEYS = {"lane", "column", "num_packs", "arrivals", "packer", "overlong"}
+PACKER_KEYS = {"method", "buffered", "high_water"}
+ALL_PACKER_KEYS = PACKER_KEYS | {"waited", "packs", "short", "items", "high_water_long"}
 
 
 def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
@@ -65,7 +67,7 @@ def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
         for count in _list("overlong", snapshot["overlong"], len(recipe.streams)):
             _check("overlong", count, 0, MAX_INTEGER)
         _check_arrivals(snapshot["arrivals"], recipe, epoch)
-        _check_packer(snapshot["packer"], recipe, place[1])
+        _check_packer(snapshot["packer"], recipe, place[1], recipe.packing.method)
     return snapshots
 
 
@@ -106,18 +108,40 @@ def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:
         _check("arrivals", value, 0, MAX_TOKENS if is_offset else MAX_INTEGER)
 
 
-def _check_packer(packer: Any, recipe: Recipe, column: int) -> None:
-    if not isinstance(packer, dict) or packer.keys() != {"method", "buffered", "high_water"}:
+def _check_packer(packer: Any, recipe: Recipe, column: int, method: str) -> None:
+    if not isinstance(packer, dict) or not PACKER_KEYS <= packer.keys() <= ALL_PACKER_KEYS:
         raise _damaged(f"packer is {packer!r:.80}, which is not what was saved")
-    if not isinstance(packer["method"], str) or packer["method"] != recipe.packing.method:
+    if not isinstance(packer["method"], str) or packer["method"] != method:
         raise _damaged(f"packer is of method {packer['method']!r:.80}")
     for mark in _list("high_water", packer["high_water"], 2):
         _check("high_water", mark, 0, MAX_INTEGER)
-    rows = packer["buffered"]
-    if not isinstance(rows, list) or len(rows) > recipe.packing.buffer_samples:
-        raise _damaged(f"buffered is {rows!r:.80}, no list of {recipe.packing.buffer_samples}")
-    for row in rows:
-        _check_row(_list("buffered", row, NUM_COLUMNS), recipe, column)
+    num_rows = _check_rows("buffered", packer["buffered"], recipe, column)
+    packs = _up_to("packs", packer.get("packs", []), num_rows)
+    for size in packs:
+        _check("packs", size, 1, num_rows)
+    if "waited" in packer:
+        # How long each open pack waits, or each sample where none is open.
+        num_waiting = len(packs) if "packs" in packer else num_rows
+        for waited in _list("waited", packer["waited"], num_waiting):
+            _check("waited", waited, 0, MAX_INTEGER)
+    if "short" in packer:
+        _check_packer(packer["short"], recipe, column, "exact_fit")
+    for item in _up_to("items", packer.get("items", []), recipe.packing.buffer_samples):
+        _check_rows("items", item, recipe, column)
+    _check("high_water_long", packer.get("high_water_long", 0), 0, MAX_INTEGER)
+
+
+def _up_to(name: str, value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _damaged(f"{name} is {value!r:.80}, no list of at most {most}")
+    return value
+
+
+def _check_rows(name: str, rows: Any, recipe: Recipe, column: int) -> int:
+    """Check buffered segments, and return how many they are."""
+    for row in _up_to(name, rows, recipe.packing.buffer_samples):
+        _check_row(_list(name, row, NUM_COLUMNS), recipe, column)
+    return len(rows)
 
 
 def _check_row(row: list[Any], recipe: Recipe, column: int) -> None:

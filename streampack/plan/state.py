@@ -37,7 +37,7 @@ __all__ = [
 STATE_VERSION = 1
 MAX_EPOCH = 10**6  # of a run; with epoch_end="carry" those before are walked over
 # What does not change which segments lie in which pack is not part of the fingerprint.
-NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size"}
+NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size", "stop"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def _way_out(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
         changed = [
             name
             for name, before, now in zip(recipe.names, saved, own, strict=True)
-            if before != now
+            if _as_text(before) != _as_text(now)
         ]
         return (
             f"stream {' and '.join(map(repr, changed))} holds other data, or another column of it: "

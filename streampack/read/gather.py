@@ -46,6 +46,8 @@ class Rows:
     """The sample's token after each segment, -100 where its sample ends; shape (num_segments,)."""
     labels: Int64Array | None
     """Shifted labels, shape (num_rows, max_seq_len), if a stream here has labels or a loss mask."""
+    multiple: int = 1
+    """What the room of each segment is a multiple of: padding lies behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -209,6 +211,7 @@ class Gatherer:
                 -1 if eos is None else eos,
                 packing.padding_id,
                 packing.overflow == "truncate",
+                packing.pad_to_multiple or 1,
             ],
             np.int64,
         )
@@ -223,7 +226,12 @@ class Gatherer:
             )
         if bad >= 0:
             raise self._error(segments[bad], problem)
-        return Rows(tokens=tokens, next_tokens=next_tokens, labels=labels)
+        return Rows(
+            tokens=tokens,
+            next_tokens=next_tokens,
+            labels=labels,
+            multiple=packing.pad_to_multiple or 1,
+        )
 
     def _open_shards(self) -> _OpenShards:
         shards = self._shards

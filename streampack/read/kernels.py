@@ -48,7 +48,7 @@ BEGINS, COUNTS, CODE = 0, 1, 2  # addresses of int64 arrays, and the type code
 NO_COLUMN = -1
 
 # Columns of the options.
-BOS, EOS, PADDING, TRUNCATES = 0, 1, 2, 3
+BOS, EOS, PADDING, TRUNCATES, MULTIPLE = 0, 1, 2, 3, 4
 
 # What can be wrong with a segment.
 FINE, BAD_SAMPLE, BAD_BYTES, BAD_LENGTH, BAD_RANGE, BAD_ROW, BAD_COLUMN = range(7)
@@ -234,6 +234,12 @@ def _gather_segment(
 
 
 @compiled
+def padding_behind(length: int, multiple: int) -> int:
+    """Return the padding that rounds the room of a segment up."""
+    return -length % multiple
+
+
+@compiled
 def gather_tokens(
     segments: Int64Array,
     ends: Int64Array,
@@ -248,7 +254,8 @@ def gather_tokens(
         segments: Segment rows, shape (n, 6).
         ends: One past the last segment of each pack, shape (num_packs,).
         places: Place rows, shape (n, PLACE_COLUMNS).
-        options: BOS and EOS ids or -1, padding id, 1 where samples may be truncated; shape (4,).
+        options: BOS and EOS ids or -1, padding id, 1 where samples may be truncated, and what the
+            room of each segment is a multiple of; shape (5,).
         tokens: Filled, shape (num_rows, S); rows after the packs hold padding only.
         next_tokens: Filled with the token after each segment, or IGNORED; shape (n,).
 
@@ -265,7 +272,9 @@ def gather_tokens(
             )
             if problem != FINE:
                 return k, problem
-            filled += segments[k, LENGTH]
+            stop = filled + segments[k, LENGTH]
+            filled = stop + padding_behind(segments[k, LENGTH], options[MULTIPLE])
+            tokens[row, stop:filled] = options[PADDING]
             k += 1
         tokens[row, filled:] = options[PADDING]
     return -1, FINE
@@ -370,7 +379,7 @@ def gather_labels(
         segments: Segment rows, shape (n, 6).
         ends: One past the last segment of each pack, shape (num_packs,).
         places: Place rows, shape (n, PLACE_COLUMNS).
-        options: BOS and EOS ids and more, shape (4,).
+        options: BOS and EOS ids and more, shape (5,).
         tokens: Gathered tokens, shape (num_rows, S).
         next_tokens: The token after each segment, or IGNORED; shape (n,).
         labels: Filled, shape (num_rows, S).
@@ -389,7 +398,8 @@ def gather_labels(
             problem = _label_segment(segments[k], places[k], options, labels[row, filled:stop])
             if problem != FINE:
                 return k, problem
-            filled = stop
+            filled = stop + padding_behind(segments[k, LENGTH], options[MULTIPLE])
+            labels[row, stop:filled] = IGNORED
             k += 1
         labels[row, filled:] = IGNORED
     return -1, FINE

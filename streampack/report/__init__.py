@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from streampack.report.bars import Bar, bars_of, colour, legend, pack_lines
 from streampack.report.lengths import histogram_table, length_quantiles
+from streampack.report.packers import (
+    KINDS,
+    PackerResult,
+    packer_markdown,
+    packer_result,
+    packer_table,
+    packings_to_compare,
+    synthetic_lengths,
+)
 from streampack.report.plots import plot_packs
 from streampack.report.stats import stats_summary, stats_table, stats_view
 
 __all__ = [
+    "KINDS",
     "Bar",
+    "PackerResult",
     "bars_of",
     "colour",
     "histogram_table",
     "legend",
     "length_quantiles",
     "pack_lines",
+    "packer_markdown",
+    "packer_result",
+    "packer_table",
+    "packings_to_compare",
     "plot_packs",
     "stats_summary",
     "stats_table",
     "stats_view",
+    "synthetic_lengths",
 ]

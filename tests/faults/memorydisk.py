@@ -180,9 +180,10 @@ class MemoryDisk(Disk):
         self._use("lock", path)
         key, actor = str(path), self.actor
         lock = self._locks.get(key)
+        is_ours_again = lock is not None and lock.owner == actor and lock.is_kept
+        if lock is not None and timeout_s <= 0 and not is_ours_again:
+            raise LockBusyError(key)
         if lock is not None and lock.owner != actor:
-            if timeout_s <= 0:
-                raise LockBusyError(key)
             raise self.stop(Waits(f"for the lock {key}", lambda: self._is_free(key, actor)))
         if lock is None:
             self._add_folders(path.parent)

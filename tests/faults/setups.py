@@ -53,12 +53,17 @@ class Setup:
     num_packs: list[int]
     """How many of the slots of each hold packs; the others are padding."""
     limits: dict[tuple[World, int, int], int] = field(default_factory=dict)
-    """Cache limits that just work, by world, batch size and workers."""
+    """Cache limits, by world, batch size and workers."""
 
     @property
     def num_streams(self) -> int:
         """How many streams there are."""
         return len(self.opened)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a node cannot hold all of it under a cache limit."""
+        return sum(stream.num_shards for stream in self.opened) > 20
 
     @property
     def shard_bytes(self) -> int:
@@ -104,7 +109,13 @@ class Setup:
         )
 
     def limit_for(self, world: World, batch: int, extra: int) -> int:
-        """Return the least cache limit of a node whose ranks have `extra` readers each."""
+        """Return half of the least cache limit that a dataset takes: so shards must go, and often.
+
+        Args:
+            world: The ranks.
+            batch: Packs in a device batch.
+            extra: Readers of each rank beside itself.
+        """
         key = (world, batch, extra)
         if key not in self.limits:
             disk = MemoryDisk()
@@ -112,7 +123,7 @@ class Setup:
             streams = open_remote(self, Path("/any"), disk, store, None)
             needs = cache_needs(self.blueprint(streams, world, batch), self.recipe)
             readers = needs.ranks_per_node * (1 + extra)
-            self.limits[key] = needs.node_bytes + readers * needs.shard_bytes
+            self.limits[key] = (needs.node_bytes + readers * needs.shard_bytes) // 2
         return self.limits[key]
 
     def object_at(self, uri: str) -> bytes:
@@ -128,15 +139,33 @@ class Setup:
 
 VARIANTS: list[dict[str, Any]] = [
     {"mixing": Mixing(), "compression": None},
-    {"mixing": Mixing(epoch_end="carry"), "compression": "zstd", "num_lanes": 2},
-    {"mixing": Mixing(batching_method="stratified"), "compression": None, "lengths_file": False},
-    {"mixing": Mixing(), "compression": "gz", "lengths_file": False, "keep_zip": True},
+    {
+        "mixing": Mixing(epoch_end="carry"),
+        "compression": "zstd",
+        "num_lanes": 2,
+        "num_streams": 2,
+    },
+    {
+        "mixing": Mixing(batching_method="stratified"),
+        "compression": None,
+        "lengths_file": False,
+        "num_streams": 2,
+    },
+    {
+        "mixing": Mixing(),
+        "compression": "gz",
+        "lengths_file": False,
+        "keep_zip": True,
+        "num_streams": 2,
+    },
     {
         "mixing": Mixing(epoch_end="carry", batching_method="per_stream", weight_unit="tokens"),
         "compression": "zstd",
         "num_lanes": 2,
         "keep_zip": True,
     },
+    # Many shards, so that a cache limit that works is less than all of them.
+    {"mixing": Mixing(), "compression": None, "num_samples": 50, "longest": 12, "shard": 280},
 ]
 
 
@@ -154,9 +183,15 @@ def _make_setup(
     num_lanes: int = 1,
     lengths_file: bool = True,
     keep_zip: bool = False,
+    num_streams: int = 1,
+    num_samples: int = 12,
+    longest: int = 33,
+    shard: int = 560,
 ) -> Setup:
     rng = random.Random(number)
-    all_lengths = [[rng.randrange(1, 34) for _ in range(12)] for _ in range(1 + number % 2)]
+    all_lengths = [
+        [rng.randint(1, longest) for _ in range(num_samples)] for _ in range(num_streams)
+    ]
     for stream, lengths in enumerate(all_lengths):
         builders.write_stream_files(
             folder / str(stream),
@@ -164,7 +199,7 @@ def _make_setup(
             seed=stream,
             compression=compression,
             hashes=["xxh64"],
-            size_limit=560,
+            size_limit=shard,
             lengths_file=lengths_file,
         )
     files = {
@@ -180,7 +215,7 @@ def _make_setup(
             shards[name] = stream.open_shard(shard).data.tobytes()
     blueprint = Blueprint(
         streams=opened,
-        packing=Packing(max_seq_len=SEQ_LEN, buffer_tokens=3 * SEQ_LEN),
+        packing=Packing(max_seq_len=SEQ_LEN, buffer_tokens=3 * SEQ_LEN, buffer_samples=6),
         mixing=mixing,
         order=Order(seed=number, shuffle_block_size=5),
         batch_size=1,

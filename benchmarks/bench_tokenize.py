@@ -1,0 +1,125 @@
+"""On-the-fly tokenization and packing beside the tokenizer alone: one JSON line.
+
+::
+
+    python benchmarks/bench_tokenize.py --num-workers 2 --runs 5
+
+Real text (the Python sources of this installation), a BPE tokenizer that is trained on it first.
+Both sides use as many processes: one encodes its part of the texts in batches of 64 and throws the
+tokens away, the other is `PackedDataLoader` over a `PackedIterableDataset`. Runs take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import sysconfig
+import time
+from pathlib import Path
+
+import tokenizers
+
+from streampack import IterableStream, Mixing, PackedDataLoader, PackedIterableDataset, Packing
+
+TEXTS_TOGETHER = 64
+
+
+def read_texts(num_bytes: int) -> list[str]:
+    """Return real text in pieces of up to 4,000 characters."""
+    texts: list[str] = []
+    total = 0
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        texts += [text[first : first + 4000] for first in range(0, len(text), 4000)]
+        total += len(text)
+        if total >= num_bytes:
+            break
+    return texts
+
+
+def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE tokenizer of 8,192 ids."""
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts[:500], vocab_size=8192, show_progress=False)
+    return tokenizer._tokenizer
+
+
+def encode(tokenizer_json: str, texts: list[str], begin, results) -> None:
+    """Encode texts in a process of its own; put the number of tokens and the seconds it took."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    begin.wait()
+    start = time.perf_counter()
+    num_tokens = 0
+    for first in range(0, len(texts), TEXTS_TOGETHER):
+        batch = texts[first : first + TEXTS_TOGETHER]
+        encoded = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        num_tokens += sum(len(item.ids) for item in encoded)
+    results.put((num_tokens, time.perf_counter() - start))
+
+
+def tokenizer_alone(tokenizer: tokenizers.Tokenizer, texts: list[str], num_workers: int) -> float:
+    """Return tokens per second."""
+    context = multiprocessing.get_context("spawn")
+    begin, results = context.Barrier(num_workers), context.Queue()
+    processes = [
+        context.Process(
+            target=encode, args=(tokenizer.to_str(), texts[worker::num_workers], begin, results)
+        )
+        for worker in range(num_workers)
+    ]
+    for process in processes:
+        process.start()
+    done = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return sum(tokens for tokens, _ in done) / max(seconds for _, seconds in done)
+
+
+def packed(tokenizer: tokenizers.Tokenizer, texts: list[str], num_workers: int) -> float:
+    """Return tokens per second, from the first batch on."""
+    dataset = PackedIterableDataset(
+        [IterableStream(texts, tokenizer=tokenizer)],
+        packing=Packing(max_seq_len=2048),
+        mixing=Mixing(epoch_end="drop"),
+        batch_size=4,
+    )
+    batches = iter(PackedDataLoader(dataset, num_workers=num_workers, prefetch_factor=4))
+    next(batches)
+    start = time.perf_counter()
+    num_tokens = sum(int(batch["segments"][:, 5].sum()) for batch in batches)
+    return num_tokens / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    texts = read_texts(args.megabytes * 10**6)
+    tokenizer = train_tokenizer(texts)
+    alone, ours = [], []
+    for _ in range(args.runs):
+        alone.append(tokenizer_alone(tokenizer, texts, args.num_workers))
+        ours.append(packed(tokenizer, texts, args.num_workers))
+    record = {
+        "bench": "load/tokenize",
+        "unit": "tokens/s",
+        "median": round(statistics.median(ours)),
+        "runs": [round(speed) for speed in ours],
+        "tokenizer_alone": [round(speed) for speed in alone],
+        "ratio": round(statistics.median(ours) / statistics.median(alone), 3),
+        "params": {**vars(args), "max_seq_len": 2048, "texts": len(texts), "vocabulary": 8192},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cpus",
+        "versions": {"python": platform.python_version(), "tokenizers": tokenizers.__version__},
+    }
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

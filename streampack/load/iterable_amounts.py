@@ -1,0 +1,202 @@
+"""What an epoch takes of each iterable: over all workers, and by one of them.
+
+::
+
+    proportion                 shares of an epoch that ends with its sources (`Mixing.stop`)
+    proportion + epoch_size    so many samples (or tokens) each
+    repeat, choose             likewise; without either in such a mix: one pass
+
+A worker's part of n items a pass is every P-th of the endless sequence of passes, so that all
+workers together take each item as often as the weights say, exactly, where the source has a size.
+
+Cost: none; a source that cannot say its size and has repeat= is gone through once, unparsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from streampack.config import Mixing
+from streampack.errors import ConfigError
+from streampack.load.iterable_intake import Quota
+from streampack.mix import Weight, check_weights, exact_share, parts, resolve_weights
+from streampack.streams import IterableStream
+from streampack.streams.part import PartPlace, SourcePart, is_one_shot, num_items
+
+__all__ = ["EpochAmounts", "epoch_amounts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochAmounts:
+    """What an epoch takes of each stream, over all workers."""
+
+    amounts: tuple[int | None, ...]
+    """Relative to the others, or samples (or tokens); None: nobody knows before the source was
+    gone through."""
+    repeats: tuple[float | None, ...]
+    """Passes, of those that are taken by passes."""
+    are_quotas: bool
+    """Whether the amounts are what an epoch takes, and not only shares."""
+    by_tokens: bool
+    """Whether they are tokens."""
+    endless: bool
+    """Whether sources begin again although no amount asks for it."""
+    is_balanced: bool
+    """Whether an epoch goes on where the last one stopped."""
+
+    def quota(self, stream: int, epoch: int, part: SourcePart, place: PartPlace) -> Quota:
+        """Return what one worker takes of a stream in an epoch."""
+        amount, repeat = self.amounts[stream], self.repeats[stream]
+        if not self.are_quotas:
+            return Quota(endless=self.endless) if amount else Quota(amount=0)
+        if self.by_tokens:
+            shares = parts(amount or 0, [1] * place.num_parts)
+            return Quota(amount=shares[place.part], by_tokens=True)
+        if part.num_items is None and repeat is not None:
+            own = int(exact_share(repeat) * part.count())
+            return Quota(amount=own, skipped=epoch * own if self.is_balanced else 0)
+        total = num_items(part.source) if part.num_items is not None else None
+        if total is None:
+            return Quota(amount=_own(amount or 0, place))
+        begin = epoch * (amount or 0) if self.is_balanced else 0
+        first, last = (
+            at // total * (part.num_items or 0) + _own(at % total, place) if total else 0
+            for at in (begin, begin + (amount or 0))
+        )
+        return Quota(amount=last - first, skipped=first)
+
+
+def _own(total: int, place: PartPlace) -> int:
+    """Return how many of `total` items in turn are this part's."""
+    return -(-max(total - place.part, 0) // place.num_parts)
+
+
+def epoch_amounts(
+    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing, seed: int
+) -> EpochAmounts:
+    """Return what the weights ask for, by MosaicML Streaming's rules.
+
+    Raises:
+        ConfigError: If they do not fit together, or need a size that a source does not have.
+
+    >>> streams = [IterableStream([[1]] * 30, repeat=2), IterableStream([[1]] * 9)]
+    >>> epoch_amounts(streams, ["a", "b"], Mixing(), 0).amounts
+    (60, 9)
+    """
+    weights = [
+        Weight(name=name, proportion=s.proportion, repeat=s.repeat, choose=s.choose)
+        for name, s in zip(names, streams, strict=True)
+    ]
+    check_weights(weights)
+    by_tokens = mixing.weight_unit == "tokens"
+    is_absolute = any(s.repeat is not None or s.choose is not None for s in streams)
+    needs_more = is_absolute or mixing.epoch_size is not None or mixing.stop == "repeat"
+    if needs_more:
+        _check_again(streams, names, mixing)
+    if is_absolute:
+        amounts, repeats = _absolute(streams, names, mixing, by_tokens=by_tokens)
+    elif mixing.epoch_size is not None:
+        amounts, repeats = (
+            _of_epoch_size(streams, names, weights, mixing, seed),
+            [None] * len(names),
+        )
+    else:
+        shares = [exact_share(1 if s.proportion is None else s.proportion) for s in streams]
+        whole = lcm(*(share.denominator for share in shares))
+        amounts, repeats = [int(share * whole) for share in shares], [None] * len(names)
+    _check_slots(amounts, names, mixing)
+    return EpochAmounts(
+        amounts=tuple(amounts),
+        repeats=tuple(repeats),
+        are_quotas=is_absolute or mixing.epoch_size is not None,
+        by_tokens=by_tokens,
+        endless=mixing.stop == "repeat",
+        is_balanced=mixing.sampling_method == "balanced",
+    )
+
+
+def _check_again(streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing) -> None:
+    """Refuse sources that can be iterated only once where an epoch may need more of them."""
+    for stream, name in zip(streams, names, strict=True):
+        if not is_one_shot(stream.source):
+            continue
+        asked = f"epoch_size={mixing.epoch_size}"
+        if mixing.epoch_size is None:
+            asked = "stop='repeat'" if mixing.stop == "repeat" else "a stream with repeat or choose"
+        raise ConfigError(
+            f"stream {name!r}: {asked} needs sources that have a length or can be iterated again, "
+            f"and a {type(stream.source).__name__} is neither; pass a list, a dataset, or an "
+            "object whose __iter__ makes a new generator"
+        )
+
+
+def _absolute(
+    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing, *, by_tokens: bool
+) -> tuple[list[int | None], list[float | None]]:
+    if mixing.epoch_size is not None or mixing.stop == "repeat":
+        asked = f"epoch_size={mixing.epoch_size}" if mixing.epoch_size else "stop='repeat'"
+        raise ConfigError(
+            f"{asked} needs proportions, but the streams set repeat or choose, which say what an "
+            "epoch takes; leave it out, or use proportion"
+        )
+    amounts: list[int | None] = []
+    repeats: list[float | None] = []
+    for stream, name in zip(streams, names, strict=True):
+        if stream.choose is not None:
+            amounts.append(int(stream.choose))
+            repeats.append(None)
+            continue
+        repeat = 1 if stream.repeat is None else stream.repeat
+        if by_tokens:
+            raise ConfigError(
+                f"stream {name!r} is taken by repeat={repeat} passes, but with weight_unit="
+                "'tokens' its tokens would have to be known before they are read; give it choose=, "
+                "all streams a proportion, or set weight_unit='samples'"
+            )
+        total = num_items(stream.source)
+        amounts.append(None if total is None else int(exact_share(repeat) * total))
+        repeats.append(repeat)
+    if all(amount == 0 for amount in amounts):
+        raise ConfigError(
+            f"the weights choose 0 {mixing.weight_unit} of {len(names)} streams; raise repeat or "
+            "choose, or pass sources that hold something"
+        )
+    return amounts, repeats
+
+
+def _of_epoch_size(
+    streams: Sequence[IterableStream],
+    names: Sequence[str],
+    weights: Sequence[Weight],
+    mixing: Mixing,
+    seed: int,
+) -> list[int | None]:
+    sizes = [num_items(stream.source) for stream in streams]
+    if streams[0].proportion is None and (None in sizes or mixing.weight_unit == "tokens"):
+        unknown = names[sizes.index(None)] if None in sizes else names[0]
+        raise ConfigError(
+            f"epoch_size={mixing.epoch_size} without proportions goes by the streams' sizes in "
+            f"{mixing.weight_unit}, and {unknown!r} "
+            "does not say its own; give every stream a proportion"
+        )
+    quotas = resolve_weights(
+        weights,
+        [(size or 0, 0) for size in sizes],
+        epoch_size=int(mixing.epoch_size or 0),
+        unit=mixing.weight_unit,
+        arithmetic=mixing.arithmetic,
+        seed=seed,
+    )
+    return [quota.amount for quota in quotas]
+
+
+def _check_slots(amounts: Sequence[int | None], names: Sequence[str], mixing: Mixing) -> None:
+    """Refuse schedules of packs or batches whose shares nobody knows."""
+    if mixing.batching_method != "random" and None in amounts:
+        raise ConfigError(
+            f"batching_method={mixing.batching_method!r} shares out packs by what an epoch takes "
+            f"of each stream, and stream {names[list(amounts).index(None)]!r} cannot say how many "
+            "samples it has; give it choose=, or all streams a proportion"
+        )

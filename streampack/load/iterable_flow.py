@@ -1,0 +1,419 @@
+"""From samples to device batches in one worker: whose turn it is, the packers, what is held.
+
+::
+
+    random          source a --.
+                    source b --+-- deficits --> packer --> packs --> device batches
+                    source c --'
+    stratified,     source a -----------------> packer --.
+    per_stream      source b -----------------> packer --+-- schedule of slots --> device batches
+                    source c -----------------> packer --'
+
+A pack leaves as soon as it is full: a packer is given one piece of one sample at a time, or as many
+short samples as cannot fill a pack yet. Between two batches the whole of it is a few integers: the
+state is taken there.
+
+Cost: 20 to 40 us a sample. Memory: each packer's bound, one batch, and one sample being sliced per
+packer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from streampack.assemble import Batch, make_batch
+from streampack.config import Mixing, Packing
+from streampack.errors import DataError
+from streampack.load.held import HeldSamples, Key, Prepared, joined, prepare, segment_rows
+from streampack.load.iterable_amounts import EpochAmounts
+from streampack.load.iterable_intake import Intake, Taken
+from streampack.mix import Deficits, Schedule
+from streampack.pack import make_packer
+from streampack.pack.packer import Packer
+from streampack.streams import IterableStream
+from streampack.streams.part import PartPlace, SourcePart
+from streampack.types import LENGTH, NUM_COLUMNS, START, STREAM, TOTAL, Int64Array, State
+
+__all__ = ["FlowPlan", "PackFlow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowPlan:
+    """All that decides which batches a worker makes."""
+
+    streams: tuple[IterableStream, ...]
+    names: tuple[str, ...]
+    packing: Packing
+    mixing: Mixing
+    amounts: EpochAmounts
+    batch_size: int
+    seed: int
+    shuffle_block_size: int | None
+    """Samples of sources with an index that are shuffled together; None: as they are stored."""
+
+    def parts(self, place: PartPlace) -> list[SourcePart]:
+        """Return a worker's part of each source."""
+        size = self.shuffle_block_size
+        return [
+            SourcePart(
+                stream.source,
+                name,
+                place,
+                sharded=stream.sharded,
+                replay=stream.replay,
+                shuffle=None if size is None else (self.seed, number, size),
+            )
+            for number, (stream, name) in enumerate(zip(self.streams, self.names, strict=True))
+        ]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A sample that is being sliced."""
+
+    key: Key
+    ready: Prepared
+    rows: Int64Array
+    next: int = 0
+    """Which of the rows the packer gets next."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A packer, and what stands before and behind it."""
+
+    packer: Packer
+    pending: _Pending | None = None
+    full: deque[Int64Array] = field(default_factory=deque)
+    """Packs that are complete and in no batch yet."""
+    has_ended: bool = False
+
+
+class PackFlow:
+    """One worker's way through an epoch, from one batch to the next.
+
+    Args:
+        plan: What decides the batches.
+        place: Which worker of all this is.
+        parts: Its part of each source.
+        epoch: Which epoch.
+    """
+
+    def __init__(
+        self, plan: FlowPlan, place: PartPlace, parts: Sequence[SourcePart], epoch: int
+    ) -> None:
+        self._plan = plan
+        self._place = place
+        self._epoch = epoch
+        self._is_random = plan.mixing.batching_method == "random"
+        num = len(plan.streams)
+        quotas = [plan.amounts.quota(n, epoch, part, place) for n, part in enumerate(parts)]
+        self._quotas = quotas
+        self._intakes = [
+            Intake(stream, name, part)
+            for stream, name, part in zip(plan.streams, plan.names, parts, strict=True)
+        ]
+        amounts = [
+            quota.amount if plan.amounts.are_quotas else plan.amounts.amounts[number]
+            for number, quota in enumerate(quotas)
+        ]
+        self._deficits = Deficits([amount or 0 for amount in amounts], plan.mixing.weight_unit)
+        self._lanes = [
+            _Lane(make_packer(plan.packing)) for _ in range(1 if self._is_random else num)
+        ]
+        self._held = HeldSamples(
+            plan.packing,
+            {k: v for stream in plan.streams for k, v in stream.token_fields.items()},
+            list(dict.fromkeys(k for stream in plan.streams for k in stream.payloads)),
+        )
+        self._is_stopping = False
+        self._slots: Iterator[Int64Array] | None = None
+        self.num_batches = 0
+        self._served = [0] * num  # slots of each stream, where slots are scheduled
+        self._substituted = self._num_packs = 0
+        # Columns: samples begun, tokens, samples split, truncated, dropped.
+        self._counts = np.zeros((num, 5), np.int64)
+
+    def begin(self) -> None:
+        """Begin the epoch."""
+        for intake, quota in zip(self._intakes, self._quotas, strict=True):
+            intake.begin(self._epoch, quota)
+
+    # Batches.
+
+    def next_batch(self) -> Batch | None:
+        """Return the next device batch; None at the epoch's end."""
+        packs = self._next_packs()
+        is_short = len(packs) < self._plan.batch_size
+        if not packs or (is_short and self._plan.mixing.epoch_end == "drop"):
+            return None
+        together = joined(packs)
+        self._count(together.segments)
+        rows, extras = self._held.rows(together, self._plan.batch_size)
+        step = self.num_batches * self._place.num_workers + self._place.worker
+        self.num_batches += 1
+        self._num_packs += len(packs)
+        per_step = self._plan.batch_size * self._place.num_devices
+        batch = make_batch(
+            rows,
+            together,
+            epoch=self._epoch,
+            position=(step + 1) * per_step,
+            positions=self._plan.packing.positions,
+        )
+        return batch | extras
+
+    def _next_packs(self) -> list[Int64Array]:
+        size = self._plan.batch_size
+        if self._is_random:
+            return self._take(0, size)
+        packs: list[Int64Array] = []
+        one_stream = self._plan.mixing.batching_method != "stratified"
+        for wanted in self._next_slots():
+            while (stream := self._live(int(wanted))) is not None:
+                self._served[stream] += 1
+                found = self._take(stream, size if one_stream else 1)
+                # A batch of one stream that ends is short: filled up, or left out.
+                if found and (len(found) == size or not one_stream or self._pads):
+                    packs += found
+                    break
+                self._held.rows(joined(found), size)  # dropped: let go of them
+        return packs
+
+    @property
+    def _pads(self) -> bool:
+        return self._plan.mixing.epoch_end == "pad"
+
+    def _next_slots(self) -> Int64Array:
+        """Return whose the slots of this worker's next batch are."""
+        if self._slots is None:
+            method, place = self._plan.mixing.batching_method, self._place
+            # All ranks keep the same schedule under per_stream, each its own otherwise.
+            ranks = () if method == "per_stream" else (place.device,)
+            schedule = Schedule(
+                [amount or 0 for amount in self._plan.amounts.amounts],
+                block=self._plan.batch_size if method == "stratified" else 1,
+                seed=self._plan.seed,
+                place=("buffered", self._epoch, *ranks),
+            )
+            # A rank's batches come from its workers in turn.
+            first = self.num_batches * place.num_workers + place.worker
+            self._slots = islice(schedule.blocks(), first, None, place.num_workers)
+        return next(self._slots)
+
+    def _live(self, wanted: int) -> int | None:
+        """Return the stream that serves a slot: the one it belongs to, unless that has ended."""
+        if self._has_more(wanted):
+            return wanted
+        amounts = [amount or 0 for amount in self._plan.amounts.amounts]
+        total, num_slots = sum(amounts), sum(self._served) + 1
+        owed = sorted(
+            (self._served[stream] * total - amount * num_slots, stream)
+            for stream, amount in enumerate(amounts)
+            if amount
+        )
+        for _, stream in owed:
+            if self._has_more(stream):
+                self._substituted += 1
+                return stream
+        return None
+
+    def _has_more(self, stream: int) -> bool:
+        lane = self._lanes[stream]
+        while not lane.full and self._feed(stream):
+            pass
+        return bool(lane.full)
+
+    def _take(self, number: int, most: int) -> list[Int64Array]:
+        """Return the next packs of a lane, fewer than `most` only at its end."""
+        lane = self._lanes[number]
+        while len(lane.full) < most and self._feed(number):
+            pass
+        return [lane.full.popleft() for _ in range(min(most, len(lane.full)))]
+
+    # Samples into packers.
+
+    def _feed(self, number: int) -> bool:
+        """Give a packer a little more; False once it has ended and nothing is left in it."""
+        lane = self._lanes[number]
+        if lane.has_ended:
+            return False
+        rows: list[Int64Array] = []
+        if lane.pending is not None:
+            rows.append(self._slice(lane, lane.pending))
+        else:
+            room = self._room_before_full(lane.packer)
+            while room >= 0 and not lane.has_ended and lane.pending is None:
+                row = self._next_sample(number, lane)
+                rows.append(row)
+                room -= int(row[:, LENGTH].sum()) or 1
+        segments = np.concatenate(rows)
+        if len(segments):
+            packs = lane.packer.add(segments)
+            lane.full.extend(packs[i] for i in range(len(packs)))
+        if lane.has_ended:
+            packs = lane.packer.flush()
+            lane.full.extend(packs[i] for i in range(len(packs)))
+        return True
+
+    def _room_before_full(self, packer: Packer) -> int:
+        """Return how many tokens more certainly fill no pack, so that none waits for them."""
+        packing = self._plan.packing
+        few = packing.max_samples_per_pack is None and packing.pad_to_multiple is None
+        if not few or packing.method == "two_tiers":
+            return 0
+        tokens = packing.max_seq_len - packer.num_buffered_tokens
+        return max(min(tokens, packing.buffer_samples - packer.num_buffered_samples) - 1, 0)
+
+    def _slice(self, lane: _Lane, pending: _Pending) -> Int64Array:
+        """Hold the next piece of a long sample and return its row."""
+        rows: Int64Array = pending.rows[pending.next : pending.next + 1]
+        row = rows[0]
+        start, length = int(row[START]), int(row[LENGTH])
+        ends = start + length == int(row[TOTAL])
+        self._held.hold(pending.key, pending.ready, start, length, ends=ends)
+        pending.next += 1
+        lane.pending = pending if pending.next < len(pending.rows) else None
+        return rows
+
+    def _next_sample(self, number: int, lane: _Lane) -> Int64Array:
+        """Hold the next sample, or the first piece of a long one; return its row, if it has any."""
+        found = self._next_taken(number)
+        none = np.zeros((0, NUM_COLUMNS), np.int64)
+        if found is None:
+            lane.has_ended = True
+            return none
+        stream, taken = found
+        key = (stream, taken.pass_, taken.number)
+        ready = self._prepare(stream, taken)
+        try:
+            rows = self._rows(key, ready)
+        except DataError as error:
+            if self._plan.packing.overflow == "error":
+                raise
+            self._intakes[stream].skip(error)
+            rows = none
+        else:
+            self._counts[stream, 4] += not len(rows)
+            kept = int(rows[-1, TOTAL]) if len(rows) else 0
+            self._counts[stream, 3] += 0 < kept < len(ready.tokens)
+        if self._is_random:
+            by_tokens = self._plan.mixing.weight_unit == "tokens"
+            amount = int(rows[:, LENGTH].sum()) if by_tokens else 1
+            self._deficits.serve(stream, amount or 1)
+        return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else none
+
+    def _prepare(self, stream: int, taken: Taken) -> Prepared:
+        shifted = bool(self._intakes[stream].labels_shifted)
+        return prepare(taken.sample, self._plan.packing, labels_shifted=shifted)
+
+    def _rows(self, key: Key, ready: Prepared) -> Int64Array:
+        may_split = self._plan.streams[key[0]].split_payloads
+        return segment_rows(key, ready, self._plan.packing, self._plan.names, may_split=may_split)
+
+    def _next_taken(self, number: int) -> tuple[int, Taken] | None:
+        """Return the next sample of a lane and its stream; None once there is none."""
+        while not self._is_stopping:
+            stream = self._deficits.next() if self._is_random else number
+            if stream is None:
+                return None
+            taken = self._intakes[stream].next()
+            if taken is not None:
+                return stream, taken
+            if self._plan.mixing.stop == "first_exhausted" and self._quotas[stream].amount != 0:
+                self._is_stopping = True
+            if not self._is_random:
+                return None
+            self._deficits.end(stream)
+        return None
+
+    # Counts and state.
+
+    def _count(self, segments: Int64Array) -> None:
+        num = len(self._counts)
+        streams = segments[:, STREAM]
+        begins = segments[:, START] == 0
+        self._counts[:, 0] += np.bincount(streams[begins], minlength=num)
+        self._counts[:, 1] += np.bincount(
+            streams, weights=segments[:, LENGTH], minlength=num
+        ).astype(np.int64)
+        cut = begins & (segments[:, LENGTH] < segments[:, TOTAL])
+        self._counts[:, 2] += np.bincount(streams[cut], minlength=num)
+
+    def state_dict(self) -> State:
+        """Return where the worker stands between two batches, as JSON: addresses, no tokens."""
+        pending = [lane.pending for lane in self._lanes]
+        keys = {*self._held.keys, *(each.key for each in pending if each is not None)}
+        return {
+            "epoch": self._epoch,
+            "num_batches": self.num_batches,
+            "sources": [
+                intake.state_dict([key for key in keys if key[0] == number])
+                for number, intake in enumerate(self._intakes)
+            ],
+            "deficits": self._deficits.state_dict(),
+            "lanes": [_lane_state(lane) for lane in self._lanes],
+            "held": self._held.state_dict(),
+            "is_stopping": self._is_stopping,
+            "served": list(self._served),
+            "substituted": self._substituted,
+            "num_packs": self._num_packs,
+            "counts": self._counts.tolist(),
+            "high_water_tokens": self._held.high_water_tokens,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where the worker stood whose state this is; what was held is read again.
+
+        Raises:
+            DataError: If a source does not give again what it gave before.
+        """
+        held = [_key(address) for address in state["held"]]
+        slicing = [lane["pending"] for lane in state["lanes"]]
+        keys = {*held, *(_key(each[0]) for each in slicing if each is not None)}
+        prepared: dict[Key, tuple[Prepared, Int64Array]] = {}
+        for number, intake in enumerate(self._intakes):
+            wanted = sorted(key for key in keys if key[0] == number)
+            again = intake.load_state_dict(state["sources"][number], self._quotas[number], wanted)
+            for key, sample in again.items():
+                taken = Taken(pass_=key[1], number=key[2], sample=sample)
+                ready = self._prepare(number, taken)
+                prepared[key] = (ready, self._rows(key, ready))
+        for key, address in zip(held, state["held"], strict=True):
+            ready, rows = prepared[key]
+            self._held.restore(address, ready, int(rows[-1, TOTAL]))
+        for lane, saved in zip(self._lanes, state["lanes"], strict=True):
+            lane.packer.load_state_dict(saved["packer"])
+            lane.full = deque(np.array(rows, np.int64) for rows in saved["full"])
+            lane.has_ended = bool(saved["has_ended"])
+            if saved["pending"] is not None:
+                key, lane_next = _key(saved["pending"][0]), int(saved["pending"][1])
+                ready, rows = prepared[key]
+                lane.pending = _Pending(key, ready, rows, lane_next)
+        self._deficits.load_state_dict(state["deficits"])
+        self._is_stopping = bool(state["is_stopping"])
+        self.num_batches = int(state["num_batches"])
+        self._served = [int(count) for count in state["served"]]
+        self._substituted, self._num_packs = int(state["substituted"]), int(state["num_packs"])
+        self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)
+        self._held.high_water_tokens = int(state["high_water_tokens"])
+
+
+def _key(address: Sequence[int]) -> Key:
+    stream, pass_, number = map(int, address[:3])
+    return stream, pass_, number
+
+
+def _lane_state(lane: _Lane) -> State:
+    pending = lane.pending
+    return {
+        "packer": lane.packer.state_dict(),
+        "full": [rows.tolist() for rows in lane.full],
+        "has_ended": lane.has_ended,
+        "pending": None if pending is None else [list(pending.key), pending.next],
+    }

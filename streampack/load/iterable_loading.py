@@ -1,0 +1,249 @@
+"""`PackedDataLoader`'s side of the buffered way: workers that pack, and the state of all of them.
+
+::
+
+    worker 0   batch 0, its state    batch 2, its state ...
+    worker 1   batch 1, its state    batch 3, its state ...
+    here       batch 0, 1, 2, 3 ...                state = the latest state of each worker
+
+A worker's state travels with its batch, so what was read ahead is not part of it. After a resume
+torch begins with worker 0 again; workers whose turn it is not hand over a blank first.
+
+Cost: beside torch's own hand-over, that of a state of some KB a batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from streampack.assemble import Batch
+from streampack.errors import ResumeError
+from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
+from streampack.load.iterable import PackedIterableDataset
+from streampack.load.iterable_state import KIND, check_state
+from streampack.load.workers import WorkerOptions
+from streampack.read.prefetch import work_ahead
+from streampack.types import State
+
+__all__ = ["IterableLoading"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """A worker's state on its way; torch would look for tensors in a plain dict."""
+
+    state: State
+
+
+Delivered = tuple[int, Batch, _Told]  # worker, batch, the worker's state after it
+
+
+class _WithStates(IterableDataset[Delivered | None]):
+    """What workers iterate: batches, each with the worker's state after it."""
+
+    def __init__(self, dataset: PackedIterableDataset, start: State | None) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._start = start
+
+    def __iter__(self) -> Iterator[Delivered | None]:
+        info = get_worker_info()
+        worker = info.id if info else 0
+        start, self._start = self._start, None
+        if start is not None:
+            self._dataset.load_state_dict(start["workers"][worker])
+        batches = iter(self._dataset)
+        if start is not None and worker < start["next_worker"]:
+            yield None  # its turn comes after the others'
+        for batch in batches:
+            yield worker, batch, _Told(self._dataset.state_dict())
+
+
+def _same(item: Delivered | None) -> Delivered | None:
+    return item
+
+
+class IterableLoading:
+    """Iterates a `PackedIterableDataset` with or without workers; see `PackedDataLoader`.
+
+    Args:
+        dataset: What to iterate.
+        options: How it is read.
+
+    Raises:
+        ConfigError: If `dataset.buffers` cannot hold one batch a worker.
+    """
+
+    def __init__(self, dataset: PackedIterableDataset, options: WorkerOptions) -> None:
+        num_workers = options.num_workers
+        self._dataset = dataset
+        self._num_workers = num_workers
+        self._ahead = batches_ahead(
+            dataset.buffers, dataset.footprint(num_workers), options.prefetch_factor
+        )
+        self._options = replace(options, prefetch_factor=self._ahead)
+        self._pins = options.pin_memory and torch.cuda.is_available()
+        self._workers: DataLoader[Delivered | None] | None = None
+        self._start: State | None = None
+        self._epoch = 0
+        self._next_worker = 0
+        # The latest state of each worker; None: nothing of this epoch yet.
+        self._states: list[State | None] = [None] * max(num_workers, 1)
+
+    def _state_of(self, worker: int) -> State:
+        state = self._states[worker]
+        if state is not None:
+            return state
+        place = self._dataset.place(worker, max(self._num_workers, 1))
+        return self._dataset.state_at_start(self._epoch, place)
+
+    def __len__(self) -> int:
+        raise TypeError("a PackedIterableDataset has no len(): its samples are not known ahead")
+
+    def state_dict(self) -> State:
+        """Return where this rank stands after the batch last delivered, as JSON."""
+        workers = [copy.deepcopy(self._state_of(worker)) for worker in range(len(self._states))]
+        return {
+            "version": workers[0]["version"],
+            "kind": KIND,
+            "num_workers": self._num_workers,
+            "next_worker": self._next_worker,
+            "workers": workers,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state` at the next iteration.
+
+        Raises:
+            ResumeError: If it is of another number of workers, rank, world or dataset.
+        """
+        if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
+            raise ResumeError(
+                "the state is not of a PackedDataLoader over a PackedIterableDataset; load what "
+                "its state_dict() returned, unchanged"
+            )
+        saved = state["num_workers"]
+        if saved != self._num_workers:
+            raise ResumeError(
+                f"the state was saved with num_workers={saved}, but this loader has num_workers="
+                f"{self._num_workers}; samples in buffers belong to their worker, so resume with "
+                f"num_workers={saved}"
+            )
+        for worker, each in enumerate(state["workers"]):
+            place = self._dataset.place(worker, len(self._states))
+            check_state(each, self._dataset.digest, place)
+        self._start = state
+        self._epoch = max(int(each["epoch"]) for each in state["workers"])
+        self._next_worker = int(state["next_worker"])
+        self._states = list(copy.deepcopy(state["workers"]))
+        self._workers = None  # running workers would not hear of it
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch, or go on from the state that was loaded."""
+        start, self._start = self._start, None
+        if start is None:
+            self._next_worker = 0
+            self._states = [None] * len(self._states)
+        return self._deliver(start)
+
+    def _deliver(self, start: State | None) -> Iterator[Batch]:
+        num_batches = 0
+        for item in self._items(start):
+            if item is None:
+                continue
+            worker, batch, told = item
+            self._states[worker] = told.state
+            self._epoch = int(batch["epoch"])
+            self._next_worker = (worker + 1) % len(self._states)
+            num_batches += 1
+            yield batch
+        # Without workers the dataset itself goes on with the next epoch where nothing was left.
+        is_over = start is not None and not num_batches and self._num_workers
+        self._epoch += 1
+        self._next_worker = 0
+        self._states = [None] * len(self._states)
+        if is_over:
+            # The state was taken after the epoch's last batch: what follows is the next epoch.
+            yield from self._deliver(None)
+
+    def _items(self, start: State | None) -> Iterator[Delivered | None]:
+        if not self._num_workers:
+            source = _WithStates(self._dataset, start)
+            items = work_ahead(source, _same, self._ahead) if self._ahead > 1 else iter(source)
+            return map(_pin, items) if self._pins else items
+        if self._workers is None or start is not None:
+            if start is not None:
+                self._dataset.set_epoch(self._epoch)
+            self._workers = DataLoader(
+                _WithStates(self._dataset, start), batch_size=None, **asdict(self._options)
+            )
+        return iter(self._workers)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what this rank delivered of the epoch under way, or of the last one."""
+        flows = [state["flow"] for state in map(self._state_of, range(len(self._states)))]
+        return _stats(self._dataset, [flow for flow in flows if flow is not None], self._ahead)
+
+
+def _pin(item: Delivered | None) -> Delivered | None:
+    if item is None:
+        return None
+    worker, batch, told = item
+    pinned = {k: v.pin_memory() if torch.is_tensor(v) else v for k, v in batch.items()}
+    return worker, pinned, told
+
+
+def _shares(counts: list[int]) -> list[float]:
+    total = sum(counts)
+    return [count / total if total else 0.0 for count in counts]
+
+
+def _stats(dataset: PackedIterableDataset, flows: list[State], ahead: int) -> dict[str, Any]:
+    """Sum up what the workers' states say."""
+    names, plan = dataset.stream_names, dataset.plan
+    # Of each stream: samples, tokens, split, truncated, dropped; see PackFlow.
+    counts = [
+        [sum(flow["counts"][number][column] for flow in flows) for column in range(5)]
+        for number in range(len(names))
+    ]
+    samples, tokens = [row[0] for row in counts], [row[1] for row in counts]
+    targets = _shares([amount or 0 for amount in plan.amounts.amounts])
+    packs = sum(flow["num_packs"] for flow in flows)
+    slots = packs * plan.packing.max_seq_len
+    one_batch = plan.batch_size * plan.packing.max_seq_len
+    batch_tokens = ahead * one_batch
+    held = [flow["high_water_tokens"] for flow in flows] or [0]
+    return {
+        "streams": {
+            name: {
+                "samples": row[0],
+                "tokens": row[1],
+                "split": row[2],
+                "truncated": row[3],
+                "dropped": row[4],
+                "skipped": sum(flow["sources"][number]["bad"] for flow in flows),
+                "share_samples": share_samples,
+                "share_tokens": share_tokens,
+                "target": target,
+            }
+            for number, (name, row, share_samples, share_tokens, target) in enumerate(
+                zip(names, counts, _shares(samples), _shares(tokens), targets, strict=True)
+            )
+        },
+        "packs": packs,
+        "tokens": sum(tokens),
+        "fill": sum(tokens) / slots if slots else 0.0,
+        "substituted": sum(flow["substituted"] for flow in flows),
+        "buffers": {
+            # What is held includes the batch that is put together, which is one of those ahead.
+            "worker_tokens": max(held) + batch_tokens - one_batch,
+            "worker_bytes": batch_tokens * BYTES_PER_TOKEN,
+            "rank_tokens": sum(held) + (batch_tokens - one_batch) * max(len(flows), 1),
+        },
+    }

@@ -1,0 +1,94 @@
+"""States of the buffered way: what belongs to what.
+
+::
+
+    {"version": 1, "kind": "iterable", "epoch": 0,
+     "worker": [0, 2], "device": [0, 8],              this worker of this rank, of how many
+     "fingerprint": {"seed": 17, "streams": [...], ...},          must fit, every field
+     "flow": {...}}                                   places in the sources; None: at the start
+
+Unlike a planned run's, it belongs to one worker of one rank: the packs depend on which samples each
+of them gets.
+
+Cost: some hundred integers a state; no tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from streampack.errors import ResumeError
+from streampack.load.iterable_flow import FlowPlan
+from streampack.streams.part import PartPlace
+from streampack.types import State
+
+__all__ = ["check_state", "fingerprint", "pack_state"]
+
+STATE_VERSION = 1
+KIND = "iterable"
+
+
+def fingerprint(plan: FlowPlan) -> dict[str, Any]:
+    """Return what the batches are a function of, beside the sources, as JSON."""
+    return {
+        **asdict(plan.packing),
+        **asdict(plan.mixing),
+        "buffer_limit": plan.packing.buffer_limit,
+        "batch_size": plan.batch_size,
+        "seed": plan.seed,
+        "shuffle_block_size": plan.shuffle_block_size,
+        "streams": list(plan.names),
+        "amounts": list(plan.amounts.amounts),
+        "tokenizers": [stream.tokenizer is not None for stream in plan.streams],
+    }
+
+
+def pack_state(digest: dict[str, Any], place: PartPlace, epoch: int, flow: State | None) -> State:
+    """Return the state of a worker that has come this far."""
+    return {
+        "version": STATE_VERSION,
+        "kind": KIND,
+        "epoch": epoch,
+        "worker": [place.worker, place.num_workers],
+        "device": [place.device, place.num_devices],
+        "fingerprint": digest,
+        "flow": flow,
+    }
+
+
+def check_state(state: State, digest: dict[str, Any], place: PartPlace) -> None:
+    """Refuse a state of another kind, rank, worker or dataset.
+
+    Raises:
+        ResumeError: Naming both.
+    """
+    if not isinstance(state, dict) or state.get("kind") != KIND:
+        found = state.get("kind") if isinstance(state, dict) else type(state).__name__
+        raise ResumeError(
+            f"the state is of kind {found!r}, not of a PackedIterableDataset; load what its "
+            "state_dict() returned, unchanged"
+        )
+    if state.get("version") != STATE_VERSION:
+        raise ResumeError(
+            f"the state has version {state.get('version')!r}, this release reads {STATE_VERSION}; "
+            "load it with the release that saved it"
+        )
+    for key, name, own in (
+        ("device", "rank (of those with batches of their own)", [place.device, place.num_devices]),
+        ("worker", "worker", [place.worker, place.num_workers]),
+    ):
+        saved = list(state.get(key) or [None, None])
+        if saved != own:
+            raise ResumeError(
+                f"the state is of {name} {saved[0]} of {saved[1]}, but is loaded in {own[0]} of "
+                f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
+                "ranks and workers, each with its own state"
+            )
+    saved_digest = state.get("fingerprint") or {}
+    for key, value in digest.items():
+        if saved_digest.get(key) != value:
+            raise ResumeError(
+                f"the state was saved with {key}={saved_digest.get(key)!r}, but this dataset has "
+                f"{key}={value!r}; resume with the saved value, or start anew without the state"
+            )

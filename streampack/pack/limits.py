@@ -1,0 +1,47 @@
+"""From a packing to the integers that the kernels go by.
+
+::
+
+    Packing(max_seq_len=8192, split_gap=0.01)  -->  Limits(max_seq_len=8192, split_gap=81, ...)
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from streampack.config import MIN_FRAGMENT_TOKENS, Packing
+from streampack.pack.kernels import NO_LIMIT, Limits
+
+__all__ = ["limits_of"]
+
+WINDOW_TOKENS = 8192
+TOLERANCE = 1000  # a gap of one part in so many is good enough ...
+PATIENCE = 16  # ... if this many more looks find nothing better
+
+
+def limits_of(packing: Packing) -> Limits:
+    """Return the integers that the kernels go by.
+
+    >>> limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap
+    81
+    """
+    size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
+    # As it is written: 0.29 of 100 tokens is 29, not 28.999...
+    gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
+    fragment = packing.min_fragment or min(MIN_FRAGMENT_TOKENS, max(1, size // 8))
+    return Limits(
+        max_seq_len=size,
+        buffer_tokens=packing.buffer_limit,
+        buffer_samples=packing.buffer_samples,
+        window=min(size, WINDOW_TOKENS),
+        tolerance=size // TOLERANCE,
+        patience=PATIENCE,
+        split_gap=gap,
+        # The last piece of a sample may be shorter than its room by the padding.
+        min_fragment=fragment + multiple - 1,
+        guard=packing.guard or NO_LIMIT,
+        max_samples=packing.max_samples_per_pack or NO_LIMIT,
+        multiple=multiple,
+    )

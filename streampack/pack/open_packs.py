@@ -1,0 +1,298 @@
+"""First fit and best fit: a few packs stay open, and each segment goes into one of them.
+
+With max_seq_len=8, open_packs=2 and segments in arrival order::
+
+    arrival       A4  B5  C3  D4              A and B open a pack each, 4 and 3 tokens are free
+    first fit     A A A A C C C .             C goes into the oldest pack that has room
+                  B B B B B . . .             D fits nowhere: A closes, and D opens a pack
+    best fit      B B B B B C C C             C goes where it leaves the least
+                  A A A A D D D D
+
+A segment that fits nowhere opens a pack; where `open_packs` are open, one is closed for it: first
+fit closes the oldest, best fit the fullest. With `split_gap`, a pack that closes with a larger gap
+takes the head of that segment. With `guard`, a pack that saw so many leave closes next, so nothing
+waits for more than guard + open_packs - 1 (those of one full segment not counted).
+
+Cost: `open_packs` comparisons a segment, about 30 ns with 8. Fill: 99.8 % on web text at 8,192.
+Memory: at most `open_packs` packs, within the buffer's bounds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from streampack.compiled import compiled
+from streampack.config import OPEN_PACKS, Packing
+from streampack.errors import ResumeError
+from streampack.pack.buffered import BufferedPacker, rooms, without_padding
+from streampack.pack.kernels import Limits
+from streampack.pack.limits import limits_of
+from streampack.types import LENGTH, START, Int64Array, Packs, State
+
+__all__ = ["OpenPacksPacker", "best_fit", "first_fit"]
+
+# Columns of an open pack, of a piece, and the counters.
+FREE, COUNT, SERIAL, BORN = range(4)
+ROW, OFFSET, TOKENS, OWNER = range(4)
+NUM_OPEN, NUM_PIECES, NUM_SERIALS, NUM_CLOSED, POOL_PACKS = range(5)
+HELD_TOKENS, HELD_SAMPLES, HIGH_TOKENS, HIGH_SAMPLES, NUM_COUNTERS = range(5, 10)
+
+
+class Desk(NamedTuple):
+    """The arrays of one call."""
+
+    open: Int64Array
+    """Open packs, the oldest first: FREE, COUNT, SERIAL, BORN; shape (open_packs, 4)."""
+    pieces: Int64Array
+    """Where each piece of a row went: ROW, OFFSET in it, TOKENS, OWNER (a serial)."""
+    closed: Int64Array
+    """The number of each serial among the packs that closed, -1 while it is open."""
+    counters: Int64Array
+    """NUM_OPEN and the others."""
+
+
+@compiled
+def put_piece(desk: Desk, row: int, offset: int, length: int, owner: int) -> None:
+    """Note that a piece of a row lies in a pack."""
+    piece = desk.pieces[desk.counters[NUM_PIECES]]
+    piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
+    desk.counters[NUM_PIECES] += 1
+
+
+@compiled
+def close_slot(limits: Limits, desk: Desk, slot: int) -> None:
+    """Close an open pack, and number it; those behind it move up."""
+    counters = desk.counters
+    pack = desk.open[slot]
+    desk.closed[pack[SERIAL]] = counters[NUM_CLOSED]
+    counters[HELD_TOKENS] -= limits.max_seq_len - pack[FREE]
+    counters[HELD_SAMPLES] -= pack[COUNT]
+    counters[NUM_CLOSED] += 1
+    counters[POOL_PACKS] += 1
+    counters[NUM_OPEN] -= 1
+    for place in range(slot, counters[NUM_OPEN]):
+        desk.open[place] = desk.open[place + 1]
+
+
+@compiled
+def close_waiting(limits: Limits, desk: Desk) -> None:
+    """Close the packs that saw `guard` packs leave."""
+    counters = desk.counters
+    while counters[NUM_OPEN] > 0:
+        if counters[POOL_PACKS] - desk.open[0, BORN] < limits.guard:
+            return
+        close_slot(limits, desk, 0)
+
+
+@compiled
+def find_slot(desk: Desk, length: int, fullest: bool) -> int:
+    """Return the pack that a piece goes to: the fullest or the oldest with room for it, or -1."""
+    found = -1
+    for slot in range(desk.counters[NUM_OPEN]):
+        free = desk.open[slot, FREE]
+        if free >= length and (found < 0 or free < desk.open[found, FREE]):
+            found = slot
+            if not fullest:
+                break
+    return found
+
+
+@compiled
+def cut_into(limits: Limits, desk: Desk, slot: int, row: int, offset: int, length: int) -> int:
+    """Fill a pack that is about to close with the head of a row; return the tokens it took."""
+    gap = desk.open[slot, FREE]
+    taken = min(gap, length - limits.min_fragment)
+    taken -= taken % limits.multiple
+    if gap <= limits.split_gap or length <= gap or taken < limits.min_fragment:
+        return 0
+    put_piece(desk, row, offset, taken, desk.open[slot, SERIAL])
+    return int(taken)
+
+
+@compiled
+def new_serial(desk: Desk) -> int:
+    """Return the serial of a new pack, which is open."""
+    serial = desk.counters[NUM_SERIALS]
+    desk.counters[NUM_SERIALS] += 1
+    desk.closed[serial] = -1
+    return int(serial)
+
+
+@compiled
+def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) -> None:
+    """Put a row that is shorter than a pack into one, and close what must be closed for it."""
+    counters = desk.counters
+    offset = 0
+    while True:
+        slot = find_slot(desk, length, fullest)
+        has_room = slot >= 0 or counters[NUM_OPEN] < len(desk.open)
+        is_bound_kept = (
+            counters[HELD_TOKENS] + length <= limits.buffer_tokens
+            and counters[HELD_SAMPLES] < limits.buffer_samples
+        )
+        if has_room and is_bound_kept:
+            break
+        # Nothing is shorter than no tokens: this finds the fullest, or the oldest.
+        victim = find_slot(desk, 0, fullest)
+        taken = cut_into(limits, desk, victim, row, offset, length)
+        offset += taken
+        length -= taken
+        close_slot(limits, desk, victim)
+        close_waiting(limits, desk)
+    if slot < 0:
+        slot = counters[NUM_OPEN]
+        pack = desk.open[slot]
+        pack[FREE], pack[COUNT] = limits.max_seq_len, 0
+        pack[SERIAL], pack[BORN] = new_serial(desk), counters[POOL_PACKS]
+        counters[NUM_OPEN] += 1
+    pack = desk.open[slot]
+    put_piece(desk, row, offset, length, pack[SERIAL])
+    pack[FREE] -= length
+    pack[COUNT] += 1
+    counters[HELD_TOKENS] += length
+    counters[HELD_SAMPLES] += 1
+    counters[HIGH_TOKENS] = max(counters[HIGH_TOKENS], counters[HELD_TOKENS])
+    counters[HIGH_SAMPLES] = max(counters[HIGH_SAMPLES], counters[HELD_SAMPLES])
+    if pack[FREE] == 0 or pack[COUNT] == limits.max_samples:
+        close_slot(limits, desk, slot)
+        close_waiting(limits, desk)
+
+
+@compiled
+def fit_rows(limits: Limits, desk: Desk, lengths: Int64Array, fullest: bool, final: bool) -> None:
+    """Put rows into packs; full ones are packs of their own and pass through.
+
+    Args:
+        limits: What the packs keep to.
+        desk: The open packs and what lies in them.
+        lengths: Tokens of each row, shape (n,); those that lie in an open pack come first.
+        fullest: Best fit, not first fit.
+        final: Whether all packs close at the end.
+    """
+    counters = desk.counters
+    for row in range(counters[NUM_PIECES], len(lengths)):
+        if lengths[row] < limits.max_seq_len:
+            put_row(limits, desk, row, lengths[row], fullest)
+        else:
+            serial = new_serial(desk)
+            put_piece(desk, row, 0, lengths[row], serial)
+            desk.closed[serial] = counters[NUM_CLOSED]
+            counters[NUM_CLOSED] += 1
+    while final and counters[NUM_OPEN] > 0:
+        close_slot(limits, desk, 0)
+
+
+class OpenPacksPacker(BufferedPacker):
+    """A packer that keeps packs open; what is buffered lies in one of them."""
+
+    def __init__(self, method: str, limits: Limits, num_open: int):
+        super().__init__(method, limits)
+        self._num_open = num_open
+        self._sizes = np.zeros(0, np.int64)  # segments in each open pack, the oldest first
+
+    def state_dict(self) -> State:
+        """Return what is buffered, and which of it lies in one pack."""
+        return {**super().state_dict(), "packs": self._sizes.tolist()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state of a packer with the same packing.
+
+        Raises:
+            ResumeError: If the state is another method's, or holds what these packs cannot.
+        """
+        super().load_state_dict(state)
+        sizes = np.array(state["packs"], np.int64).reshape(-1)
+        self._waited = np.array(state.get("waited", 0 * sizes), np.int64).reshape(len(sizes))
+        is_partition = sizes.sum() == len(self._buffered) and sizes.min(initial=1) > 0
+        fits = (
+            len(sizes) <= self._num_open and is_partition and self._free(sizes).min(initial=0) >= 0
+        )
+        if not fits:
+            raise ResumeError(
+                f"the state holds {len(sizes)} open packs of {sizes.tolist()} samples, which are "
+                f"not {len(self._buffered)} samples in at most open_packs={self._num_open} of "
+                f"max_seq_len={self._limits.max_seq_len}; resume with the packing that was saved"
+            )
+        self._sizes = sizes
+
+    def _free(self, sizes: Int64Array) -> Int64Array:
+        taken = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
+        ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(sizes))]
+        return self._limits.max_seq_len - np.diff(ends)
+
+    def _desk(self, num_rows: int) -> Desk:
+        sizes, num_held = self._sizes, len(self._buffered)
+        packs = np.zeros((self._num_open, 4), np.int64)
+        packs[: len(sizes), FREE] = self._free(sizes)
+        packs[: len(sizes), COUNT] = sizes
+        packs[: len(sizes), SERIAL] = np.arange(len(sizes))
+        packs[: len(sizes), BORN] = -self._waited
+        # A row is cut at most once for each pack that closes, and once a pack.
+        pieces = np.zeros((2 * num_rows + len(sizes), 4), np.int64)
+        pieces[:num_held, ROW] = np.arange(num_held)
+        pieces[:num_held, TOKENS] = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
+        pieces[:num_held, OWNER] = np.repeat(np.arange(len(sizes)), sizes)
+        counters = np.zeros(NUM_COUNTERS, np.int64)
+        counters[NUM_OPEN] = counters[NUM_SERIALS] = len(sizes)
+        counters[NUM_PIECES] = counters[HELD_SAMPLES] = num_held
+        counters[HELD_TOKENS] = self.num_buffered_tokens
+        counters[HIGH_TOKENS], counters[HIGH_SAMPLES] = self._high_water
+        closed = np.full(len(sizes) + num_rows, -1)
+        return Desk(open=packs, pieces=pieces, closed=closed, counters=counters)
+
+    def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
+        multiple = self._limits.multiple
+        rows = rooms(np.concatenate([self._buffered, segments]), multiple)
+        desk = self._desk(len(rows))
+        fit_rows(self._limits, desk, rows[:, LENGTH].copy(), self._method == "best_fit", final)
+        counters = desk.counters
+        pieces = desk.pieces[: counters[NUM_PIECES]]
+        placed = rows[pieces[:, ROW]]
+        placed[:, START] += pieces[:, OFFSET]
+        placed[:, LENGTH] = pieces[:, TOKENS]
+        placed = without_padding(placed, multiple)
+        # Pieces lie in the order in which they came, so a stable sort keeps it in each pack.
+        number = desk.closed[pieces[:, OWNER]]
+        is_open = number < 0
+        order = np.argsort(number[~is_open], kind="stable")
+        sizes = np.bincount(number[~is_open], minlength=counters[NUM_CLOSED])
+        self._keep(placed[is_open], pieces[is_open, OWNER], desk)
+        return Packs(segments=placed[~is_open][order], ends=np.cumsum(sizes))
+
+    def _keep(self, segments: Int64Array, owners: Int64Array, desk: Desk) -> None:
+        packs = desk.open[: desk.counters[NUM_OPEN]]
+        # Serials grow with the age of a pack, so this is the order of `packs`.
+        self._buffered = segments[np.argsort(owners, kind="stable")]
+        self._sizes = packs[:, COUNT].copy()
+        self._waited = desk.counters[POOL_PACKS] - packs[:, BORN]
+        high = desk.counters[[HIGH_TOKENS, HIGH_SAMPLES]]
+        self._high_water = (int(high[0]), int(high[1]))
+
+
+def first_fit(packing: Packing) -> OpenPacksPacker:
+    """Return a packer that puts each segment into the oldest open pack with room for it.
+
+    >>> packer = first_fit(Packing(max_seq_len=8, method="first_fit", open_packs=2))
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
+    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.num_buffered_samples
+    ([0, 2], 2)
+    """
+    return _open_packs("first_fit", packing)
+
+
+def best_fit(packing: Packing) -> OpenPacksPacker:
+    """Return a packer that puts each segment into the fullest open pack with room for it.
+
+    >>> packer = best_fit(Packing(max_seq_len=8, method="best_fit", open_packs=2))
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
+    >>> packs = packer.add(np.array(rows))
+    >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist()
+    ([1, 2], [0, 3])
+    """
+    return _open_packs("best_fit", packing)
+
+
+def _open_packs(method: str, packing: Packing) -> OpenPacksPacker:
+    return OpenPacksPacker(method, limits_of(packing), packing.open_packs or OPEN_PACKS)

@@ -1,0 +1,197 @@
+"""Packers side by side, on the same lengths: fill, cuts, waiting, cost.
+
+::
+
+    lengths --all at once--> packs that close       fill, cuts, ns a sample
+            --one by one---> packs as they leave    how many leave while a sample waits
+
+Cost: two passes of each packer; the second, of at most 20,000 samples, 30 us a sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from streampack.config import Packing
+from streampack.pack import fit_samples, make_packer
+from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, Packs
+
+__all__ = [
+    "KINDS",
+    "PackerResult",
+    "packer_markdown",
+    "packer_result",
+    "packer_table",
+    "packings_to_compare",
+    "synthetic_lengths",
+]
+
+KINDS = ("web", "sft", "code", "long")
+
+CHUNK = 4096
+NUM_WATCHED = 20_000  # samples whose waiting is counted
+COLUMNS = ("packer", "fill %", "cuts/pack", "wait mean", "p99", "max", "ns/sample")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackerResult:
+    """What a packer made of some lengths."""
+
+    name: str
+    fill: float
+    """Real tokens over token slots, of the packs that closed before the end."""
+    cuts_per_pack: float
+    """Cuts beside those of samples that are longer than a pack."""
+    wait: tuple[float, float, float]
+    """Packs that left while a sample waited: mean, 99th percentile, most."""
+    sample_ns: float
+    """Nanoseconds of processor time a sample."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The result as text, in the order of the table's columns."""
+        mean, p99, most = self.wait
+        return (
+            self.name,
+            f"{100 * self.fill:.3f}",
+            f"{self.cuts_per_pack:.3f}",
+            f"{mean:.1f}",
+            f"{p99:.0f}",
+            f"{most:.0f}",
+            f"{self.sample_ns:,.0f}",
+        )
+
+
+def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
+    """Return made-up lengths in tokens, shape (num_samples,).
+
+    Args:
+        kind: web (lognormal, median 400, mean 900), sft (median 90, mean 130), code (70 % of
+            median 250, 30 % of median 3,000) or long (web, and a tenth from 8k to 64k).
+        num_samples: How many.
+        seed: Of the random numbers.
+
+    >>> synthetic_lengths("sft", 3).tolist() == synthetic_lengths("sft", 3).tolist()
+    True
+    """
+    bits = np.random.Generator(np.random.Philox(key=seed))
+    normal, uniform = bits.standard_normal(num_samples), bits.random(num_samples)
+    web = np.exp(np.log(400) + (2 * np.log(900 / 400)) ** 0.5 * normal)
+    made = {
+        "web": web,
+        "sft": np.exp(np.log(90) + (2 * np.log(130 / 90)) ** 0.5 * normal),
+        "code": np.where(
+            uniform < 0.7,
+            np.exp(np.log(250) + 0.8 * normal),
+            np.exp(np.log(3000) + 0.9 * normal),
+        ),
+        "long": np.where(uniform < 0.9, web, 8192 * 8 ** (10 * (uniform - 0.9))),
+    }
+    lengths: Int64Array = np.maximum(made[kind], 1).astype(np.int64)
+    return lengths
+
+
+def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
+    """Return a packing of each method, and of exact fit that may cut; names to packings."""
+    short = max(min(4096, max_seq_len // 8), 1)
+    options: dict[str, dict[str, Any]] = {
+        "exact_fit": {},
+        "exact_fit, split_gap=0.01": {"method": "exact_fit", "split_gap": 0.01},
+        "best_fit": {},
+        "first_fit": {},
+        "knapsack": {},
+        "next_fit": {},
+        "concat": {},
+        f"two_tiers, short_seq_len={short}": {"method": "two_tiers", "short_seq_len": short},
+    }
+    return {
+        name: Packing(max_seq_len=max_seq_len, **{"method": name, **values})
+        for name, values in options.items()
+    }
+
+
+def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerResult:
+    """Return what a packer makes of samples of these lengths.
+
+    Args:
+        name: What the tables call it.
+        lengths: Tokens of each sample in arrival order, shape (n,).
+        packing: Which packer.
+    """
+    samples = np.zeros((len(lengths), 4), np.int64)
+    samples[:, SAMPLE] = np.arange(len(lengths))
+    samples[:, 3] = lengths
+    segments = fit_samples(samples, packing.max_seq_len, packing.overflow, [name])
+    _closed(segments[:CHUNK], packing)  # compiles the kernels
+    begin = time.thread_time()  # of this processor alone: other programs do not count
+    packs = _closed(segments, packing)
+    seconds = time.thread_time() - begin
+    num_packs = max(len(packs), 1)
+    return PackerResult(
+        name=name,
+        fill=int(packs.segments[:, LENGTH].sum()) / (num_packs * packing.max_seq_len),
+        cuts_per_pack=_num_cuts(packs.segments, packing.max_seq_len) / num_packs,
+        wait=_waiting(segments[:NUM_WATCHED], packing),
+        sample_ns=1e9 * seconds / len(lengths),
+    )
+
+
+def _closed(segments: Int64Array, packing: Packing) -> Packs:
+    """Return the packs that close before the end."""
+    packer = make_packer(packing)
+    parts = [packer.add(segments[i : i + CHUNK]) for i in range(0, len(segments), CHUNK)]
+    return Packs.join(parts)
+
+
+def _num_cuts(segments: Int64Array, max_seq_len: int) -> int:
+    """Count the segments that end neither with their sample nor with a whole piece of it."""
+    stops = segments[:, START] + segments[:, LENGTH]
+    return int(((stops < segments[:, TOTAL]) & (stops % max_seq_len > 0)).sum())
+
+
+def _waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float]:
+    """Return how many packs leave before a sample's own: mean, 99th percentile and most."""
+    packer = make_packer(packing)
+    arrived = np.zeros(len(segments), np.int64)  # packs that had left when each came
+    waits: list[Int64Array] = []
+    number = segments.copy()
+    number[:, SAMPLE] = np.arange(len(segments))
+    num_packs = 0
+    for row in range(len(segments)):
+        arrived[row] = num_packs
+        packs = packer.add(number[row : row + 1])
+        sizes = np.diff(packs.ends, prepend=0)
+        left = num_packs + np.repeat(np.arange(len(packs)), sizes)
+        waits.append(left - arrived[packs.segments[:, SAMPLE]])
+        num_packs += len(packs)
+    waited = np.sort(np.concatenate(waits)) if num_packs else np.zeros(1, np.int64)
+    p99 = waited[int(np.ceil(0.99 * len(waited))) - 1]
+    return float(waited.mean()), float(p99), float(waited[-1])
+
+
+def packer_table(title: str, results: Iterable[PackerResult]) -> Table:
+    """Return results as a table for a terminal."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == "packer" else "right")
+    for result in results:
+        table.add_row(*result.cells)
+    return table
+
+
+def packer_markdown(results: Mapping[str, Sequence[PackerResult]]) -> str:
+    """Return results as one table of Markdown, a block of rows for each title."""
+    lines = [
+        f"| lengths | {' | '.join(COLUMNS)} |",
+        "|---|---|" + "---:|" * (len(COLUMNS) - 1),
+    ]
+    for title, rows in results.items():
+        lines += [f"| {title} | {' | '.join(result.cells)} |" for result in rows]
+    return "\n".join(lines)

@@ -1,0 +1,372 @@
+"""One worker's part of any source: which items are its own, pass after pass, and the way back.
+
+With 3 parts (workers over all ranks), part 1 of each kind of source::
+
+    list, map-style dataset    0 [1] 2  3 [4] 5  6 [7]      by index, shuffled in blocks if asked
+    generator, iterable        a [b] c  d [e] f  g [h]      every third item, the others are skipped
+    shards itself             [x] [y] [z]                   whatever it gives here is its own
+
+MosaicML's `StreamingDataset` splits itself over ranks and workers; Hugging Face's `IterableDataset`
+over workers, and is asked to over ranks; ``sharded=True`` says the same of any other source.
+
+A place in a part is (pass, taken): taken items of that pass came before. To go back to one, sources
+with an index jump; those with `state_dict` and `load_state_dict` are put to the last of their
+states before it; all others begin the pass again and skip.
+
+Cost: one call of the source's own iterator an item; every 64 items a state of sources that have
+one. Memory: a shuffled block's numbers, those states.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from streampack.errors import ConfigError, DataError
+from streampack.rng import permutation
+from streampack.types import Int64Array, State
+
+__all__ = ["Item", "PartPlace", "SourcePart", "is_one_shot", "num_items"]
+
+STATE_EVERY = 64  # items between two states of a source that has them
+SHUFFLE_BLOCK = 262_144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartPlace:
+    """Which part of all."""
+
+    device: int = 0
+    """Which of the ranks that get batches of their own."""
+    num_devices: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    @property
+    def part(self) -> int:
+        """Which part, over all ranks and workers."""
+        return self.device * self.num_workers + self.worker
+
+    @property
+    def num_parts(self) -> int:
+        """All parts."""
+        return self.num_devices * self.num_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Item:
+    """What a source gave."""
+
+    pass_: int
+    """In which pass through the source."""
+    taken: int
+    """Items of this part that came before it in that pass."""
+    number: int
+    """What the batch calls it: its place in the source, where that is known."""
+    value: Any
+    """The item; or the failure to get it, where the next one can be had all the same."""
+
+
+def _is_from(source: object, library: str, name: str) -> bool:
+    """Tell whether a source is of a library's class, without importing the library."""
+    return any(
+        base.__name__ == name and base.__module__.partition(".")[0] == library
+        for base in type(source).__mro__
+    )
+
+
+def is_one_shot(source: object) -> bool:
+    """Tell whether a source goes on where it was left, such as a generator.
+
+    >>> is_one_shot([1]), is_one_shot(iter([1]))
+    (False, True)
+    """
+    return isinstance(source, Iterator)
+
+
+def num_items(source: object) -> int | None:
+    """Return how many items a source holds over all parts; None if it does not say.
+
+    >>> num_items([5, 6]), num_items(iter([5, 6]))
+    (2, None)
+    """
+    if not isinstance(source, Sized):
+        return None
+    try:
+        # MosaicML's len() is what one rank gets, its `size` what all do.
+        return int(getattr(source, "size", len(source)) if _is_mosaic(source) else len(source))
+    except (TypeError, NotImplementedError):  # a __len__ that only some instances can answer
+        return None
+
+
+def _is_mosaic(source: object) -> bool:
+    return _is_from(source, "streaming", "StreamingDataset")
+
+
+def _is_hugging_face(source: object) -> bool:
+    return _is_from(source, "datasets", "IterableDataset")
+
+
+def _has_index(source: object) -> bool:
+    is_plain = not (_is_mosaic(source) or _is_hugging_face(source) or isinstance(source, dict))
+    is_torch_iterable = _is_from(source, "torch", "IterableDataset")
+    has = hasattr(source, "__getitem__") and num_items(source) is not None
+    return is_plain and has and not is_torch_iterable
+
+
+def _forgets_its_buffer(source: object) -> bool:
+    """Tell whether a Hugging Face iterable shuffles in a buffer that its state leaves out."""
+    inner = getattr(source, "_ex_iterable", None)
+    while inner is not None:
+        if "BufferShuffled" in type(inner).__name__:
+            return True
+        inner = getattr(inner, "ex_iterable", None)
+    return False
+
+
+class SourcePart:
+    """The items of one part of a source, from any place on, with a way back to earlier ones.
+
+    Args:
+        source: Any iterable.
+        name: What messages call it.
+        place: Which part.
+        sharded: The source gives this worker nothing but its own items.
+        replay: Never use the source's own state.
+        shuffle: Seed, number of the stream and block size to shuffle by; None: as it comes.
+
+    >>> part = SourcePart("abcdefgh", "letters", PartPlace(worker=1, num_workers=3))
+    >>> part.begin(0)
+    >>> [(item.number, item.value) for item in iter(part.next, None)]
+    [(1, 'b'), (4, 'e'), (7, 'h')]
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        name: str,
+        place: PartPlace,
+        *,
+        sharded: bool = False,
+        replay: bool = False,
+        shuffle: tuple[int, int, int] | None = None,
+    ) -> None:
+        self._name = name
+        self._place = place
+        self.source = source
+        self._source = source
+        self._splits_itself = sharded or _is_mosaic(source) or _is_hugging_face(source)
+        if (
+            _is_hugging_face(source)
+            and not sharded
+            and getattr(source, "_distributed", None) is None
+        ):
+            split = import_module("datasets.distributed").split_dataset_by_node
+            self._source = split(source, rank=place.device, world_size=place.num_devices)
+        self.has_index = _has_index(source) and not self._splits_itself
+        self._shuffle = shuffle if self.has_index else None
+        self._block: tuple[tuple[int, int], Int64Array] | None = None
+        own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        # A StreamingDataset's state is a count over all workers, as if they kept step.
+        self._has_state = (
+            own_state
+            and not (replay or self.has_index or _is_mosaic(source))
+            and not _forgets_its_buffer(source)
+        )
+        self._has_begun = False
+        self._items: Iterator[Any] = iter(())
+        self.pass_, self.taken = 0, 0
+        self._num_raw = 0  # items of the source's own iterator in this pass
+        # states: (pass, taken, num_raw, the source's own state).
+        self._states: deque[tuple[int, int, int, Any]] = deque()
+
+    @property
+    def num_items(self) -> int | None:
+        """Items of this part in a pass; None if nobody knows before it was gone through."""
+        total = None if self._splits_itself else num_items(self._source)
+        if total is None:
+            return None
+        return -(-max(total - self._place.part, 0) // self._place.num_parts)
+
+    @property
+    def num_parts(self) -> int:
+        """All parts; the nth item of part p is called nth * num_parts + p."""
+        return self._place.num_parts
+
+    def count(self) -> int:
+        """Return the items of this part, by going through it once if need be."""
+        known = self.num_items
+        if known is not None:
+            return known
+        self.begin(0)
+        while self.next() is not None:
+            pass
+        return self.taken
+
+    def begin(self, pass_: int, taken: int = 0) -> None:
+        """Go to a place: `taken` items into a pass.
+
+        Raises:
+            DataError: If the source can be iterated only once and was.
+        """
+        self._states.clear()
+        self._start(pass_)
+        if self.has_index:
+            self.taken = taken
+            return
+        while self.taken < taken and self.next() is not None:
+            pass
+
+    def _start(self, pass_: int) -> None:
+        self.check_not_used_up(pass_)
+        self.pass_, self.taken, self._num_raw = pass_, 0, 0
+        self._has_begun = True
+        if self.has_index:
+            return
+        self._set_pass(pass_)
+        try:
+            self._items = iter(self._source)
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def check_not_used_up(self, pass_: int) -> None:
+        """Refuse to begin a source again that goes on where it was left."""
+        if self._has_begun and is_one_shot(self._source):
+            raise DataError(
+                f"stream {self._name!r}: its source ({type(self._source).__name__}) can be "
+                f"iterated only once and was, so epoch {pass_} would lack its samples; pass "
+                "something that can be iterated again: a list, a dataset, or an object whose "
+                "__iter__ makes a new generator"
+            )
+
+    def _set_pass(self, pass_: int) -> None:
+        """Tell a source that shuffles by epoch which one begins."""
+        if _is_mosaic(self._source):
+            # All workers write the same number before the barrier that they meet at.
+            self._source.next_epoch = pass_  # type: ignore[attr-defined]
+        elif hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(pass_)
+
+    def next(self) -> Item | None:
+        """Return the next item of the pass; None at its end.
+
+        Raises:
+            DataError: If the source's iterator raised; it names the sample.
+        """
+        if self.has_index:
+            return self._next_by_index()
+        if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
+            self._keep_state()
+        part, num_parts = self._place.part, self._place.num_parts
+        while True:
+            try:
+                value = next(self._items)
+            except StopIteration:
+                return None
+            except Exception as error:
+                raise self._failure(error) from error
+            self._num_raw += 1
+            if self._splits_itself or (self._num_raw - 1) % num_parts == part:
+                break
+        self.taken += 1
+        return self._item(self.taken - 1, (self.taken - 1) * num_parts + part, value)
+
+    def _next_by_index(self) -> Item | None:
+        total = num_items(self._source) or 0
+        nth = self.taken * self._place.num_parts + self._place.part
+        if nth >= total:
+            return None
+        self.taken += 1
+        return self.get(self.pass_, self.taken - 1, self._index(nth, total))
+
+    def get(self, pass_: int, taken: int, number: int) -> Item:
+        """Return item `number` of a source with an index, or the failure to get it."""
+        try:
+            value = self._source[number]  # type: ignore[index]
+        except Exception as error:
+            value = self._failure(error, number)
+        return Item(pass_=pass_, taken=taken, number=number, value=value)
+
+    def _index(self, nth: int, total: int) -> int:
+        """Return the index of the `nth` item of the pass."""
+        if self._shuffle is None:
+            return nth
+        seed, stream, size = self._shuffle
+        num_blocks = -(-total // size)
+        # The last block may be short, so it stays last; the others change places.
+        slot, at = divmod(nth, size)
+        key = (self.pass_, slot)
+        if self._block is None or self._block[0] != key:
+            block = slot
+            if slot < num_blocks - 1:
+                block = int(permutation(num_blocks - 1, seed, "blocks", stream, self.pass_)[slot])
+            length = min(size, total - block * size)
+            order = permutation(length, seed, "items", stream, self.pass_, slot) + block * size
+            self._block = (key, order)
+        return int(self._block[1][at])
+
+    def _item(self, taken: int, number: int, value: Any) -> Item:
+        return Item(pass_=self.pass_, taken=taken, number=number, value=value)
+
+    def _failure(self, error: Exception, number: int | None = None) -> DataError:
+        if number is None:
+            place = self._place
+            number = self.taken * place.num_parts + place.part
+        return DataError(
+            f"stream {self._name!r}: its source ({type(self._source).__name__}) raised "
+            f"{type(error).__name__}: {error}, instead of giving sample {number}"
+        )
+
+    @property
+    def gave_nothing(self) -> bool:
+        """Whether the pass is known to hold no item for anybody."""
+        if self.has_index:
+            return num_items(self._source) == 0
+        return self._num_raw == 0 and not self._splits_itself
+
+    # The way back.
+
+    def _keep_state(self) -> None:
+        state = self._source.state_dict()  # type: ignore[attr-defined]
+        self._states.append((self.pass_, self.taken, self._num_raw, state))
+
+    def base(self, pass_: int, taken: int) -> State:
+        """Return from where a place can be reached again, as JSON (beside the source's own state).
+
+        Args:
+            pass_: Of the earliest item that may be asked for again.
+            taken: Likewise. Earlier states are forgotten.
+        """
+        while len(self._states) > 1 and self._states[1][:2] <= (pass_, taken):
+            self._states.popleft()
+        if self._states and self._states[0][:2] <= (pass_, taken):
+            at_pass, at_taken, num_raw, state = self._states[0]
+            return {"pass": at_pass, "taken": at_taken, "raw": num_raw, "source": state}
+        return {"pass": pass_, "taken": 0}
+
+    def resume(self, base: State) -> None:
+        """Go to what `base` returned.
+
+        Raises:
+            ConfigError: If it holds a state of the source, which has none here.
+        """
+        if "source" not in base:
+            self.begin(int(base["pass"]))
+            return
+        if not self._has_state:
+            raise ConfigError(
+                f"stream {self._name!r}: the state holds one of its source's own, but "
+                f"{type(self._source).__name__} has no load_state_dict (or replay=True is set); "
+                "pass the source that was saved"
+            )
+        self._set_pass(int(base["pass"]))
+        self._source.load_state_dict(base["source"])  # type: ignore[attr-defined]
+        self._has_begun = True
+        self._items = iter(self._source)
+        self.pass_, self.taken = int(base["pass"]), int(base["taken"])
+        self._num_raw = int(base["raw"])
+        self._states.clear()
+        self._states.append((self.pass_, self.taken, self._num_raw, base["source"]))

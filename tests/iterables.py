@@ -1,0 +1,77 @@
+"""Sources of samples for the buffered way's tests, and what batches must give back of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def rows_of(number: int, lengths: list[int]) -> list[list[int]]:
+    """Token lists in which every token tells stream, sample and place."""
+    return [
+        [number * 10**6 + index * 10**3 + i for i in range(length)]
+        for index, length in enumerate(lengths)
+    ]
+
+
+class Again:
+    """Can be iterated again, says no size, has no state."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+class WithState:
+    """Goes on where its state says; counts how many items it gave, over all iterations."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+        self.at = 0
+        self.num_given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self.at = self.at, 0
+        for index in range(start, len(self.rows)):
+            self.at = index + 1
+            self.num_given += 1
+            yield self.rows[index]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def pieces(batches: list[dict[str, Any]]) -> dict[tuple[int, int, int], list[int]]:
+    """(stream, pass, sample) -> its tokens, put together from the batches' segments."""
+    found: dict[tuple[int, int, int], list[tuple[int, list[int]]]] = {}
+    for batch in batches:
+        filled = [0] * len(batch["tokens"])
+        for row, stream, pass_, sample, start, length in batch["segments"].tolist():
+            stop = filled[row] + length
+            tokens = batch["tokens"][row, filled[row] : stop].tolist()
+            found.setdefault((stream, pass_, sample), []).append((start, tokens))
+            filled[row] = stop
+    together = {}
+    for key, parts in found.items():
+        parts.sort()
+        starts = [start for start, _ in parts]
+        assert starts == list(itertools.accumulate([0, *(len(t) for _, t in parts)][:-1]))
+        together[key] = [token for _, tokens in parts for token in tokens]
+    return together
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two batches are equal, bit for bit."""
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key]
+        for key, value in one.items()
+    )

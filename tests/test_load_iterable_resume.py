@@ -1,0 +1,238 @@
+"""States of the buffered way: exact at every batch, through every loader, in one world only."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from iterables import Again, WithState, pieces, rows_of, same
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streampack import (
+    ConfigError,
+    DataError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    ResumeError,
+    World,
+)
+
+# torchdata's own call into torch.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+LENGTHS = [7, 12, 30, 2, 9, 11, 70, 3, 5, 21] * 8
+
+
+def dataset(kind: type = list, **kwargs) -> PackedIterableDataset:
+    """Two sources of 80 and 40 samples, of a few packs each."""
+    method = kwargs.pop("method", "random")
+    return PackedIterableDataset(
+        [
+            IterableStream(kind(rows_of(0, LENGTHS)), proportion=2, name="a"),
+            IterableStream(kind(rows_of(1, LENGTHS[:40])), proportion=1, name="b"),
+        ],
+        packing=kwargs.pop("packing", Packing(max_seq_len=32)),
+        mixing=Mixing(batching_method=method),
+        order=Order(seed=3),
+        batch_size=2,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
+    original = dataset(kind, method=method)
+    states, batches = [json.dumps(original.state_dict())], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+    assert len(pieces(batches)) == 120
+
+    for at in [0, 1, 2, 3, *range(4, len(batches), 7), len(batches) - 1]:
+        resumed = dataset(kind, method=method)
+        resumed.load_state_dict(json.loads(states[at]))
+        rest = list(resumed)
+        assert len(rest) == len(batches) - at
+        assert all(map(same, rest, batches[at:])), f"differs after {at}"
+
+
+@pytest.mark.parametrize("method", ["next_fit", "first_fit", "best_fit", "concat", "knapsack"])
+def test_every_packer_goes_on_bit_for_bit(method):
+    packing = Packing(max_seq_len=32, method=method, buffer_samples=16, buffer_tokens=4096)
+    original = dataset(packing=packing)
+    states, batches = [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+
+    for at in (1, 5, len(batches) // 2):
+        resumed = dataset(packing=packing)
+        resumed.load_state_dict(json.loads(states[at - 1]))
+        assert all(map(same, list(resumed), batches[at:]))
+
+
+def test_a_source_with_a_state_is_put_there_and_not_gone_through_again():
+    rows = rows_of(0, [8] * 900)
+    make = lambda: WithState(rows)  # noqa: E731
+    packing = Packing(max_seq_len=32)
+    original = PackedIterableDataset([IterableStream(make())], packing=packing)
+    batches = iter(original)
+    for _ in range(200):
+        next(batches)
+
+    source = make()
+    resumed = PackedIterableDataset([IterableStream(source)], packing=packing)
+    resumed.load_state_dict(json.loads(json.dumps(original.state_dict())))
+
+    assert same(next(iter(resumed)), next(batches))
+    assert source.num_given < 130, "64 items between two states, and one pack"
+
+
+def test_replay_is_used_where_it_is_asked_for():
+    source = WithState(rows_of(0, [8] * 300))
+    stream = IterableStream(source, replay=True)
+    original = PackedIterableDataset([stream], packing=Packing(max_seq_len=32))
+    batches = iter(original)
+    for _ in range(50):
+        next(batches)
+
+    assert set(original.state_dict()["flow"]["sources"][0]["base"]) == {"pass", "taken"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_torchdatas_loader_resumes_exactly(num_workers, at):
+    options = {"batch_size": None, "num_workers": num_workers}
+    whole = list(StatefulDataLoader(dataset(Again), **options))
+    loader = StatefulDataLoader(dataset(Again), **options)
+    batches = iter(loader)
+    for _ in range(at):
+        next(batches)
+    state = loader.state_dict()
+
+    resumed = StatefulDataLoader(dataset(Again), **options)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+
+    assert len(rest) == len(whole) - at
+    assert all(map(same, rest, whole[at:]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_our_loader_resumes_exactly_whichever_worker_was_last(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    assert len(pieces(whole)) == 120
+    last = len(whole) - 1
+    for at in (1, 4, 7, last):
+        loader = PackedDataLoader(dataset(), num_workers=num_workers)
+        batches = iter(loader)
+        for _ in range(at):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+
+        resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+
+        assert len(rest) == len(whole) - at
+        assert all(map(same, rest, whole[at:]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_after_the_last_batch_goes_on_with_the_next_epoch(num_workers):
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    batches = iter(loader)
+    num_batches = sum(1 for _ in PackedDataLoader(dataset(), num_workers=num_workers))
+    for _ in range(num_batches):
+        next(batches)
+    state = loader.state_dict()
+
+    resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+    resumed.load_state_dict(state)
+
+    assert {batch["epoch"] for batch in resumed} == {1}
+
+
+def test_epochs_go_on_after_a_resume_with_workers():
+    loader = PackedDataLoader(dataset(), num_workers=2)
+    next(iter(loader))
+    resumed = PackedDataLoader(dataset(), num_workers=2)
+    resumed.load_state_dict(loader.state_dict())
+
+    assert [{batch["epoch"] for batch in resumed} for _ in range(3)] == [{0}, {1}, {2}]
+
+
+def test_another_number_of_workers_is_refused():
+    state = PackedDataLoader(dataset(), num_workers=2).state_dict()
+
+    with pytest.raises(ResumeError, match=r"num_workers=2, but this loader has num_workers=0; .*"):
+        PackedDataLoader(dataset()).load_state_dict(state)
+
+
+def test_another_world_is_refused():
+    state = dataset(world=World(rank=1, num_ranks=4)).state_dict()
+
+    with pytest.raises(ResumeError, match=r"rank .* 1 of 4, but is loaded in 0 of 2; .* as many"):
+        dataset(world=World(rank=0, num_ranks=2)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "other"}, "of kind 'other', not of a PackedIterableDataset"),
+        ({"version": 99}, "version 99, this release reads 1"),
+        ({"fingerprint": {}}, "saved with max_seq_len=None, but this dataset has max_seq_len=32"),
+        ({"worker": [1, 2]}, "of worker 1 of 2, but is loaded in 0 of 1"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(change, message):
+    state = dataset().state_dict() | change
+
+    with pytest.raises(ResumeError, match=message):
+        dataset().load_state_dict(state)
+
+
+def test_a_planned_state_is_refused_by_the_loader():
+    with pytest.raises(ResumeError, match="not of a PackedDataLoader over a PackedIterable"):
+        PackedDataLoader(dataset()).load_state_dict({"version": 1, "epoch": 0})
+
+
+def test_a_source_that_gives_other_samples_is_named():
+    original = dataset(Again)
+    batches = iter(original)
+    for _ in range(20):
+        next(batches)
+    short = PackedIterableDataset(
+        [
+            IterableStream(Again(rows_of(0, LENGTHS)[:5]), proportion=2, name="a"),
+            IterableStream(Again(rows_of(1, LENGTHS[:40])), proportion=1, name="b"),
+        ],
+        packing=Packing(max_seq_len=32),
+        order=Order(seed=3),
+        batch_size=2,
+    )
+    short.load_state_dict(original.state_dict())
+
+    with pytest.raises(DataError, match=r"stream 'a': the state is .* but the source gave 5"):
+        next(iter(short))
+
+
+def test_a_state_of_the_source_needs_a_source_that_takes_it():
+    original = PackedIterableDataset(
+        [IterableStream(WithState(rows_of(0, [8] * 300)))], packing=Packing(max_seq_len=32)
+    )
+    batches = iter(original)
+    for _ in range(50):
+        next(batches)
+    other = PackedIterableDataset(
+        [IterableStream(Again(rows_of(0, [8] * 300)))], packing=Packing(max_seq_len=32)
+    )
+    other.load_state_dict(original.state_dict())
+
+    with pytest.raises(ConfigError, match="Again has no load_state_dict"):
+        next(iter(other))

@@ -1,0 +1,71 @@
+"""Who is next among sources of unknown lengths: shares kept to one sample at every moment."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.mix import Deficits
+
+amounts_of_some = st.lists(st.integers(0, 1000), min_size=1, max_size=9).filter(any)
+
+
+@given(amounts=amounts_of_some, num_turns=st.integers(1, 300))
+def test_in_samples_every_source_is_within_one_sample_of_its_share_at_all_times(amounts, num_turns):
+    turns, served = Deficits(amounts, "samples"), [0] * len(amounts)
+
+    for turn in range(1, num_turns + 1):
+        source = turns.next()
+        turns.serve(source, 1)
+        served[source] += 1
+        for got, amount in zip(served, amounts, strict=True):
+            assert abs(got * sum(amounts) - turn * amount) <= sum(amounts) * (1 + 1e-6)
+
+
+@given(
+    amounts=amounts_of_some,
+    lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=200),
+)
+def test_in_tokens_no_source_runs_ahead_by_more_than_its_longest_sample(amounts, lengths):
+    turns, served = Deficits(amounts, "tokens"), [0] * len(amounts)
+    longest = [0] * len(amounts)
+
+    for length in lengths:
+        source = turns.next()
+        turns.serve(source, length)
+        served[source] += length
+        longest[source] = max(longest[source], length)
+        for number, amount in enumerate(amounts):
+            target = sum(served) * amount / sum(amounts)
+            others = sum(longest) - longest[number]
+            assert -others - 1e-3 <= served[number] - target <= longest[number] + 1e-3
+
+
+def test_a_source_that_ends_leaves_the_others_their_shares():
+    turns, served = Deficits([2, 1, 1], "samples"), [0, 0, 0]
+    turns.end(0)
+    for _ in range(10):
+        source = turns.next()
+        turns.serve(source, 1)
+        served[source] += 1
+
+    assert served == [0, 5, 5]
+    turns.end(1)
+    turns.end(2)
+    assert turns.next() is None
+
+
+@given(amounts=amounts_of_some, at=st.integers(0, 50), unit=st.sampled_from(["samples", "tokens"]))
+def test_a_state_goes_on_where_it_was_taken(amounts, at, unit):
+    first, second = Deficits(amounts, unit), Deficits(amounts, unit)
+    for turn in range(at):
+        first.serve(first.next(), 1 if unit == "samples" else turn + 1)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+
+    for turn in range(20):
+        source = first.next()
+        assert second.next() == source
+        first.serve(source, 1 if unit == "samples" else turn + 1)
+        second.serve(source, 1 if unit == "samples" else turn + 1)
