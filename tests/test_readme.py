@@ -36,7 +36,7 @@ def test_the_lines_that_run_do_run(tmp_path):
 
 
 def test_every_test_that_is_named_exists():
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", README)
 
     assert len(named) > 10
