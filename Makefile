@@ -36,8 +36,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/streampack demo
 
+# Two at a time: much of it waits for servers and processes. A file's tests stay together.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow

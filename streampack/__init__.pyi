@@ -7,11 +7,19 @@ from streampack.errors import (
     StreampackError,
     WorkerError,
 )
-from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
+from streampack.load import (
+    BucketedIterableDataset,
+    Bucketing,
+    PackedDataLoader,
+    PackedIterableDataset,
+    PackedStreamingDataset,
+)
 from streampack.streams import IterableStream, Stream
 from streampack.world import World
 
 __all__ = [
+    "BucketedIterableDataset",
+    "Bucketing",
     "Buffers",
     "ConfigError",
     "DataError",

@@ -3,6 +3,7 @@
 ::
 
     cache_limit  >=  two neighbouring shuffle blocks of every lane and stream that the node touches
+                     + what is planned and not yet delivered, up to 8,192 samples of each
                      + one shard in flight for each thread and worker of its ranks
 
     what is over   -> more threads, up to 4 a rank
@@ -38,7 +39,7 @@ class CacheNeeds:
     """What a rank and its node need of the cache at once, in bytes."""
 
     node_bytes: int = 0
-    """Two shuffle blocks of all that the node's lanes read."""
+    """Two shuffle blocks of all that the node's lanes read, and what is planned beside them."""
     own_bytes: int = 0
     """The same for this rank's lanes."""
     shard_bytes: int = 0
@@ -127,8 +128,9 @@ def fetch_limits(
     if cache_limit < least:
         raise ConfigError(
             f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
-            f"reads ({needs.node_bytes}) and a shard in flight for each of its readers; set "
-            f"cache_limit to at least {least}, or lower Order.shuffle_block_size or num_workers"
+            f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight for "
+            f"each of its readers; set cache_limit to at least {least}, or lower "
+            "Order.shuffle_block_size or num_workers"
         )
     in_flight = ranks * needs.shard_bytes
     spare = (cache_limit - least) // max(in_flight, 1)

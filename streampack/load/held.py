@@ -277,9 +277,17 @@ class HeldSamples:
             if not chunks:
                 del self._chunks[key]
 
-    def rows(self, packs: Packs, num_rows: int) -> tuple[Rows, dict[str, Any]]:
-        """Return the tokens, labels and extra fields of packs, and let go of what is used up."""
-        shape = (num_rows, self._packing.max_seq_len)
+    def rows(
+        self, packs: Packs, num_rows: int, row_tokens: int | None = None
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Return the tokens, labels and extra fields of packs, and let go of what is used up.
+
+        Args:
+            packs: Which segments to put into each row.
+            num_rows: How many rows; those after the packs are padding.
+            row_tokens: How long they are; None: max_seq_len.
+        """
+        shape = (num_rows, row_tokens or self._packing.max_seq_len)
         tokens = np.full(shape, self._packing.padding_id, np.int64)
         labels = np.full(shape, IGNORED, np.int64)
         fields = {name: np.zeros(shape, dtype) for name, dtype in self._token_fields.items()}

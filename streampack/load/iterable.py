@@ -25,6 +25,7 @@ from streampack.assemble import Batch
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
 from streampack.errors import ConfigError
 from streampack.load.arguments import check_batch_size, check_configs, check_streams
+from streampack.load.buckets import Bucketing
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import unique_names
 from streampack.load.iterable_amounts import epoch_amounts
@@ -36,76 +37,29 @@ from streampack.streams.part import SHUFFLE_BLOCK, PartPlace, SourcePart
 from streampack.types import State
 from streampack.world import World
 
-__all__ = ["PackedIterableDataset"]
+__all__ = ["FlowDataset", "PackedIterableDataset", "check_fields", "check_mixing", "flow_plan"]
 
 # Methods that cut samples wherever a pack ends.
 CUTTING_METHODS = ("next_fit", "concat")
 
 
-class PackedIterableDataset(IterableDataset[Batch]):
-    """Iterables of samples, mixed and packed on the fly.
+class FlowDataset(IterableDataset[Batch]):
+    """What all datasets of the buffered way share: whose turn, which epoch, where it stands.
 
     Args:
-        streams: The sources and their weights; without any, all count the same.
-        packing: How samples share packs.
-        mixing: How many of each stream, in which batches, and where an epoch ends.
-        order: With shuffle, sources with an index (lists, map-style datasets) are shuffled by the
-            seed; None: samples come as they are stored. Others come as they come.
+        plan: What decides the batches.
         buffers: How much may be resident at once.
-        batch_size: Packs in a device batch.
         world: This process among the others; None: what torchrun's variables say.
 
     Raises:
-        ConfigError: If the arguments cannot work together.
-        DataError: While iterating: a sample is not what it should be, a source fails or is empty,
-            or one that can be iterated only once, such as a generator, is asked for a second epoch.
-
-    Batches are those of `PackedStreamingDataset`, and the streams' extra fields; `position` counts
-    the packs of all ranks and workers as if they kept step. Iterate it with `PackedDataLoader`,
-    torchdata's ``StatefulDataLoader`` or torch's ``DataLoader(dataset, batch_size=None)``.
-
-    Ranks may take unequal numbers of steps in an epoch: each packs its own samples, and nobody
-    knows beforehand how many packs these fill. Where ranks wait for each other at every step (DDP,
-    FSDP), end the epoch at a number of steps that all reach, or stop together once one rank is at
-    its end.
-
-    >>> dataset = PackedIterableDataset(
-    ...     [IterableStream([[1, 2, 3], [4, 5]])], packing=Packing(max_seq_len=4), batch_size=2)
-    >>> next(iter(dataset))["tokens"].tolist()
-    [[1, 2, 3, 0], [4, 5, 0, 0]]
+        ConfigError: If the buffers cannot hold one batch.
     """
 
-    def __init__(
-        self,
-        streams: Sequence[IterableStream],
-        *,
-        packing: Packing,
-        mixing: Mixing | None = None,
-        order: Order | None = None,
-        buffers: Buffers | None = None,
-        batch_size: int = 1,
-        world: World | None = None,
-    ) -> None:
+    def __init__(self, plan: FlowPlan, buffers: Buffers | None, world: World | None) -> None:
         super().__init__()
-        check_streams(streams, IterableStream)
-        check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
-        mixing, is_shuffled = mixing or Mixing(), order is not None and order.shuffle
-        _check_mixing(mixing)
-        _check_fields(streams, packing)
-        names = [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
-        self.stream_names = unique_names(names)
-        order = order or Order()
-        self.plan = FlowPlan(
-            streams=tuple(streams),
-            names=tuple(self.stream_names),
-            packing=packing,
-            mixing=mixing,
-            amounts=epoch_amounts(streams, self.stream_names, mixing, order.seed),
-            batch_size=check_batch_size(batch_size),
-            seed=order.seed,
-            shuffle_block_size=(order.shuffle_block_size or SHUFFLE_BLOCK) if is_shuffled else None,
-        )
-        self.digest = fingerprint(self.plan)
+        self.plan = plan
+        self.stream_names = list(plan.names)
+        self.digest = fingerprint(plan)
         """What decides the batches, as JSON: a state belongs to datasets with the same."""
         self.buffers = buffers or Buffers()
         self.world = world or World.from_env(os.environ)
@@ -122,15 +76,21 @@ class PackedIterableDataset(IterableDataset[Batch]):
 
     def footprint(self, num_workers: int) -> Footprint:
         """Return what a rank holds with so many workers."""
-        packing, num_packers = self.plan.packing, 1
-        packer_tokens = packing.buffer_limit
-        if self.plan.mixing.batching_method != "random":
+        plan, num_packers = self.plan, 1
+        packer_tokens, batch_tokens = (
+            plan.packing.buffer_limit,
+            plan.packing.max_seq_len * plan.batch_size,
+        )
+        if plan.bucketing is not None:
+            packer_tokens = plan.packing.buffer_samples * plan.packing.max_seq_len
+            batch_tokens = plan.bucketing.most_slots
+        if plan.mixing.batching_method != "random":
             # A packer each, and one pack each that waits for its slot.
-            num_packers = len(self.plan.streams)
-            packer_tokens += packing.max_seq_len
+            num_packers = len(plan.streams)
+            packer_tokens += batch_tokens // plan.batch_size
         return Footprint(
             packer_tokens=num_packers * packer_tokens,
-            batch_tokens=self.plan.batch_size * packing.max_seq_len,
+            batch_tokens=batch_tokens,
             num_workers=num_workers,
             plans_in_workers=num_workers > 0,
         )
@@ -230,19 +190,108 @@ class PackedIterableDataset(IterableDataset[Batch]):
         self._ledger.set_epoch(int(state["epoch"]))
 
 
-def _check_mixing(mixing: Mixing) -> None:
-    """Refuse what the buffered way cannot do."""
-    for key, works in {"epoch_end": ("pad", "drop"), "global_batch_size": (None,)}.items():
+class PackedIterableDataset(FlowDataset):
+    """Iterables of samples, mixed and packed on the fly.
+
+    Args:
+        streams: The sources and their weights; without any, all count the same.
+        packing: How samples share packs.
+        mixing: How many of each stream, in which batches, and where an epoch ends.
+        order: With shuffle, sources with an index (lists, map-style datasets) are shuffled by the
+            seed; None: samples come as they are stored. Others come as they come.
+        buffers: How much may be resident at once.
+        batch_size: Packs in a device batch.
+        world: This process among the others; None: what torchrun's variables say.
+
+    Raises:
+        ConfigError: If the arguments cannot work together.
+        DataError: While iterating: a sample is not what it should be, a source fails or is empty,
+            or one that can be iterated only once, such as a generator, is asked for a second epoch.
+
+    Batches are those of `PackedStreamingDataset`, and the streams' extra fields; `position` counts
+    the packs of all ranks and workers as if they kept step. Iterate it with `PackedDataLoader`,
+    torchdata's ``StatefulDataLoader`` or torch's ``DataLoader(dataset, batch_size=None)``.
+
+    Ranks may take unequal numbers of steps in an epoch: each packs its own samples, and nobody
+    knows beforehand how many packs these fill. Where ranks wait for each other at every step (DDP,
+    FSDP), end the epoch at a number of steps that all reach, or stop together once one rank is at
+    its end.
+
+    >>> dataset = PackedIterableDataset(
+    ...     [IterableStream([[1, 2, 3], [4, 5]])], packing=Packing(max_seq_len=4), batch_size=2)
+    >>> next(iter(dataset))["tokens"].tolist()
+    [[1, 2, 3, 0], [4, 5, 0, 0]]
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[IterableStream],
+        *,
+        packing: Packing,
+        mixing: Mixing | None = None,
+        order: Order | None = None,
+        buffers: Buffers | None = None,
+        batch_size: int = 1,
+        world: World | None = None,
+    ) -> None:
+        check_streams(streams, IterableStream)
+        check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
+        check_mixing(type(self).__name__, mixing or Mixing(), epoch_ends=("pad", "drop"))
+        check_fields(streams, packing)
+        plan = flow_plan(
+            streams, packing, mixing or Mixing(), order, batch_size=check_batch_size(batch_size)
+        )
+        super().__init__(plan, buffers, world)
+
+
+def flow_plan(
+    streams: Sequence[IterableStream],
+    packing: Packing,
+    mixing: Mixing,
+    order: Order | None,
+    *,
+    batch_size: int,
+    bucketing: Bucketing | None = None,
+) -> FlowPlan:
+    """Return what decides the batches; without an order, samples come as they are stored."""
+    is_shuffled, order = order is not None and order.shuffle, order or Order()
+    names = unique_names(
+        [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
+    )
+    return FlowPlan(
+        streams=tuple(streams),
+        names=tuple(names),
+        packing=packing,
+        mixing=mixing,
+        amounts=epoch_amounts(streams, names, mixing, order.seed),
+        batch_size=batch_size,
+        seed=order.seed,
+        shuffle_block_size=(order.shuffle_block_size or SHUFFLE_BLOCK) if is_shuffled else None,
+        bucketing=bucketing,
+    )
+
+
+def check_mixing(name: str, mixing: Mixing, epoch_ends: tuple[str, ...]) -> None:
+    """Refuse what the buffered way cannot do.
+
+    Raises:
+        ConfigError: Naming what it can, and which dataset can do more.
+    """
+    for key, works in {"epoch_end": epoch_ends, "global_batch_size": (None,)}.items():
         value = getattr(mixing, key)
         if value not in works:
             raise ConfigError(
-                f"PackedIterableDataset cannot do {key}={value!r}, only "
+                f"{name} cannot do {key}={value!r}, only "
                 f"{' or '.join(map(repr, works))}; PackedStreamingDataset can, from MDS streams"
             )
 
 
-def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
-    """Refuse extra fields that cannot share a batch, or a packer."""
+def check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
+    """Refuse extra fields that cannot share a batch, or a packer.
+
+    Raises:
+        ConfigError: Naming them.
+    """
     dtypes: dict[str, str] = {}
     for stream in streams:
         for name, dtype in stream.token_fields.items():

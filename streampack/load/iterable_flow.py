@@ -25,10 +25,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
+import torch
 
 from streampack.assemble import Batch, make_batch
 from streampack.config import Mixing, Packing
 from streampack.errors import DataError
+from streampack.load.buckets import Bucketing, BucketPacker, one_row_each
 from streampack.load.held import HeldSamples, Key, Prepared, joined, prepare, segment_rows
 from streampack.load.iterable_amounts import EpochAmounts
 from streampack.load.iterable_intake import Intake, Taken
@@ -37,7 +39,16 @@ from streampack.pack import make_packer
 from streampack.pack.packer import Packer
 from streampack.streams import IterableStream
 from streampack.streams.part import PartPlace, SourcePart
-from streampack.types import LENGTH, NUM_COLUMNS, START, STREAM, TOTAL, Int64Array, State
+from streampack.types import (
+    LENGTH,
+    NUM_COLUMNS,
+    START,
+    STREAM,
+    TOTAL,
+    Int64Array,
+    Packs,
+    State,
+)
 
 __all__ = ["FlowPlan", "PackFlow"]
 
@@ -55,6 +66,14 @@ class FlowPlan:
     seed: int
     shuffle_block_size: int | None
     """Samples of sources with an index that are shuffled together; None: as they are stored."""
+    bucketing: Bucketing | None = None
+    """Makes batches of samples of similar length, each of which counts as one pack."""
+
+    def packer(self) -> Packer:
+        """Return an empty packer."""
+        if self.bucketing is not None:
+            return BucketPacker(self.bucketing)
+        return make_packer(self.packing)
 
     def parts(self, place: PartPlace) -> list[SourcePart]:
         """Return a worker's part of each source."""
@@ -123,9 +142,7 @@ class PackFlow:
             for number, quota in enumerate(quotas)
         ]
         self._deficits = Deficits([amount or 0 for amount in amounts], plan.mixing.weight_unit)
-        self._lanes = [
-            _Lane(make_packer(plan.packing)) for _ in range(1 if self._is_random else num)
-        ]
+        self._lanes = [_Lane(plan.packer()) for _ in range(1 if self._is_random else num)]
         self._held = HeldSamples(
             plan.packing,
             {k: v for stream in plan.streams for k, v in stream.token_fields.items()},
@@ -135,7 +152,7 @@ class PackFlow:
         self._slots: Iterator[Int64Array] | None = None
         self.num_batches = 0
         self._served = [0] * num  # slots of each stream, where slots are scheduled
-        self._substituted = self._num_packs = 0
+        self._substituted = self._num_packs = self._num_slots = 0
         # Columns: samples begun, tokens, samples split, truncated, dropped.
         self._counts = np.zeros((num, 5), np.int64)
 
@@ -152,12 +169,13 @@ class PackFlow:
         is_short = len(packs) < self._plan.batch_size
         if not packs or (is_short and self._plan.mixing.epoch_end == "drop"):
             return None
-        together = joined(packs)
+        together, num_rows, row_tokens = self._shape(packs)
         self._count(together.segments)
-        rows, extras = self._held.rows(together, self._plan.batch_size)
+        rows, extras = self._held.rows(together, num_rows, row_tokens)
         step = self.num_batches * self._place.num_workers + self._place.worker
         self.num_batches += 1
         self._num_packs += len(packs)
+        self._num_slots += len(together) * row_tokens
         per_step = self._plan.batch_size * self._place.num_devices
         batch = make_batch(
             rows,
@@ -166,7 +184,17 @@ class PackFlow:
             position=(step + 1) * per_step,
             positions=self._plan.packing.positions,
         )
+        if self._plan.bucketing is not None:
+            extras["seq_lens"] = torch.from_numpy(together.segments[:, LENGTH].copy())
         return batch | extras
+
+    def _shape(self, packs: Sequence[Int64Array]) -> tuple[Packs, int, int]:
+        """Return what lies in each row of a batch, its rows, and how long they are."""
+        together = joined(packs)
+        if self._plan.bucketing is None:
+            return together, self._plan.batch_size, self._plan.packing.max_seq_len
+        segments = together.segments
+        return one_row_each(segments), len(segments), int(segments[:, LENGTH].max())
 
     def _next_packs(self) -> list[Int64Array]:
         size = self._plan.batch_size
@@ -264,6 +292,8 @@ class PackFlow:
     def _room_before_full(self, packer: Packer) -> int:
         """Return how many tokens more certainly fill no pack, so that none waits for them."""
         packing = self._plan.packing
+        if self._plan.bucketing is not None:
+            return 0  # once as many wait as may, any sample makes a batch leave
         few = packing.max_samples_per_pack is None and packing.pad_to_multiple is None
         if not few or packing.method == "two_tiers":
             return 0
@@ -363,6 +393,7 @@ class PackFlow:
             "served": list(self._served),
             "substituted": self._substituted,
             "num_packs": self._num_packs,
+            "num_slots": self._num_slots,
             "counts": self._counts.tolist(),
             "high_water_tokens": self._held.high_water_tokens,
         }
@@ -400,6 +431,7 @@ class PackFlow:
         self.num_batches = int(state["num_batches"])
         self._served = [int(count) for count in state["served"]]
         self._substituted, self._num_packs = int(state["substituted"]), int(state["num_packs"])
+        self._num_slots = int(state["num_slots"])
         self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)
         self._held.high_water_tokens = int(state["high_water_tokens"])
 

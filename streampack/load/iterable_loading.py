@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from streampack.assemble import Batch
 from streampack.errors import ResumeError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
-from streampack.load.iterable import PackedIterableDataset
+from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_state import KIND, check_state
 from streampack.load.workers import WorkerOptions
 from streampack.read.prefetch import work_ahead
@@ -47,7 +47,7 @@ Delivered = tuple[int, Batch, _Told]  # worker, batch, the worker's state after 
 class _WithStates(IterableDataset[Delivered | None]):
     """What workers iterate: batches, each with the worker's state after it."""
 
-    def __init__(self, dataset: PackedIterableDataset, start: State | None) -> None:
+    def __init__(self, dataset: FlowDataset, start: State | None) -> None:
         super().__init__()
         self._dataset = dataset
         self._start = start
@@ -70,7 +70,7 @@ def _same(item: Delivered | None) -> Delivered | None:
 
 
 class IterableLoading:
-    """Iterates a `PackedIterableDataset` with or without workers; see `PackedDataLoader`.
+    """Iterates a dataset of the buffered way with or without workers; see `PackedDataLoader`.
 
     Args:
         dataset: What to iterate.
@@ -80,7 +80,7 @@ class IterableLoading:
         ConfigError: If `dataset.buffers` cannot hold one batch a worker.
     """
 
-    def __init__(self, dataset: PackedIterableDataset, options: WorkerOptions) -> None:
+    def __init__(self, dataset: FlowDataset, options: WorkerOptions) -> None:
         num_workers = options.num_workers
         self._dataset = dataset
         self._num_workers = num_workers
@@ -104,7 +104,9 @@ class IterableLoading:
         return self._dataset.state_at_start(self._epoch, place)
 
     def __len__(self) -> int:
-        raise TypeError("a PackedIterableDataset has no len(): its samples are not known ahead")
+        raise TypeError(
+            f"a {type(self._dataset).__name__} has no len(): its samples are not known ahead"
+        )
 
     def state_dict(self) -> State:
         """Return where this rank stands after the batch last delivered, as JSON."""
@@ -125,7 +127,8 @@ class IterableLoading:
         """
         if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
             raise ResumeError(
-                "the state is not of a PackedDataLoader over a PackedIterableDataset; load what "
+                "the state is not of a PackedDataLoader over a PackedIterableDataset or "
+                "BucketedIterableDataset; load what "
                 "its state_dict() returned, unchanged"
             )
         saved = state["num_workers"]
@@ -204,7 +207,7 @@ def _shares(counts: list[int]) -> list[float]:
     return [count / total if total else 0.0 for count in counts]
 
 
-def _stats(dataset: PackedIterableDataset, flows: list[State], ahead: int) -> dict[str, Any]:
+def _stats(dataset: FlowDataset, flows: list[State], ahead: int) -> dict[str, Any]:
     """Sum up what the workers' states say."""
     names, plan = dataset.stream_names, dataset.plan
     # Of each stream: samples, tokens, split, truncated, dropped; see PackFlow.
@@ -215,8 +218,8 @@ def _stats(dataset: PackedIterableDataset, flows: list[State], ahead: int) -> di
     samples, tokens = [row[0] for row in counts], [row[1] for row in counts]
     targets = _shares([amount or 0 for amount in plan.amounts.amounts])
     packs = sum(flow["num_packs"] for flow in flows)
-    slots = packs * plan.packing.max_seq_len
-    one_batch = plan.batch_size * plan.packing.max_seq_len
+    slots = sum(flow["num_slots"] for flow in flows)
+    one_batch = dataset.footprint(0).batch_tokens
     batch_tokens = ahead * one_batch
     held = [flow["high_water_tokens"] for flow in flows] or [0]
     return {

@@ -40,6 +40,7 @@ def fingerprint(plan: FlowPlan) -> dict[str, Any]:
         "shuffle_block_size": plan.shuffle_block_size,
         "streams": list(plan.names),
         "amounts": list(plan.amounts.amounts),
+        "bucketing": None if plan.bucketing is None else asdict(plan.bucketing),
         "tokenizers": [stream.tokenizer is not None for stream in plan.streams],
     }
 

@@ -2,8 +2,9 @@
 
 ::
 
-    PackedStreamingDataset --> PlannedLoading    plans here, reads in a thread or stateless workers
-    PackedIterableDataset  --> IterableLoading   reads and packs in a thread, or in workers
+    PackedStreamingDataset  --> PlannedLoading    plans here, reads in a thread or stateless workers
+    PackedIterableDataset   --> IterableLoading   reads and packs in a thread, or in workers
+    BucketedIterableDataset --> IterableLoading   likewise, by length
 
 Both deliver the same batches whatever is read ahead, and the state is of the batch last delivered.
 
@@ -19,7 +20,7 @@ from streampack.assemble import Batch
 from streampack.config import check_positive
 from streampack.errors import ConfigError
 from streampack.load.dataset import PackedStreamingDataset
-from streampack.load.iterable import PackedIterableDataset
+from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_loading import IterableLoading
 from streampack.load.planned_loading import PlannedLoading
 from streampack.load.workers import WorkerOptions
@@ -32,7 +33,8 @@ class PackedDataLoader:
     """Iterates a packed dataset: one epoch an iteration, and exact state.
 
     Args:
-        dataset: What to iterate: a `PackedStreamingDataset` or a `PackedIterableDataset`.
+        dataset: What to iterate: a `PackedStreamingDataset`, `PackedIterableDataset` or
+            `BucketedIterableDataset`.
         num_workers: Processes that read; 0 plans and reads in a thread of this process. Those of a
             `PackedIterableDataset` pack, too, so its state fits as many workers only.
         prefetch_factor: Batches that are read ahead, per worker.
@@ -47,7 +49,7 @@ class PackedDataLoader:
 
     def __init__(
         self,
-        dataset: PackedStreamingDataset | PackedIterableDataset,
+        dataset: PackedStreamingDataset | FlowDataset,
         *,
         num_workers: int = 0,
         prefetch_factor: int = 2,
@@ -73,7 +75,7 @@ class PackedDataLoader:
         """Return the batches of this rank in a whole epoch: the one under way, or the next.
 
         Raises:
-            TypeError: If the dataset is a `PackedIterableDataset`, whose samples nobody knows.
+            TypeError: If the dataset goes over iterables, whose samples nobody knows.
         """
         return len(self._loading)
 
@@ -109,10 +111,11 @@ class PackedDataLoader:
 def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | IterableLoading:
     if isinstance(dataset, PackedStreamingDataset):
         return PlannedLoading(dataset, options)
-    if isinstance(dataset, PackedIterableDataset):
+    if isinstance(dataset, FlowDataset):
         return IterableLoading(dataset, options)
     raise ConfigError(
-        "PackedDataLoader takes a PackedStreamingDataset or a PackedIterableDataset, got "
+        "PackedDataLoader takes a PackedStreamingDataset, a PackedIterableDataset or a "
+        "BucketedIterableDataset, got "
         f"{type(dataset).__name__}; iterate others with torch's DataLoader(dataset, "
         "batch_size=None)"
     )

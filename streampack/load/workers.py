@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -141,8 +142,7 @@ class ReadingWorkers:
             except StopIteration:
                 return
             except (RuntimeError, EOFError, OSError) as error:
-                # A worker's end of the hand-over breaks a moment before the worker is seen dead.
-                connection.wait([process.sentinel for process in processes], DYING_S)
+                _await_death(processes)
                 self._check(processes, error)
                 raise
             if isinstance(batch, _Failed):
@@ -168,11 +168,32 @@ class ReadingWorkers:
         process = processes[number]
         for other in processes:
             other.terminate()  # it holds nothing but locks of the kernel's, which are freed
+        _remove_remains(processes)
         self._loader = self._make()
         raise WorkerError(
             f"reading worker {number} (pid {process.pid}) died: {_exit_text(process.exitcode)}; "
             "load the last state into the loader and iterate again"
         ) from error
+
+
+def _await_death(processes: list[Any]) -> None:
+    """Wait a moment for the death of a worker whose end of the hand-over broke."""
+    # Its files are closed before it is seen dead, and its sentinel is one of them.
+    broken = connection.wait([process.sentinel for process in processes], DYING_S)
+    for process in processes:
+        if process.sentinel in broken:
+            process.join(DYING_S)
+
+
+def _remove_remains(processes: list[Any]) -> None:
+    """Remove what workers of ours were about to hand over when they died."""
+    deadline_s = time.monotonic() + DYING_S
+    for process in processes:
+        process.join(max(0.0, deadline_s - time.monotonic()))
+        if not process.is_alive():
+            # torch gives a tensor's memory a name, and takes it back once the tensor arrived.
+            for path in SHARED_MEMORY.glob(f"torch_{process.pid}_*"):
+                path.unlink(missing_ok=True)
 
 
 def _unwatch(batches: Any) -> None:

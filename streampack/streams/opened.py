@@ -174,7 +174,15 @@ class OpenStream:
         """
         if self.length_file is None:
             return self.open_shard(shard).tokens.counts
-        return self._stated(self.length_file.shard_lengths, *self._samples_of(shard), shard)
+        lengths = self._stated(self.length_file.shard_lengths, *self._samples_of(shard), shard)
+        # Each token takes a byte or more; a plan of lengths that cannot be would fill the memory.
+        if lengths.sum() > self.raw_bytes[shard]:
+            raise DataError(
+                f"{self.length_file.path}: shard {shard} has {lengths.sum()} tokens there, but "
+                f"only {self.raw_bytes[shard]} bytes; write it anew: streampack index "
+                f"{self.length_file.path.parent}"
+            )
+        return lengths
 
     def shard_edges(self, shard: int) -> Int64Array:
         """Return the first and last token of each sample of a shard, shape (n, 2).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,3 +85,15 @@ def bench(jobs: launch.Jobs, tmp_path: Path) -> Iterator[launch.Bench]:
     ]
     with FaultServer(folder=tmp_path / "store") as server:
         yield launch.Bench(jobs=jobs, server=server, folder=tmp_path / "test", datasets=datasets)
+
+
+@pytest.fixture
+def fine(bench: launch.Bench, dataset: Callable[..., harness.DataSet]) -> launch.Bench:
+    """Give a bench with one stream, of which a quarter is more than what is planned ahead."""
+    written = dataset(num_samples=60_000, size_limit=2**18)
+    bucket = bench.folder / "store" / "fine"
+    shutil.copytree(written.folder, bucket / "s0")
+    bench.server.folder = bucket.parent
+    moved = harness.DataSet(folder=bucket / "s0", lengths=written.lengths)
+    bench.datasets = [moved]
+    return bench

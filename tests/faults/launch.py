@@ -67,7 +67,10 @@ class Job:
         """Wait for the next message of the job, and return it."""
         ready, _, _ = select.select([self._events], [], [], timeout_s)
         assert ready, f"{self.folder}: the job said nothing for {timeout_s} s; {self.errors()}"
-        said = self._events.recv(100).decode()
+        try:
+            said = self._events.recv(100).decode()
+        except ConnectionResetError:  # it ended with a word of ours unread
+            said = ""
         if said.startswith("exit"):
             self.status = int(said.split()[1])
         self.num_batches += said == "batch"

@@ -63,7 +63,7 @@ class Setup:
     @property
     def is_large(self) -> bool:
         """Whether a node cannot hold all of it under a cache limit."""
-        return sum(stream.num_shards for stream in self.opened) > 20
+        return sum(stream.num_shards for stream in self.opened) > 12
 
     @property
     def shard_bytes(self) -> int:
@@ -165,7 +165,7 @@ VARIANTS: list[dict[str, Any]] = [
         "keep_zip": True,
     },
     # Many shards, so that a cache limit that works is less than all of them.
-    {"mixing": Mixing(), "compression": None, "num_samples": 50, "longest": 12, "shard": 280},
+    {"mixing": Mixing(), "compression": None, "num_samples": 36, "longest": 12, "shard": 280},
 ]
 
 

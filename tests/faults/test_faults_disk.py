@@ -205,18 +205,6 @@ class Watch:
         self._thread.join()
 
 
-@pytest.fixture
-def fine(bench: Bench, dataset) -> Bench:
-    """Give a bench with one stream, of which a quarter is more than what is planned ahead."""
-    written = dataset(num_samples=60_000, size_limit=2**18)
-    bucket = bench.folder / "store" / "fine"
-    shutil.copytree(written.folder, bucket / "s0")
-    bench.server.folder = bucket.parent
-    moved = harness.DataSet(folder=bucket / "s0", lengths=written.lengths)
-    bench.datasets = [moved]
-    return bench
-
-
 def data_bytes(bench: Bench) -> int:
     """Bytes of all shards."""
     return sum(path.stat().st_size for of in bench.datasets for path in of.shards)
@@ -290,17 +278,19 @@ def test_a_local_only_stream_loses_no_file_to_a_cache_limit(bench, tmp_path, num
     assert after == before
 
 
-def test_files_that_were_in_the_cache_before_are_never_removed(bench):
-    # A user's own copy of half of the shards, put there by other means than ours.
+def test_files_that_were_in_the_cache_before_are_never_removed(fine):
+    # A user's own copy of some of the shards, put there by other means than ours.
+    bench = fine
     cache = bench.cache() / "s0"
     cache.mkdir(parents=True)
-    for path in bench.datasets[0].shards[::2]:
+    for path in bench.datasets[0].shards[::20]:
         shutil.copy(path, cache)
     kept = {path.name: path.stat().st_ino for path in cache.iterdir()}
     config = bench.config(
         streams=bench.streams(s3=False),
         order={"shuffle_block_size": 20},
-        buffers={"cache_limit": 250_000},
+        packing={"max_seq_len": 8192},
+        buffers={"cache_limit": data_bytes(bench) // 4},
     )
     job = bench.jobs.run(config)
     assert job.status == 0, job.errors()

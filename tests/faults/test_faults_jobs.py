@@ -42,11 +42,13 @@ def test_two_jobs_on_one_cache_are_exact_and_fetch_each_shard_once(bench, num_wo
 @pytest.mark.parametrize(
     "times", [1, pytest.param(10, marks=pytest.mark.slow)], ids=["once", "10times"]
 )
-def test_two_jobs_under_a_limit_below_their_data_are_exact(bench, times):
+def test_two_jobs_under_a_limit_below_their_data_are_exact(fine, times):
     """Hold two_jobs_same_cache_two_containers_evict."""
-    limit = sum(path.stat().st_size for of in bench.datasets for path in of.shards) * 3 // 4
+    bench = fine
+    limit = sum(path.stat().st_size for path in bench.datasets[0].shards) // 2
     options = {
         "streams": bench.streams(s3=False),
+        "packing": {"max_seq_len": 8192},
         "order": {"shuffle_block_size": 20},
         "buffers": {"cache_limit": limit},
         "loader": {"num_workers": 1},

@@ -1,0 +1,101 @@
+"""Our `compat.torchtune.PackedDataset` beside torchtune's own: one JSON line per class and measure.
+
+::
+
+    python benchmarks/bench_compat.py --num-samples 52002 --max-seq-len 4096
+
+Two measures, in seconds: making the dataset, and making it and reading every item once. Samples are
+dicts of lists, as torchtune's tokenizers return them. Where torchtune cannot be imported, its line
+says why. Runs take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib import import_module, metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from streampack.compat.torchtune import PackedDataset
+
+SIGMA = 0.6  # of the lengths' logarithm
+
+
+def instruction_samples(num_samples: int, mean: int, max_seq_len: int) -> list[dict[str, Any]]:
+    """Return samples of short instructions, of about this mean length."""
+    normal = np.random.Generator(np.random.Philox(key=0)).standard_normal(num_samples)
+    lengths = np.exp(np.log(mean) - SIGMA**2 / 2 + SIGMA * normal).clip(1, max_seq_len)
+    tokens = list(range(max_seq_len + 1))
+    return [
+        {"tokens": tokens[:length], "labels": tokens[1 : length + 1]}
+        for length in lengths.astype(int).tolist()
+    ]
+
+
+def torchtunes_own() -> Callable[..., Any] | str:
+    """Return torchtune's class, or why there is none."""
+    try:
+        return import_module("torchtune.datasets").PackedDataset
+    except Exception as error:  # it may fail in many ways beside other versions of torch
+        words = " ".join(str(error).split())
+        return f"{type(error).__name__}: {words}"
+
+
+def seconds(packed: Callable[..., Any], samples: list[dict[str, Any]], max_seq_len: int) -> Any:
+    """Return how long it took to make the dataset, and to make it and read it; and its packs."""
+    begin = time.perf_counter()
+    dataset = packed(samples, max_seq_len=max_seq_len)
+    made = time.perf_counter() - begin
+    for number in range(len(dataset)):
+        dataset[number]
+    return made, time.perf_counter() - begin, len(dataset)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--num-samples", type=int, default=52_002)
+    parser.add_argument("--mean-length", type=int, default=125)
+    parser.add_argument("--max-seq-len", type=int, default=4096)
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    samples = instruction_samples(args.num_samples, args.mean_length, args.max_seq_len)
+    classes = {"streampack": PackedDataset, "torchtune": torchtunes_own()}
+    measured: dict[str, list[Any]] = {name: [] for name in classes}
+    for _ in range(args.runs):
+        for name, packed in classes.items():
+            if callable(packed):
+                measured[name].append(seconds(packed, samples, args.max_seq_len))
+    lengths = f"lognormal, mean {args.mean_length}, sigma {SIGMA}, Philox key 0"
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    if measured["torchtune"]:
+        versions["torchtune"] = metadata.version("torchtune")
+    for name, packed in classes.items():
+        if not callable(packed):
+            print(json.dumps({"bench": f"compat/torchtune/{name}", "left_out": packed}))
+            continue
+        for column, what in enumerate(("make", "make_and_read")):
+            runs = [row[column] for row in measured[name]]
+            record = {
+                "bench": f"compat/torchtune/{name}/{what}",
+                "unit": "s",
+                "median": round(statistics.median(runs), 4),
+                "runs_s": [round(run, 4) for run in runs],
+                "packs": measured[name][0][2],
+                "tokens": sum(len(sample["tokens"]) for sample in samples),
+                "params": {**vars(args), "lengths": lengths},
+                "machine": f"{platform.machine()}, {os.cpu_count()} cpus",
+                "versions": versions,
+            }
+            print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A batch's way from a worker to the training loop, in one piece of shared memory.
+
+::
+
+    worker   tokens, labels, input_pos, ...  --fold-->  | tokens | labels | input_pos | ... |
+                                                                     | one file descriptor
+    here     tokens, labels, input_pos, ...  <-unfold-  | tokens | labels | input_pos | ... |
+
+torch hands every tensor over by itself: a piece of shared memory and a connection for each, some
+0.3 ms on either side, whatever its size. The tensors that come out share one block, which lives as
+long as any of them.
+
+Cost: about 0.5 ms a batch, and two copies of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streampack.assemble import Batch
+
+__all__ = ["Folded", "fold"]
+
+ALIGNMENT = 64  # bytes; more than any dtype needs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """A batch whose tensors lie in one block."""
+
+    block: Tensor
+    """Their bytes, uint8, one after the other."""
+    places: dict[str, tuple[torch.dtype, tuple[int, ...], int, int]]
+    """Of each tensor: dtype, shape, its first byte and one past its last."""
+    others: dict[str, Any]
+    """What is no tensor."""
+
+    def unfold(self) -> Batch:
+        """Return the batch."""
+        tensors = {
+            name: self.block[first:last].view(dtype).reshape(shape)
+            for name, (dtype, shape, first, last) in self.places.items()
+        }
+        return tensors | self.others
+
+    def pin_memory(self) -> Folded:
+        """Return the same in pinned memory; torch's loader calls it."""
+        return Folded(self.block.pin_memory(), self.places, self.others)
+
+
+def fold(batch: Batch) -> Folded:
+    """Return a batch in one block.
+
+    >>> folded = fold({"tokens": torch.tensor([[5, 6]]), "epoch": 3})
+    >>> folded.block.shape, folded.unfold()
+    (torch.Size([16]), {'tokens': tensor([[5, 6]]), 'epoch': 3})
+    """
+    tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+    places: dict[str, tuple[torch.dtype, tuple[int, ...], int, int]] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        first = -(-end // ALIGNMENT) * ALIGNMENT
+        end = first + tensor.nbytes
+        places[name] = (tensor.dtype, tuple(tensor.shape), first, end)
+    block = torch.empty(end, dtype=torch.uint8)
+    for name, tensor in tensors.items():
+        dtype, shape, first, last = places[name]
+        block[first:last].view(dtype).reshape(shape).copy_(tensor)
+    others = {name: value for name, value in batch.items() if name not in tensors}
+    return Folded(block, places, others)
