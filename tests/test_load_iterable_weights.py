@@ -227,3 +227,19 @@ def test_stats_say_what_was_delivered():
     assert stats["packs"] == num_packs
     assert stats["streams"]["s0"]["target"] == 0.5
     assert stats["fill"] == num_tokens / num_packs / 16
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_stats_of_an_epoch_stay_until_the_next_one_begins(num_workers):
+    dataset = PackedIterableDataset(
+        [IterableStream([[5, 6, 7]] * 10, name="mine")],
+        packing=Packing(max_seq_len=6),
+        world=World(),
+    )
+    loader = PackedDataLoader(dataset, num_workers=num_workers)
+    for _ in loader:
+        pass
+    assert loader.stats()["streams"]["mine"]["samples"] == 10
+    assert loader.stats()["packs"] == 5
+    next(iter(loader))
+    assert loader.stats()["streams"]["mine"]["samples"] == 2

@@ -128,8 +128,8 @@ def fetch_limits(
     if cache_limit < least:
         raise ConfigError(
             f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
-            f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight for "
-            f"each of its readers; set cache_limit to at least {least}, or lower "
+            f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight "
+            f"for each of its readers; set cache_limit to at least {least}, or lower "
             "Order.shuffle_block_size or num_workers"
         )
     in_flight = ranks * needs.shard_bytes

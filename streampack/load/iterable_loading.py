@@ -9,7 +9,7 @@
 A worker's state travels with its batch, so what was read ahead is not part of it. After a resume
 torch begins with worker 0 again; workers whose turn it is not hand over a blank first.
 
-Cost: beside torch's own hand-over, that of a state of some KB a batch.
+Cost: that of the hand-over, and a state of some KB a batch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from streampack.assemble import Batch
 from streampack.errors import ResumeError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
+from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_state import KIND, check_state
 from streampack.load.workers import WorkerOptions
@@ -41,7 +42,7 @@ class _Told:
     state: State
 
 
-Delivered = tuple[int, Batch, _Told]  # worker, batch, the worker's state after it
+Delivered = tuple[int, Batch | Folded, _Told]  # worker, batch, the worker's state after it
 
 
 class _WithStates(IterableDataset[Delivered | None]):
@@ -62,7 +63,7 @@ class _WithStates(IterableDataset[Delivered | None]):
         if start is not None and worker < start["next_worker"]:
             yield None  # its turn comes after the others'
         for batch in batches:
-            yield worker, batch, _Told(self._dataset.state_dict())
+            yield worker, fold(batch) if info else batch, _Told(self._dataset.state_dict())
 
 
 def _same(item: Delivered | None) -> Delivered | None:
@@ -95,6 +96,8 @@ class IterableLoading:
         self._next_worker = 0
         # The latest state of each worker; None: nothing of this epoch yet.
         self._states: list[State | None] = [None] * max(num_workers, 1)
+        # What stats are of: as above, and kept until the next epoch begins.
+        self._flows: list[State | None] = [None] * max(num_workers, 1)
 
     def _state_of(self, worker: int) -> State:
         state = self._states[worker]
@@ -145,6 +148,7 @@ class IterableLoading:
         self._epoch = max(int(each["epoch"]) for each in state["workers"])
         self._next_worker = int(state["next_worker"])
         self._states = list(copy.deepcopy(state["workers"]))
+        self._flows = [each["flow"] for each in state["workers"]]
         self._workers = None  # running workers would not hear of it
 
     def __iter__(self) -> Iterator[Batch]:
@@ -153,6 +157,7 @@ class IterableLoading:
         if start is None:
             self._next_worker = 0
             self._states = [None] * len(self._states)
+            self._flows = [None] * len(self._states)
         return self._deliver(start)
 
     def _deliver(self, start: State | None) -> Iterator[Batch]:
@@ -160,8 +165,10 @@ class IterableLoading:
         for item in self._items(start):
             if item is None:
                 continue
-            worker, batch, told = item
+            worker, content, told = item
+            batch = content.unfold() if isinstance(content, Folded) else content
             self._states[worker] = told.state
+            self._flows[worker] = told.state["flow"]
             self._epoch = int(batch["epoch"])
             self._next_worker = (worker + 1) % len(self._states)
             num_batches += 1
@@ -190,14 +197,15 @@ class IterableLoading:
 
     def stats(self) -> dict[str, Any]:
         """Return what this rank delivered of the epoch under way, or of the last one."""
-        flows = [state["flow"] for state in map(self._state_of, range(len(self._states)))]
-        return _stats(self._dataset, [flow for flow in flows if flow is not None], self._ahead)
+        return _stats(self._dataset, [flow for flow in self._flows if flow], self._ahead)
 
 
 def _pin(item: Delivered | None) -> Delivered | None:
     if item is None:
         return None
     worker, batch, told = item
+    if isinstance(batch, Folded):
+        return worker, batch.pin_memory(), told
     pinned = {k: v.pin_memory() if torch.is_tensor(v) else v for k, v in batch.items()}
     return worker, pinned, told
 

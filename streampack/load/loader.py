@@ -115,7 +115,6 @@ def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | IterableL
         return IterableLoading(dataset, options)
     raise ConfigError(
         "PackedDataLoader takes a PackedStreamingDataset, a PackedIterableDataset or a "
-        "BucketedIterableDataset, got "
-        f"{type(dataset).__name__}; iterate others with torch's DataLoader(dataset, "
-        "batch_size=None)"
+        f"BucketedIterableDataset, got {type(dataset).__name__}; iterate others with torch's "
+        "DataLoader(dataset, batch_size=None)"
     )
