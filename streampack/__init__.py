@@ -34,6 +34,7 @@ __all__ = [
     "StreampackError",
     "World",
     "block_causal_mask",
+    "loss_weights",
 ]
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ _LATE = {
     "PackedStreamingDataset": "streampack.load",
     "Stream": "streampack.streams",
     "block_causal_mask": "streampack.assemble",
+    "loss_weights": "streampack.assemble",
 }
 
 

@@ -1,4 +1,4 @@
-from streampack.assemble import block_causal_mask
+from streampack.assemble import block_causal_mask, loss_weights
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError, ResumeError, StreampackError
 from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
@@ -21,5 +21,6 @@ __all__ = [
     "StreampackError",
     "World",
     "block_causal_mask",
+    "loss_weights",
 ]
 __version__: str

@@ -21,11 +21,12 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain, islice
 from math import lcm
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.assemble import Batch, make_batch
+from streampack.assemble import Batch, BatchFormat, check_format, make_batch
 from streampack.config import Buffers, Mixing, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.load.arguments import check_batch_size, check_configs, check_streams
@@ -121,6 +122,8 @@ class PackedIterableDataset(IterableDataset[Batch]):
         mixing: weight_unit and epoch_end ("pad" or "drop"); packs mix all streams.
         buffers: How much may be resident at once.
         batch_size: Packs in a device batch.
+        batch_format: What batches look like: "native", or a trainer's format by name, such as
+            "hf", or a function of the native batch; see `streampack.formats`.
         world: This process among the others; None: what torchrun's variables say.
 
     Raises:
@@ -150,12 +153,14 @@ class PackedIterableDataset(IterableDataset[Batch]):
         mixing: Mixing | None = None,
         buffers: Buffers | None = None,
         batch_size: int = 1,
+        batch_format: BatchFormat = "native",
         world: World | None = None,
     ) -> None:
         super().__init__()
         check_streams(streams, IterableStream)
         check_configs(packing=packing, mixing=mixing, buffers=buffers, world=world)
         batch_size = check_batch_size(batch_size)
+        self._convert = check_format(batch_format, packing)
         self._mixing = mixing or Mixing()
         _check_mixing(self._mixing)
         names = [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
@@ -226,13 +231,15 @@ class PackedIterableDataset(IterableDataset[Batch]):
                     "makes a new generator"
                 )
 
-    def _batch(self, held: HeldSamples, packs: Packs, epoch: int, step: int) -> Batch:
-        return make_batch(
-            held.rows(packs, self._batch_size),
-            packs,
-            epoch=epoch,
-            position=(step + 1) * self._batch_size * self._world.num_devices,
-            positions=self._packing.positions,
+    def _batch(self, held: HeldSamples, packs: Packs, epoch: int, step: int) -> Any:
+        return self._convert(
+            make_batch(
+                held.rows(packs, self._batch_size),
+                packs,
+                epoch=epoch,
+                position=(step + 1) * self._batch_size * self._world.num_devices,
+                positions=self._packing.positions,
+            )
         )
 
     def _packs(

@@ -121,8 +121,13 @@ class _Reads(Dataset[Batch]):
     def __init__(self, read: BatchReader) -> None:
         self._read = read
 
-    def __getitem__(self, plan: Any) -> Batch:
+    def __getitem__(self, plan: Any) -> Any:
         return self._read(plan)
+
+
+def _as_it_is(batch: Any) -> Any:
+    # torch's default would turn the tuples of some formats into lists.
+    return batch
 
 
 class PackedDataLoader:
@@ -178,6 +183,7 @@ class PackedDataLoader:
                 _Reads(dataset.reader()),
                 sampler=self._sampler,
                 batch_size=None,
+                collate_fn=_as_it_is,
                 num_workers=num_workers,
                 prefetch_factor=self._ahead,
                 pin_memory=pin_memory,
@@ -270,8 +276,9 @@ class PackedDataLoader:
         }
 
 
-def _pin(batch: Batch) -> Batch:
-    return {
-        key: value.pin_memory() if hasattr(value, "pin_memory") else value
-        for key, value in batch.items()
-    }
+def _pin(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _pin(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(_pin(value) for value in batch)
+    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
