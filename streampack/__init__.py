@@ -43,6 +43,7 @@ __all__ = [
     "WorkerError",
     "World",
     "block_causal_mask",
+    "loss_weights",
 ]
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ _LATE = {
     "PackedStreamingDataset": "streampack.load",
     "Stream": "streampack.streams",
     "block_causal_mask": "streampack.assemble",
+    "loss_weights": "streampack.assemble",
 }
 
 

@@ -1,4 +1,4 @@
-from streampack.assemble import block_causal_mask
+from streampack.assemble import block_causal_mask, loss_weights
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import (
     ConfigError,
@@ -36,5 +36,6 @@ __all__ = [
     "WorkerError",
     "World",
     "block_causal_mask",
+    "loss_weights",
 ]
 __version__: str

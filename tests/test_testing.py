@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packs import native_batch
 from torch import nn
 from torch.nn import functional
 
 from streampack.assemble import make_batch
+from streampack.errors import ConfigError
 from streampack.read import Rows
 from streampack.testing import assert_no_leak
 from streampack.types import Packs
 
-VOCABULARY, DIM, HEADS, MAX_POSITION = 50, 32, 4, 64
+VOCABULARY, DIM, HEADS, MAX_POSITION = 64, 32, 4, 64
 
 
 class TinyDecoder(nn.Module):
@@ -127,3 +129,141 @@ def test_the_summed_loss_of_packs_is_that_of_their_segments_alone() -> None:
             )
             apart += functional.cross_entropy(out[0], targets, reduction="sum")
     assert float((together - apart).abs()) < 1e-3
+
+
+# Who saw whom, and models that are called in other ways.
+
+
+def test_the_message_says_which_sample_saw_which() -> None:
+    with pytest.raises(
+        AssertionError,
+        match=r"row 0: tokens 0 to 12 of stream 1, sample 3 .*; "
+        r"the segment saw row 0: tokens 0 to 7 of stream 0, sample 0$",
+    ):
+        assert_no_leak(SeesAll(), packed("restart"))
+
+
+class SeesOneBefore(TinyDecoder):
+    """Sees the last token of the segment before, and nothing else that it should not."""
+
+    def forward(
+        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
+    ) -> torch.Tensor:
+        below = torch.ones_like(mask).tril(-1).triu(-1)
+        return super().forward(tokens, mask=mask | below, input_pos=input_pos)
+
+
+def test_only_the_segments_that_were_seen_are_named() -> None:
+    # Sample 0 leaks into sample 3, whose own is long enough to keep it from sample 1.
+    with pytest.raises(AssertionError) as caught:
+        assert_no_leak(SeesOneBefore(), packed("restart"))
+    assert str(caught.value).count("the segment saw") == 1
+
+
+def test_a_model_that_ignores_positions_is_told_so() -> None:
+    with pytest.raises(AssertionError, match=r"sample 3 .*; the model ignores input_pos"):
+        assert_no_leak(CountsOn(), packed("restart"))
+
+
+class HalfPositions(TinyDecoder):
+    """Uses positions, but those of the row for half of the tokens."""
+
+    def forward(
+        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
+    ) -> torch.Tensor:
+        on = torch.arange(tokens.shape[1]).expand_as(input_pos)
+        odd = input_pos % 2 == 1
+        return super().forward(tokens, mask=mask, input_pos=torch.where(odd, on, input_pos))
+
+
+def test_positions_used_in_the_wrong_way_are_told_from_a_leak() -> None:
+    with pytest.raises(AssertionError, match="the segment saw no other, so the model does not use"):
+        assert_no_leak(HalfPositions(), packed("restart"))
+
+
+class Drops(TinyDecoder):
+    """In training mode."""
+
+    def forward(
+        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
+    ) -> torch.Tensor:
+        return functional.dropout(super().forward(tokens, mask=mask, input_pos=input_pos), 0.1)
+
+
+def test_dropout_is_told_from_a_leak() -> None:
+    with pytest.raises(
+        AssertionError, match=r"two passes of the same batch differ.*model.eval\(\)"
+    ):
+        assert_no_leak(Drops(), packed("restart"))
+
+
+class LikeTorchtune(TinyDecoder):
+    """Takes a mask of shape (B, S, S), and the arguments that torchtune's decoders have."""
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        encoder_input: torch.Tensor | None = None,
+        input_pos: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert encoder_input is None
+        assert mask is not None
+        assert mask.shape == (*tokens.shape, tokens.shape[1])
+        assert input_pos is not None
+        return super().forward(tokens, mask=mask[:, None], input_pos=input_pos)
+
+
+def test_a_model_with_torchtunes_arguments_gets_torchtunes_mask() -> None:
+    assert_no_leak(LikeTorchtune(), packed("restart"))
+    assert_no_leak(LikeTorchtune(), packed("restart"), style="torchtune")
+
+
+def test_any_function_of_the_batch_is_a_model() -> None:
+    model = TinyDecoder()
+
+    def logits_of(batch: dict[str, Any]) -> torch.Tensor:
+        mask = batch["document_ids"][:, None, :, None] == batch["document_ids"][:, None, None]
+        logits: torch.Tensor = model(
+            batch["tokens"], mask=mask.tril(), input_pos=batch["input_pos"]
+        )
+        return logits
+
+    assert_no_leak(logits_of, packed("restart"))
+
+    def over_rows(batch: dict[str, Any]) -> torch.Tensor:
+        # All rows in one line, the edges of rows forgotten.
+        flat = {key: batch[key].flatten()[None] for key in ("tokens", "input_pos", "document_ids")}
+        return logits_of(flat).view(*batch["tokens"].shape, -1)
+
+    with pytest.raises(AssertionError, match=r"row 1: .* sample 1 .*; the segment saw row 0: "):
+        assert_no_leak(over_rows, packed("restart"))
+
+
+class HasNoPositions(nn.Module):
+    """As BLOOM or OPT."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(f"called with {input_ids.shape}, {attention_mask.shape}")
+
+
+def test_a_model_of_transformers_without_position_ids_is_told_so() -> None:
+    with pytest.raises(ConfigError, match="HasNoPositions takes input_ids but no position_ids, so"):
+        assert_no_leak(HasNoPositions(), packed("restart"))
+
+
+def test_a_model_that_nobody_knows_how_to_call_is_refused() -> None:
+    def two(tokens: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(f"called with {tokens.shape}, {other.shape}")
+
+    with pytest.raises(ConfigError, match=r"a model with the arguments tokens, other is none"):
+        assert_no_leak(two, packed("restart"))
+    with pytest.raises(ConfigError, match=r"style='HF' is not one of hf\|torchtune"):
+        assert_no_leak(two, packed("restart"), style="HF")  # type: ignore[arg-type]
+
+
+def test_padding_within_segments_is_no_leak() -> None:
+    assert_no_leak(TinyDecoder(), native_batch([[7, 9], [3, 2, 1]], 24, multiple=4))
+    with pytest.raises(AssertionError, match="the segment saw row 0"):
+        assert_no_leak(SeesAll(), native_batch([[7, 9], [3, 2, 1]], 24, multiple=4))

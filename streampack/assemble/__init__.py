@@ -1,6 +1,55 @@
 """Assemble: from tokens and segments to the tensors of a training step."""
 
 from streampack.assemble.batch import Batch, make_batch
-from streampack.assemble.masks import block_causal_mask, document_mask_mod
+from streampack.assemble.formats import (
+    FORMATS,
+    BatchFormat,
+    Formatter,
+    check_format,
+    get_format,
+    to_native,
+)
+from streampack.assemble.formats_hf import to_hf, to_hf_flash, to_llama_factory
+from streampack.assemble.formats_other import to_llm_foundry, to_megatron, to_olmo_core
+from streampack.assemble.formats_torch import to_torchtitan, to_torchtitan_flat, to_torchtune
+from streampack.assemble.layout import segment_starts, unpad
+from streampack.assemble.masks import (
+    additive_mask,
+    block_causal_mask,
+    block_mask,
+    dense_mask,
+    document_mask_mod,
+    fixed_cu_seqlens,
+)
+from streampack.assemble.weights import Average, count_units, loss_weights
 
-__all__ = ["Batch", "block_causal_mask", "document_mask_mod", "make_batch"]
+__all__ = [
+    "FORMATS",
+    "Average",
+    "Batch",
+    "BatchFormat",
+    "Formatter",
+    "additive_mask",
+    "block_causal_mask",
+    "block_mask",
+    "check_format",
+    "count_units",
+    "dense_mask",
+    "document_mask_mod",
+    "fixed_cu_seqlens",
+    "get_format",
+    "loss_weights",
+    "make_batch",
+    "segment_starts",
+    "to_hf",
+    "to_hf_flash",
+    "to_llama_factory",
+    "to_llm_foundry",
+    "to_megatron",
+    "to_native",
+    "to_olmo_core",
+    "to_torchtitan",
+    "to_torchtitan_flat",
+    "to_torchtune",
+    "unpad",
+]

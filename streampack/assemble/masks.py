@@ -1,36 +1,85 @@
 """Attention masks from document ids: a token sees its own segment, up to itself, and nothing else.
 
-For one pack with ``document_ids = 1 1 2 0``, rows are queries::
+For one pack with ``document_ids = 1 1 2 0 0``, rows are queries::
 
-             k0 k1 k2 k3
-        q0    x  .  .  .
-        q1    x  x  .  .
-        q2    .  .  x  .
-        q3    .  .  .  x      padding sees itself: a row without any x becomes NaN in softmax
+             k0 k1 k2 k3 k4
+        q0    x  .  .  .  .
+        q1    x  x  .  .  .
+        q2    .  .  x  .  .
+        q3    .  .  .  x  .     padding="identity": padding sees itself
+        q4    .  .  .  c  x     padding="causal": and (c) the padding before it
 
-Cost: `block_causal_mask` makes B * S * S bools, for models of small S; `document_mask_mod` makes
-nothing, FlexAttention asks it block by block.
+A row without any x would become NaN in softmax, so every token sees at least itself. Padding is no
+target and nobody looks at it: which of the two rules holds changes no loss.
+
+Cost: `dense_mask` and `block_causal_mask` make B * S * S bools, `additive_mask` as many floats, for
+models of small S; `block_mask` a few numbers for each 128 x 128 tokens; `document_mask_mod`
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.utils.data import get_worker_info
 
-__all__ = ["MaskMod", "block_causal_mask", "document_mask_mod"]
+from streampack.config import check_choice, check_positive
+from streampack.errors import ConfigError
+
+__all__ = [
+    "MaskMod",
+    "PaddingMask",
+    "additive_mask",
+    "block_causal_mask",
+    "block_mask",
+    "dense_mask",
+    "document_mask_mod",
+    "fixed_cu_seqlens",
+]
 
 MaskMod: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 ]
+PaddingMask = Literal["identity", "causal"]
 
 
-def block_causal_mask(document_ids: torch.Tensor) -> torch.Tensor:
+def dense_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity") -> torch.Tensor:
+    """Return which tokens see which, as torchtune's decoders take it.
+
+    Args:
+        document_ids: 1..n in a pack, 0 is padding; shape (B, S).
+        padding: Whether padding sees only itself, or the padding before it too.
+
+    Returns:
+        True where query i sees key j, bool, shape (B, S, S).
+
+    Raises:
+        ConfigError: If `padding` is another word.
+
+    >>> dense_mask(torch.tensor([[1, 1, 2, 0]])).int()[0].tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    """
+    check_choice("padding", padding, PaddingMask)
+    queries, keys = document_ids[:, :, None], document_ids[:, None, :]
+    mask = queries == keys  # (B, S, S)
+    if padding == "identity":
+        mask &= queries > 0
+    mask = mask.tril_()
+    mask.diagonal(dim1=-2, dim2=-1).fill_(True)
+    return mask
+
+
+def block_causal_mask(
+    document_ids: torch.Tensor, *, padding: PaddingMask = "identity"
+) -> torch.Tensor:
     """Return which tokens see which, for ``scaled_dot_product_attention(attn_mask=...)``.
 
     Args:
         document_ids: 1..n in a pack, 0 is padding; shape (B, S).
+        padding: Whether padding sees only itself, or the padding before it too.
 
     Returns:
         True where query i sees key j, bool, shape (B, 1, S, S); the 1 is for the heads.
@@ -38,18 +87,47 @@ def block_causal_mask(document_ids: torch.Tensor) -> torch.Tensor:
     >>> block_causal_mask(torch.tensor([[1, 1, 2, 0]])).int()[0, 0].tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     """
-    queries, keys = document_ids[:, None, :, None], document_ids[:, None, None, :]
-    mask = (queries == keys) & (queries > 0)  # (B, 1, S, S)
-    mask = mask.tril_()
-    mask.diagonal(dim1=-2, dim2=-1).fill_(True)
-    return mask
+    return dense_mask(document_ids, padding=padding)[:, None]
 
 
-def document_mask_mod(document_ids: torch.Tensor) -> MaskMod:
+def additive_mask(
+    document_ids: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+    padding: PaddingMask = "identity",
+) -> torch.Tensor:
+    """Return what to add to attention scores, for `scaled_dot_product_attention` and transformers.
+
+    Args:
+        document_ids: 1..n in a pack, 0 is padding; shape (B, S).
+        dtype: That of the model's attention, a floating one.
+        padding: Whether padding sees only itself, or the padding before it too.
+
+    Returns:
+        0 where query i sees key j, else the least finite number; shape (B, 1, S, S). Not -inf:
+        some kernels turn -inf into NaN.
+
+    Raises:
+        ConfigError: If `dtype` is no floating one.
+
+    >>> additive_mask(torch.tensor([[1, 2]]))[0, 0, 1].tolist()
+    [-3.4028234663852886e+38, 0.0]
+    """
+    if not dtype.is_floating_point:
+        raise ConfigError(
+            f"dtype={dtype} is no floating type; pass the model's, or use a bool mask"
+        )
+    hidden = ~block_causal_mask(document_ids, padding=padding)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=document_ids.device)
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)
+
+
+def document_mask_mod(document_ids: torch.Tensor, *, padding: PaddingMask = "identity") -> MaskMod:
     """Return the same mask as a function, for FlexAttention's ``create_block_mask``.
 
     Args:
         document_ids: 1..n in a pack, 0 is padding; shape (B, S).
+        padding: Whether padding sees only itself, or the padding before it too.
 
     Returns:
         A function (batch, head, query, key) -> bool.
@@ -59,12 +137,73 @@ def document_mask_mod(document_ids: torch.Tensor) -> MaskMod:
     >>> bool(sees(zero, zero, one, zero)), bool(sees(zero, zero, two, one))
     (True, False)
     """
+    check_choice("padding", padding, PaddingMask)
+    least = 1 if padding == "identity" else 0
 
     def sees(
         batch: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
         document = document_ids[batch, query]
-        same = (document == document_ids[batch, key]) & (document > 0) & (query >= key)
+        same = (document == document_ids[batch, key]) & (document >= least) & (query >= key)
         return same | (query == key)
 
     return sees
+
+
+def block_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity") -> BlockMask:
+    """Return the same mask for FlexAttention, on the device of `document_ids`.
+
+    Make it in the training process, once a batch, after the batch was moved to its device; all
+    layers share it.
+
+    Args:
+        document_ids: 1..n in a pack, 0 is padding; shape (B, S).
+        padding: Whether padding sees only itself, or the padding before it too.
+
+    Raises:
+        ConfigError: In a worker of a data loader, which has no device and cannot hand it over.
+
+    >>> block_mask(torch.ones(2, 256, dtype=torch.int32)).shape
+    (2, 1, 256, 256)
+    """
+    info: Any = get_worker_info()
+    if info is not None:
+        raise ConfigError(
+            f"a BlockMask was asked for in worker {info.id} of {info.num_workers}; it belongs on "
+            "the training device, so call block_mask(batch['document_ids']) in the training loop"
+        )
+    num_rows, row_tokens = document_ids.shape
+    return create_block_mask(
+        document_mask_mod(document_ids, padding=padding),
+        num_rows,
+        None,
+        row_tokens,
+        row_tokens,
+        device=str(document_ids.device),
+    )
+
+
+def fixed_cu_seqlens(cu_seqlens: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Return `cu_seqlens` of constant shape, for CUDA graphs and ``torch.compile``.
+
+    Args:
+        cu_seqlens: Where segments begin and end, int32, shape (n + 1,).
+        capacity: Segments that there is room for; B * S is always enough.
+
+    Returns:
+        int32, shape (capacity + 1,). The last value repeats: segments of no tokens.
+
+    Raises:
+        ConfigError: If there are more segments.
+
+    >>> fixed_cu_seqlens(torch.tensor([0, 3, 8], dtype=torch.int32), 4).tolist()
+    [0, 3, 8, 8, 8]
+    """
+    check_positive("capacity", capacity)
+    num_segments = len(cu_seqlens) - 1
+    if num_segments > capacity:
+        raise ConfigError(
+            f"a batch has {num_segments} segments, padding included, but capacity={capacity}; "
+            "raise it: B * S is always enough"
+        )
+    return torch.cat([cu_seqlens, cu_seqlens[-1:].expand(capacity - num_segments)])

@@ -23,7 +23,14 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.assemble import Batch, make_batch
+from streampack.assemble import (
+    Batch,
+    BatchFormat,
+    Formatter,
+    check_format,
+    make_batch,
+    to_native,
+)
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
 from streampack.errors import ConfigError, ResumeError
 from streampack.load.arguments import check_batch_size, check_configs
@@ -58,16 +65,19 @@ class BatchReader:
 
     gatherer: Gatherer
     positions: str
+    convert: Formatter = to_native
 
-    def __call__(self, plan: DeviceBatch) -> Batch:
-        """Read one planned device batch."""
+    def __call__(self, plan: DeviceBatch) -> Any:
+        """Read one planned device batch, in the dataset's `batch_format`."""
         rows = self.gatherer.gather(plan.packs, plan.num_rows)
-        return make_batch(
-            rows,
-            plan.packs,
-            epoch=plan.epoch,
-            position=plan.position,
-            positions=self.positions,
+        return self.convert(
+            make_batch(
+                rows,
+                plan.packs,
+                epoch=plan.epoch,
+                position=plan.position,
+                positions=self.positions,
+            )
         )
 
 
@@ -87,6 +97,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         order: Which sample comes next.
         buffers: How much may be resident at once.
         batch_size: Packs in a device batch.
+        batch_format: What batches look like: "native", or a trainer's format by name, such as
+            "hf", or a function of the native batch; see `streampack.formats`.
         world: This process among the others; None: what torchrun's variables say.
 
     Raises:
@@ -112,11 +124,13 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         order: Order | None = None,
         buffers: Buffers | None = None,
         batch_size: int = 1,
+        batch_format: BatchFormat = "native",
         world: World | None = None,
     ) -> None:
         super().__init__()
         check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
         batch_size = check_batch_size(batch_size)
+        self._convert = check_format(batch_format, packing)
         place = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, place, stream_name, stream_config)
         self.buffers = buffers or Buffers()
@@ -219,7 +233,9 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         """Return what turns this dataset's plans into batches."""
         packing = self._recipe.packing
         return BatchReader(
-            gatherer=Gatherer(self._blueprint.streams, packing), positions=packing.positions
+            gatherer=Gatherer(self._blueprint.streams, packing),
+            positions=packing.positions,
+            convert=self._convert,
         )
 
     def fetcher(self, num_workers: int = 0, planner: int | None = None) -> ShardFetcher | None:
@@ -391,10 +407,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def state_after(self, batch: Mapping[str, Any]) -> State:
         """Return the state of a run that has trained on `batch`, whichever loader delivered it."""
-        missing = {"epoch", "position"} - set(batch)
+        keys = set(batch) if isinstance(batch, Mapping) else set()
+        missing = {"epoch", "position"} - keys
         if missing:
             raise ResumeError(
-                f"the batch has no {' and no '.join(sorted(missing))}; pass a batch as delivered"
+                f"the batch has no {' and no '.join(sorted(missing))}; pass a batch as delivered, "
+                "or where its batch_format has no place for them, use loader.state_dict()"
             )
         progress = Progress(epoch=int(batch["epoch"]), position=int(batch["position"]))
         return pack_state(self._recipe, self._digests, progress)

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.assemble import Batch
+from streampack.assemble import Batch, BatchFormat, Formatter, check_format, to_native
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
 from streampack.errors import ConfigError
 from streampack.load.arguments import check_batch_size, check_configs, check_streams
@@ -61,6 +61,8 @@ class FlowDataset(IterableDataset[Batch]):
         self.stream_names = list(plan.names)
         self.digest = fingerprint(plan)
         """What decides the batches, as JSON: a state belongs to datasets with the same."""
+        self.convert: Formatter = to_native
+        """Gives a native batch the look that was asked for."""
         self.buffers = buffers or Buffers()
         self.world = world or World.from_env(os.environ)
         self._ledger = EpochLedger()
@@ -107,8 +109,12 @@ class FlowDataset(IterableDataset[Batch]):
         self._start = self._delivered = None
         self._ledger.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         """Begin an epoch, or go on where a loaded state says; in a torch worker, its share."""
+        return map(self.convert, self.native_batches())
+
+    def native_batches(self) -> Iterator[Batch]:
+        """Begin an epoch as iterating does; its batches are native ones, whatever was asked for."""
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         batches_ahead(self.buffers, self.footprint(info.num_workers if info else 0), 1)
@@ -201,6 +207,8 @@ class PackedIterableDataset(FlowDataset):
             seed; None: samples come as they are stored. Others come as they come.
         buffers: How much may be resident at once.
         batch_size: Packs in a device batch.
+        batch_format: What batches look like: "native", or a trainer's format by name, such as
+            "hf", or a function of the native batch; see `streampack.formats`.
         world: This process among the others; None: what torchrun's variables say.
 
     Raises:
@@ -223,7 +231,7 @@ class PackedIterableDataset(FlowDataset):
     [[1, 2, 3, 0], [4, 5, 0, 0]]
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the public face; four of them are configs
         self,
         streams: Sequence[IterableStream],
         *,
@@ -232,6 +240,7 @@ class PackedIterableDataset(FlowDataset):
         order: Order | None = None,
         buffers: Buffers | None = None,
         batch_size: int = 1,
+        batch_format: BatchFormat = "native",
         world: World | None = None,
     ) -> None:
         check_streams(streams, IterableStream)
@@ -242,6 +251,7 @@ class PackedIterableDataset(FlowDataset):
             streams, packing, mixing or Mixing(), order, batch_size=check_batch_size(batch_size)
         )
         super().__init__(plan, buffers, world)
+        self.convert = check_format(batch_format, packing)
 
 
 def flow_plan(

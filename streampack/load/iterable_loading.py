@@ -59,7 +59,7 @@ class _WithStates(IterableDataset[Delivered | None]):
         start, self._start = self._start, None
         if start is not None:
             self._dataset.load_state_dict(start["workers"][worker])
-        batches = iter(self._dataset)
+        batches = self._dataset.native_batches()
         if start is not None and worker < start["next_worker"]:
             yield None  # its turn comes after the others'
         for batch in batches:
@@ -151,7 +151,7 @@ class IterableLoading:
         self._flows = [each["flow"] for each in state["workers"]]
         self._workers = None  # running workers would not hear of it
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from the state that was loaded."""
         start, self._start = self._start, None
         if start is None:
@@ -160,7 +160,7 @@ class IterableLoading:
             self._flows = [None] * len(self._states)
         return self._deliver(start)
 
-    def _deliver(self, start: State | None) -> Iterator[Batch]:
+    def _deliver(self, start: State | None) -> Iterator[Any]:
         num_batches = 0
         for item in self._items(start):
             if item is None:
@@ -172,7 +172,7 @@ class IterableLoading:
             self._epoch = int(batch["epoch"])
             self._next_worker = (worker + 1) % len(self._states)
             num_batches += 1
-            yield batch
+            yield self._dataset.convert(batch)
         # Without workers the dataset itself goes on with the next epoch where nothing was left.
         is_over = start is not None and not num_batches and self._num_workers
         self._epoch += 1

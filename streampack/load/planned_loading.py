@@ -207,7 +207,7 @@ class PlannedLoading:
             return self._workers.batches(plans)
         read = self.dataset.reader()
 
-        def read_here(plan: DeviceBatch) -> Batch:
+        def read_here(plan: DeviceBatch) -> Any:
             plans.ahead.need_for(plan)
             return read(plan)
 
@@ -270,8 +270,9 @@ class PlannedLoading:
         return counts | {"ahead_bytes": max(before["ahead_bytes"], now.get("ahead_bytes", 0))}
 
 
-def _pin(batch: Batch) -> Batch:
-    return {
-        key: value.pin_memory() if hasattr(value, "pin_memory") else value
-        for key, value in batch.items()
-    }
+def _pin(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _pin(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(_pin(value) for value in batch)
+    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch

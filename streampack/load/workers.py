@@ -97,6 +97,11 @@ class _Reads(Dataset[Any]):
             raise
 
 
+def _as_it_is(batch: Any) -> Any:
+    # torch's default would turn the tuples of some formats into lists.
+    return batch
+
+
 class ReadingWorkers:
     """Worker processes that hold no state; new ones are made where they died.
 
@@ -117,6 +122,7 @@ class ReadingWorkers:
             _Reads(self._read),
             sampler=self._sampler,
             batch_size=None,
+            collate_fn=_as_it_is,
             num_workers=options.num_workers,
             prefetch_factor=options.prefetch_factor,
             pin_memory=options.pin_memory,

@@ -1,0 +1,108 @@
+"""Loss weights: what a token's loss counts, so that packing does not change what is averaged.
+
+Two samples, one with 3 targets and one with 1, in a pack; what each target weighs::
+
+    labels      a1   a2   a3 -100 | b1 -100 | -100
+    tokens       1    1    1    0 |  1    0 |    0      every token the same
+    samples    1/3  1/3  1/3    0 |  1    0 |    0      every sample the same, as a batch of one
+    packs      1/4  1/4  1/4    0 |1/4    0 |    0      every pack the same: seldom what you want
+
+The loss is ``sum(weight * loss of token) / units``, where units are the tokens, samples or packs
+with a target in the *global* batch: all micro-batches of an optimizer step, on all ranks.
+
+Cost: two passes over the labels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from streampack.assemble.batch import Batch
+from streampack.assemble.layout import begins, check_native
+from streampack.config import check_choice, check_positive
+from streampack.errors import ConfigError
+from streampack.read.kernels import IGNORED
+
+__all__ = ["Average", "count_units", "loss_weights"]
+
+Average = Literal["tokens", "samples", "packs"]
+
+
+def loss_weights(
+    batch: Batch,
+    *,
+    average: Average = "tokens",
+    units: int | None = None,
+    num_ranks: int = 1,
+) -> torch.Tensor:
+    """Return what each token's loss counts.
+
+    Args:
+        batch: A native batch.
+        average: Whether tokens, samples or packs count the same. A piece of a split sample counts
+            as a sample: its other pieces lie in other batches.
+        units: How many of them the global batch has, from `global_units`. With it the weights are
+            final: sum the weighted losses, call backward for each micro-batch, divide by nothing.
+            None: those of this batch; its weights then sum to 1.
+        num_ranks: How many ranks average their gradients, as DDP and FSDP do: weights are
+            multiplied by it. 1 if gradients are summed, or with `units` of this rank alone.
+
+    Returns:
+        float32, shape (B, S); 0 where the label is -100.
+
+    Raises:
+        ConfigError: If `average` is another word, or `units` or `num_ranks` is below 1.
+
+    >>> batch = {"tokens": torch.zeros(1, 6), "labels": torch.tensor([[1, 2, 3, -100, 5, -100]]),
+    ...     "input_pos": None, "document_ids": None, "cu_seqlens": torch.tensor([0, 4, 6]),
+    ...     "max_seqlen": 4, "segments": None, "epoch": 0, "position": 1}
+    >>> loss_weights(batch, average="samples", units=1).mul(3).round()[0].int().tolist()
+    [1, 1, 1, 0, 3, 0]
+    """
+    check_positive("num_ranks", num_ranks)
+    if units is not None and units < 1:
+        raise ConfigError(
+            f"units={units} must be at least 1; a step without any target has no loss: skip its "
+            "backward pass on all ranks"
+        )
+    per_unit, of = _targets_per_unit(batch, average)
+    if units is None:
+        units = max(int((per_unit > 0).sum()), 1)
+    weights: torch.Tensor = (batch["labels"] != IGNORED) / per_unit[of].clamp(min=1)
+    return weights * (num_ranks / units)
+
+
+def count_units(batch: Batch, *, average: Average = "tokens") -> int:
+    """Return the tokens, samples or packs of a batch that have a target.
+
+    Args:
+        batch: A native batch.
+        average: What to count; see `loss_weights`.
+
+    Raises:
+        ConfigError: If `average` is another word.
+    """
+    return int((_targets_per_unit(batch, average)[0] > 0).sum())
+
+
+def _targets_per_unit(batch: Batch, average: Average) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the targets of each unit, int64, shape (u,), and each token's unit, shape (B, S)."""
+    check_native(batch, "loss_weights")
+    check_choice("average", average, Average)
+    labels: torch.Tensor = batch["labels"]
+    is_target = labels != IGNORED
+    if average == "tokens":
+        return is_target.flatten().long(), _numbers(labels)
+    if average == "samples":
+        of = begins(batch).flatten().cumsum(0).view(labels.shape) - 1
+    else:
+        of = torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels)
+    counts = torch.bincount(of[is_target], minlength=int(of.max()) + 1)
+    return counts, of
+
+
+def _numbers(labels: torch.Tensor) -> torch.Tensor:
+    """Return 0, 1, 2, ... in the shape of `labels`."""
+    return torch.arange(labels.numel(), device=labels.device).view(labels.shape)

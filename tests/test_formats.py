@@ -1,0 +1,161 @@
+"""`batch_format=`, from files to batches; and the pages of docs/ that speak of it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import stream_of
+from torch.utils.data import DataLoader
+
+from streampack import formats
+from streampack.config import Packing
+from streampack.errors import ConfigError, ResumeError
+from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
+from streampack.streams import IterableStream
+
+ROOT = Path(__file__).parent.parent
+PACKING = Packing(max_seq_len=64)
+LENGTHS = np.random.default_rng(4).integers(1, 90, 150).tolist()
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield stream_of(tmp_path_factory.mktemp("stream") / "s", LENGTHS)
+    torch.set_num_threads(before)
+
+
+def dataset_of(stream: Any, batch_format: Any = "native") -> PackedStreamingDataset:
+    return PackedStreamingDataset(
+        [stream], packing=PACKING, batch_size=2, batch_format=batch_format
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches of any format hold the same, in containers of the same kind."""
+    if torch.is_tensor(one):
+        return torch.is_tensor(other) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return type(one) is type(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_a_dataset_yields_the_format_that_the_function_alone_makes(stream: Any, name: str) -> None:
+    expected = [formats.FORMATS[name](batch) for batch in dataset_of(stream)]
+    assert len(expected) > 20
+    found = list(dataset_of(stream, name))
+    in_thread = list(PackedDataLoader(dataset_of(stream, name)))
+    assert len(found) == len(in_thread) == len(expected)
+    assert all(map(same, found, expected))
+    assert all(map(same, in_thread, expected))
+
+
+@pytest.mark.parametrize(
+    "batch_format", ["torchtitan", partial(formats.to_hf_flash, capacity=200)], ids=["name", "call"]
+)
+def test_workers_yield_the_same(stream: Any, batch_format: Any) -> None:
+    expected = list(dataset_of(stream, batch_format))
+    found = list(PackedDataLoader(dataset_of(stream, batch_format), num_workers=2))
+    assert len(found) == len(expected)
+    assert all(map(same, found, expected))
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_a_format_travels_to_workers_that_are_spawned(name: str) -> None:
+    batch_format = partial(formats.FORMATS[name])
+    assert pickle.loads(pickle.dumps(batch_format)).func is formats.FORMATS[name]
+
+
+def test_fixed_cu_seqlens_have_one_shape_over_an_epoch(stream: Any) -> None:
+    batch_format = partial(formats.to_hf_flash, capacity=128)
+    shapes = {batch["cu_seq_lens_q"].shape for batch in dataset_of(stream, batch_format)}
+    assert shapes == {(129,)}
+
+
+def test_an_iterable_dataset_yields_formats_too() -> None:
+    def batches(batch_format: Any) -> list[Any]:
+        source = IterableStream([list(range(1, n % 30 + 2)) for n in range(50)])
+        dataset = PackedIterableDataset(
+            [source], packing=PACKING, batch_size=2, batch_format=batch_format
+        )
+        return list(dataset)
+
+    expected = [formats.to_megatron(batch) for batch in batches("native")]
+    assert len(expected) > 3
+    assert all(map(same, batches("megatron"), expected))
+
+
+def test_a_batch_of_another_format_resumes_under_any_loader(stream: Any) -> None:
+    dataset = dataset_of(stream, "hf")
+    batches = list(DataLoader(dataset, batch_size=None, num_workers=2))
+    state = dataset.state_after(batches[4])
+    again = dataset_of(stream, "hf")
+    again.load_state_dict(state)
+    assert same(next(iter(again)), batches[5])
+
+
+def test_a_state_fits_every_format(stream: Any) -> None:
+    loader = PackedDataLoader(dataset_of(stream, "torchtitan"))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    other = PackedDataLoader(dataset_of(stream, "torchtune"))
+    other.load_state_dict(loader.state_dict())
+    inputs, _ = next(batches)
+    assert torch.equal(next(iter(other))["tokens"], inputs["input"])
+
+
+def test_a_batch_without_a_place_for_its_state_says_where_to_ask(stream: Any) -> None:
+    for name in ("torchtitan", "torchtune"):
+        dataset = dataset_of(stream, name)
+        batch = next(iter(dataset))
+        with pytest.raises(ResumeError, match=r"no epoch and no position; .*loader.state_dict\(\)"):
+            dataset.state_after(batch)
+
+
+def test_an_unknown_format_is_refused_at_once(stream: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batch_format='hf_flush' .*did you mean 'hf_flash'"):
+        dataset_of(stream, "hf_flush")
+    with pytest.raises(ConfigError, match="batch_format='mega'"):
+        PackedIterableDataset([IterableStream([[1]])], packing=PACKING, batch_format="mega")
+
+
+def test_a_format_that_needs_restarts_is_refused_at_once_where_positions_go_on(stream: Any) -> None:
+    packing = Packing(max_seq_len=64, positions="continue")
+    with pytest.raises(ConfigError, match=r"'hf' shows edges by positions .*set positions='rest"):
+        PackedStreamingDataset([stream], packing=packing, batch_format="hf")
+
+
+def test_public_names_are_sorted_and_all_formats_are_among_them() -> None:
+    assert formats.__all__ == sorted(formats.__all__)
+    assert {f"to_{name}" for name in formats.FORMATS} <= set(formats.__all__)
+    for name in formats.FORMATS:
+        assert formats.FORMATS[name] is getattr(formats, f"to_{name}")
+
+
+@pytest.mark.parametrize("page", ["formats", "loss"])
+def test_the_code_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page})
+
+
+def test_the_page_names_every_format() -> None:
+    text = (ROOT / "docs" / "formats.md").read_text()
+    assert [name for name in formats.FORMATS if f"| `{name}` |" not in text] == []
