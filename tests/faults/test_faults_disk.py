@@ -43,7 +43,7 @@ def check_says_that_the_disk_is_full(folder: Path, cache: Path) -> None:
     assert "No space left" in told["message"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 def test_a_full_disk_is_an_error_that_names_the_path_and_the_bytes_needed(bench, num_workers):
     """Hold disk_full and disk_full_1worker."""
     cache = bench.cache()
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_up_stops_both_ranks_of_a_node(bench):
         check_says_that_the_disk_is_full(job.folder, cache)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_while_unpacking_is_the_same_error(bench, tmp_path, num_workers):
     """Hold disk_full_zstd_rawfull."""
     # Three packed shards fit, and none unpacked.
@@ -122,7 +122,7 @@ def test_an_empty_cache_on_a_read_only_disk_is_an_error_at_construction(bench):
     assert job.num_batches == 0
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_cache_that_is_deleted_in_mid_run_is_fetched_again(bench, num_workers):
     """Hold disk_cache_deleted_midrun."""
     config = bench.config(
@@ -213,7 +213,7 @@ def data_bytes(bench: Bench) -> int:
 @pytest.mark.parametrize(
     "readers",
     [
-        "1 rank x 4 workers",
+        pytest.param("1 rank x 4 workers", marks=pytest.mark.slow),
         "1 rank x 8 workers",
         pytest.param("4 ranks x 2", marks=pytest.mark.slow),
     ],

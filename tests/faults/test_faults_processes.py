@@ -23,7 +23,7 @@ import pytest
 
 from tests.faults.launch import Bench, outcome, temporary_of, wait_for_end
 
-NUM_QUICK, NUM_ALL = 5, 50
+NUM_QUICK, NUM_ALL = 3, 50
 RAISES_WITHIN_S = 10
 LAST_KILL = 40  # of 76 batches: later a worker may have done all that it had to
 
@@ -167,7 +167,9 @@ def test_a_restart_beside_the_orphans_of_a_killed_trainer_is_exact_and_they_end(
     near.check_clean(config)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("whole_group", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_job_that_was_interrupted_starts_again_at_once(near, number, whole_group):
     """Hold proc_restart_after_int and proc_restart_after_term."""
@@ -200,7 +202,7 @@ def test_a_job_whose_every_process_is_killed_one_by_one_starts_again_at_once(nea
     near.check_clean(config)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_job_that_ends_leaves_nothing_at_all_outside_its_cache(near, num_workers):
     config = near.config(loader={"num_workers": num_workers})
     assert near.jobs.run(config).status == 0
