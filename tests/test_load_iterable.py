@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import iterables
 import numpy as np
 import pytest
 import torch
@@ -45,21 +46,10 @@ def samples(number: int, lengths: list[int]) -> list[list[int]]:
 
 
 def pieces(batches: list[dict]) -> dict[tuple[int, int], list[int]]:
-    """(stream, sample) -> its tokens, put together from the batches' segments."""
-    found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
-    for batch in batches:
-        filled = [0] * len(batch["tokens"])
-        for row, stream, _, sample, start, length in batch["segments"].tolist():
-            stop = filled[row] + length
-            tokens = batch["tokens"][row, filled[row] : stop].tolist()
-            found.setdefault((stream, sample), []).append((start, tokens))
-            filled[row] = stop
-    together = {}
-    for key, parts in found.items():
-        parts.sort()
-        starts = [start for start, _ in parts]
-        assert starts == list(itertools.accumulate([0, *(len(t) for _, t in parts)][:-1]))
-        together[key] = [token for _, tokens in parts for token in tokens]
+    """(stream, sample) -> its tokens, put together from the batches' segments of one pass."""
+    found = iterables.pieces(batches)
+    together = {(stream, sample): tokens for (stream, _, sample), tokens in found.items()}
+    assert len(together) == len(found)
     return together
 
 

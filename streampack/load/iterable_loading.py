@@ -28,7 +28,8 @@ from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_state import KIND, check_state
-from streampack.load.workers import WorkerOptions
+from streampack.load.tally import shares
+from streampack.load.workers import WorkerOptions, pin
 from streampack.read.prefetch import work_ahead
 from streampack.types import State
 
@@ -186,7 +187,7 @@ class IterableLoading:
         if not self._num_workers:
             source = _WithStates(self._dataset, start)
             items = work_ahead(source, _same, self._ahead) if self._ahead > 1 else iter(source)
-            return map(_pin, items) if self._pins else items
+            return map(pin, items) if self._pins else items
         if self._workers is None or start is not None:
             if start is not None:
                 self._dataset.set_epoch(self._epoch)
@@ -200,21 +201,6 @@ class IterableLoading:
         return _stats(self._dataset, [flow for flow in self._flows if flow], self._ahead)
 
 
-def _pin(item: Delivered | None) -> Delivered | None:
-    if item is None:
-        return None
-    worker, batch, told = item
-    if isinstance(batch, Folded):
-        return worker, batch.pin_memory(), told
-    pinned = {k: v.pin_memory() if torch.is_tensor(v) else v for k, v in batch.items()}
-    return worker, pinned, told
-
-
-def _shares(counts: list[int]) -> list[float]:
-    total = sum(counts)
-    return [count / total if total else 0.0 for count in counts]
-
-
 def _stats(dataset: FlowDataset, flows: list[State], ahead: int) -> dict[str, Any]:
     """Sum up what the workers' states say."""
     names, plan = dataset.stream_names, dataset.plan
@@ -224,7 +210,7 @@ def _stats(dataset: FlowDataset, flows: list[State], ahead: int) -> dict[str, An
         for number in range(len(names))
     ]
     samples, tokens = [row[0] for row in counts], [row[1] for row in counts]
-    targets = _shares([amount or 0 for amount in plan.amounts.amounts])
+    targets = shares([amount or 0 for amount in plan.amounts.amounts])
     packs = sum(flow["num_packs"] for flow in flows)
     slots = sum(flow["num_slots"] for flow in flows)
     one_batch = dataset.footprint(0).batch_tokens
@@ -244,7 +230,7 @@ def _stats(dataset: FlowDataset, flows: list[State], ahead: int) -> dict[str, An
                 "target": target,
             }
             for number, (name, row, share_samples, share_tokens, target) in enumerate(
-                zip(names, counts, _shares(samples), _shares(tokens), targets, strict=True)
+                zip(names, counts, shares(samples), shares(tokens), targets, strict=True)
             )
         },
         "packs": packs,

@@ -36,6 +36,7 @@ from streampack.load.workers import (
     WorkerOptions,
     check_shared_memory,
     check_socket_path,
+    pin,
 )
 from streampack.plan import DeviceBatch, EpochSequence, Progress
 from streampack.read.prefetch import work_ahead
@@ -213,7 +214,7 @@ class PlannedLoading:
 
         batches = work_ahead(plans, read_here, self._ahead)
         # Where there is no GPU there is nothing to pin for.
-        return map(_pin, batches) if self._pin_memory and torch.cuda.is_available() else batches
+        return map(pin, batches) if self._pin_memory and torch.cuda.is_available() else batches
 
     def _note(self, planned: _Planned, num_waiting: int) -> None:
         self._progress = planned.after
@@ -268,11 +269,3 @@ class PlannedLoading:
         before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}
         counts = {key: value + now.get(key, 0) for key, value in before.items()}
         return counts | {"ahead_bytes": max(before["ahead_bytes"], now.get("ahead_bytes", 0))}
-
-
-def _pin(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _pin(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch)(_pin(value) for value in batch)
-    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch

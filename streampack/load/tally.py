@@ -12,12 +12,17 @@ import numpy as np
 from streampack.plan import DeviceBatch, Recipe
 from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, no_segments
 
-__all__ = ["Tally"]
+__all__ = ["Tally", "shares"]
 
 MAX_UNCOUNTED = 256  # batches; a few KB each
 
 
-def _shares(counts: list[int]) -> list[float]:
+def shares(counts: list[int]) -> list[float]:
+    """Return each count's part of all.
+
+    >>> shares([3, 1])
+    [0.75, 0.25]
+    """
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
 
@@ -75,9 +80,9 @@ class Tally:
 
     def _targets(self) -> list[float]:
         if self._recipe.mixing.weight_unit == "tokens":
-            return _shares([stream.chosen_tokens for stream in self._recipe.streams])
+            return shares([stream.chosen_tokens for stream in self._recipe.streams])
         recipe = self._recipe
-        return _shares(
+        return shares(
             [
                 stream.quota.amount
                 if stream.quota.unit == "samples"
@@ -102,8 +107,8 @@ class Tally:
             self._split.tolist(),
             self._truncated.tolist(),
             dropped,
-            _shares(samples),
-            _shares(tokens),
+            shares(samples),
+            shares(tokens),
             self._targets(),
             strict=True,
         )

@@ -33,7 +33,7 @@ from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.load.buffers import BYTES_PER_TOKEN
 from streampack.plan import DeviceBatch
 
-__all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path"]
+__all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path", "pin"]
 
 SHARED_MEMORY = Path("/dev/shm")
 DYING_S = 2.0
@@ -226,6 +226,15 @@ def _exit_text(exitcode: int | None) -> str:
         return f"killed by signal {-exitcode}"
     reason = REASONS.get(number)
     return f"killed by {number.name}" + (f" ({reason})" if reason else "")
+
+
+def pin(batch: Any) -> Any:
+    """Return a batch, of whatever format, with its tensors in pinned memory."""
+    if isinstance(batch, dict):
+        return {key: pin(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch)(pin(value) for value in batch)
+    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
 
 
 def check_socket_path(folder: str) -> None:
