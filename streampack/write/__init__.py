@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 __all__ = [
+    "ChatEncoder",
+    "ChatSamples",
     "Indexed",
     "Progress",
     "RowFormat",
@@ -21,6 +23,8 @@ __all__ = [
 ]
 
 _FILES = {
+    "ChatEncoder": "chat",
+    "ChatSamples": "chat",
     "Indexed": "lengths",
     "Progress": "tokenize",
     "RowFormat": "rows",

@@ -1,3 +1,4 @@
+from streampack.write.chat import ChatEncoder, ChatSamples
 from streampack.write.lengths import Indexed, write_lengths
 from streampack.write.remote import write_remote_lengths
 from streampack.write.rows import RowFormat
@@ -5,6 +6,8 @@ from streampack.write.shards import Written, write_stream
 from streampack.write.tokenize import Progress, WriteOptions, write_texts
 
 __all__ = [
+    "ChatEncoder",
+    "ChatSamples",
     "Indexed",
     "Progress",
     "RowFormat",

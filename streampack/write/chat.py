@@ -1,0 +1,216 @@
+"""Conversations to token ids and a loss mask, through a tokenizer's chat template.
+
+Every response of a conversation is a target, in one pass over it::
+
+    rendered    <|user|> Hi <|end|> <|assistant|> Hello ! <|end|> <|user|> Bye <|end|> ...
+    loss_mask      0     0     0          0         1   1    1       0      0     0
+
+`chat_spans` says where the responses lie in the text. Characters become tokens by the tokenizer's
+offsets: a token is a target if any of its characters is.
+
+Cost: the tokenizer once, and two or more renderings of the template, see `chat_spans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.config import check_choice
+from streampack.errors import ConfigError, DataError, suggest
+from streampack.types import IntArray
+from streampack.write.chat_spans import RESPONSE, Messages, Rendering, Spans
+
+__all__ = ["ChatEncoder", "ChatSamples", "target_tokens"]
+
+TrainOn = Literal["responses", "last_response", "all"]
+
+FIELDS = ("messages", "conversations")
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": RESPONSE,
+    "assistant": RESPONSE,
+    "observation": "tool",
+    "tool": "tool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEncoder:
+    """Turns a conversation into a sample: `tokens`, and the `loss_mask` of its responses.
+
+    A conversation is a list of messages, ``{"role": ..., "content": ...}`` as in transformers or
+    ``{"from": ..., "value": ...}`` as in ShareGPT; or a row that holds one under "messages" or
+    "conversations", and perhaps "tools".
+
+    Raises:
+        ConfigError: If the tokenizer has no chat template or no offsets, or `train_on` is unknown.
+
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> words = "? <user> <assistant> <end> Hi Hello".split()
+    >>> words = Tokenizer(models.WordLevel(dict(zip(words, range(6))), unk_token="?"))
+    >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    >>> tokenizer.chat_template = (
+    ...     "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}"
+    ...     "{% if add_generation_prompt %}<assistant> {% endif %}")
+    >>> encode = ChatEncoder(tokenizer)
+    >>> sample = encode([{"role": "user", "content": "Hi"},
+    ...                  {"role": "assistant", "content": "Hello"}])
+    >>> sample["tokens"].tolist(), sample["loss_mask"].tolist()
+    ([1, 4, 3, 2, 5, 3], [0, 0, 0, 0, 1, 1])
+    """
+
+    tokenizer: Any
+    """A fast tokenizer of transformers."""
+    train_on: TrainOn = "responses"
+    """Targets: every response, the last one alone, or all tokens."""
+    chat_template: str | None = None
+    """A template, or the name of one of the tokenizer's; None: the tokenizer's own."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """More for the template, such as ``{"enable_thinking": False}``."""
+
+    def __post_init__(self) -> None:
+        check_choice("train_on", self.train_on, TrainOn)
+        kind = type(self.tokenizer).__name__
+        if not hasattr(self.tokenizer, "apply_chat_template"):
+            raise ConfigError(
+                f"tokenizer=<{kind}> has no apply_chat_template; pass a tokenizer of transformers"
+            )
+        if not (self.chat_template or getattr(self.tokenizer, "chat_template", None)):
+            raise ConfigError(
+                f"tokenizer=<{kind}> has no chat template; set tokenizer.chat_template, pass "
+                "chat_template=, or use the tokenizer of a chat model"
+            )
+        if self.train_on != "all" and not getattr(self.tokenizer, "is_fast", False):
+            raise ConfigError(
+                f"tokenizer=<{kind}> does not say which characters a token stands for; pass a "
+                "fast tokenizer (AutoTokenizer gives one), or train_on='all'"
+            )
+
+    def __call__(self, conversation: Any) -> dict[str, IntArray]:
+        """Return the sample of one conversation.
+
+        Args:
+            conversation: Messages, or a row that holds them.
+
+        Returns:
+            `tokens`, int32, and `loss_mask`, uint8: 1 for targets; both of shape (num_tokens,).
+            Without any response the mask is 0 throughout.
+
+        Raises:
+            ConfigError: If the template does not let see where a response lies.
+            DataError: If this is no conversation, or one that the template refuses.
+        """
+        messages, tools = _read_row(conversation)
+        options = {"chat_template": self.chat_template, "tools": tools, **self.template_kwargs}
+        rendering = Rendering(self.tokenizer, messages, options)
+        text = rendering.text
+        wants_spans = self.train_on != "all"
+        encoded = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=wants_spans, verbose=False
+        )
+        tokens = encoded["input_ids"]
+        mask = np.ones(len(tokens), np.uint8)
+        if wants_spans:
+            spans = rendering.spans(last_only=self.train_on == "last_response")
+            mask = target_tokens(encoded["offset_mapping"], spans, len(text))
+        return {"tokens": np.array(tokens, np.int32), "loss_mask": mask}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSamples:
+    """The conversations of a list or a map-style dataset, encoded when they are asked for.
+
+    A source for `IterableStream`, which goes through it in parts and jumps back on resume.
+
+    >>> samples = ChatSamples(["a", "b"], lambda text: {"tokens": np.array([ord(text)])})
+    >>> len(samples), samples[1]["tokens"].tolist()
+    (2, [98])
+    """
+
+    conversations: Sequence[Any]
+    """Anything with a length and an index."""
+    encode: Callable[[Any], dict[str, IntArray]]
+    """A `ChatEncoder`."""
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, index: int) -> dict[str, IntArray]:
+        return self.encode(self.conversations[index])
+
+
+def target_tokens(offsets: Any, spans: Spans, num_chars: int) -> npt.NDArray[np.uint8]:
+    """Tell which tokens have a character in a span.
+
+    Args:
+        offsets: First character of each token and one past its last, shape (num_tokens, 2).
+        spans: Likewise of each span, in the same text.
+        num_chars: Characters of the text.
+
+    Returns:
+        1 for those, 0 for the others; shape (num_tokens,).
+
+    A token over an edge counts; so do all tokens of one character, as an emoji's bytes are:
+
+    >>> target_tokens([(0, 2), (2, 5), (5, 6), (5, 6), (6, 8)], [(4, 6)], 8).tolist()
+    [0, 1, 1, 1, 0]
+    """
+    starts, ends = np.asarray(offsets, np.int64).reshape(-1, 2).T
+    # Some tokenizers trim the offsets of white space to nothing. It lies behind the token before;
+    # where there is no room, as with a space that was put in, the character after it decides.
+    before = np.maximum.accumulate(np.append(0, ends))[:-1]
+    starts = np.where(starts == ends, np.minimum(before, starts), starts)
+    ends = np.where(starts == ends, ends + 1, ends)
+    is_target = np.zeros(num_chars + 1, np.int64)
+    for start, end in spans:
+        is_target[start:end] = 1
+    num_before = np.append(0, np.cumsum(is_target))
+    return np.asarray(num_before[ends] > num_before[starts], np.uint8)
+
+
+def _read_row(row: Any) -> tuple[Messages, Any]:
+    """Return the messages of a conversation, as transformers has them, and its tools."""
+    tools = None
+    if isinstance(row, Mapping):
+        found = next((name for name in FIELDS if row.get(name) is not None), None)
+        if found is None:
+            raise DataError(
+                f"a row with {', '.join(map(repr, row))} holds no conversation; "
+                f"name its field {' or '.join(FIELDS)}, or pass the messages alone"
+            )
+        tools, row = row.get("tools") or None, row[found]
+    is_list = isinstance(row, Sequence) and not isinstance(row, str)
+    if not is_list or not len(row) or not all(isinstance(message, Mapping) for message in row):
+        raise DataError(
+            f"{repr(row)[:60]} is no conversation; it must be a list of 1 or more messages such as "
+            "{'role': 'user', 'content': 'Hi'}"
+        )
+    return [_read_message(message, number) for number, message in enumerate(row)], tools
+
+
+def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    if "role" in message:
+        # A table has every field in every row, and templates ask whether a message has tool_calls.
+        return {name: v for name, v in message.items() if v is not None or name == "content"}
+    if "from" not in message or "value" not in message:
+        raise DataError(
+            f"message {number} has {', '.join(map(repr, message))}, but must have role and "
+            "content, or from and value"
+        )
+    sender = str(message["from"])
+    if sender not in SHAREGPT_ROLES:
+        raise DataError(
+            f"message {number} is from {sender!r}, which is not one of "
+            f"{'|'.join(SHAREGPT_ROLES)}{suggest(sender, SHAREGPT_ROLES)}; "
+            "write it with role and content"
+        )
+    return {"role": SHAREGPT_ROLES[sender], "content": message["value"]}

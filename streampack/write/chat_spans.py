@@ -1,0 +1,162 @@
+"""Where the responses of a conversation lie in its rendered text.
+
+A template with ``{% generation %}`` markers says it. For others a response is what a message adds
+to the prompt that a model would answer::
+
+    messages[:1] and the generation prompt    <|user|>Hi<|end|><|assistant|>
+    messages[:2]                              <|user|>Hi<|end|><|assistant|>Hello!<|end|>
+                                                                            '-----------'
+
+Each text must begin the next one, and the last one the whole conversation; else it is refused.
+
+Cost: two renderings with markers, else two for each response, of some 50 us each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from streampack.errors import ConfigError, DataError
+
+__all__ = ["RESPONSE", "Messages", "Rendering", "Spans"]
+
+Messages: TypeAlias = list[dict[str, Any]]
+Spans: TypeAlias = list[tuple[int, int]]
+
+RESPONSE = "assistant"
+MARKER = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
+BEGIN, END = "\ue000begin\ue001", "\ue000end\ue001"  # of Unicode's private use: in no real text
+
+
+class Rendering:
+    """One conversation as text, and the spans of its responses.
+
+    Args:
+        tokenizer: Its `apply_chat_template` renders.
+        messages: The conversation.
+        options: More arguments for `apply_chat_template`.
+
+    Raises:
+        DataError: If the template refuses the conversation.
+    """
+
+    def __init__(self, tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._messages = messages
+        self._options = options
+        self.text = self._render(len(messages))
+
+    def _render(self, num_messages: int, **options: Any) -> str:
+        """Return the first messages as text."""
+        try:
+            # As a batch of one: transformers takes an empty conversation only so.
+            [text] = self._tokenizer.apply_chat_template(
+                [self._messages[:num_messages]], tokenize=False, **{**self._options, **options}
+            )
+        except Exception as error:  # a template raises whatever it likes
+            raise DataError(
+                f"the chat template cannot render {num_messages} of {len(self._messages)} messages "
+                f"({type(error).__name__}: {error}); mend the conversation or leave it out"
+            ) from error
+        return str(text)
+
+    def spans(self, *, last_only: bool) -> Spans:
+        """Return the characters of the responses, or of the last one.
+
+        Returns:
+            First character and one past the last of each stretch.
+
+        Raises:
+            ConfigError: If the template does not let see where a response lies.
+        """
+        responses = [i for i, m in enumerate(self._messages) if m.get("role") == RESPONSE]
+        if not responses:
+            return []
+        template = self._tokenizer.get_chat_template(
+            self._options.get("chat_template"), self._options.get("tools")
+        )
+        first = responses[-1 if last_only else 0]
+        if MARKER.search(template):
+            return self._marked(MARKER.sub(_with_sign, template), first if last_only else 0)
+        return [self._added_by(response) for response in responses if response >= first]
+
+    def _marked(self, template: str, first: int) -> Spans:
+        # Not by `return_assistant_tokens_mask`: in transformers 4.57 it leaves out all tokens but
+        # the first of a last character that has several, as an emoji may; and a last character
+        # that is in no token unmasks all that follows.
+        text, spans = _cut_signs(self._render(len(self._messages), chat_template=template))
+        if text != self.text:
+            raise ConfigError(
+                "the chat template changes text that it marked with {% generation %}, so where "
+                "it lies is not known; put the markers around what is printed as it is"
+            )
+        if first:
+            earlier = _cut_signs(self._render(first, chat_template=template))[1]
+            spans = spans[len(earlier) :]
+        if not spans:
+            raise ConfigError(
+                f"the chat template has {{% generation %}} markers, but none in messages {first} "
+                f"to {len(self._messages) - 1}, which hold responses to train on; put them around "
+                "what it prints for each"
+            )
+        return spans
+
+    def _added_by(self, response: int) -> tuple[int, int]:
+        """Return what a message adds to the text before it and the header of a response."""
+        num_messages = len(self._messages)
+        before = self._render(response, add_generation_prompt=True)
+        is_last = response + 1 == num_messages
+        until = self.text if is_last else self._render(response + 1)
+        if not (until.startswith(before) and self.text.startswith(until)):
+            raise ConfigError(
+                f"message {response} of {num_messages}: the chat template prints what is before "
+                "it, or the message itself, otherwise than at the end of a conversation (as "
+                "templates do that strip earlier reasoning), so where the response lies is not "
+                "known; pass chat_template= with {% generation %} markers, or "
+                "train_on='last_response'"
+            )
+        added = self.text[len(before) : len(until)]
+        self._check_header(response, before, added)
+        return len(before), len(before) + self._num_to_learn(added)
+
+    def _check_header(self, response: int, before: str, added: str) -> None:
+        """Refuse templates that print a header without having one for the generation prompt."""
+        content = self._messages[response].get("content")
+        begins = not isinstance(content, str) or added.lstrip().startswith(content.strip())
+        if not begins and before == self._render(response):
+            raise ConfigError(
+                f"message {response} of {len(self._messages)}: the chat template prints "
+                f"{added[:40]!r} for it, but nothing for add_generation_prompt=True, so what is "
+                "header is not known; pass chat_template= with {% generation %} markers or a "
+                "generation prompt"
+            )
+
+    def _num_to_learn(self, added: str) -> int:
+        """Return the characters up to the end-of-turn token, without line breaks after it."""
+        tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        ends = tuple(token.content for token in tokens if token.special and token.content)
+        kept = added.rstrip()
+        return len(kept if kept.endswith(ends) else added)
+
+
+def _with_sign(marker: re.Match[str]) -> str:
+    """Return a marker with a sign before or after it, and white space trimmed as it was."""
+    left, name, right = marker.groups()
+    if name == "generation":
+        return f"{{%{left} if true %}}{BEGIN}{{% endif %}}{{% generation {right}%}}"
+    return f"{{%{left} endgeneration %}}{{% if true %}}{END}{{% endif {right}%}}"
+
+
+def _cut_signs(marked: str) -> tuple[str, Spans]:
+    """Return a text without its signs, and the spans between them."""
+    text, spans, start = "", [], 0
+    for piece in re.split(f"({BEGIN}|{END})", marked):
+        if piece == BEGIN:
+            start = len(text)
+        elif piece == END:
+            spans.append((start, len(text)))
+        else:
+            text += piece
+    return text, spans
