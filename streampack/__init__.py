@@ -43,6 +43,7 @@ __all__ = [
     "WorkerError",
     "World",
     "block_causal_mask",
+    "expand",
     "loss_weights",
 ]
 
@@ -58,6 +59,7 @@ _LATE = {
     "PackedStreamingDataset": "streampack.load",
     "Stream": "streampack.streams",
     "block_causal_mask": "streampack.assemble",
+    "expand": "streampack.assemble",
     "loss_weights": "streampack.assemble",
 }
 

@@ -1,4 +1,4 @@
-from streampack.assemble import block_causal_mask, loss_weights
+from streampack.assemble import block_causal_mask, expand, loss_weights
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import (
     ConfigError,
@@ -36,6 +36,7 @@ __all__ = [
     "WorkerError",
     "World",
     "block_causal_mask",
+    "expand",
     "loss_weights",
 ]
 __version__: str

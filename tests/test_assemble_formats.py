@@ -46,6 +46,15 @@ TABLE: dict[str, Any] = {
         "segments": (I64, (6, 6)),
         **STATE,
     },
+    "compact": {
+        "tokens": (I32, (B, S)),
+        "next_tokens": (I64, (6,)),
+        "cu_seqlens": (I32, (9,)),
+        "max_seqlen": int,
+        "segments": (I64, (6, 6)),
+        "positions": str,
+        **STATE,
+    },
     "hf": {
         "input_ids": (I64, (B, S)),
         "labels": (I64, (B, S)),
@@ -121,7 +130,7 @@ def the_batch(**kinds: Any) -> dict[str, Any]:
 
 def test_the_table_has_all_formats() -> None:
     assert set(TABLE) == set(formats.FORMATS)
-    assert set(TABLE) - {"olmo_core"} == SHIFTED | UNSHIFTED
+    assert set(TABLE) - {"olmo_core", "compact"} == SHIFTED | UNSHIFTED
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -187,8 +196,8 @@ def starts_of(name: str, made: Any) -> list[int]:
         inputs = made if name == "hf" else made[0]
         positions = inputs["position_ids" if name == "hf" else "positions"].flatten()
         return (positions == 0).nonzero().flatten().tolist()
-    if name in ("native", "hf_flash"):
-        found: list[int] = made["cu_seqlens" if name == "native" else "cu_seq_lens_q"].tolist()
+    if name in ("native", "compact", "hf_flash"):
+        found: list[int] = made["cu_seq_lens_q" if name == "hf_flash" else "cu_seqlens"].tolist()
         return found[:-1]
     if name == "megatron":
         rows = [sorted({edge for edge in row if edge < S}) for row in made["cu_seqlens"].tolist()]
@@ -388,7 +397,7 @@ def test_real_tokens_are_those_of_the_segments_not_their_padding(rows: list[list
 def test_an_unknown_format_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"batch_format='torchtitn' is not .*mean 'torchtitan'"):
         formats.get_format("torchtitn")
-    with pytest.raises(ConfigError, match=r"batch_format=3 is not one of native\|hf"):
+    with pytest.raises(ConfigError, match=r"batch_format=3 is not one of native\|compact\|hf\|"):
         formats.get_format(3)  # type: ignore[arg-type]
 
 

@@ -15,15 +15,16 @@ from streampack.read.prefetch import work_ahead
 @given(
     items=st.lists(st.integers(), max_size=20),
     depth=st.integers(1, 5),
+    num_threads=st.integers(1, 4),
 )
-def test_results_come_in_order_and_none_is_lost(items, depth):
-    assert list(work_ahead(items, lambda i: (i, i * i), depth)) == [
+def test_results_come_in_order_and_none_is_lost(items, depth, num_threads):
+    assert list(work_ahead(items, lambda i: (i, i * i), depth, num_threads)) == [
         (item, item * item) for item in items
     ]
 
 
-@given(depth=st.integers(1, 6), taken=st.integers(1, 12))
-def test_never_more_than_depth_results_are_alive(depth, taken):
+@given(depth=st.integers(1, 6), taken=st.integers(1, 12), num_threads=st.integers(1, 3))
+def test_never_more_than_depth_results_are_alive(depth, taken, num_threads):
     asked = 0
 
     def items():
@@ -32,7 +33,7 @@ def test_never_more_than_depth_results_are_alive(depth, taken):
             asked += 1
             yield item
 
-    ahead = work_ahead(items(), lambda item: item, depth)
+    ahead = work_ahead(items(), lambda item: item, depth, num_threads)
     for delivered in range(taken):
         assert next(ahead) == delivered
         assert asked <= delivered + depth
@@ -47,23 +48,25 @@ def test_nothing_is_asked_for_and_no_thread_starts_before_the_first_item():
         next(ahead)
 
 
-def test_a_failure_surfaces_at_its_own_item_and_ends_the_threads():
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_failure_surfaces_at_its_own_item_and_ends_the_threads(num_threads):
     def work(item: int) -> int:
         if item == 3:
             raise ValueError(f"item {item} is bad")
         return item
 
-    ahead = work_ahead(range(10), work, depth=3)
+    ahead = work_ahead(range(10), work, 3, num_threads)
     assert list(islice(ahead, 3)) == [0, 1, 2]
     with pytest.raises(ValueError, match="item 3 is bad"):
         next(ahead)
     assert not reading_threads()
 
 
-def test_threads_end_with_the_iteration_also_when_it_is_left_early():
-    ahead = work_ahead(count(), lambda item: item, depth=2)
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_threads_end_with_the_iteration_also_when_it_is_left_early(num_threads):
+    ahead = work_ahead(count(), lambda item: item, 2, num_threads)
     next(ahead)
-    assert reading_threads()
+    assert len(reading_threads()) == num_threads
     ahead.close()
     assert not reading_threads()
 
@@ -83,6 +86,23 @@ def test_items_are_made_and_worked_on_in_one_other_thread():
     assert list(work_ahead(items(), work, depth=2)) == list(range(5))
     assert makers == workers
     assert len(makers - {threading.get_ident()}) == 1
+
+
+def test_several_threads_work_at_the_same_time_on_items_asked_for_one_by_one():
+    together = threading.Barrier(3, timeout=60)
+    asking = threading.Lock()
+
+    def items():
+        for item in range(6):
+            assert asking.acquire(blocking=False)
+            asking.release()
+            yield item
+
+    def work(item: int) -> int:
+        together.wait()  # passes only when three threads are at work
+        return item
+
+    assert list(work_ahead(items(), work, 4, 3)) == list(range(6))
 
 
 def reading_threads() -> list[str]:

@@ -1,8 +1,11 @@
 """Assemble: from tokens and segments to the tensors of a training step."""
 
-from streampack.assemble.batch import Batch, make_batch
+from streampack.assemble.batch import Batch, fill_compact, make_batch, make_compact
+from streampack.assemble.blocks import Blocks
+from streampack.assemble.compact import expand, to_compact
 from streampack.assemble.formats import (
     FORMATS,
+    LIGHT,
     BatchFormat,
     Formatter,
     check_format,
@@ -25,9 +28,11 @@ from streampack.assemble.weights import Average, count_units, loss_weights
 
 __all__ = [
     "FORMATS",
+    "LIGHT",
     "Average",
     "Batch",
     "BatchFormat",
+    "Blocks",
     "Formatter",
     "additive_mask",
     "block_causal_mask",
@@ -36,11 +41,15 @@ __all__ = [
     "count_units",
     "dense_mask",
     "document_mask_mod",
+    "expand",
+    "fill_compact",
     "fixed_cu_seqlens",
     "get_format",
     "loss_weights",
     "make_batch",
+    "make_compact",
     "segment_starts",
+    "to_compact",
     "to_hf",
     "to_hf_flash",
     "to_llama_factory",

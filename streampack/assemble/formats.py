@@ -8,7 +8,8 @@
              +-- megatron                thd: cu_seqlens of constant shape, loss_mask
              +-- olmo_core               doc_lens, label_mask
              +-- llm_foundry             sequence_id
-             '-- llama_factory           an attention_mask that numbers the documents
+             +-- llama_factory           an attention_mask that numbers the documents
+             '-- compact                 int32 or uint16 tokens and edges, for `expand` on a GPU
 
     labels of  a0 a1 a2    shifted    a1 a2 -100     "what comes after this token"
                            unshifted  -100 a1 a2     "this token"; the model shifts them
@@ -27,6 +28,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from streampack.assemble.batch import Batch
+from streampack.assemble.compact import to_compact
 from streampack.assemble.formats_hf import to_hf, to_hf_flash, to_llama_factory
 from streampack.assemble.formats_other import to_llm_foundry, to_megatron, to_olmo_core
 from streampack.assemble.formats_torch import to_torchtitan, to_torchtitan_flat, to_torchtune
@@ -35,6 +37,7 @@ from streampack.errors import ConfigError, suggest
 
 __all__ = [
     "FORMATS",
+    "LIGHT",
     "BatchFormat",
     "Formatter",
     "check_format",
@@ -54,6 +57,7 @@ def to_native(batch: Batch) -> Batch:
 FORMATS: Mapping[str, Formatter] = MappingProxyType(
     {
         "native": to_native,
+        "compact": to_compact,
         "hf": to_hf,
         "hf_flash": to_hf_flash,
         "torchtune": to_torchtune,
@@ -66,6 +70,9 @@ FORMATS: Mapping[str, Formatter] = MappingProxyType(
     }
 )
 """What each name of a `batch_format` does."""
+
+LIGHT = frozenset(FORMATS.values()) - {to_torchtune}
+"""Formats that cost little beside the native batch; the other one makes a mask of B * S * S."""
 
 EDGES_BY_POSITION = (to_hf, to_hf_flash, to_torchtitan, to_torchtitan_flat)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -26,10 +25,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from streampack.assemble import (
     Batch,
     BatchFormat,
-    Formatter,
+    Blocks,
     check_format,
-    make_batch,
-    to_native,
 )
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
 from streampack.errors import ConfigError, ResumeError
@@ -38,9 +35,9 @@ from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
 from streampack.load.fetching import CacheNeeds, ReadAhead, cache_needs, make_fetcher
 from streampack.load.ledger import EpochLedger
+from streampack.load.reader import BatchReader
 from streampack.load.sources import resolve_streams
 from streampack.plan import (
-    DeviceBatch,
     DeviceView,
     EpochSequence,
     Progress,
@@ -56,29 +53,7 @@ from streampack.streams import open_streams
 from streampack.types import State
 from streampack.world import World
 
-__all__ = ["BatchReader", "PackedStreamingDataset"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BatchReader:
-    """Turns plans into batches; needs nothing else, so any thread or worker can have one."""
-
-    gatherer: Gatherer
-    positions: str
-    convert: Formatter = to_native
-
-    def __call__(self, plan: DeviceBatch) -> Any:
-        """Read one planned device batch, in the dataset's `batch_format`."""
-        rows = self.gatherer.gather(plan.packs, plan.num_rows)
-        return self.convert(
-            make_batch(
-                rows,
-                plan.packs,
-                epoch=plan.epoch,
-                position=plan.position,
-                positions=self.positions,
-            )
-        )
+__all__ = ["PackedStreamingDataset"]
 
 
 class PackedStreamingDataset(IterableDataset[Batch]):
@@ -229,13 +204,14 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     # Iterating.
 
-    def reader(self) -> BatchReader:
-        """Return what turns this dataset's plans into batches."""
+    def reader(self, *, pinned: bool = False) -> BatchReader:
+        """Return what turns this dataset's plans into batches, in pinned memory or not."""
         packing = self._recipe.packing
         return BatchReader(
             gatherer=Gatherer(self._blueprint.streams, packing),
-            positions=packing.positions,
+            packing=packing,
             convert=self._convert,
+            blocks=Blocks(pinned=pinned),
         )
 
     def fetcher(self, num_workers: int = 0, planner: int | None = None) -> ShardFetcher | None:

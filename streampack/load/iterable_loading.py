@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -186,13 +186,14 @@ class IterableLoading:
     def _items(self, start: State | None) -> Iterator[Delivered | None]:
         if not self._num_workers:
             source = _WithStates(self._dataset, start)
-            items = work_ahead(source, _same, self._ahead) if self._ahead > 1 else iter(source)
+            is_ahead = self._ahead > 1 and self._options.prefetch_threads
+            items = work_ahead(source, _same, self._ahead) if is_ahead else iter(source)
             return map(pin, items) if self._pins else items
         if self._workers is None or start is not None:
             if start is not None:
                 self._dataset.set_epoch(self._epoch)
             self._workers = DataLoader(
-                _WithStates(self._dataset, start), batch_size=None, **asdict(self._options)
+                _WithStates(self._dataset, start), batch_size=None, **self._options.for_torch()
             )
         return iter(self._workers)
 

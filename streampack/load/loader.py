@@ -35,9 +35,12 @@ class PackedDataLoader:
     Args:
         dataset: What to iterate: a `PackedStreamingDataset`, `PackedIterableDataset` or
             `BucketedIterableDataset`.
-        num_workers: Processes that read; 0 plans and reads in a thread of this process. Those of a
-            `PackedIterableDataset` pack, too, so its state fits as many workers only.
+        num_workers: Processes that read; 0 plans and reads in threads of this process, which is the
+            quickest. Those of a `PackedIterableDataset` pack, too, so its state fits as many
+            workers only.
         prefetch_factor: Batches that are read ahead, per worker.
+        prefetch_threads: With num_workers=0, threads that read; one of them plans, too, at a time.
+            A `PackedIterableDataset` has no use for more than one. 0 reads in the training loop.
         pin_memory: Put tensors into pinned memory, for quick copies to a GPU, if there is one.
         persistent_workers: Keep workers from one epoch to the next.
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
@@ -53,11 +56,16 @@ class PackedDataLoader:
         *,
         num_workers: int = 0,
         prefetch_factor: int = 2,
+        prefetch_threads: int = 1,
         pin_memory: bool = False,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
     ) -> None:
         check_positive("prefetch_factor", prefetch_factor)
+        if prefetch_threads < 0:
+            raise ConfigError(
+                f"prefetch_threads={prefetch_threads} must be at least 0; 0 reads in the loop"
+            )
         if num_workers < 0:
             raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")
         self.dataset = dataset
@@ -65,6 +73,7 @@ class PackedDataLoader:
         options = WorkerOptions(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
+            prefetch_threads=prefetch_threads,
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,

@@ -20,7 +20,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,10 +28,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from streampack.assemble import Batch
 from streampack.errors import ConfigError, StreampackError, WorkerError
-from streampack.load.buffers import BYTES_PER_TOKEN
-from streampack.plan import DeviceBatch
 
 __all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path", "pin"]
 
@@ -46,21 +43,26 @@ REASONS = {
 
 
 class Read(Protocol):
-    """Turns a plan into a batch."""
+    """What a worker does with a task; both travel to it."""
 
-    def __call__(self, plan: DeviceBatch) -> Batch:
+    def __call__(self, task: Any, /) -> Any:
         """Read one planned batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How the workers are started; torch's arguments of these names."""
+    """How batches are read ahead; but for `prefetch_threads` torch's arguments of these names."""
 
     num_workers: int
     prefetch_factor: int
+    prefetch_threads: int = 1
     pin_memory: bool = False
     persistent_workers: bool = True
     multiprocessing_context: str | None = None
+
+    def for_torch(self) -> dict[str, Any]:
+        """Return those that torch's `DataLoader` takes."""
+        return {key: value for key, value in asdict(self).items() if key != "prefetch_threads"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,24 +72,24 @@ class _Failed:
     error: StreampackError
 
 
-class _Plans:
-    """What torch takes for its sampler: the plans of the iteration that begins."""
+class _Tasks:
+    """What torch takes for its sampler: the tasks of the iteration that begins."""
 
-    plans: Iterable[DeviceBatch] = ()
+    tasks: Iterable[Any] = ()
 
-    def __iter__(self) -> Iterator[DeviceBatch]:
-        return iter(self.plans)
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tasks)
 
 
 class _Reads(Dataset[Any]):
-    """What a worker runs: a plan for an index, a batch for an item."""
+    """What a worker runs: a task for an index, a batch for an item."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
-    def __getitem__(self, plan: Any) -> Any:
+    def __getitem__(self, task: Any) -> Any:
         try:
-            return self._read(plan)
+            return self._read(task)
         except StreampackError as error:
             # torch would make a new error of its text alone.
             error.add_note(f"in reading worker {os.getpid()}")
@@ -113,48 +115,43 @@ class ReadingWorkers:
     def __init__(self, read: Read, options: WorkerOptions) -> None:
         self._read = read
         self._options = options
-        self._sampler = _Plans()
+        self._sampler = _Tasks()
         self._loader = self._make()
 
     def _make(self) -> DataLoader[Any]:
-        options = self._options
         return DataLoader(
             _Reads(self._read),
             sampler=self._sampler,
             batch_size=None,
             collate_fn=_as_it_is,
-            num_workers=options.num_workers,
-            prefetch_factor=options.prefetch_factor,
-            pin_memory=options.pin_memory,
-            persistent_workers=options.persistent_workers,
-            multiprocessing_context=options.multiprocessing_context,
+            **self._options.for_torch(),
         )
 
-    def batches(self, plans: Iterable[DeviceBatch]) -> Iterator[Batch]:
-        """Yield the batches of some plans, in order.
+    def results(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """Yield what workers made of some tasks, in order.
 
         Raises:
             WorkerError: If a worker died; the next call makes new ones.
             StreampackError: What a worker raised.
         """
-        self._sampler.plans = plans
-        batches = self._begin()
-        _unwatch(batches)
-        processes = list(getattr(batches, "_workers", ()))
+        self._sampler.tasks = tasks
+        results = self._begin()
+        _unwatch(results)
+        processes = list(getattr(results, "_workers", ()))
         while True:
             self._check(processes, None)
             try:
-                batch = next(batches)
+                result = next(results)
             except StopIteration:
                 return
             except (RuntimeError, EOFError, OSError) as error:
                 _await_death(processes)
                 self._check(processes, error)
                 raise
-            if isinstance(batch, _Failed):
-                raise batch.error
-            yield batch
-            del batch
+            if isinstance(result, _Failed):
+                raise result.error
+            yield result
+            del result
 
     def _begin(self) -> Iterator[Any]:
         try:
@@ -256,12 +253,12 @@ def check_socket_path(folder: str) -> None:
 
 
 def check_shared_memory(
-    batch_tokens: int, num_batches: int, num_ranks: int, folder: Path = SHARED_MEMORY
+    batch_bytes: int, num_batches: int, num_ranks: int, folder: Path = SHARED_MEMORY
 ) -> None:
     """Refuse workers whose batches do not fit where they are handed over.
 
     Args:
-        batch_tokens: Token slots of a batch.
+        batch_bytes: What a batch takes there.
         num_batches: Batches that all workers of a rank may hold at once.
         num_ranks: Ranks that share the folder.
         folder: Where torch puts them.
@@ -274,7 +271,7 @@ def check_shared_memory(
     except OSError:
         return  # torch will use another place, or say so
     free = status.f_bavail * status.f_frsize
-    needed = num_ranks * num_batches * batch_tokens * (BYTES_PER_TOKEN + 1)
+    needed = num_ranks * num_batches * batch_bytes
     if needed > free:
         raise ConfigError(
             f"{folder} has {free} bytes free, but workers hand batches over in it and may need "

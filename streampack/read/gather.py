@@ -2,14 +2,14 @@
 
 ::
 
-    packs (integers) --> which shard, where in it --> one kernel --> rows of int64
+    packs (integers) --> which shard, where in it --> one kernel --> rows of int32 or uint16
                          a table of open shards       no GIL         (num_rows, max_seq_len)
 
 A batch costs two kernel calls and a few look-ups; open shards are remembered as rows of addresses,
 and each batch holds on to the shards it reads, so that none is unmapped under it.
 
-Cost: about 1 ns a token from the page cache, 15 us a batch beside it. Memory: what it returns, and
-the mappings of at most 256 shards.
+Cost: about 0.3 ns a token from the page cache, 15 us a batch beside it. Memory: what it returns,
+and the mappings of at most 256 shards.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from streampack.config import Packing
-from streampack.errors import DataError
+from streampack.errors import ConfigError, DataError
 from streampack.read import kernels
 from streampack.read.targets import detect_shift
 from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs
+from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
 
 __all__ = ["Gatherer", "Rows"]
 
 MAX_OPEN_SHARDS = 256
 MAX_OPEN_SAMPLES = 2_000_000  # their places take 16 bytes each
+MAX_ID = 2**31 - 1  # ids are handed on as int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
     """The tokens of some packs, one pack a row."""
 
-    tokens: Int64Array
-    """Token ids, then padding; shape (num_rows, max_seq_len)."""
+    tokens: IntArray
+    """Token ids, then padding; int32, or uint16 where all ids are; (num_rows, max_seq_len)."""
     next_tokens: Int64Array
     """The sample's token after each segment, -100 where its sample ends; shape (num_segments,)."""
-    labels: Int64Array | None
+    labels: IntArray | None
     """Shifted labels, shape (num_rows, max_seq_len), if a stream here has labels or a loss mask."""
     multiple: int = 1
     """What the room of each segment is a multiple of: padding lies behind it."""
@@ -169,43 +171,37 @@ def _put_column(
     return begins, counts
 
 
+def _row_dtype(streams: Sequence[OpenStream], packing: Packing) -> type[np.integer[Any]]:
+    """Return the type that every token id fits in: uint16 where the streams say so, else int32."""
+    ids = {"bos_id": packing.bos_id, "eos_id": packing.eos_id, "padding_id": packing.padding_id}
+    largest = 0
+    for name, token in ids.items():
+        largest = max(largest, token or 0)
+        if largest > MAX_ID:
+            raise ConfigError(f"{name}={token} is no token id: the largest that fits is {MAX_ID}")
+    stored = {dtype for stream in streams for dtype in stream.token_dtypes}
+    is_short = stored <= {"uint8", "uint16"} and largest < 2**16
+    return np.uint16 if is_short else np.int32
+
+
 class Gatherer:
     """Reads the tokens of planned packs; can be pickled, and shared by threads.
 
     Args:
         streams: All streams of the plan, in its order.
         packing: What the packs were planned with.
+
+    Raises:
+        ConfigError: If a token id of `packing` does not fit in int32.
     """
 
     def __init__(self, streams: Sequence[OpenStream], packing: Packing) -> None:
         self._streams = tuple(streams)
         self._packing = packing
         self._shards: _OpenShards | None = None
-
-    def __getstate__(self) -> tuple[tuple[OpenStream, ...], Packing]:
-        return self._streams, self._packing
-
-    def __setstate__(self, state: tuple[tuple[OpenStream, ...], Packing]) -> None:
-        self._streams, self._packing = state
-        self._shards = None
-
-    def gather(self, packs: Packs, num_rows: int) -> Rows:
-        """Read the tokens of `packs`; rows after them, up to `num_rows`, hold padding only.
-
-        Raises:
-            DataError: If a segment does not lie in its stream, or its bytes not in its shard; if
-                labels do not tell whether they are shifted.
-        """
-        packing, shards = self._packing, self._open_shards()
-        segments = np.ascontiguousarray(packs.segments, np.int64)
-        ends = np.ascontiguousarray(packs.ends, np.int64)
-        numbers = np.empty(len(segments), np.int64)
-        bad = kernels.find_shards(segments, shards.bases, shards.first_samples, numbers)
-        if bad >= 0:
-            raise self._error(segments[bad], kernels.BAD_SAMPLE)
-        places, held = shards.pin(numbers)
+        self.dtype = _row_dtype(self._streams, packing)
         bos, eos = packing.bos_id, packing.eos_id
-        options = np.array(
+        self._options = np.array(
             [
                 -1 if bos is None else bos,
                 -1 if eos is None else eos,
@@ -215,12 +211,52 @@ class Gatherer:
             ],
             np.int64,
         )
-        tokens = np.empty((num_rows, packing.max_seq_len), np.int64)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether rows may come with labels: a stream has a column of them, or a loss mask."""
+        choices = [stream.columns for stream in self._streams]
+        return any(columns.labels or columns.loss_mask for columns in choices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_shards": None}
+
+    def gather(
+        self,
+        packs: Packs,
+        num_rows: int,
+        *,
+        out: IntArray | None = None,
+        labels_out: IntArray | None = None,
+    ) -> Rows:
+        """Read the tokens of `packs`; rows after them, up to `num_rows`, hold padding only.
+
+        Args:
+            packs: What to read.
+            num_rows: Rows of the result.
+            out: Where tokens go, of `dtype`, shape (num_rows, max_seq_len); None: new memory.
+            labels_out: Where labels go if there are any, int32, of the same shape.
+
+        Raises:
+            DataError: If a segment does not lie in its stream, or its bytes not in its shard; if a
+                value does not fit in int32; if labels do not tell whether they are shifted.
+        """
+        packing, shards = self._packing, self._open_shards()
+        segments = np.ascontiguousarray(packs.segments, np.int64)
+        ends = np.ascontiguousarray(packs.ends, np.int64)
+        numbers = np.empty(len(segments), np.int64)
+        bad = kernels.find_shards(segments, shards.bases, shards.first_samples, numbers)
+        if bad >= 0:
+            raise self._error(segments[bad], kernels.BAD_SAMPLE)
+        places, held = shards.pin(numbers)
+        options = self._options
+        shape = (num_rows, packing.max_seq_len)
+        tokens = np.empty(shape, self.dtype) if out is None else out
         next_tokens = np.empty(len(segments), np.int64)
         bad, problem = kernels.gather_tokens(segments, ends, places, options, tokens, next_tokens)
         labels = None
         if bad < 0 and any(shard.has_labels for shard in held):
-            labels = np.empty_like(tokens)
+            labels = np.empty(shape, np.int32) if labels_out is None else labels_out
             bad, problem = kernels.gather_labels(
                 segments, ends, places, options, tokens, next_tokens, labels
             )
@@ -256,6 +292,7 @@ class Gatherer:
             kernels.BAD_RANGE: f"tokens {start} to {start + length} of {total} are planned",
             kernels.BAD_ROW: f"{length} tokens of it pass the end of a pack",
             kernels.BAD_COLUMN: "its labels or loss mask do not fit its tokens",
+            kernels.BAD_VALUE: f"a token id or label of it lies outside int32, +-{MAX_ID}",
         }[problem]
         return DataError(
             f"stream {stream.name!r}, sample {sample}: {what}; the stream is damaged, or was "

@@ -136,6 +136,15 @@ class OpenStream:
         return self.cache.is_remote
 
     @property
+    def token_dtypes(self) -> set[str | None]:
+        """What index.json says of the type of token ids; None: each value says its own."""
+        choice = self.columns
+        return {
+            find_column(layout, choice.token_names, choice.tokens_dtype, self.name, "tokens").dtype
+            for layout in {shard.layout for shard in self.index.shards}
+        }
+
+    @property
     def labels_shifted(self) -> bool | None:
         """Whether labels[i] is the target at token i; None: nobody said."""
         return self.columns.labels_shifted

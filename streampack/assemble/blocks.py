@@ -1,0 +1,135 @@
+"""Memory for batches, used again once nobody can see it any more.
+
+::
+
+    take --> | tokens | labels | input_pos | document_ids |    one block, several tensors
+               the loop, autograd, a list of the caller's ...
+    take --> the same block, when the last of its tensors is gone; else another one
+
+Fresh memory costs a page fault every 4 KiB, at its first touch: more than all else that is done to
+make a batch. So a block goes back to its owner when the last tensor, view or array that looks at it
+dies, wherever that is. One that is kept is simply not used again.
+
+Pinned blocks come from torch's own allocator instead, which does the same, and besides waits for
+copies to a GPU that are still under way: those read a block after its tensors are gone.
+
+Cost: about 10 us a block. Memory: `KEPT` blocks that wait for use, and those that are in use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from streampack.types import IntArray
+
+__all__ = ["Blocks", "Shape"]
+
+KEPT = 4  # blocks that wait for use
+ALIGNMENT = 64  # bytes; a cache line, and more than any type needs
+
+Shape: TypeAlias = tuple[type[np.integer[Any]], tuple[int, ...]]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class _Block:
+    """Some memory, and how numpy is told of it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory: Bytes = np.empty(num_bytes, np.uint8)
+        self.interface = self.memory.__array_interface__
+
+
+class _Lease:
+    """Owns a block for as long as arrays look at it, and then gives it back."""
+
+    def __init__(self, block: _Block, waiting: deque[_Block]) -> None:
+        self._block = block
+        self._waiting = waiting
+        # What numpy asks for the memory; the array that it makes holds on to this object.
+        self.__array_interface__ = block.interface
+
+    def __del__(self) -> None:
+        self._waiting.append(self._block)
+
+
+class Blocks:
+    """Makes arrays in memory that is used again; for one process, safe for many threads.
+
+    Args:
+        pinned: Take pinned memory, for copies to a GPU.
+
+    >>> blocks = Blocks()
+    >>> [array], [tokens] = blocks.take((np.int64, (2, 3)))
+    >>> array[:] = 5
+    >>> first = tokens[0]
+    >>> del array, tokens
+    >>> _, [others] = blocks.take((np.int64, (2, 3)))  # not the same memory: `first` still sees it
+    >>> _ = others.fill_(6)
+    >>> first.tolist()
+    [5, 5, 5]
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self._pinned = pinned
+        # A full deque lets its oldest go; append and pop are safe without a lock.
+        self._waiting: deque[_Block] = deque(maxlen=KEPT)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_pinned": self._pinned, "_waiting": deque(maxlen=KEPT)}
+
+    def take(self, *shapes: Shape) -> tuple[list[IntArray], list[Tensor]]:
+        """Return arrays of these types and shapes, their values not set, and tensors of them."""
+        begins, num_bytes = _lay_out(shapes)
+        if self._pinned:
+            tensors = _pinned(shapes, begins, num_bytes)
+            return [tensor.numpy() for tensor in tensors], tensors
+        block = np.asarray(_Lease(self._find(num_bytes), self._waiting))
+        arrays: list[IntArray] = [
+            np.ndarray(shape, dtype, block, begin)
+            for (dtype, shape), begin in zip(shapes, begins, strict=True)
+        ]
+        return arrays, [torch.from_numpy(array) for array in arrays]
+
+    def _find(self, num_bytes: int) -> _Block:
+        """Return a block of this size: one that waits, or a new one."""
+        while True:
+            try:
+                block = self._waiting.pop()
+            except IndexError:
+                return _Block(num_bytes)
+            # Others are of a batch of another shape, and there will be no more of those.
+            if block.memory.nbytes == num_bytes:
+                return block
+
+
+def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:
+    """Return pinned tensors: views of torch's own block, which it must know to wait for copies."""
+    block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    return [
+        block[begin : begin + _num_bytes(dtype, shape)]
+        .view(torch.from_numpy(np.empty(0, dtype)).dtype)
+        .view(shape)
+        for (dtype, shape), begin in zip(shapes, begins, strict=True)
+    ]
+
+
+def _num_bytes(dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+@cache
+def _lay_out(shapes: tuple[Shape, ...]) -> tuple[list[int], int]:
+    """Return where each begins in a block, and the block's bytes."""
+    begins, end = [], 0
+    for dtype, shape in shapes:
+        begins.append(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = begins[-1] + _num_bytes(dtype, shape)
+    return begins, end

@@ -1,0 +1,79 @@
+"""From a planned device batch to the batch that is delivered, in whatever process reads.
+
+::
+
+    plan --gather--> rows of int32, in the cache --finish--> native --convert--> batch
+                     in a worker: in shared memory           'compact': the rows as they are
+
+Cost: see `read` and `assemble`. Memory: one batch's rows besides the batches that are alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from streampack.assemble import (
+    LIGHT,
+    Blocks,
+    Formatter,
+    make_batch,
+    make_compact,
+    to_compact,
+    to_native,
+)
+from streampack.config import Packing
+from streampack.plan import DeviceBatch
+from streampack.read import Gatherer, Rows
+from streampack.types import IntArray
+
+__all__ = ["BatchReader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchReader:
+    """Turns plans into batches; needs nothing else, so any thread or worker can have one."""
+
+    gatherer: Gatherer
+    packing: Packing
+    convert: Formatter = to_native
+    blocks: Blocks = field(default_factory=Blocks)
+    """Where batches lie."""
+    scratch: Blocks = field(default_factory=Blocks)
+    """Where tokens lie until a batch is made of them."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a batch is made of the rows themselves, not of copies."""
+        return self.convert is to_compact
+
+    @property
+    def is_light(self) -> bool:
+        """Whether batches cost little beside their tokens: those are all that workers hand over."""
+        return self.convert in LIGHT
+
+    def __call__(self, plan: DeviceBatch) -> Any:
+        """Read one planned device batch, in the dataset's `batch_format`."""
+        room, tokens = self.room(plan.num_rows)
+        rows = self.gatherer.gather(plan.packs, plan.num_rows, out=room)
+        return self.finish(plan, rows, tokens)
+
+    def room(self, num_rows: int) -> tuple[IntArray, Tensor]:
+        """Return memory for the tokens of a batch, shape (num_rows, max_seq_len), two ways."""
+        blocks = self.blocks if self.keeps_rows else self.scratch
+        shape = (num_rows, self.packing.max_seq_len)
+        [array], [tensor] = blocks.take((self.gatherer.dtype, shape))
+        return array, tensor
+
+    def finish(self, plan: DeviceBatch, rows: Rows, tokens: Tensor) -> Any:
+        """Make the batch of a plan whose rows were read, `tokens` being theirs."""
+        where: dict[str, Any] = {
+            "epoch": plan.epoch,
+            "position": plan.position,
+            "positions": self.packing.positions,
+        }
+        if self.keeps_rows:
+            return make_compact(rows, plan.packs, tokens=tokens, **where)
+        return self.convert(make_batch(rows, plan.packs, blocks=self.blocks, **where))

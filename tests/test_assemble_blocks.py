@@ -1,0 +1,88 @@
+"""Memory that is used again: never while anybody can see it, and soon afterwards."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.assemble import Blocks
+from streampack.assemble.blocks import KEPT
+
+SHAPES: list[Any] = [(np.int64, (3, 5)), (np.int32, (3, 5)), (np.uint16, (7,))]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=60))
+def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]]) -> None:
+    blocks = Blocks()
+    held: dict[int, tuple[int, list[torch.Tensor]]] = {}
+    for number, (place, kind) in enumerate(steps):
+        held.pop(place, None)
+        arrays, tensors = blocks.take(*SHAPES[: kind + 1])
+        for array in arrays:
+            array[...] = number
+        # What is held is a whole tensor, a view of one, or what a view says of its memory.
+        keep = [[t for t in tensors], [tensors[-1][1:]], [tensors[0].flatten()[2:4]]]
+        held[place] = number, keep[number % 3]
+        del array, arrays, tensors, keep
+        for written, kept in held.values():
+            assert all(bool((tensor.to(torch.int64) == written).all()) for tensor in kept)
+
+
+def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
+    blocks = Blocks()
+    arrays, tensors = blocks.take(*SHAPES)
+    first = arrays[0].ctypes.data
+    del arrays
+    view = tensors[1][0, 2:]
+    del tensors
+    others = blocks.take(*SHAPES)
+    assert others[0][0].ctypes.data != first
+    del view
+    assert blocks.take(*SHAPES)[0][0].ctypes.data == first
+
+
+def test_a_tensor_that_autograd_keeps_keeps_its_memory() -> None:
+    blocks = Blocks()
+    [array], [tensor] = blocks.take((np.int64, (4,)))
+    array[:] = [1, 2, 3, 4]
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * tensor.float().view(4)).sum() + weight[tensor - 1].sum()
+    del array, tensor
+    [other], _ = blocks.take((np.int64, (4,)))
+    other[:] = 0
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2, 3, 4, 5]
+
+
+def test_blocks_that_die_in_other_threads_come_back() -> None:
+    blocks = Blocks()
+    held = [blocks.take(*SHAPES) for _ in range(KEPT)]
+    places = {arrays[0].ctypes.data for arrays, _ in held}
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    gc.collect()
+    again = [blocks.take(*SHAPES) for _ in range(KEPT)]
+    assert {arrays[0].ctypes.data for arrays, _ in again} == places
+
+
+def test_a_batch_of_another_shape_gets_its_own_block() -> None:
+    blocks = Blocks()
+    blocks.take((np.int64, (3, 5)))
+    arrays, tensors = blocks.take((np.int64, (3, 6)))
+    assert tensors[0].shape == arrays[0].shape == (3, 6)
+
+
+def test_a_copy_for_another_process_has_no_blocks_of_this_one() -> None:
+    blocks = Blocks()
+    blocks.take((np.int64, (1 << 16,)))
+    assert len(pickle.dumps(blocks)) < 500
+    assert pickle.loads(pickle.dumps(blocks)).take((np.int64, (2,)))[1][0].shape == (2,)
