@@ -15,6 +15,7 @@ from streampack.read import FetchLimits, ShardFetcher, bring_all
 from streampack.streams import OpenStream, Stream, open_streams
 from streampack.streams.disk import Disk
 from streampack.streams.locks import FileLocks
+from streampack.types import SAMPLE, STREAM, Packs
 from tests import builders
 
 LENGTHS = [40] * 200  # about 8 shards of 4 KB
@@ -191,6 +192,44 @@ def test_leaving_does_not_wait_for_a_store_that_hangs(stream):
     fetcher.close()  # bounded; the thread ends with its fetch
     stream.gate.set()
     until(lambda: not fetch_threads())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_batch_waits_for_the_shards_of_its_samples_in_every_stream_and_no_others(
+    remote, tmp_path, seed
+):
+    path = str(remote)
+    raw = builders.stream_of(tmp_path / "raw", LENGTHS)
+    kept = [Stream(remote=path, local=str(tmp_path / name)) for name in ("a", "b")]
+    streams = open_streams([kept[0], raw, kept[1]])
+    fetcher = ShardFetcher(streams)
+    expected: set[tuple[int, int]] = set()
+    for samples in np.random.default_rng(seed).integers(0, len(LENGTHS), (3, 2)).tolist():
+        segments = np.zeros((4, 6), np.int64)
+        segments[:, STREAM] = [0, 2, 1, 2]
+        segments[:, SAMPLE] = [*samples, 3, 7]
+        fetcher.need_for(Packs(segments=segments, ends=np.array([4])))
+        for number, sample in zip([0, 2, 2], [*samples, 7], strict=True):
+            first = streams[number].first_sample
+            expected.add((number, int(np.flatnonzero(first <= sample)[-1])))
+    here = {(n, i) for n in (0, 2) for i in range(streams[n].num_shards) if streams[n].is_here(i)}
+    assert here == expected
+    assert fetcher.stats()["fetched"] == len(expected)
+    fetcher.need_for(Packs.none())
+    fetcher.close()
+
+
+def test_a_batch_waits_again_for_a_shard_that_was_no_longer_needed(stream):
+    segments = np.zeros((1, 6), np.int64)  # the first sample
+    packs = Packs(segments=segments, ends=np.array([1]))
+    fetcher = ShardFetcher([stream])
+    fetcher.follow(ShardNeeds(ahead=rows(0)))
+    fetcher.need_for(packs)
+    fetcher.follow(ShardNeeds(ahead=rows(1)))
+    shutil.rmtree(stream.cache.folder)
+    fetcher.need_for(packs)
+    assert stream.is_here(0)
+    fetcher.close()
 
 
 def test_several_shards_are_brought_together(stream):

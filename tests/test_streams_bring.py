@@ -216,6 +216,15 @@ def test_a_cached_file_is_hashed_once_for_each_version_of_it_and_boot(tmp_path, 
     assert use() == []
 
 
+def test_what_is_unpacked_is_hashed_on_its_way_and_not_read_again(tmp_path, hashed):
+    path, samples = written(tmp_path, compression="zstd")
+    opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
+    assert_reads(opened, samples)
+    assert len(hashed) == opened.num_shards  # of what was fetched, before it is unpacked
+    record = json.loads((tmp_path / "l" / NOTES / "shard.00000.mds.json").read_text())
+    assert record["hash"] == f"xxh64:{opened.index.shards[0].raw.hashes['xxh64']}"
+
+
 def test_the_users_own_files_are_hashed_once_a_process_and_nothing_is_written(tmp_path, hashed):
     path, samples = written(tmp_path)
     before = sorted(path.rglob("*"))

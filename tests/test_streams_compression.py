@@ -7,6 +7,7 @@ import errno
 import gzip
 import io
 import random
+import tracemalloc
 
 import brotli
 import pytest
@@ -49,6 +50,33 @@ def test_what_was_compressed_comes_back(tmp_path, codec):
     assert codec in mosaic.get_compressions()
     (tmp_path / "a").write_bytes(COMPRESS[codec](raw))
     assert decompress_shard(tmp_path / "a", shard_of(codec, len(raw))) == raw
+
+
+@pytest.mark.parametrize("num_bytes", [1, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 1])
+@every_codec
+def test_pieces_that_are_used_before_the_next_is_asked_for_make_up_the_file(codec, num_bytes):
+    raw = random.Random(num_bytes).randbytes(num_bytes)
+    found = bytearray()
+    for piece in decompress_pieces(
+        io.BytesIO(COMPRESS[codec](raw)), "x", shard_of(codec, len(raw))
+    ):
+        found += piece
+    assert found == raw
+
+
+def test_zstd_needs_no_more_memory_for_a_longer_shard():
+    def most_bytes(num_pieces: int) -> int:
+        packed = io.BytesIO(zstandard.compress(bytes(num_pieces * PIECE_BYTES)))
+        shard = shard_of("zstd", num_pieces * PIECE_BYTES)
+        tracemalloc.start()
+        try:
+            for _ in decompress_pieces(packed, "x", shard):
+                pass
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert most_bytes(16) < most_bytes(2) + PIECE_BYTES
 
 
 @every_codec

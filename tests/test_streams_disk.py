@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streampack.streams import disk as disk_module
-from streampack.streams.disk import Disk, LockBusyError
+from streampack.streams.disk import WRITE_BYTES, Disk, LockBusyError
 
 
 def hold_for_ever(path: Path, pipe: Connection) -> None:
@@ -116,6 +116,22 @@ def test_two_threads_of_one_process_shut_each_other_out(tmp_path):
         Disk().lock(tmp_path / "x.lock", 0.01),
     ):
         pass
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, WRITE_BYTES, 3 * WRITE_BYTES + 1])
+def test_what_is_written_is_every_piece_as_it_was_when_it_was_asked_for(tmp_path, num_bytes):
+    pieces = [bytes([i]) * num_bytes for i in range(3)]
+    buffer = bytearray(num_bytes)
+
+    def filled_anew():
+        for piece in pieces:
+            buffer[:] = piece
+            yield memoryview(buffer)
+
+    Disk().write(tmp_path / "a", pieces)
+    Disk().write(tmp_path / "b", filled_anew())
+    expected = b"".join(pieces)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == expected
 
 
 def test_what_is_not_there_has_no_state_no_names_and_can_be_removed_and_touched(tmp_path):

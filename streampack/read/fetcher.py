@@ -65,6 +65,38 @@ class FetchLimits:
     """... how many they are: each begins with other shards."""
 
 
+class _ShardTable:
+    """The shards of all streams in one row, so that a batch is looked up at once."""
+
+    def __init__(self, streams: Sequence[OpenStream], fetches: Sequence[bool]) -> None:
+        num_shards = [stream.num_shards for stream in streams]
+        self._first_shard = np.cumsum([0, *num_shards])  # (num_streams + 1,)
+        self._first_sample = np.cumsum([0, *(stream.num_samples for stream in streams)])
+        starts = [
+            first + stream.first_sample[:-1]
+            for first, stream in zip(self._first_sample.tolist(), streams, strict=False)
+        ]
+        self._starts = np.concatenate(starts)  # (shards of all streams,)
+        self._is_here = ~np.repeat(np.array(fetches, np.bool_), num_shards)
+
+    def mark(self, key: Key, *, is_here: bool) -> None:
+        """Say whether a shard is here."""
+        self._is_here[self._first_shard[key[0]] + key[1]] = is_here
+
+    def missing(self, segments: Int64Array) -> list[Key]:
+        """Return which shards of some segments, shape (n, 4), are not known to be here."""
+        samples = self._first_sample[segments[:, STREAM]] + segments[:, SAMPLE]
+        rows = np.searchsorted(self._starts, samples, side="right") - 1
+        is_here = self._is_here[rows]
+        if is_here.all():
+            return []
+        absent = np.unique(rows[~is_here])
+        streams = np.searchsorted(self._first_shard, absent, side="right") - 1
+        return list(
+            zip(streams.tolist(), (absent - self._first_shard[streams]).tolist(), strict=True)
+        )
+
+
 class ShardFetcher:
     """Threads that bring shards in the order in which a plan will need them.
 
@@ -78,6 +110,7 @@ class ShardFetcher:
         self._limits = limits or FetchLimits()
         self._bytes = [cached_bytes(stream) for stream in streams]
         self._fetches = [stream.needs_fetch for stream in streams]
+        self._all = _ShardTable(streams, self._fetches)
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._notes: deque[Callable[[], None]] = deque()
@@ -106,6 +139,8 @@ class ShardFetcher:
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]
         with self._changed:
             self._needed = set(ahead)
+            for key in self._here - self._needed:
+                self._all.mark(key, is_here=False)
             self._here &= self._needed
             self._new &= self._needed
             self._ahead = deque(_own_first(self._within_limit(ahead), self._limits))
@@ -143,12 +178,9 @@ class ShardFetcher:
 
     def need_for(self, packs: Packs) -> None:
         """Wait until all shards of some packs are here; as `need`."""
-        segments = packs.segments
-        for number, stream in enumerate(self._streams):
-            if self._fetches[number]:
-                samples = segments[segments[:, STREAM] == number, SAMPLE]
-                shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
-                self.need([(number, shard) for shard in np.unique(shards).tolist()])
+        missing = self._all.missing(packs.segments)
+        if missing:
+            self.need(missing)
 
     def check(self) -> None:
         """Raise what went wrong in a thread, if anything did."""
@@ -220,6 +252,7 @@ class ShardFetcher:
         with self._changed:
             self._busy.discard(key)
             self._here.add(key)
+            self._all.mark(key, is_here=True)
             if is_new:
                 info = stream.index.shards[shard]
                 self._new.add(key)

@@ -29,7 +29,7 @@ from streampack.streams.fetch import DamagedError, budget_s, fetch, fetch_if_the
 from streampack.streams.files import StreamFiles
 from streampack.streams.index import Part, Shard
 from streampack.streams.locks import FileLocks
-from streampack.streams.records import Records
+from streampack.streams.records import Digest, Records
 
 __all__ = ["ShardBringer", "Store"]
 
@@ -166,9 +166,11 @@ class ShardBringer:
             DataError: If that does not give what index.json says.
             OSError: If it cannot be read, or the other one not be written.
         """
+        # Hashed under way: a second pass over the file would cost half as much as unpacking it.
+        digest = Digest(self.checked.wanted(shard.raw))
         with self.disk.open(source) as file:
-            self.disk.write(raw, decompress_pieces(file, where, shard))
-        problem = self.checked.problem(raw, shard.raw)
+            self.disk.write(raw, digest.of(decompress_pieces(file, where, shard)))
+        problem = self.checked.problem(raw, shard.raw, digest.text)
         if problem is not None:
             raise DataError(f"{where}: unpacked, {problem}; write the stream anew")
 

@@ -117,8 +117,14 @@ class CheckedFiles:
         """Return the boot that a record speaks of; none where several machines share the files."""
         return "" if self._disk.is_network(home) else self._disk.boot_id()
 
-    def problem(self, path: Path, part: Part) -> str | None:
+    def problem(self, path: Path, part: Part, found: str | None = None) -> str | None:
         """Return what is wrong with a file's bytes; None if nothing is.
+
+        Args:
+            path: The file.
+            part: What index.json says of it.
+            found: Its hash, as "algorithm:digest", where it was made while the file was written;
+                None: it is read.
 
         Raises:
             OSError: If it cannot be read.
@@ -129,7 +135,8 @@ class CheckedFiles:
         if state.num_bytes != part.num_bytes:
             return f"has {state.num_bytes} bytes, but index.json says {part.num_bytes}"
         wanted = self.wanted(part)
-        found = file_digest(self._disk, path, wanted) if wanted else ""
+        if found is None:
+            found = file_digest(self._disk, path, wanted) if wanted else ""
         if found == wanted:
             return None
         algorithm, _, digest = wanted.partition(":")

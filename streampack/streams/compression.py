@@ -8,7 +8,8 @@
 A small file that would unpack to gigabytes stops with the piece that passes the stated size.
 
 Cost: a few MiB of memory and the codec's window, at most 128 MiB (zstd); for snappy one shard
-in memory, compressed and raw.
+in memory, compressed and raw. zstd writes all its pieces into one buffer: memory that is touched
+first costs more than what is written into it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import bz2
 import gzip
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +26,7 @@ import zstandard
 
 from streampack.errors import DataError
 from streampack.streams import mosaic
+from streampack.streams.disk import Piece
 from streampack.streams.index import Shard
 
 __all__ = ["decompress_pieces", "decompress_shard"]
@@ -42,12 +45,16 @@ def decompress_shard(path: Path, shard: Shard) -> bytes:
     Raises:
         DataError: If it cannot be decompressed, or not into that many bytes.
     """
+    raw = BytesIO()
     with path.open("rb") as file:
-        return b"".join(decompress_pieces(file, str(path), shard))
+        raw.writelines(decompress_pieces(file, str(path), shard))
+    return raw.getvalue()
 
 
-def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[bytes]:
+def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piece]:
     """Decompress a shard's file piece by piece, up to what index.json states.
+
+    A piece holds its bytes until the next one is asked for.
 
     Args:
         file: The compressed file, opened for reading.
@@ -80,7 +87,7 @@ def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[byte
         )
 
 
-def _next_piece(pieces: Iterator[bytes], where: str, algorithm: str) -> bytes:
+def _next_piece(pieces: Iterator[Piece], where: str, algorithm: str) -> Piece:
     try:
         return next(pieces, b"")
     except OSError as error:
@@ -99,25 +106,29 @@ def _damaged(where: str, algorithm: str, error: Exception) -> DataError:
     )
 
 
-def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:  # noqa: ARG001 - read in bounds
-    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    while piece := reader.read(PIECE_BYTES):
-        yield piece
+def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
+    reader = zstandard.ZstdDecompressor().stream_reader(
+        file, read_size=PIECE_BYTES, read_across_frames=True
+    )
+    # A byte more than stated, so that a small shard that holds more is found out at once.
+    buffer = memoryview(bytearray(min(num_bytes + 1, PIECE_BYTES)))
+    while filled := reader.readinto(buffer):
+        yield buffer[:filled]
 
 
-def _gzip(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:  # noqa: ARG001 - read in bounds
+def _gzip(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
     with gzip.GzipFile(fileobj=file, mode="rb") as reader:
         while piece := reader.read(PIECE_BYTES):
             yield piece
 
 
-def _bzip2(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:  # noqa: ARG001 - read in bounds
+def _bzip2(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
     with bz2.BZ2File(file, mode="rb") as reader:
         while piece := reader.read(PIECE_BYTES):
             yield piece
 
 
-def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:  # noqa: ARG001 - read in bounds
+def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
     reader = brotli.Decompressor()
     while not reader.is_finished():
         packed = file.read(PIECE_BYTES) if reader.can_accept_more_data() else b""
@@ -128,7 +139,7 @@ def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:  # noqa: ARG001 
             raise EOFError("the file ends before its data do")
 
 
-def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
     packed = file.read(num_bytes + num_bytes // 6 + 64)  # as much as it can grow
     stated, shift = 0, 0
     for byte in packed[:5]:
@@ -142,7 +153,7 @@ def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[bytes]:
     yield mosaic.decompress("snappy", packed)
 
 
-CODECS: dict[str, Callable[[BinaryIO, int], Iterator[bytes]]] = {
+CODECS: dict[str, Callable[[BinaryIO, int], Iterator[Piece]]] = {
     "br": _brotli,
     "bz2": _bzip2,
     "gz": _gzip,

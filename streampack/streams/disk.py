@@ -21,15 +21,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeAlias
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from streampack.streams.mds import ByteArray
 
-__all__ = ["Disk", "FileState", "LockBusyError"]
+__all__ = ["Disk", "FileState", "LockBusyError", "Piece"]
+
+Piece: TypeAlias = bytes | memoryview
+"""Some bytes of a file; a memoryview may be filled anew once the next piece is asked for."""
+
+# Measured on ext4 in a virtual machine: writing 1 MiB at once took up to twice the processor time
+# of writing it in 64 KiB, and never less.
+WRITE_BYTES = 2**16
 
 NETWORK_FAMILIES = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre"),
@@ -75,7 +83,7 @@ class Disk:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open(self, path: Path) -> BinaryIO:
+    def open(self, path: Path) -> BufferedReader:
         """Open a file for reading."""
         return path.open("rb")
 
@@ -85,11 +93,13 @@ class Disk:
             return np.fromfile(path, np.uint8)
         return np.asarray(np.memmap(path, np.uint8, "r"))
 
-    def write(self, path: Path, pieces: Iterable[bytes]) -> None:
+    def write(self, path: Path, pieces: Iterable[Piece]) -> None:
         """Write a new file, in an existing folder; what was written stays if a piece fails."""
         with path.open("wb") as file:
             for piece in pieces:
-                file.write(piece)
+                view = memoryview(piece)
+                for begin in range(0, len(view), WRITE_BYTES):
+                    file.write(view[begin : begin + WRITE_BYTES])
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file its final name at once; the target's folder is made if need be."""

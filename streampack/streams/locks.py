@@ -144,8 +144,11 @@ class FileLocks:
         """Remove a file's temporary ones; its lock is held, so nobody needs them."""
         name = note_name(basename)
         for found in self._disk.names(self._folder):
+            # Most names in the folder are other files': matching each would cost more than listing.
+            if not found.startswith(name) or found.endswith(".failed"):
+                continue
             match = LEFTOVER.fullmatch(found)
-            if match and match["name"] == name and not found.endswith(".failed"):
+            if match and match["name"] == name:
                 self._disk.remove(self._folder / found)
 
     def sweep(self) -> None:

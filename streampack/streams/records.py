@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ import xxhash
 
 from streampack.errors import DataError
 from streampack.streams import mosaic
-from streampack.streams.disk import Disk, FileState
+from streampack.streams.disk import Disk, FileState, Piece
 from streampack.streams.index import Part
 from streampack.streams.locks import NOTES_FOLDER, FileLocks, note_name
 
-__all__ = ["Record", "Records", "file_digest", "wanted_hash"]
+__all__ = ["Digest", "Record", "Records", "file_digest", "wanted_hash"]
 
 FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5", "blake2b")
 PIECE_BYTES = 2**20
@@ -166,6 +166,43 @@ def _cheapest(hashes: Mapping[str, str]) -> str | None:
     return min(sorted(hashes), key=lambda name: ranks.get(name, len(ranks)), default=None)
 
 
+class Digest:
+    """The hash of bytes as they pass.
+
+    Args:
+        wanted: The hash they should have, as "algorithm:digest"; empty: none is made.
+
+    >>> digest = Digest("md5:0f")
+    >>> digest.update(b"abc")
+    >>> digest.text
+    'md5:900150983cd24fb0d6963f7d28e17f72'
+    """
+
+    def __init__(self, wanted: str) -> None:
+        self._algorithm = wanted.partition(":")[0]
+        self._hash: Any = None
+        if self._algorithm in xxhash.algorithms_available:
+            self._hash = getattr(xxhash, self._algorithm)()
+        elif self._algorithm:
+            self._hash = hashlib.new(self._algorithm)
+
+    def update(self, piece: Piece) -> None:
+        """Hash what passes next."""
+        if self._hash is not None:
+            self._hash.update(piece)
+
+    def of(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Pass pieces on, each one hashed."""
+        for piece in pieces:
+            self.update(piece)
+            yield piece
+
+    @property
+    def text(self) -> str:
+        """The hash of what has passed, as "algorithm:digest"; empty if none is made."""
+        return "" if self._hash is None else f"{self._algorithm}:{self._hash.hexdigest()}"
+
+
 def file_digest(disk: Disk, path: Path, wanted: str) -> str:
     """Return a file's hash, as "algorithm:digest".
 
@@ -177,10 +214,9 @@ def file_digest(disk: Disk, path: Path, wanted: str) -> str:
     Raises:
         OSError: If it cannot be read.
     """
-    algorithm = wanted.partition(":")[0]
-    is_fast = algorithm in xxhash.algorithms_available
-    digest: Any = getattr(xxhash, algorithm)() if is_fast else hashlib.new(algorithm)
+    digest = Digest(wanted)
+    buffer = memoryview(bytearray(PIECE_BYTES))
     with disk.open(path) as file:
-        while piece := file.read(PIECE_BYTES):
-            digest.update(piece)
-    return f"{algorithm}:{digest.hexdigest()}"
+        while filled := file.readinto(buffer):
+            digest.update(buffer[:filled])
+    return digest.text
