@@ -1,5 +1,6 @@
 # make demo    real text -> streams -> packs -> a small model, killed half-way and resumed
 # make test    the tests                     make check   format, lint, types and the tests
+# make bench   speed, in six minutes         make bench-peers   the same beside its peers
 #
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
 # is a Python from 3.11 to 3.13; another one than the first found: make PYTHON=/path/to/python
@@ -16,11 +17,13 @@ INSTALLED := $(VENV)/installed
 # Named again beside the constraints: pip must settle on this build of torch before anything that
 # depends on it, and the pin has one home.
 TORCH := $(shell grep '^torch==' constraints.txt)
+RESULTS := build/bench
+PEERS := .venv-peers
 
-.PHONY: help install demo test slow lint format check clean
+.PHONY: help install demo test slow lint format check clean bench bench-peers
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 2
+	@sed -n 's/^# //p' Makefile | head -n 3
 
 install: $(INSTALLED)
 
@@ -54,5 +57,31 @@ format: $(INSTALLED)
 
 check: lint test
 
+# Lines go to files, and the tables of docs/benchmarks.md are made of them. Let nothing else run.
+bench: $(INSTALLED)
+	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/ours.jsonl
+	@for bench in limits pack plan batch loader start; do echo "bench_$$bench.py"; \
+		$(BIN)/python benchmarks/bench_$$bench.py --out $(RESULTS)/ours.jsonl > /dev/null || exit 1; done
+	$(BIN)/python benchmarks/report.py $(RESULTS)/*.jsonl
+
+bench-peers: $(PEERS)/peers.json
+	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/peers.jsonl
+	@echo "bench_peers.py, bench_compat.py, bench_start.py --peers"
+	@$(PEERS)/bin/python benchmarks/bench_peers.py --out $(RESULTS)/peers.jsonl > /dev/null
+	@$(PEERS)/bin/python benchmarks/bench_compat.py --runs 3 --out $(RESULTS)/peers.jsonl > /dev/null
+	@$(PEERS)/bin/python benchmarks/bench_start.py --peers --samples 100000000 --runs 1 \
+		--out $(RESULTS)/peers.jsonl > /dev/null
+	$(PEERS)/bin/python benchmarks/report.py $(RESULTS)/*.jsonl
+
+# peers.json is written last, with what could not be installed and why. The venv hides itself from git.
+$(PEERS)/peers.json: pyproject.toml constraints.txt benchmarks/requirements-peers.txt benchmarks/peers/install.py
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
+	@echo "installing into $(PEERS): two or three minutes"
+	"$(PYTHON)" -m venv $(PEERS)
+	@echo '*' > $(PEERS)/.gitignore
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		-c constraints.txt "$(TORCH)" -e .
+	$(PEERS)/bin/python benchmarks/peers/install.py $@
+
 clean:
-	rm -rf $(VENV) demo-output build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) demo-output build .mypy_cache .pytest_cache .ruff_cache .hypothesis

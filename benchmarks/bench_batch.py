@@ -1,117 +1,117 @@
-"""Speed of native batches from the page cache, planning excluded: one JSON line.
+"""Gather and assemble, planning excluded, beside a memory copy in the same run.
 
 ::
 
-    python benchmarks/bench_batch.py --max-seq-len 8192 --batch-size 8
+    python benchmarks/bench_batch.py --workload web --max-seq-len 8192
 
-Writes made-up web text as MDS shards (half int32, half uint16), packs it once in random order, then
-gathers and assembles every batch in one process. The first run maps the shards and is not counted.
+    batch/gather    tokens of planned packs out of mapped shards, in the page cache
+    batch/make      the rest of a native batch, of rows that were gathered
+    batch/copy      as many int32 tokens, copied from one warm array to another
+
+Samples in random order over all shards, one core, one device batch after the other. `ratio` is to
+the copy. All take turns; the first round maps the shards and is not counted.
+
+Cost: about 20 s.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-import numba
 import numpy as np
-import torch
+import record
+import workloads
 
 from streampack.assemble import make_batch
 from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
 from streampack.read import Gatherer
-from streampack.streams.mosaic import MDSWriter
-from streampack.streams.opened import OpenStream, open_stream
+from streampack.streams import open_streams
 from streampack.streams.stream import Stream
-from streampack.types import Int64Array, Packs
+from streampack.types import LENGTH, Int64Array, Packs
 
-SIGMA = (2 * np.log(900 / 400)) ** 0.5  # lognormal with median 400 and mean 900
-DTYPES = ("int32", "uint16")
-
-
-def web_lengths(num_samples: int) -> Int64Array:
-    """Return tokens per sample, shape (num_samples,)."""
-    normal = np.random.Generator(np.random.Philox(key=0)).standard_normal(num_samples)
-    return np.maximum(np.exp(np.log(400) + SIGMA * normal), 1).astype(np.int64)
-
-
-def write(folder: Path, lengths: Int64Array, dtype: str) -> None:
-    columns = {"tokens": f"ndarray:{dtype}"}
-    with MDSWriter(out=str(folder), columns=columns, size_limit="64mb") as writer:
-        for length in lengths.tolist():
-            writer.write({"tokens": np.arange(length).astype(dtype)})
+PARTS = ("gather", "make", "copy")
+GRID = {"web": 8192, "sft": 4096, "long": 32_768}
 
 
 def plan(lengths: Int64Array, packing: Packing) -> Packs:
-    """Pack all samples in random order; stream i % 2, its sample i // 2."""
+    """Pack all samples of one stream in random order."""
     order = np.random.Generator(np.random.Philox(key=1)).permutation(len(lengths))
-    samples = np.stack([order % 2, np.zeros_like(order), order // 2, lengths[order]], axis=1)
+    zeros = np.zeros_like(order)
+    samples = np.stack([zeros, zeros, order, lengths[order]], axis=1)
     packer = make_packer(packing)
-    rows = fit_samples(samples, packing.max_seq_len, packing.overflow, DTYPES)
+    rows = fit_samples(samples, packing.max_seq_len, packing.overflow, ["samples"])
     return Packs.join([packer.add(rows), packer.flush()])
 
 
-def run(streams: list[OpenStream], packing: Packing, batches: list[Packs]) -> dict[str, float]:
-    """Make every batch; return the seconds spent in each step."""
-    gatherer = Gatherer(streams, packing)
-    spent = {"gather": 0.0, "make_batch": 0.0}
+def run(gatherer: Gatherer, batches: list[Packs], positions: str) -> dict[str, float]:
+    """Make every batch; return the seconds spent in each part."""
+    spent = dict.fromkeys(PARTS, 0.0)
     for packs in batches:
         begin = time.perf_counter()
         rows = gatherer.gather(packs, len(packs))
         middle = time.perf_counter()
-        make_batch(rows, packs, epoch=0, position=0, positions=packing.positions)
+        make_batch(rows, packs, epoch=0, position=0, positions=positions)
+        spent["make"] += time.perf_counter() - middle
         spent["gather"] += middle - begin
-        spent["make_batch"] += time.perf_counter() - middle
     return spent
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--max-seq-len", type=int, default=8192)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--num-samples", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=7)
-    args = parser.parse_args()
-    packing = Packing(max_seq_len=args.max_seq_len)
-    lengths = web_lengths(args.num_samples)
+def copy_seconds(source: Int64Array, target: Int64Array) -> float:
+    """Return the seconds that it takes to copy all of an array."""
+    begin = time.perf_counter()
+    np.copyto(target, source)
+    return time.perf_counter() - begin
+
+
+def measure(path: Path, lengths: Int64Array, params: dict[str, Any], runs: int) -> dict[str, Any]:
+    """Return the runs of each part, in tokens a second, and the tokens of one run."""
+    packing, size = Packing(max_seq_len=params["max_seq_len"]), params["batch_size"]
     packs = plan(lengths, packing)
-    size = args.batch_size
     batches = [packs.slice(first, first + size) for first in range(0, len(packs) - size + 1, size)]
-    with tempfile.TemporaryDirectory() as folder:
-        streams = []
-        for number, dtype in enumerate(DTYPES):
-            write(Path(folder) / dtype, lengths[number::2], dtype)
-            streams.append(open_stream(Stream(local=f"{folder}/{dtype}"), number))
-        run(streams, packing, batches)
-        runs = [run(streams, packing, batches) for _ in range(args.runs)]
-    num_tokens = sum(int(batch.segments[:, 4].sum()) for batch in batches)
-    seconds = [sum(spent.values()) for spent in runs]
-    record = {
-        "bench": "batch",
-        "unit": "tokens/s",
-        "median": round(num_tokens / statistics.median(seconds)),
-        "runs_s": [round(s, 4) for s in seconds],
-        "us_per_batch": {
-            step: round(statistics.median(spent[step] for spent in runs) / len(batches) * 1e6, 1)
-            for step in runs[0]
-        },
-        "params": {**vars(args), "lengths": "lognormal, median 400, mean 900, Philox key 0"},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cpus",
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": numba.__version__,
-            "torch": torch.__version__,
-        },
-    }
-    print(json.dumps(record))
+    num_tokens = sum(int(batch.segments[:, LENGTH].sum()) for batch in batches)
+    gatherer = Gatherer(open_streams([Stream(local=str(path))]), packing)
+    source, target = np.ones(num_tokens, np.int32), np.zeros(num_tokens, np.int32)
+    rates: dict[str, list[float]] = {part: [] for part in PARTS}
+    for turn in range(runs + 1):
+        spent = run(gatherer, batches, packing.positions)
+        spent["copy"] = copy_seconds(source, target)
+        if turn:
+            for part, seconds in spent.items():
+                rates[part].append(num_tokens / seconds)
+    return rates | {"num_batches": len(batches), "num_tokens": num_tokens}
+
+
+def main() -> None:
+    """Print one line for each workload and part."""
+    parser = record.options(__doc__, runs=5)
+    parser.add_argument("--workload", nargs="+", default=list(GRID), choices=list(GRID))
+    parser.add_argument("--max-seq-len", type=int, help="by default one for each workload")
+    parser.add_argument("--batch-size", type=int, default=8)
+    args = parser.parse_args()
+    for workload in args.workload:
+        path = workloads.write(workload, args.data, None, args.num_samples)
+        params = {
+            "workload": workload,
+            "max_seq_len": args.max_seq_len or GRID[workload],
+            "batch_size": args.batch_size,
+        }
+        lengths = workloads.lengths(workload, args.num_samples)
+        measured = measure(path, lengths, params, args.runs)
+        copied = statistics.median(measured["copy"])
+        for part in PARTS:
+            rate = statistics.median(measured[part])
+            fields = {
+                "ratio": round(rate / copied, 4),
+                "us_per_batch": round(
+                    1e6 * measured["num_tokens"] / rate / measured["num_batches"], 1
+                ),
+            }
+            bench = f"batch/{part}"
+            record.emit(record.line(bench, "tokens/s", measured[part], params, **fields), args.out)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,13 @@ says why. Runs take turns.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-import torch
+import record
 
 from streampack.compat.torchtune import PackedDataset
 
@@ -43,6 +38,7 @@ def instruction_samples(num_samples: int, mean: int, max_seq_len: int) -> list[d
 def torchtunes_own() -> Callable[..., Any] | str:
     """Return torchtune's class, or why there is none."""
     try:
+        import_module("streampack.streams.mosaic")  # makes torchvision importable
         return import_module("torchtune.datasets").PackedDataset
     except Exception as error:  # it may fail in many ways beside other versions of torch
         words = " ".join(str(error).split())
@@ -60,11 +56,10 @@ def seconds(packed: Callable[..., Any], samples: list[dict[str, Any]], max_seq_l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-samples", type=int, default=52_002)
+    """Print one line for each class and measure."""
+    parser = record.options(__doc__, num_samples=52_002)
     parser.add_argument("--mean-length", type=int, default=125)
     parser.add_argument("--max-seq-len", type=int, default=4096)
-    parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
     samples = instruction_samples(args.num_samples, args.mean_length, args.max_seq_len)
     classes = {"streampack": PackedDataset, "torchtune": torchtunes_own()}
@@ -73,28 +68,17 @@ def main() -> None:
         for name, packed in classes.items():
             if callable(packed):
                 measured[name].append(seconds(packed, samples, args.max_seq_len))
-    lengths = f"lognormal, mean {args.mean_length}, sigma {SIGMA}, Philox key 0"
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    if measured["torchtune"]:
-        versions["torchtune"] = metadata.version("torchtune")
+    params = {**vars(args), "lengths": f"lognormal, sigma {SIGMA}, Philox key 0"}
+    fields = {"tokens": sum(len(sample["tokens"]) for sample in samples)}
     for name, packed in classes.items():
         if not callable(packed):
-            print(json.dumps({"bench": f"compat/torchtune/{name}", "left_out": packed}))
+            record.emit(record.skipped(f"compat/torchtune/{name}", packed, params), args.out)
             continue
+        fields["packs"] = measured[name][0][2]
         for column, what in enumerate(("make", "make_and_read")):
-            runs = [row[column] for row in measured[name]]
-            record = {
-                "bench": f"compat/torchtune/{name}/{what}",
-                "unit": "s",
-                "median": round(statistics.median(runs), 4),
-                "runs_s": [round(run, 4) for run in runs],
-                "packs": measured[name][0][2],
-                "tokens": sum(len(sample["tokens"]) for sample in samples),
-                "params": {**vars(args), "lengths": lengths},
-                "machine": f"{platform.machine()}, {os.cpu_count()} cpus",
-                "versions": versions,
-            }
-            print(json.dumps(record))
+            bench, runs = f"compat/torchtune/{name}/{what}", [row[column] for row in measured[name]]
+            line = record.line(bench, "s", runs, params, ("torchtune",), **fields)
+            record.emit(line, args.out)
 
 
 if __name__ == "__main__":

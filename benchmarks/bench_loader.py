@@ -1,103 +1,282 @@
-"""Whole loader: native batches a second from MDS shards in the page cache, all in one run.
+"""End to end: batches in the training process from local MDS shards, every way of loading.
 
-    python benchmarks/bench_loader.py --num-samples 60000 --max-seq-len 8192 --batch-size 8
+::
 
-Prints one JSON line for each way to read: in this process without a thread, with one thread ahead,
-with two worker processes, and under torch's own DataLoader; the ratio is to the first.
+    python benchmarks/bench_loader.py --workload web --seconds 1
+
+    loader/dataset      the dataset itself, no thread          loader/zstd/first    cold cache
+    loader/threads      PackedDataLoader(num_workers=0)        loader/zstd/second   the epoch after
+    loader/workers_1    PackedDataLoader(num_workers=1)        loader/limit/...     what memory and
+    loader/workers_2    PackedDataLoader(num_workers=2)                             zstd allow
+
+Native batches, and compact ones where this version has them. Rates count token slots from the first
+batch on; zstd's first epoch counts all of it, from a remote folder into a fresh local one.
+Processor time is of this process and its workers, from the beginning of the iteration to its end.
+All take turns; the first round warms up and is not counted.
+
+Cost: about two minutes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
+import gc
+import multiprocessing
+import resource
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from torch.utils.data import DataLoader
+import record
+import torch
+import workloads
+from bench_limits import decompressions, timed, write_fresh
 
+import streampack
 from streampack import Order, PackedDataLoader, PackedStreamingDataset, Packing, Stream
-from streampack.write import write_stream
+
+GRID = {"web": 8192, "sft": 4096}
+FRESH_BYTES = 1 << 26  # more than malloc keeps, so every page is new
+EPOCH_TOKENS = 150_000_000  # a short workload repeats until an epoch holds so many
+EARLY = 50  # batches after which the workers' memory is looked at
 
 
-def write(folder: Path, num_samples: int) -> Path:
-    """Write a stream of web-like lengths: lognormal, median 400, mean about 900."""
-    rng = np.random.default_rng(0)
-    lengths = np.maximum(rng.lognormal(np.log(400), 1.27, num_samples).astype(np.int64), 1)
-    tokens = rng.integers(0, 50_000, int(lengths.sum()), dtype=np.int32)
-    ends = np.cumsum(lengths)
-    samples = (tokens[end - length : end] for end, length in zip(ends, lengths, strict=True))
-    write_stream(samples, folder / "web", dtype="int32", compression=None)
-    return folder / "web"
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way of loading."""
+
+    name: str
+    num_workers: int | None = 0
+    """None: no loader."""
+    batch_format: str = "native"
+    expands: bool = False
+    """Whether compact batches are made whole in the training process."""
 
 
-def plain(dataset: PackedStreamingDataset) -> Iterator[dict]:
-    """Iterate the dataset itself, with no loader around it."""
-    return iter(dataset)
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What one iteration measured."""
+
+    rate: float
+    """Token slots a second."""
+    first_s: float
+    """Seconds to the first batch."""
+    cpu_s: float
+    """Processor seconds for 10**9 tokens."""
+    batch_bytes: float
+    """Bytes of tensors for a token slot."""
+    worker_mib: tuple[float, float] | None
+    """Anonymous memory of the largest worker, early and at the end."""
 
 
-WAYS = {
-    "dataset, no thread": plain,
-    "PackedDataLoader(num_workers=0)": lambda d: iter(PackedDataLoader(d)),
-    "PackedDataLoader(num_workers=2)": lambda d: iter(
-        PackedDataLoader(d, num_workers=2, persistent_workers=False)
-    ),
-    "DataLoader(num_workers=2)": lambda d: iter(DataLoader(d, batch_size=None, num_workers=2)),
-}
+def ways() -> list[Way]:
+    """Return all ways that this version has."""
+    native = [Way(name="dataset", num_workers=None), Way(name="threads")]
+    native += [Way(name=f"workers_{count}", num_workers=count) for count in (1, 2)]
+    if not hasattr(streampack, "expand"):
+        return native
+    compact = partial(Way, batch_format="compact")
+    return [
+        *native,
+        compact(name="threads"),
+        compact(name="threads_expand", expands=True),
+        compact(name="workers_1", num_workers=1),
+        compact(name="workers_2", num_workers=2),
+    ]
 
 
-def run(path: Path, args: argparse.Namespace, way: str) -> tuple[float, float]:
-    """Return tokens a second after the first batch, and seconds to the first batch."""
-    dataset = PackedStreamingDataset(
-        [Stream(local=str(path))],
-        packing=Packing(max_seq_len=args.max_seq_len),
+def tensor_bytes(batch: dict[str, Any]) -> int:
+    """Return the bytes of all tensors of a batch."""
+    tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def num_slots(batch: dict[str, Any]) -> int:
+    """Return the token slots of a batch."""
+    slots: int = batch["tokens"].numel()
+    return slots
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of the children it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def largest_worker() -> float:
+    """Return the anonymous memory of this process's largest child in MiB; 0 without children."""
+    sizes = [0.0]
+    for child in multiprocessing.active_children():
+        for row in Path(f"/proc/{child.pid}/status").read_text().splitlines():
+            if row.startswith("RssAnon:"):
+                sizes.append(int(row.split()[1]) / 1024)
+    return max(sizes)
+
+
+def make_dataset(stream: Stream, way: Way, max_seq_len: int, batch_size: int) -> Any:
+    """Return the dataset of a way."""
+    return PackedStreamingDataset(
+        [stream],
+        packing=Packing(max_seq_len=max_seq_len),
         order=Order(seed=17),
-        batch_size=args.batch_size,
+        batch_size=batch_size,
+        batch_format=way.batch_format,
     )
-    begin = time.perf_counter()
-    batches = WAYS[way](dataset)
-    next(batches)
+
+
+def batches_of(dataset: Any, way: Way) -> Callable[[], Iterator[dict[str, Any]]]:
+    """Return what begins an epoch."""
+    source = dataset
+    if way.num_workers is not None:
+        source = PackedDataLoader(dataset, num_workers=way.num_workers, persistent_workers=False)
+    if not way.expands:
+        return lambda: iter(source)
+    return lambda: (streampack.expand(batch, "cpu") for batch in source)
+
+
+def iterate(begin: Callable[[], Iterator[dict[str, Any]]], seconds: float, whole: bool) -> Epoch:
+    """Iterate for so many seconds, or to the epoch's end where `whole`; measure it."""
+    cpu, start = cpu_seconds(), time.perf_counter()
+    batches = begin()
+    batch = next(batches)
     first = time.perf_counter()
-    slots = sum(batch["tokens"].numel() for batch in batches)
-    return slots / (time.perf_counter() - first), first - begin
+    delivered, counted, early, last = num_slots(batch), 0, 0.0, first
+    batch_bytes = tensor_bytes(batch) / delivered
+    for number, batch in enumerate(batches):
+        counted += num_slots(batch)
+        last = time.perf_counter()
+        if number == EARLY:
+            early = largest_worker()
+        if last - first > seconds and not whole:
+            break
+    late = largest_worker()
+    del batch, batches
+    gc.collect()  # ends the workers, so that their time is known
+    spent = last - (start if whole else first)
+    return Epoch(
+        rate=(counted + whole * delivered) / max(spent, 1e-9),
+        first_s=first - start,
+        cpu_s=1e9 * (cpu_seconds() - cpu) / (counted + delivered),
+        batch_bytes=batch_bytes,
+        worker_mib=(early, late) if early else None,
+    )
+
+
+class Workload:
+    """One workload, its streams and all measurements of it."""
+
+    def __init__(self, name: str, args: Any) -> None:
+        self.name = name
+        self.max_seq_len = args.max_seq_len or GRID[name]
+        self._batch_size, self._seconds, self._data = args.batch_size, args.seconds, args.data
+        self._raw = workloads.write(name, args.data, None, args.num_samples)
+        self._packed = workloads.write(name, args.data, "zstd", args.num_samples)
+        num_tokens = int(workloads.lengths(name, args.num_samples).sum())
+        self._ways = [way for way in ways() if way.name in ("threads", *args.way)]
+        self._repeat = max(EPOCH_TOKENS // num_tokens, 1) if args.num_samples is None else 1
+        self.epochs: dict[tuple[str, str], list[Epoch]] = {}
+        self.limits: dict[str, list[float]] = {}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What all lines of this workload say."""
+        return {
+            "workload": self.name,
+            "max_seq_len": self.max_seq_len,
+            "batch_size": self._batch_size,
+            "repeat": self._repeat,
+            "seconds": self._seconds,
+        }
+
+    def measure(self) -> None:
+        """Measure everything once."""
+        for way in self._ways:
+            stream = Stream(local=str(self._raw), repeat=self._repeat)
+            dataset = make_dataset(stream, way, self.max_seq_len, self._batch_size)
+            self._note(way.name, way, iterate(batches_of(dataset, way), self._seconds, False))
+        self._measure_zstd(Way(name="threads"))
+        self._measure_limits()
+
+    def _measure_zstd(self, way: Way) -> None:
+        local = tempfile.mkdtemp(dir=self._data)
+        stream = Stream(remote=str(self._packed), local=local)
+        dataset = make_dataset(stream, way, self.max_seq_len, self._batch_size)
+        begin = batches_of(dataset, way)
+        self._note("zstd/first", way, iterate(begin, self._seconds, True))
+        self._note("zstd/second", way, iterate(begin, self._seconds, False))
+        shutil.rmtree(local)
+
+    def _measure_limits(self) -> None:
+        write = timed(partial(write_fresh, FRESH_BYTES))
+        unpack = timed(decompressions(self._packed)["zstd/reused"])
+        self.limits.setdefault("write", []).append(write)
+        self.limits.setdefault("zstd", []).append(unpack)
+
+    def _note(self, name: str, way: Way, epoch: Epoch) -> None:
+        self.epochs.setdefault((name, way.batch_format), []).append(epoch)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of everything but the first round."""
+        middle = {
+            key: statistics.median(epoch.rate for epoch in epochs[1:])
+            for key, epochs in self.epochs.items()
+        }
+        write = statistics.median(self.limits["write"][1:])
+        token_bytes = sum(file.stat().st_size for file in self._raw.glob("*.mds"))
+        token_bytes /= int(workloads.lengths(self.name, self._samples()).sum())
+        unpack = statistics.median(self.limits["zstd"][1:]) / token_bytes
+        for (name, batch_format), epochs in self.epochs.items():
+            rate = middle[name, batch_format]
+            fields: dict[str, Any] = {
+                "first_batch_s": round(statistics.median(e.first_s for e in epochs[1:]), 4),
+                "cpu_s_per_billion_tokens": round(
+                    statistics.median(e.cpu_s for e in epochs[1:]), 3
+                ),
+                "batch_bytes_per_token": round(epochs[0].batch_bytes, 2),
+                "of_threads": round(rate / middle["threads", "native"], 3),
+                "of_fresh_write": round(rate * epochs[0].batch_bytes / write / 1e9, 3),
+            }
+            if name.startswith("zstd"):
+                fields["of_decompression"] = round(rate / unpack / 1e9, 3)
+            if epochs[-1].worker_mib:
+                early, late = epochs[-1].worker_mib
+                fields["worker_mib"] = {"early": round(early, 1), "late": round(late, 1)}
+            params = self.params | {"batch_format": batch_format}
+            runs = [epoch.rate for epoch in epochs[1:]]
+            yield record.line(f"loader/{name}", "tokens/s", runs, params, **fields)
+        for name, runs in self.limits.items():
+            yield record.line(f"loader/limit/{name}", "GB/s", runs[1:], self.params)
+
+    def _samples(self) -> int:
+        return int(self._raw.name.split("-")[1])
 
 
 def main() -> None:
-    """Print one JSON line a way."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-samples", type=int, default=60_000)
-    parser.add_argument("--max-seq-len", type=int, default=8192)
+    """Print one line for each workload and way."""
+    parser = record.options(__doc__, runs=3)
+    parser.add_argument("--workload", nargs="+", default=list(GRID), choices=list(GRID))
+    parser.add_argument("--max-seq-len", type=int, help="by default one for each workload")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--way", nargs="+", default=[way.name for way in ways()], help="threads, and which more"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = write(Path(folder), args.num_samples)
-        rates: dict[str, list[float]] = {way: [] for way in WAYS}
-        firsts: dict[str, list[float]] = {way: [] for way in WAYS}
-        for repeat in range(args.repeats + 1):
-            for way in WAYS:  # interleaved, so that a noisy moment hits all ways alike
-                rate, first = run(path, args, way)
-                if repeat:
-                    rates[way].append(rate)
-                    firsts[way].append(first)
-    base = statistics.median(next(iter(rates.values())))
-    for way, runs in rates.items():
-        record = {
-            "bench": "loader",
-            "way": way,
-            "unit": "tokens/s",
-            "median": round(statistics.median(runs)),
-            "ratio": round(statistics.median(runs) / base, 3),
-            "runs": [round(rate) for rate in runs],
-            "first_batch_s": round(statistics.median(firsts[way]), 3),
-            "params": vars(args) | {"lengths": "lognormal(ln 400, 1.27)"},
-            "python": platform.python_version(),
-        }
-        print(json.dumps(record))
+    chosen = [Workload(name, args) for name in args.workload]
+    for _ in range(args.runs + 1):
+        for workload in chosen:
+            workload.measure()
+    if not hasattr(streampack, "expand"):
+        why = f"streampack {streampack.__version__} has no batch_format='compact'"
+        record.emit(record.skipped("loader/compact", why), args.out)
+    for workload in chosen:
+        for result in workload.lines():
+            record.emit(result, args.out)
 
 
 if __name__ == "__main__":

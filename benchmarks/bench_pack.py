@@ -1,84 +1,100 @@
-"""Packing speed and fill on made-up web lengths: one JSON line per packer.
+"""Packing only: samples a second, fill, samples cut and waiting, of every packer.
 
 ::
 
-    python benchmarks/bench_pack.py --max-seq-len 8192 --num-samples 1000000
+    python benchmarks/bench_pack.py --workload web --max-seq-len 8192
 
-Every run packs the same samples with an empty packer; the kernels are compiled before the first.
+    lengths --all at once--> packs that close       samples/s, fill, samples cut
+            --one by one---> packs as they leave    how many leave while a sample waits
+
+No tokens are touched. Every run packs the same samples with an empty packer, the kernels are
+compiled before the first, and the packers take turns. Rates are of processor time.
+
+Cost: about a minute for all workloads and lengths.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import time
-from typing import get_args
 
-import numba
 import numpy as np
+import record
+import workloads
 
-from streampack.config import Method, Packing
+from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
-from streampack.types import Int64Array, Packs
+from streampack.report.packers import packer_result, packings_to_compare
+from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
-SIGMA = (2 * np.log(900 / 400)) ** 0.5  # lognormal with median 400 and mean 900
-
-
-def web_samples(num_samples: int) -> Int64Array:
-    """Return samples of one stream, shape (n, 4)."""
-    normal = np.random.Generator(np.random.Philox(key=0)).standard_normal(num_samples)
-    samples = np.zeros((num_samples, 4), np.int64)
-    samples[:, 2] = np.arange(num_samples)
-    samples[:, 3] = np.maximum(np.exp(np.log(400) + SIGMA * normal), 1)
-    return samples
+CHUNK = 4096  # samples that a planner hands to its packer at once
+NUM_WATCHED = 4000  # samples whose waiting is counted
+SLOW_S, SLOW_SAMPLES = 0.02, 10_000  # a packer that takes longer for a chunk packs fewer samples
+SEQ_LENS = [2048, 4096, 8192, 32_768]
 
 
-def run(samples: Int64Array, packing: Packing, chunk: int) -> tuple[float, Packs]:
+def pack(samples: Int64Array, packing: Packing) -> tuple[float, Packs]:
     """Pack all samples; return the seconds it took, and the packs that closed without a flush."""
     packer = make_packer(packing)
-    begin = time.perf_counter()
+    begin = time.process_time()
     packs = []
-    for first in range(0, len(samples), chunk):
+    for first in range(0, len(samples), CHUNK):
         rows = fit_samples(
-            samples[first : first + chunk], packing.max_seq_len, packing.overflow, ["web"]
+            samples[first : first + CHUNK], packing.max_seq_len, packing.overflow, ["samples"]
         )
         packs.append(packer.add(rows))
-    return time.perf_counter() - begin, Packs.join(packs)
+    return time.process_time() - begin, Packs.join(packs)
+
+
+def share_cut(packs: Packs) -> float:
+    """Return the share of samples that lie in more than one piece."""
+    pieces = np.bincount(packs.segments[:, SAMPLE])
+    return float((pieces > 1).sum() / max((pieces > 0).sum(), 1))
+
+
+def measure(name: str, lengths: Int64Array, packing: Packing, num_runs: int) -> dict[str, object]:
+    """Return the rates and properties of one packer."""
+    samples = np.zeros((len(lengths), 4), np.int64)
+    samples[:, 2] = np.arange(len(lengths))
+    samples[:, 3] = lengths
+    pack(samples[:CHUNK], packing)
+    if pack(samples[:CHUNK], packing)[0] > SLOW_S:
+        samples = samples[:SLOW_SAMPLES]
+    runs = [pack(samples, packing) for _ in range(num_runs)]
+    packs = runs[0][1]
+    wait = packer_result(name, lengths[:NUM_WATCHED], packing).wait
+    seconds = [max(spent, 1e-9) for spent, _ in runs]
+    num_tokens = int(packs.segments[:, LENGTH].sum())
+    return {
+        "packed_samples": len(samples),
+        "runs": [len(samples) / spent for spent in seconds],
+        "ns_per_sample": round(1e9 * statistics.median(seconds) / len(samples), 1),
+        "tokens_per_s": round(num_tokens / statistics.median(seconds)),
+        "fill": round(num_tokens / max(len(packs) * packing.max_seq_len, 1), 6),
+        "samples_cut": round(share_cut(packs), 5),
+        "wait_packs": dict(zip(("mean", "p99", "most"), (round(w, 2) for w in wait), strict=True)),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--max-seq-len", type=int, default=8192)
-    parser.add_argument("--num-samples", type=int, default=1_000_000)
-    parser.add_argument("--chunk", type=int, default=4096)
-    parser.add_argument("--runs", type=int, default=5)
+    """Print one line for each workload, length and packer."""
+    parser = record.options(__doc__, runs=3)
+    parser.add_argument("--workload", nargs="+", default=list(workloads.NUM_SAMPLES))
+    parser.add_argument("--max-seq-len", nargs="+", type=int, default=SEQ_LENS)
     args = parser.parse_args()
-    samples = web_samples(args.num_samples)
-    for method in get_args(Method):
-        short = args.max_seq_len // 8 if method == "two_tiers" else None
-        packing = Packing(max_seq_len=args.max_seq_len, method=method, short_seq_len=short)
-        run(samples[: args.chunk], packing, args.chunk)
-        runs = [run(samples, packing, args.chunk) for _ in range(args.runs)]
-        seconds, packs = [s for s, _ in runs], runs[0][1]
-        num_tokens = int(packs.segments[:, 4].sum())
-        record = {
-            "bench": f"pack/{method}",
-            "unit": "samples/s",
-            "median": round(len(samples) / statistics.median(seconds)),
-            "runs_s": [round(s, 4) for s in seconds],
-            "fill": round(num_tokens / (len(packs) * packing.max_seq_len), 6),
-            "params": {**vars(args), "lengths": "lognormal, median 400, mean 900, Philox key 0"},
-            "machine": f"{platform.machine()}, {os.cpu_count()} cpus",
-            "versions": {
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "numba": numba.__version__,
-            },
-        }
-        print(json.dumps(record))
+    for workload in args.workload:
+        lengths = workloads.lengths(workload, args.num_samples)
+        for max_seq_len in args.max_seq_len:
+            params = {
+                "workload": workload,
+                "num_samples": len(lengths),
+                "max_seq_len": max_seq_len,
+            }
+            for name, packing in packings_to_compare(max_seq_len).items():
+                fields = measure(name, lengths, packing, args.runs)
+                rates = fields.pop("runs")
+                result = record.line(f"pack/{name}", "samples/s", rates, params, **fields)
+                record.emit(result, args.out)
 
 
 if __name__ == "__main__":

@@ -1,108 +1,182 @@
-"""Planning speed: samples a second of order + mix + packers, one core, no tokens.
+"""Planning: nanoseconds of processor time a sample, for order + mix + packers, and without packers.
 
-python benchmarks/bench_plan.py --num-samples 2000000 --max-seq-len 8192
+::
+
+    python benchmarks/bench_plan.py --case streams
+
+    plan/web, plan/sft      one stream: all of it, and order and mixing alone
+    plan/method             each batching method and weight unit, three streams
+    plan/streams            1, 10 and 100 streams with as many samples together
+    plan/lanes              1, 8 and 64 lanes
+    plan/world              64 lanes and 1, 8 or 64 devices: one process, per sample it delivers
+
+No tokens: lengths in memory. All cases take turns, after a round that compiles and is not counted.
+
+Cost: about 40 s.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
+import itertools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import record
+import workloads
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
+from streampack.plan.arrivals import make_arrivals
+from streampack.plan.sequence import touched_lanes
+from streampack.types import Int64Array
 
-SHARD = 18_600  # samples in a shard of 64 MiB, at 900 tokens of 4 bytes
+BATCH_SIZE = 8
+SHARD_BYTES = 64 << 20
+MANY_SAMPLES = 500_000  # so that 64 lanes hold some chunks each
 
 
-def web_lengths(num_samples: int, seed: int) -> np.ndarray:
-    """Token counts like web text: lognormal, median 400, mean about 900."""
-    rng = np.random.default_rng(seed)
-    return np.maximum(rng.lognormal(np.log(400), 1.27, num_samples).astype(np.int64), 1)
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is planned."""
+
+    name: str
+    workload: str = "web"
+    max_seq_len: int = 8192
+    num_streams: int = 1
+    num_lanes: int = 1
+    num_devices: int = 1
+    num_samples: int | None = None
+    mixing: dict[str, Any] = field(default_factory=dict)
+    packs: bool = True
+    """False: order and mixing alone."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What the line says of it."""
+        fields = {
+            name: value for name, value in vars(self).items() if name not in ("name", "mixing")
+        }
+        return fields | self.mixing
 
 
-def recipe(args: argparse.Namespace) -> Recipe:
-    """A recipe over made-up streams of web lengths."""
-    streams = []
-    for number in range(args.num_streams):
-        lengths = web_lengths(args.num_samples // args.num_streams, number)
-        bounds = np.append(np.arange(0, len(lengths), SHARD), len(lengths))
-        [quota] = resolve_weights([Weight(name="web")], [(len(lengths), int(lengths.sum()))])
-        streams.append(
-            PlanStream(
-                name=f"web-{number}",
-                first_sample=bounds,
-                raw_bytes=np.diff(bounds) * 3600,
-                num_tokens=int(lengths.sum()),
-                lengths_of=lambda s, a=lengths, b=bounds: a[b[s] : b[s + 1]],
-                quota=quota,
-            )
-        )
-    return Recipe(
-        streams=tuple(streams),
-        packing=Packing(max_seq_len=args.max_seq_len, method=args.method),
-        mixing=Mixing(batching_method=args.batching_method, weight_unit=args.weight_unit),
-        order=Order(seed=17),
-        num_lanes=args.num_lanes,
-        lane_run=8,
-        global_batch_size=8 * args.num_lanes,
+def cases() -> list[Case]:
+    """Return all cases, in the order of the tables."""
+    made = []
+    for workload, max_seq_len in (("web", 8192), ("sft", 2048)):
+        made.append(Case(name=workload, workload=workload, max_seq_len=max_seq_len))
+        made.append(Case(name=workload, workload=workload, max_seq_len=max_seq_len, packs=False))
+    for method in ("random", "stratified", "per_stream", "device_per_stream"):
+        made.append(Case(name="method", num_streams=3, mixing={"batching_method": method}))
+    made.append(Case(name="method", num_streams=3, mixing={"weight_unit": "tokens"}))
+    made += [Case(name="streams", num_streams=count) for count in (1, 10, 100)]
+    many = {"num_samples": MANY_SAMPLES}
+    made += [Case(name="lanes", num_lanes=count, **many) for count in (1, 8, 64)]
+    # Rolling on, no process has to know where the lanes of others end.
+    rolling = {"epoch_end": "carry"}
+    made += [
+        Case(name="world", num_lanes=64, num_devices=count, mixing=rolling, **many)
+        for count in (1, 8, 64)
+    ]
+    return made
+
+
+def plan_stream(lengths: Int64Array, number: int, mixing: Mixing) -> PlanStream:
+    """Return a stream of these lengths, in shards of 64 MiB."""
+    shard = max(int(SHARD_BYTES / (4 * lengths.mean())), 1)
+    bounds = np.append(np.arange(0, len(lengths), shard), len(lengths))
+    weights = [Weight(name="samples")]
+    [quota] = resolve_weights(
+        weights, [(len(lengths), int(lengths.sum()))], unit=mixing.weight_unit
+    )
+    return PlanStream(
+        name=f"stream-{number}",
+        first_sample=bounds,
+        raw_bytes=4 * np.add.reduceat(lengths, bounds[:-1]),
+        num_tokens=int(lengths.sum()),
+        lengths_of=lambda s: lengths[bounds[s] : bounds[s + 1]],
+        quota=quota,
     )
 
 
-def run(args: argparse.Namespace) -> dict[str, float]:
-    """Plan one epoch; return seconds and fill."""
-    made = recipe(args)
-    begin = time.perf_counter()
-    sequence = EpochSequence(made, DeviceView(batch_size=8), epoch=0)
-    num_packs = tokens = 0
-    first = None
+def make_recipe(case: Case, num_samples: int | None) -> Recipe:
+    """Return the recipe of a case; its streams share the workload's samples."""
+    lengths = workloads.lengths(case.workload, num_samples or case.num_samples)
+    mixing = Mixing(**case.mixing)
+    return Recipe(
+        streams=tuple(
+            plan_stream(part, number, mixing)
+            for number, part in enumerate(np.array_split(lengths, case.num_streams))
+        ),
+        packing=Packing(max_seq_len=case.max_seq_len),
+        mixing=mixing,
+        order=Order(seed=17),
+        num_lanes=case.num_lanes,
+        lane_run=BATCH_SIZE,
+        global_batch_size=BATCH_SIZE * case.num_lanes,
+    )
+
+
+def plan(recipe: Recipe, view: DeviceView, each: Callable[[Any], None] | None = None) -> float:
+    """Plan one device's batches of an epoch; return the processor seconds it took."""
+    begin = time.process_time()
+    sequence = EpochSequence(recipe, view, epoch=0)
     while (batch := sequence.next()) is not None:
-        if first is None:
-            first = time.perf_counter() - begin
-        num_packs += len(batch.packs)
-        tokens += int(batch.packs.segments[:, 4].sum())
-    seconds = time.perf_counter() - begin
-    return {
-        "seconds": seconds,
-        "first_batch_s": first,
-        "fill": tokens / num_packs / args.max_seq_len,
-        "tokens": tokens,
-    }
+        if each is not None:
+            each(batch)
+    sequence.close()
+    return time.process_time() - begin
+
+
+def draw(recipe: Recipe) -> float:
+    """Go through order and mixing of an epoch; return the processor seconds it took."""
+    begin = time.process_time()
+    for lane, column in itertools.product(range(recipe.num_lanes), range(recipe.num_columns)):
+        arrivals = make_arrivals(recipe, lane, column, 0)
+        while len(arrivals.next()):
+            pass
+    return time.process_time() - begin
+
+
+def delivered(recipe: Recipe, view: DeviceView) -> dict[str, Any]:
+    """Plan once and count what the device gets; compiles the kernels, too."""
+    counts = {"samples": 0.0, "packs": 0, "tokens": 0}
+
+    def count(batch: Any) -> None:
+        rows = batch.packs.segments
+        # A sample counts once however it is cut, so its pieces count by their share.
+        counts["samples"] += float((rows[:, 4] / rows[:, 5]).sum())
+        counts["tokens"] += int(rows[:, 4].sum())
+        counts["packs"] += len(batch.packs)
+
+    plan(recipe, view, count)
+    fill = counts["tokens"] / (counts["packs"] * recipe.packing.max_seq_len)
+    lanes = len(touched_lanes(recipe, view))
+    return {"samples": round(counts["samples"]), "fill": round(fill, 6), "lanes_planned": lanes}
 
 
 def main() -> None:
-    """Print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-samples", type=int, default=1_000_000)
-    parser.add_argument("--num-streams", type=int, default=3)
-    parser.add_argument("--max-seq-len", type=int, default=8192)
-    parser.add_argument("--num-lanes", type=int, default=1)
-    parser.add_argument("--method", default="exact_fit")
-    parser.add_argument("--batching-method", default="random")
-    parser.add_argument("--weight-unit", default="samples")
-    parser.add_argument("--repeats", type=int, default=3)
+    """Print one line a case."""
+    parser = record.options(__doc__, runs=5)
+    parser.add_argument("--case", nargs="+", help="names of cases; by default all")
     args = parser.parse_args()
-    warm = argparse.Namespace(**vars(args) | {"num_samples": 20_000})
-    run(warm)
-    runs = [run(args) for _ in range(args.repeats)]
-    seconds = [one["seconds"] for one in runs]
-    record = {
-        "bench": "plan",
-        "unit": "samples/s",
-        "median": round(args.num_samples / statistics.median(seconds)),
-        "runs_s": [round(s, 3) for s in seconds],
-        "first_batch_s": round(statistics.median(one["first_batch_s"] for one in runs), 4),
-        "epoch_fill": round(runs[0]["fill"], 6),
-        "params": vars(args) | {"lengths": "lognormal(ln 400, 1.27)"},
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-    print(json.dumps(record))
+    chosen = [case for case in cases() if not args.case or case.name in args.case]
+    ready = []
+    for case in chosen:
+        recipe = make_recipe(case, args.num_samples)
+        view = DeviceView(num_devices=case.num_devices, batch_size=BATCH_SIZE)
+        ready.append((case, recipe, view, delivered(recipe, view)))
+    runs: list[list[float]] = [[] for _ in ready]
+    for _ in range(args.runs):
+        for number, (case, recipe, view, counts) in enumerate(ready):
+            seconds = plan(recipe, view) if case.packs else draw(recipe)
+            runs[number].append(1e9 * seconds / counts["samples"])
+    for (case, _, _, counts), of_case in zip(ready, runs, strict=True):
+        bench = f"plan/{case.name}"
+        record.emit(record.line(bench, "ns/sample", of_case, case.params, **counts), args.out)
 
 
 if __name__ == "__main__":

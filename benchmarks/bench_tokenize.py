@@ -13,16 +13,14 @@ batches of 64 and throws the tokens away, the other is `PackedDataLoader` over a
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
-import platform
 import statistics
 import sysconfig
 import time
 from pathlib import Path
 
+import record
 import tokenizers
 
 from streampack import IterableStream, PackedDataLoader, PackedIterableDataset, Packing
@@ -100,29 +98,29 @@ def packed(tokenizer: tokenizers.Tokenizer, texts: list[str], num_workers: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Print one line."""
+    parser = record.options(__doc__)
     parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--megabytes", type=int, default=20)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--megabytes", type=float, default=20)
     args = parser.parse_args()
-    texts = read_texts(args.megabytes * 10**6)
+    texts = read_texts(int(args.megabytes * 10**6))
     tokenizer = train_tokenizer(texts)
     alone, ours = [], []
     for _ in range(args.runs):
         alone.append(tokenizer_alone(tokenizer, texts, args.num_workers))
         ours.append(packed(tokenizer, texts, args.num_workers))
-    record = {
-        "bench": "load/tokenize",
-        "unit": "tokens/s",
-        "median": round(statistics.median(ours)),
-        "runs": [round(speed) for speed in ours],
+    params = {
+        "num_workers": args.num_workers,
+        "max_seq_len": 2048,
+        "texts": len(texts),
+        "vocabulary": 8192,
+    }
+    fields = {
         "tokenizer_alone": [round(speed) for speed in alone],
         "ratio": round(statistics.median(ours) / statistics.median(alone), 3),
-        "params": {**vars(args), "max_seq_len": 2048, "texts": len(texts), "vocabulary": 8192},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cpus",
-        "versions": {"python": platform.python_version(), "tokenizers": tokenizers.__version__},
     }
-    print(json.dumps(record))
+    line = record.line("load/tokenize", "tokens/s", ours, params, ("tokenizers",), **fields)
+    record.emit(line, args.out)
 
 
 if __name__ == "__main__":

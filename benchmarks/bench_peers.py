@@ -1,0 +1,282 @@
+"""Peers on the same samples in the same run, each in a process of its own.
+
+::
+
+    bench_peers.py --> child "mosaicml"   <-- task (one line of JSON)      --> tokens, seconds
+                   --> child "lit_data"   <-- task                         --> ...
+                   --> child "streampack_ours" ...
+
+    kind: read samples | load batches | pack samples in memory | plan them      see peers/task.py
+
+Children stay alive and take turns, so a noisy moment hits all alike; the first round warms up and
+is not counted. A peer that cannot be imported, or fails, is a line with the reason. `of_streaming`
+is a rate over that of StreamingDataset's reading with as many workers, `of_collator` over that of
+its packing collator.
+
+Cost: about five minutes, of which one converts data for litData and LanceDB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import record
+import workloads
+from peers.task import Task
+
+# Each adapter's module, and the package that it is about.
+ADAPTERS = {
+    "streampack_ours": "streampack",
+    "mosaicml": "mosaicml-streaming",
+    "lit_data": "litdata",
+    "lance_db": "lancedb",
+    "grain_packers": "grain",
+    "trl_pack": "trl",
+    "axolotl_multipack": "axolotl",
+    "torchtune_packed": "torchtune",
+    "torchdata_bucketizer": "torchdata",
+    "llamafactory_knapsack": "llamafactory",
+}
+WITHOUT_ADAPTER = ("fairseq2n",)
+# Need no torchvision, and so not the seconds that it takes to import `streaming`.
+PLAIN = ("grain_packers", "lance_db", "lit_data", "llamafactory_knapsack", "torchdata_bucketizer")
+GRID = {"web": 8192, "sft": 4096}
+MEMORY_SAMPLES = {"web": 10_000, "sft": 20_000}
+
+
+def serve(name: str) -> None:
+    """Answer tasks on standard input until it closes; whatever else is printed goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints, in C as well
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    with redirect_stdout(sys.stderr):
+        if name not in PLAIN:
+            import_module("streampack.streams.mosaic")  # makes torchvision importable
+        try:
+            adapter = import_module(f"peers.{name}")
+        except Exception as error:  # an import may fail in any way
+            answer({"error": f"{type(error).__name__}: {error}"})
+            return
+        answer(
+            {
+                "versions": record.versions(adapter.PACKAGES),
+                "cases": {
+                    name: {"kind": case.kind, "workers": case.workers}
+                    for name, case in adapter.CASES.items()
+                },
+            }
+        )
+        for row in sys.stdin:
+            asked = json.loads(row)
+            try:
+                work, task = adapter.CASES[asked["case"]].work, Task(**asked["task"])
+                begin = time.process_time()
+                measured = work(task).answer()
+                answer(measured | {"cpu_s": time.process_time() - begin})
+            except Exception as error:  # one that fails is a line, not the end of the run
+                answer({"error": f"{type(error).__name__}: {error}"})
+
+
+class Child:
+    """A peer's process.
+
+    Args:
+        name: The adapter.
+        venv: Where old releases lie in folders of their own.
+    """
+
+    def __init__(self, name: str, venv: Path) -> None:
+        self.name = name
+        paths = [str(venv / "torchdata")] if name == "torchdata_bucketizer" else []
+        paths += [os.environ.get("PYTHONPATH", "")]
+        quiet = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONWARNINGS": "ignore"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | quiet,
+        )
+        self.about: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Wait until it has imported its library, and read what it can do."""
+        self.about = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        row = self._process.stdout.readline() if self._process.stdout else ""
+        if not row:
+            return {"error": f"its process ended with code {self._process.wait()}"}
+        answer: dict[str, Any] = json.loads(row)
+        return answer
+
+    def ask(self, case: str, task: Task) -> dict[str, Any]:
+        """Measure one case."""
+        assert self._process.stdin
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"case": case, "task": asdict(task)}) + "\n")
+            self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        """End the process."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def make_task(workload: str, args: Any) -> Task:
+    """Return the task of a workload; writes its shards."""
+    raw = workloads.write(workload, args.data, None, args.num_samples)
+    count = args.num_samples or workloads.NUM_SAMPLES[workload]
+    return Task(
+        workload=workload,
+        max_seq_len=args.max_seq_len or GRID[workload],
+        batch_size=args.batch_size,
+        num_samples=count,
+        memory_samples=min(MEMORY_SAMPLES[workload], count),
+        seconds=args.seconds,
+        raw=str(raw),
+        data=str(args.data),
+    )
+
+
+class Results:
+    """The answers, by workload, peer and case."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self._tasks = {task.workload: task for task in tasks}
+        self._answers: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        self._abouts: dict[str, dict[str, Any]] = {}
+
+    def note(self, task: Task, child: Child, case: str, answer: dict[str, Any]) -> None:
+        """Keep one answer."""
+        self._abouts[child.name] = child.about
+        self._answers.setdefault((task.workload, child.name, case), []).append(answer)
+
+    def failed(self, task: Task, child: Child, case: str) -> bool:
+        """Return whether a case failed before."""
+        return any(
+            "error" in each for each in self._answers.get((task.workload, child.name, case), [])
+        )
+
+    def _rates(self, key: tuple[str, str, str]) -> list[float]:
+        answers = self._answers.get(key, [])
+        if any("error" in answer for answer in answers):
+            return []
+        return [answer["tokens"] / answer["seconds"] for answer in answers[1:]]
+
+    def _ratios(self, workload: str, workers: int, rate: float) -> dict[str, float]:
+        ending = f", {workers} workers" if workers else ""
+        ratios = {}
+        for field, case in (("of_streaming", "read"), ("of_collator", "packing collator")):
+            rates = self._rates((workload, "mosaicml", case + ending))
+            if rates:
+                ratios[field] = round(rate / statistics.median(rates), 2)
+        return ratios
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return a line for each case."""
+        made = []
+        for key, answers in self._answers.items():
+            workload, name, case = key
+            task, about = self._tasks[workload], self._abouts[name]
+            how = about["cases"][case]
+            params = {
+                field: value
+                for field, value in asdict(task).items()
+                if field not in ("raw", "data")
+            } | how
+            bench = f"peers/{ADAPTERS[name]}/{case}"
+            rates = self._rates(key)
+            if not rates:
+                why = next((answer["error"] for answer in answers if "error" in answer), "no run")
+                made.append(record.skipped(bench, why, params))
+                continue
+            fields: dict[str, Any] = {
+                "versions": record.versions(record.PACKAGES) | about["versions"]
+            }
+            if how["kind"] in ("read", "load"):
+                fields |= self._ratios(workload, how["workers"], statistics.median(rates))
+                if not how["workers"]:  # the processor time of workers is not seen here
+                    seconds = [1e9 * each["cpu_s"] / each["tokens"] for each in answers[1:]]
+                    fields["cpu_s_per_billion_tokens"] = round(statistics.median(seconds), 2)
+            if answers[-1]["slots"]:
+                fields["fill"] = round(answers[-1]["tokens"] / answers[-1]["slots"], 4)
+            made.append(record.line(bench, "tokens/s", rates, params, **fields))
+        return made
+
+
+def run(children: list[Child], tasks: list[Task], num_runs: int) -> Results:
+    """Ask every child for every case in turn, once more than is counted."""
+    results, begin = Results(tasks), time.perf_counter()
+    for number in range(num_runs + 1):
+        print(f"round {number} after {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+        for task in tasks:
+            for child in children:
+                for case in child.about["cases"]:
+                    if not results.failed(task, child, case):
+                        results.note(task, child, case, child.ask(case, task))
+    return results
+
+
+def main() -> None:
+    """Print one line for each peer, case and workload."""
+    parser = record.options(__doc__, runs=3)
+    parser.add_argument("--workload", nargs="+", default=list(GRID), choices=list(GRID))
+    parser.add_argument("--max-seq-len", type=int, help="by default one for each workload")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--peer", nargs="+", default=list(ADAPTERS), choices=list(ADAPTERS))
+    parser.add_argument("--serve", help="of children: answer for this adapter")
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve)
+        return
+    venv = Path(sys.prefix)
+    notes = venv / "peers.json"
+    missing = json.loads(notes.read_text()) if notes.exists() else {}
+    tasks = [make_task(workload, args) for workload in args.workload]
+    children = []
+    for child in [Child(name, venv) for name in args.peer]:
+        child.begin()
+        if "error" in child.about:
+            child.close()
+            why = missing.get(ADAPTERS[child.name], child.about["error"])
+            record.emit(record.skipped(f"peers/{ADAPTERS[child.name]}", why), args.out)
+        else:
+            children.append(child)
+    for name in WITHOUT_ADAPTER:
+        why = missing.get(name, "not installed")
+        record.emit(record.skipped(f"peers/{name}", why), args.out)
+    try:
+        for result in run(children, tasks, args.runs).lines():
+            record.emit(result, args.out)
+    finally:
+        for child in children:
+            child.close()
+
+
+if __name__ == "__main__":
+    main()
