@@ -111,11 +111,15 @@ class RingReader:
         tokens, labels = self.ring.tokens[landed.slot], None
         if landed.has_labels and self.ring.labels is not None:
             labels = self.ring.labels[landed.slot].numpy()
+        array = tokens.numpy()
         if self.reader.keeps_rows:
-            tokens = self.reader.room(plan.num_rows)[1].copy_(tokens)
+            slot = array
+            array, tokens = self.reader.room(plan.num_rows)
+            # By numpy: torch would wake its threads for it, which costs more than the copy.
+            np.copyto(array, slot)
             labels = None if labels is None else labels.copy()
         rows = Rows(
-            tokens=tokens.numpy(),
+            tokens=array,
             next_tokens=landed.next_tokens,
             labels=labels,
             multiple=self.reader.packing.pad_to_multiple or 1,
