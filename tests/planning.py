@@ -163,6 +163,7 @@ def column_packs(planner: ColumnPlanner) -> Iterator[list]:
     """The packs of one column of a lane, one after the other; for ever with epoch_end="carry"."""
     number = 0
     while planner.know(number):
-        yield planner.take(number, number + 1)[0].tolist()
+        [begin], [size] = planner.places(np.array([number]))
+        yield planner.segments[begin : begin + size].tolist()
         number += 1
         planner.release(number)

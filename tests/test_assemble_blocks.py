@@ -28,7 +28,7 @@ def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]])
         for array in arrays:
             array[...] = number
         # What is held is a whole tensor, a view of one, or what a view says of its memory.
-        keep = [[t for t in tensors], [tensors[-1][1:]], [tensors[0].flatten()[2:4]]]
+        keep = [list(tensors), [tensors[-1][1:]], [tensors[0].flatten()[2:4]]]
         held[place] = number, keep[number % 3]
         del array, arrays, tensors, keep
         for written, kept in held.values():

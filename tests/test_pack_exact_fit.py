@@ -235,7 +235,7 @@ def test_a_row_of_sums_is_the_row_before_or_its_shift(sums, length, limit):
     words[:num_words] = np.frombuffer(before.to_bytes(8 * num_words, "little"), np.uint64)
     words[-1] = 12345
 
-    kernels.add_length(words, 0, num_words, length)
+    kernels.add_length(words, 0, num_words, num_words, length)
 
     after = int.from_bytes(words[num_words : 2 * num_words].tobytes(), "little")
     assert after == (before | before << length) & ((1 << 64 * num_words) - 1)

@@ -94,6 +94,11 @@ class Schedule:
 
     def blocks(self) -> Iterator[Int64Array]:
         """Yield the streams of one block after the other, each of shape (block,)."""
+        for blocks in self.windows():
+            yield from blocks
+
+    def windows(self) -> Iterator[Int64Array]:
+        """Yield the streams of some blocks at once, shape (num_blocks, block)."""
         served = np.zeros(len(self._shares), np.int64)
         width = -(-WINDOW // self._block) * self._block  # whole blocks, some at once for speed
         for first in count(0, width):
@@ -103,11 +108,11 @@ class Schedule:
             blocks = out.reshape(-1, self._block)
             if self._block == 1:
                 self._swap_some(out, windows, first)
-                yield from blocks
+                yield blocks
             else:
                 bits = random_bits(width, self._seed, *self._place, "block", first)
                 order = np.argsort(bits.reshape(blocks.shape), axis=1, kind="stable")
-                yield from np.take_along_axis(blocks, order, axis=1)
+                yield np.take_along_axis(blocks, order, axis=1)
 
     def _swap_some(self, out: Int64Array, windows: Int64Array, first: int) -> None:
         bits = random_bits(4 * len(out), self._seed, *self._place, "swap", first)

@@ -1,6 +1,6 @@
 """Which sample is next, per lane: dealing, shuffling and drawing, all by the seed."""
 
-from streampack.order.draw import draw_by_samples, draw_by_tokens
+from streampack.order.draw import draw_by_samples, draw_by_tokens, draw_places, drawn_before
 from streampack.order.lanes import Extents, deal, run_of_lane
 from streampack.order.shuffle import Passes, Taken
 
@@ -11,5 +11,7 @@ __all__ = [
     "deal",
     "draw_by_samples",
     "draw_by_tokens",
+    "draw_places",
+    "drawn_before",
     "run_of_lane",
 ]

@@ -19,10 +19,17 @@ import numpy as np
 
 from streampack.compiled import compiled
 from streampack.mix.apportion import parts
-from streampack.rng import permutation
+from streampack.order.permute import deal_places
 from streampack.types import Int64Array
 
-__all__ = ["CHUNK", "TOKEN_SCALE", "draw_by_samples", "draw_by_tokens"]
+__all__ = [
+    "CHUNK",
+    "TOKEN_SCALE",
+    "draw_by_samples",
+    "draw_by_tokens",
+    "draw_places",
+    "drawn_before",
+]
 
 CHUNK = 4096
 TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
@@ -44,14 +51,42 @@ def draw_by_samples(
     >>> len(draw_by_samples([6, 2], 1, 17, (0, 0)))
     0
     """
+    counts = np.diff([drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)], axis=0)[0]
+    draws = np.empty(counts.sum(), np.int64)
+    draws[draw_places(counts, chunk, seed, place)] = np.repeat(np.arange(len(counts)), counts)
+    return draws
+
+
+def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:
+    """Return the draws of each stream in the chunks before this one.
+
+    >>> drawn_before([6000, 2000], 1)
+    [3072, 1024]
+    """
     total = sum(quotas)
-    first, last = min(chunk * CHUNK, total), min((chunk + 1) * CHUNK, total)
-    if first == last:
-        return np.zeros(0, np.int64)
-    before, after = parts(first, quotas), parts(last, quotas)
-    counts = [late - early for early, late in zip(before, after, strict=True)]
-    draws = np.repeat(np.arange(len(quotas)), counts)
-    return draws[permutation(len(draws), seed, "draw", *place, chunk)]
+    return parts(min(chunk * CHUNK, total), quotas) if total else [0] * len(quotas)
+
+
+def draw_places(
+    counts: Int64Array, chunk: int, seed: int, place: tuple[int | str, ...]
+) -> Int64Array:
+    """Return which draws of a chunk fall to each stream, stream after stream.
+
+    Args:
+        counts: Draws of each stream in the chunk, shape (num_streams,).
+        chunk: Which chunk of the epoch.
+        seed: The run's seed.
+        place: Epoch and lane.
+
+    Returns:
+        The draws of each stream, growing, shape (sum(counts),).
+
+    >>> sorted(draw_places(np.array([2, 1]), 0, 17, (0, 0)).tolist())
+    [0, 1, 2]
+    """
+    if np.count_nonzero(counts) < 2:
+        return np.arange(counts.sum())  # all draws are of one stream
+    return deal_places(counts, seed, "draw", *place, chunk)
 
 
 @compiled

@@ -10,17 +10,21 @@ Only a block's shards are in flight at once, and only one block is ever held: st
 not grow with the stream. Element i of the sequence is a pure function of (seed, stream, lane, pass,
 i), so a position in it is one integer.
 
-Cost: about 20 ns a sample. Memory: one block, 16 bytes a sample.
+Cost: about 30 ns a sample. Memory: one block, 16 bytes a sample, and in each thread that shuffles
+some 28 bytes a sample of the largest block it met.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from streampack.compiled import compiled
 from streampack.order.lanes import Extents
+from streampack.order.permute import Scratch, shuffle_rows
 from streampack.rng import permutation
 from streampack.types import Int64Array, IntArray
 
@@ -45,10 +49,46 @@ class Taken:
 class _Block:
     number: int
     """Counted over all passes."""
+    passes: int
+    """Which pass it belongs to."""
     first: int
     """Its first element, counted over all passes."""
-    samples: Int64Array
-    lengths: Int64Array
+    rows: Int64Array
+    """Sample and tokens of each element, shape (n, 2)."""
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.first + len(self.rows)
+
+    @property
+    def lengths(self) -> Int64Array:
+        """Tokens of each element, shape (n,)."""
+        return self.rows[:, LENGTHS]
+
+
+SAMPLES, LENGTHS = range(2)
+_scratches = threading.local()
+
+
+def _scratch(length: int) -> Scratch:
+    """Return this thread's scratch for at least `length` rows."""
+    scratch: Scratch | None = getattr(_scratches, "kept", None)
+    if scratch is None or scratch.length < length:
+        scratch = _scratches.kept = Scratch(length)
+    return scratch
+
+
+@compiled
+def _put_rows(
+    rows: Int64Array, places: Int64Array, taken: Int64Array, begin: int, head: tuple[int, int]
+) -> None:
+    """Write the head and rows begin, begin + 1, ... of `taken` to some places in `rows`."""
+    for turn in range(len(places)):
+        place = places[turn]
+        rows[place, 0], rows[place, 1] = head
+        rows[place, 2] = taken[begin + turn, 0]
+        rows[place, 3] = taken[begin + turn, 1]
 
 
 class Passes:
@@ -85,24 +125,40 @@ class Passes:
         self._place = place
         self._weigh = weigh or (lambda lengths: lengths)
         self._block: _Block | None = None
+        self._room: Int64Array | None = None
         self._pass_order: tuple[int, Extents] | None = None
         self._pass_tokens: int | None = None
 
     def take(self, cursor: int, count: int) -> Taken:
         """Return elements `cursor` to `cursor` + `count` - 1 of the sequence."""
-        samples, lengths = [], []
+        passes, samples, lengths = np.empty((3, max(count, 0)), np.int64)
+        taken = Taken(passes=passes, samples=samples, lengths=lengths)
         at, stop = cursor, cursor + count
         while at < stop:
             block = self._block_at(at)
-            begin, end = at - block.first, min(stop - block.first, len(block.samples))
-            samples.append(block.samples[begin:end])
-            lengths.append(block.lengths[begin:end])
-            at = block.first + end
-        return Taken(
-            passes=np.arange(cursor, stop) // self.num_samples,
-            samples=np.concatenate(samples) if samples else np.zeros(0, np.int64),
-            lengths=np.concatenate(lengths) if lengths else np.zeros(0, np.int64),
-        )
+            end = min(stop, block.stop)
+            part = slice(at - cursor, end - cursor)
+            rows = block.rows[at - block.first : end - block.first]
+            taken.passes[part] = block.passes
+            taken.samples[part], taken.lengths[part] = rows[:, SAMPLES], rows[:, LENGTHS]
+            at = end
+        return taken
+
+    def put(self, cursor: int, rows: Int64Array, places: Int64Array, number: int) -> None:
+        """Write elements `cursor`, `cursor` + 1, ... to rows of stream, pass, sample and tokens.
+
+        Args:
+            cursor: The first element.
+            rows: Where to, shape (n, 4).
+            places: Which rows, one for each element.
+            number: What to write as the stream.
+        """
+        while len(places):
+            block = self._block_at(cursor)
+            here = places[: block.stop - cursor]
+            _put_rows(rows, here, block.rows, cursor - block.first, (number, block.passes))
+            places = places[len(here) :]
+            cursor += len(here)
 
     def block_of(self, cursor: int) -> int:
         """Return the number of the block that holds an element, counted over all passes."""
@@ -193,6 +249,9 @@ class Passes:
         return passes * self._blocks_per_pass + block, passes * self.num_samples + start, size
 
     def _block_at(self, cursor: int) -> _Block:
+        block = self._block
+        if block is not None and block.first <= cursor < block.stop:
+            return block
         return self._load(self._place_of(cursor)[0])
 
     def _extents_of(self, number: int) -> Extents:
@@ -229,15 +288,29 @@ class Passes:
             return self._block
         extents = self._extents_of(number)
         passes, block = divmod(number, self._blocks_per_pass)
-        starts = self._first_sample[extents.shards] + extents.firsts
-        # samples: each part's first sample, then counting up inside the part.
-        begins = np.cumsum(extents.counts) - extents.counts
-        samples = np.repeat(starts - begins, extents.counts)
-        samples += np.arange(len(samples))
-        lengths = np.concatenate(list(self._lengths_in(extents)))
-        if self._seed >= 0:
-            order = permutation(len(samples), self._seed, "block", *self._place, passes, block)
-            samples, lengths = samples[order], lengths[order]
+        length = extents.num_samples
+        if self._room is None:
+            self._room = np.empty((self._block_size, 2), np.int64)
+        rows = self._room[:length]
+        # The room is written anew, so no block is ever handed out, only copies of its rows.
+        self._block = None
+        if self._seed < 0:
+            self._fill(rows, extents)
+        else:
+            scratch = _scratch(self._block_size)
+            self._fill(scratch.rows[:length], extents)
+            place = ("block", *self._place, passes, block)
+            shuffle_rows(length, scratch, rows, self._seed, *place)
         first = passes * self.num_samples + block * self._block_size
-        self._block = _Block(number=number, first=first, samples=samples, lengths=lengths)
+        self._block = _Block(number=number, passes=passes, first=first, rows=rows)
         return self._block
+
+    def _fill(self, rows: Int64Array, extents: Extents) -> None:
+        """Write sample and tokens of each element in the order of the extents."""
+        starts = self._first_sample[extents.shards] + extents.firsts
+        at = 0
+        for start, lengths in zip(starts.tolist(), self._lengths_in(extents), strict=True):
+            end = at + len(lengths)
+            rows[at:end, SAMPLES] = np.arange(start, start + len(lengths))
+            rows[at:end, LENGTHS] = lengths
+            at = end

@@ -167,32 +167,25 @@ class KernelPacker(BufferedPacker):
         multiple = self._limits.multiple
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)  # a copy: cuts move rows
         num_rows, num_buffered = len(rows), len(self._buffered)
-        order = np.empty(num_rows, np.int64)
-        order[:num_buffered] = np.arange(num_buffered)
-        born = np.empty(num_rows, np.int64)
-        born[:num_buffered] = -self._waited
-        cursor = np.zeros(kernels.NUM_CURSORS, np.int64)
+        pool = np.empty((3, num_rows), np.int64)
+        pool[kernels.ORDER, :num_buffered] = np.arange(num_buffered)
+        pool[kernels.BORN, :num_buffered] = -self._waited
+        cursor = np.empty(kernels.NUM_CURSORS + num_rows, np.int64)
+        cursor[: kernels.NUM_CURSORS] = 0
         cursor[kernels.TAIL] = cursor[kernels.NEXT] = num_buffered
         cursor[kernels.TOKENS] = rows[:num_buffered, LENGTH].sum()
         cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
-        work = Work(
-            rows=rows,
-            order=order,
-            born=born,
-            chosen=np.empty(num_rows, np.bool_),
-            out=np.empty((2 * num_rows, NUM_COLUMNS), np.int64),
-            ends=np.empty(num_rows, np.int64),
-            cursor=cursor,
-        )
-        kernel(work)
-        pool = order[cursor[kernels.HEAD] : cursor[kernels.TAIL]]
-        self._buffered = without_padding(rows[pool], multiple)
-        self._waited = cursor[kernels.POOL_PACKS] - born[pool]
+        out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
+        kernel(Work(rows=rows, pool=pool, out=out, cursor=cursor))
+        held = pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
+        self._buffered = without_padding(rows[held], multiple)
+        self._waited = cursor[kernels.POOL_PACKS] - pool[kernels.BORN, held]
         self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
+        ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
         # Copies: a view would keep the whole scratch of this call alive.
         return Packs(
-            segments=without_padding(work.out[: cursor[kernels.NUM_OUT]].copy(), multiple),
-            ends=work.ends[: cursor[kernels.NUM_PACKS]].copy(),
+            segments=without_padding(out[: cursor[kernels.NUM_OUT]].copy(), multiple),
+            ends=ends.copy(),
         )
 
 

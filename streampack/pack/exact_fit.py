@@ -20,7 +20,7 @@ they came, until one does not fit: none waits for more than guard + 2 * buffer_t
 rows of counts, and 256 segments are looked at at most.
 
 Cost: (segments looked at) x (tokens to fill / 64) word operations a pack; where packs are longer
-than 8,192, the first segments go in as they come until a segment would leave fewer. About 0.2 us a
+than 8,192, the first segments go in as they come until a segment would leave fewer. About 0.15 us a
 segment on web text at 8,192, far more with `max_samples_per_pack`. Fill: over 99.99 % there.
 Memory: at most `buffer_tokens` are buffered, mostly far fewer.
 """

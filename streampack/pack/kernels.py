@@ -16,7 +16,9 @@ With `pad_to_multiple`, lengths are here what segments take in a pack, padding i
 Cost: see `exact_fit` and `next_fit`. Memory: nothing lives longer than a call.
 
 All kernels of the room stand in this one file: numba's disk cache does not see that a callee in
-another file has changed. `Limits` and `Work` are tuples, because numba takes no dataclasses.
+another file has changed. `Limits` and `Work` are tuples, because numba takes no dataclasses. Inner
+kernels take the arrays of a `Work` one by one: an array that is read out of a tuple, and a slice,
+costs two atomic counts of its references, which took half of the time.
 """
 
 from __future__ import annotations
@@ -27,19 +29,23 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.compiled import compiled
-from streampack.types import LENGTH, START, Int64Array
+from streampack.types import LENGTH, NUM_COLUMNS, START, Int64Array
 
 __all__ = ["NO_LIMIT", "Limits", "Work", "close_oldest", "exact_fit", "fill_room", "next_fit"]
 
 HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
 NUM_CURSORS = 9
 NO_LIMIT = 2**62
+ORDER, BORN, CHOSEN = range(3)  # rows of the pool
 PULLED, FULL, EMPTY = range(3)
+WAIT, TOO_SMALL = 0, -1  # of a search
+ADDED, FILLED = range(2)  # of a row of sums
 FIRST_ROWS = 32  # rows of sums that are there at once; a web pack needs about 14
 COUNTED_ROWS = 256  # segments that a pack of limited samples chooses among
 NEVER = 20_000  # more samples than those rows are
 ONE = np.uint64(1)
 LAST_BIT = np.uint64(63)
+ALL_BITS = np.uint64(2**64 - 1)
 
 
 class Limits(NamedTuple):
@@ -73,65 +79,75 @@ class Work(NamedTuple):
 
     rows: Int64Array
     """Segment rows, buffered ones first, shape (n, 6); a cut moves the start of its row."""
-    order: Int64Array
-    """The pool: places in `rows` in [head, tail), shape (n,)."""
-    born: Int64Array
-    """POOL_PACKS when each row came into the pool, shape (n,)."""
-    chosen: npt.NDArray[np.bool_]
-    """Which of the pool, counted from head, go into the pack at hand, shape (n,)."""
+    pool: Int64Array
+    """ORDER: the pool, as places in `rows` in [head, tail); BORN: POOL_PACKS when each row came
+    into it; CHOSEN: 1 for what of the pool, counted from head, goes into the pack at hand; shape
+    (3, n)."""
     out: Int64Array
     """Segment rows of closed packs, shape (2n, 6): every row can be cut once."""
-    ends: Int64Array
-    """One past the last segment of each closed pack, shape (n,)."""
     cursor: Int64Array
-    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS."""
+    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS, and from
+    NUM_CURSORS on one past the last segment of each closed pack, shape (NUM_CURSORS + n,)."""
 
 
 @compiled
-def goes_on(work: Work, row: int) -> bool:
+def goes_on(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> bool:
     """Tell whether a row goes on where the last segment of the pack at hand stops."""
-    last = work.cursor[NUM_OUT] - 1
-    num_packs = work.cursor[NUM_PACKS]
-    if last < (work.ends[num_packs - 1] if num_packs else 0):
+    last = cursor[NUM_OUT] - 1
+    num_packs = cursor[NUM_PACKS]
+    if last < (cursor[NUM_CURSORS + num_packs - 1] if num_packs else 0):
         return False
     for column in range(START):
-        if work.out[last, column] != work.rows[row, column]:
+        if out[last, column] != rows[row, column]:
             return False
-    return bool(work.out[last, START] + work.out[last, LENGTH] == work.rows[row, START])
+    return bool(out[last, START] + out[last, LENGTH] == rows[row, START])
 
 
 @compiled
-def emit(work: Work, row: int, length: int) -> None:
+def emit(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int) -> None:
     """Hand out the first `length` tokens of a row, as the next segment of the pack at hand."""
-    place = work.cursor[NUM_OUT]
-    if work.rows[row, START] > 0 and goes_on(work, row):
-        work.out[place - 1, LENGTH] += length
-        return
-    for column in range(work.rows.shape[1]):
-        work.out[place, column] = work.rows[row, column]
-    work.out[place, LENGTH] = length
-    work.cursor[NUM_OUT] = place + 1
+    place = cursor[NUM_OUT]
+    for column in range(NUM_COLUMNS):
+        out[place, column] = rows[row, column]
+    out[place, LENGTH] = length
+    cursor[NUM_OUT] = place + 1
 
 
 @compiled
-def close(work: Work) -> None:
+def emit_piece(
+    rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int
+) -> None:
+    """Hand out as `emit` does; what goes on where the last segment stops becomes part of it.
+
+    It stands apart from `emit`, so that LLVM inlines that: hardly any row begins inside its sample.
+    """
+    if goes_on(rows, out, cursor, row):
+        out[cursor[NUM_OUT] - 1, LENGTH] += length
+    else:
+        emit(rows, out, cursor, row, length)
+
+
+@compiled
+def close(cursor: Int64Array) -> None:
     """End the pack at hand."""
-    work.ends[work.cursor[NUM_PACKS]] = work.cursor[NUM_OUT]
-    work.cursor[NUM_PACKS] += 1
+    cursor[NUM_CURSORS + cursor[NUM_PACKS]] = cursor[NUM_OUT]
+    cursor[NUM_PACKS] += 1
 
 
 @compiled
-def cut(limits: Limits, work: Work, row: int, gap: int) -> int:
+def cut(
+    limits: Limits, rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, gap: int
+) -> int:
     """Fill a gap with the head of a row, if that is allowed; return the tokens it took."""
-    length = work.rows[row, LENGTH]
+    length = rows[row, LENGTH]
     # Near its end a segment is cut earlier, not spared: sparing leaves packs of halves half empty.
     taken = min(gap, length - limits.min_fragment)
     taken -= taken % limits.multiple
     if gap <= limits.split_gap or length <= gap or taken < limits.min_fragment:
         return 0
-    emit(work, row, taken)
-    work.rows[row, START] += taken
-    work.rows[row, LENGTH] -= taken
+    emit_piece(rows, out, cursor, row, taken)
+    rows[row, START] += taken
+    rows[row, LENGTH] -= taken
     return int(taken)
 
 
@@ -143,12 +159,18 @@ def note_high_water(cursor: Int64Array) -> None:
 
 
 @compiled
-def pull(limits: Limits, work: Work, final: bool) -> int:
+def pull(
+    limits: Limits,
+    rows: Int64Array,
+    pool: Int64Array,
+    out: Int64Array,
+    cursor: Int64Array,
+    final: bool,
+) -> int:
     """Move one row into the pool; full ones pass straight through, each a pack of its own."""
-    cursor = work.cursor
-    while cursor[NEXT] < len(work.rows):
+    while cursor[NEXT] < len(rows):
         row = cursor[NEXT]
-        length = work.rows[row, LENGTH]
+        length = rows[row, LENGTH]
         if length < limits.max_seq_len:
             num_samples = cursor[TAIL] - cursor[HEAD] + 1
             if (
@@ -156,40 +178,47 @@ def pull(limits: Limits, work: Work, final: bool) -> int:
                 or cursor[TOKENS] + length > limits.buffer_tokens
             ):
                 return FULL
-            work.order[cursor[TAIL]] = row
-            work.born[row] = cursor[POOL_PACKS]
+            pool[ORDER, cursor[TAIL]] = row
+            pool[BORN, row] = cursor[POOL_PACKS]
             cursor[TAIL] += 1
             cursor[NEXT] += 1
             cursor[TOKENS] += length
             note_high_water(cursor)
             return PULLED
-        emit(work, row, length)
-        close(work)
+        emit_piece(rows, out, cursor, row, length)
+        close(cursor)
         cursor[NEXT] += 1
     return FULL if final else EMPTY
 
 
 @compiled
-def take_in_order(limits: Limits, work: Work, final: bool) -> tuple[int, int]:
+def take_in_order(
+    limits: Limits,
+    rows: Int64Array,
+    pool: Int64Array,
+    out: Int64Array,
+    cursor: Int64Array,
+    final: bool,
+) -> tuple[int, int]:
     """Count the oldest segments that go in as they come, and the tokens then left; (0, 0): wait."""
-    head = work.cursor[HEAD]
-    left = limits.max_seq_len - work.rows[work.order[head], LENGTH]
+    head = cursor[HEAD]
+    left = limits.max_seq_len - rows[pool[ORDER, head], LENGTH]
     count = 1
-    while head + count < work.cursor[TAIL] and count < limits.max_samples:
-        row = work.order[head + count]
-        has_waited = work.cursor[POOL_PACKS] - work.born[row] >= limits.guard
-        if not has_waited or work.rows[row, LENGTH] > left:
+    while head + count < cursor[TAIL] and count < limits.max_samples:
+        row = pool[ORDER, head + count]
+        has_waited = cursor[POOL_PACKS] - pool[BORN, row] >= limits.guard
+        if not has_waited or rows[row, LENGTH] > left:
             break
-        left -= work.rows[row, LENGTH]
+        left -= rows[row, LENGTH]
         count += 1
     while left > limits.window and count < limits.max_samples:
-        if head + count == work.cursor[TAIL]:
-            status = pull(limits, work, final)
+        if head + count == cursor[TAIL]:
+            status = pull(limits, rows, pool, out, cursor, final)
             if status == EMPTY:
                 return 0, 0
             if status == FULL:
                 break
-        length = work.rows[work.order[head + count], LENGTH]
+        length = rows[pool[ORDER, head + count], LENGTH]
         if left - length < limits.window:
             break
         left -= length
@@ -206,110 +235,151 @@ def has_bit(sums: npt.NDArray[np.uint64], begin: int, bit: int) -> bool:
 @compiled
 def highest_bit(sums: npt.NDArray[np.uint64], begin: int, last: int, first: int) -> int:
     """Return the largest reachable sum in [first, last], or -1."""
+    if last < first:
+        return -1
     word = last >> 6
-    # Bits past `last` may be set in its word; no shift ever brings them back below.
+    # The bits up to `high`, at the top of a word; those past `last` are shifted out.
     bits = sums[begin + word] << (LAST_BIT - np.uint64(last & 63))
     high = last
     while bits == 0 and word > first >> 6:
         word -= 1
         high = (word << 6) + 63
         bits = sums[begin + word]
-    while bits != 0 and bits >> LAST_BIT == 0:
-        bits <<= ONE
-        high -= 1
-    return high if bits != 0 and high >= first else -1
+    if high - first < 63:
+        bits &= ALL_BITS << (LAST_BIT - np.uint64(high - first))
+    if bits == 0:
+        return -1
+    step = 32
+    while step > 0:
+        if bits >> np.uint64(64 - step) == 0:
+            bits <<= np.uint64(step)
+            high -= step
+        step >>= 1
+    return high
 
 
 @compiled
-def add_length(sums: npt.NDArray[np.uint64], begin: int, num_words: int, length: int) -> None:
-    """Write the row of sums after `begin`: those there, and those there plus `length`."""
-    source = sums[begin : begin + num_words]
-    target = sums[begin + num_words : begin + 2 * num_words]
-    skip = length >> 6
+def add_length(
+    sums: npt.NDArray[np.uint64], begin: int, num_words: int, used: int, length: int
+) -> None:
+    """Write the row of sums after `begin`: those there, and those there plus `length`.
+
+    Rows lie `num_words` apart; the first `used` words of them are there.
+    """
+    # Unsigned, or every index is checked for counting from the end, and LLVM makes no vectors.
+    source, target = np.uint64(begin), np.uint64(begin + num_words)
+    skip = np.uint64(length >> 6)
     left = np.uint64(length & 63)
     right = LAST_BIT - left
     for word in range(skip):
-        target[word] = source[word]
-    target[skip] = source[skip] | (source[0] << left)
-    # Slices, so that every index is the loop's own: then LLVM makes vectors of it.
-    here, low, lower = source[skip + 1 :], source[1 : num_words - skip], source
-    above = target[skip + 1 :]
-    for word in range(len(above)):
+        sums[target + word] = sums[source + word]
+    sums[target + skip] = sums[source + skip] | (sums[source] << left)
+    above, here = target + skip + ONE, source + skip + ONE
+    low = source + ONE
+    for word in range(np.uint64(used) - skip - ONE):
         # Two shifts: one by 64 is undefined, when the length is a multiple of 64.
-        above[word] = here[word] | (low[word] << left) | ((lower[word] >> ONE) >> right)
+        carried = (sums[source + word] >> ONE) >> right
+        sums[above + word] = sums[here + word] | (sums[low + word] << left) | carried
 
 
 @compiled
-def grown(sums: npt.NDArray[np.uint64], num_words: int) -> npt.NDArray[np.uint64]:
-    """Return `sums` if it holds `num_words`, else a copy of twice that."""
-    if num_words <= len(sums):
-        return sums
-    larger = np.empty(2 * num_words, np.uint64)
-    # A loop, for numba takes two seconds to compile the assignment of a slice.
-    for word in range(len(sums)):
-        larger[word] = sums[word]
-    return larger
+def add_row(sums: npt.NDArray[np.uint64], row: int, left: int, total: int, length: int) -> int:
+    """Write the row of sums after `row`, which a segment of `length` tokens makes of it.
+
+    Only words up to `total`, what all segments of a row make together, are ever written. Returns
+    FILLED where `left` is reached, and no row is needed; TOO_SMALL where there is no room for it.
+    """
+    num_words = (left >> 6) + 1
+    begin = row * num_words
+    before = min(total, left)
+    used = (min(total + length, left) >> 6) + 1
+    for word in range(np.uint64(begin + (before >> 6) + 1), np.uint64(begin + used)):
+        sums[word] = 0
+    if left - length <= before and has_bit(sums, begin, left - length):
+        return FILLED
+    if begin + 2 * num_words > len(sums):
+        return TOO_SMALL
+    add_length(sums, begin, num_words, used, length)
+    return ADDED
 
 
 @compiled
 def mark(
-    work: Work, sums: npt.NDArray[np.uint64], span: tuple[int, int, int, int], best: int
+    rows: Int64Array,
+    pool: Int64Array,
+    sums: npt.NDArray[np.uint64],
+    span: tuple[int, int, int, int, int],
+    best: int,
 ) -> None:
     """Mark the segments that first reached the sum `best`, going back through the rows of sums."""
-    first, last, left, num_rows = span
-    head = work.cursor[HEAD]
+    head, first, last, left, num_rows = span
     num_words = (left >> 6) + 1
     for place in range(last - 1, first - 1, -1):
-        length = work.rows[work.order[head + place], LENGTH]
-        work.chosen[place] = False
+        length = rows[pool[ORDER, head + place], LENGTH]
+        pool[CHOSEN, place] = 0
         if length <= left:
             num_rows -= 1
             # Not reachable without it: so it was this one that reached it first.
             if best > 0 and not has_bit(sums, num_rows * num_words, best):
-                work.chosen[place] = True
+                pool[CHOSEN, place] = 1
                 best -= length
 
 
 @compiled
 def search(
-    limits: Limits, work: Work, sums: npt.NDArray[np.uint64], first: int, left: int, final: bool
-) -> tuple[int, int, npt.NDArray[np.uint64]]:
+    limits: Limits,
+    rows: Int64Array,
+    pool: Int64Array,
+    out: Int64Array,
+    cursor: Int64Array,
+    sums: npt.NDArray[np.uint64],
+    task: tuple[int, int, bool],
+) -> int:
     """Choose among the pool from place `first` on, as few as it takes to fill `left` tokens.
 
+    Args:
+        limits: What the packs keep to.
+        rows: See `Work`, like `pool`, `out` and `cursor`.
+        pool: See `Work`.
+        out: See `Work`.
+        cursor: See `Work`.
+        sums: Scratch for rows of sums.
+        task: `first`, `left`, and whether no rows will come any more.
+
     Returns:
-        Places looked at (0: wait for more rows), tokens filled, and the scratch, perhaps grown.
+        Places looked at; WAIT for more rows, or TOO_SMALL a scratch, to search again in a larger.
     """
-    cursor = work.cursor
+    first, left, final = task
     num_words = (left >> 6) + 1
-    sums = grown(sums, 2 * num_words)
-    sums[:num_words] = 0
     sums[0] = 1
-    place, num_rows, looks = first, 0, limits.patience
-    best = 0
+    head, place, num_rows, looks = cursor[HEAD], first, 0, limits.patience
+    best = total = 0
     while looks > 0 and best < left:
-        if cursor[HEAD] + place == cursor[TAIL]:
-            status = pull(limits, work, final)
+        if head + place == cursor[TAIL]:
+            status = pull(limits, rows, pool, out, cursor, final)
             if status == EMPTY:
-                return 0, 0, sums
+                return WAIT
             if status == FULL:
                 break
-        length = work.rows[work.order[cursor[HEAD] + place], LENGTH]
+        length = rows[pool[ORDER, head + place], LENGTH]
         place += 1
         if length <= left:
-            begin = num_rows * num_words
+            status = add_row(sums, num_rows, left, total, length)
             num_rows += 1
-            if has_bit(sums, begin, left - length):
+            total += length
+            if status == FILLED:
                 best = left
                 break
-            sums = grown(sums, begin + 2 * num_words)
-            add_length(sums, begin, num_words, length)
-        best = highest_bit(sums, num_rows * num_words, left, max(left - limits.tolerance, 0))
+            if status == TOO_SMALL:
+                return TOO_SMALL
+        begin = num_rows * num_words
+        best = highest_bit(sums, begin, min(left, total), max(left - limits.tolerance, 0))
         if best >= 0:
             looks -= 1
     if best < 0:
-        best = highest_bit(sums, num_rows * num_words, left, 0)
-    mark(work, sums, (first, place, left, num_rows), best)
-    return place, best, sums
+        best = highest_bit(sums, num_rows * num_words, min(left, total), 0)
+    mark(rows, pool, sums, (head, first, place, left, num_rows), best)
+    return place
 
 
 @compiled
@@ -323,49 +393,58 @@ def best_counted(counts: npt.NDArray[np.int16], last: int, first: int, budget: i
 
 @compiled
 def mark_counted(
-    work: Work, counts: npt.NDArray[np.int16], span: tuple[int, int, int, int], best: int
+    rows: Int64Array,
+    pool: Int64Array,
+    counts: npt.NDArray[np.int16],
+    span: tuple[int, int, int, int, int],
+    best: int,
 ) -> None:
     """Mark at most `budget` segments that make the sum `best`, the oldest that do."""
-    first, last, left, budget = span
+    head, first, last, left, budget = span
     num_rows = len(counts)
     for place in range(last - 1, first - 1, -1):
-        length = work.rows[work.order[work.cursor[HEAD] + place], LENGTH]
-        work.chosen[place] = False
+        length = rows[pool[ORDER, head + place], LENGTH]
+        pool[CHOSEN, place] = 0
         if length <= left:
             num_rows -= 1
             # Not reachable without it by so few: so it is one of them.
             if counts[num_rows, best] > budget:
-                work.chosen[place] = True
+                pool[CHOSEN, place] = 1
                 best -= length
                 budget -= 1
 
 
 @compiled
 def search_counted(
-    limits: Limits, work: Work, first: int, left: int, final: bool
-) -> tuple[int, int]:
+    limits: Limits,
+    rows: Int64Array,
+    pool: Int64Array,
+    out: Int64Array,
+    cursor: Int64Array,
+    task: tuple[int, int, bool],
+) -> int:
     """Choose as `search` does, but at most as many segments as a pack may still take.
 
     A row of counts says for each sum how few segments make it.
 
     Returns:
-        Places looked at (0: wait for more rows), and tokens filled.
+        Places looked at; WAIT for more rows.
     """
-    cursor = work.cursor
+    first, left, final = task
     budget = limits.max_samples - first
     counts = np.empty((COUNTED_ROWS + 1, left + 1), np.int16)
     counts[0, :] = NEVER
     counts[0, 0] = 0
-    place, num_rows, looks = first, 0, limits.patience
+    head, place, num_rows, looks = cursor[HEAD], first, 0, limits.patience
     best = left if budget == 0 else 0
     while looks > 0 and best < left and num_rows < COUNTED_ROWS:
-        if cursor[HEAD] + place == cursor[TAIL]:
-            status = pull(limits, work, final)
+        if head + place == cursor[TAIL]:
+            status = pull(limits, rows, pool, out, cursor, final)
             if status == EMPTY:
-                return 0, 0
+                return WAIT
             if status == FULL:
                 break
-        length = work.rows[work.order[cursor[HEAD] + place], LENGTH]
+        length = rows[pool[ORDER, head + place], LENGTH]
         place += 1
         if length <= left:
             before, after = counts[num_rows], counts[num_rows + 1]
@@ -377,34 +456,47 @@ def search_counted(
         if best >= 0:
             looks -= 1
     best = best_counted(counts[num_rows], left, 0, budget)
-    mark_counted(work, counts[:num_rows], (first, place, left, budget), best)
-    return place, best
+    mark_counted(rows, pool, counts[:num_rows], (head, first, place, left, budget), best)
+    return place
 
 
 @compiled
-def commit(limits: Limits, work: Work, first: int, looked: int) -> None:
-    """Close a pack of the chosen, and the pool over the places they leave."""
-    cursor = work.cursor
+def commit(
+    limits: Limits,
+    rows: Int64Array,
+    pool: Int64Array,
+    out: Int64Array,
+    cursor: Int64Array,
+    looked: tuple[int, int],
+) -> None:
+    """Close a pack of the chosen, and the pool over the places they leave.
+
+    `looked`: the first place that was looked at (those before it go in), and one past the last.
+    """
+    first, last = looked
     head = cursor[HEAD]
     num_tokens, num_samples = 0, 0
-    for place in range(looked):
-        if place < first or work.chosen[place]:
-            row = work.order[head + place]
-            emit(work, row, work.rows[row, LENGTH])
-            num_tokens += work.rows[row, LENGTH]
+    for place in range(last):
+        if place < first or pool[CHOSEN, place]:
+            row = pool[ORDER, head + place]
+            if rows[row, START]:
+                emit_piece(rows, out, cursor, row, rows[row, LENGTH])
+            else:
+                emit(rows, out, cursor, row, rows[row, LENGTH])
+            num_tokens += rows[row, LENGTH]
             num_samples += 1
-    target = head + looked
-    for place in range(looked - 1, first - 1, -1):
-        if not work.chosen[place]:
+    target = head + last
+    for place in range(last - 1, first - 1, -1):
+        if not pool[CHOSEN, place]:
             target -= 1
-            work.order[target] = work.order[head + place]
+            pool[ORDER, target] = pool[ORDER, head + place]
     cursor[HEAD] = target
     cursor[TOKENS] -= num_tokens
     gap = limits.max_seq_len - num_tokens
     if target < cursor[TAIL] and num_samples < limits.max_samples:
-        cursor[TOKENS] -= cut(limits, work, work.order[target], gap)
+        cursor[TOKENS] -= cut(limits, rows, out, cursor, pool[ORDER, target], gap)
     cursor[POOL_PACKS] += 1
-    close(work)
+    close(cursor)
 
 
 @compiled
@@ -412,33 +504,48 @@ def one_pack(
     limits: Limits, work: Work, sums: npt.NDArray[np.uint64], final: bool
 ) -> tuple[bool, npt.NDArray[np.uint64]]:
     """Close a pack that the oldest of the pool opens; return whether, and the scratch."""
-    first, left = take_in_order(limits, work, final)
+    rows, pool, out, cursor = work
+    first, left = take_in_order(limits, rows, pool, out, cursor, final)
     if first == 0:
         return False, sums
-    looked, _, sums = search(limits, work, sums, first, left, final)
+    task = (first, left, final)
+    looked = search(limits, rows, pool, out, cursor, sums, task)
+    while looked == TOO_SMALL:
+        sums = larger(sums)
+        looked = search(limits, rows, pool, out, cursor, sums, task)
     num_samples = first
     for place in range(first, looked):
-        num_samples += work.chosen[place]
+        num_samples += pool[CHOSEN, place]
     if num_samples > limits.max_samples:
-        looked, _ = search_counted(limits, work, first, left, final)
+        looked = search_counted(limits, rows, pool, out, cursor, task)
     if looked > 0:
-        commit(limits, work, first, looked)
+        commit(limits, rows, pool, out, cursor, (first, looked))
     return looked > 0, sums
 
 
 @compiled
 def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
     """Return scratch for rows of sums."""
-    return np.empty(FIRST_ROWS * ((limits.window >> 6) + 1), np.uint64)
+    # One row at least of the widest, where a full buffer ends the plain order early.
+    num_words = max(FIRST_ROWS * ((limits.window >> 6) + 1), (limits.max_seq_len >> 6) + 1)
+    return np.empty(num_words, np.uint64)
+
+
+@compiled
+def larger(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return twice the scratch for rows of sums."""
+    return np.empty(2 * len(sums), np.uint64)
 
 
 @compiled
 def exact_fit(limits: Limits, work: Work, final: bool) -> None:
     """Close every pack that can be closed; `final`: also those that no row will fill any more."""
     sums = first_sums(limits)
-    cursor = work.cursor
+    rows, pool, out, cursor = work
     closed = True
-    while closed and (cursor[HEAD] < cursor[TAIL] or pull(limits, work, final) == PULLED):
+    while closed and (
+        cursor[HEAD] < cursor[TAIL] or pull(limits, rows, pool, out, cursor, final) == PULLED
+    ):
         closed, sums = one_pack(limits, work, sums, final)
 
 
@@ -451,17 +558,21 @@ def close_oldest(limits: Limits, work: Work) -> None:
 @compiled
 def fill_room(limits: Limits, work: Work, room: int) -> None:
     """Close a pack of at most `room` tokens out of the pool, whether or not it takes the oldest."""
-    looked, _, _ = search(limits, work, first_sums(limits), 0, room, True)
-    commit(limits, work, 0, looked)
+    rows, pool, out, cursor = work
+    sums = first_sums(limits)
+    looked = search(limits, rows, pool, out, cursor, sums, (0, room, True))
+    while looked == TOO_SMALL:
+        sums = larger(sums)
+        looked = search(limits, rows, pool, out, cursor, sums, (0, room, True))
+    commit(limits, rows, pool, out, cursor, (0, looked))
 
 
 @compiled
-def empty_pool(work: Work) -> None:
+def empty_pool(rows: Int64Array, pool: Int64Array, out: Int64Array, cursor: Int64Array) -> None:
     """Hand out the whole pool, in the pack at hand."""
-    cursor = work.cursor
     for place in range(cursor[HEAD], cursor[TAIL]):
-        row = work.order[place]
-        emit(work, row, work.rows[row, LENGTH])
+        row = pool[ORDER, place]
+        emit_piece(rows, out, cursor, row, rows[row, LENGTH])
     cursor[HEAD] = cursor[TAIL]
     cursor[TOKENS] = 0
 
@@ -469,23 +580,23 @@ def empty_pool(work: Work) -> None:
 @compiled
 def next_fit(limits: Limits, work: Work, final: bool) -> None:
     """Put every row into the open pack, which is the whole pool; where it does not fit, close."""
-    cursor = work.cursor
-    for row in range(cursor[NEXT], len(work.rows)):
+    rows, pool, out, cursor = work
+    for row in range(cursor[NEXT], len(rows)):
         gap = limits.max_seq_len - cursor[TOKENS]
-        if work.rows[row, LENGTH] > gap:
-            empty_pool(work)
-            cut(limits, work, row, gap)
-            close(work)
-        work.order[cursor[TAIL]] = row
+        if rows[row, LENGTH] > gap:
+            empty_pool(rows, pool, out, cursor)
+            cut(limits, rows, out, cursor, row, gap)
+            close(cursor)
+        pool[ORDER, cursor[TAIL]] = row
         cursor[TAIL] += 1
-        cursor[TOKENS] += work.rows[row, LENGTH]
+        cursor[TOKENS] += rows[row, LENGTH]
         note_high_water(cursor)
         num_samples = cursor[TAIL] - cursor[HEAD]
         most = min(limits.buffer_samples, limits.max_samples)
         if cursor[TOKENS] == limits.max_seq_len or num_samples == most:
-            empty_pool(work)
-            close(work)
-    cursor[NEXT] = len(work.rows)
+            empty_pool(rows, pool, out, cursor)
+            close(cursor)
+    cursor[NEXT] = len(rows)
     if final and cursor[HEAD] < cursor[TAIL]:
-        empty_pool(work)
-        close(work)
+        empty_pool(rows, pool, out, cursor)
+        close(cursor)

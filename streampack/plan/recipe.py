@@ -156,6 +156,17 @@ class LaneStream:
             lengths=every.lengths[::step],
         )
 
+    def put(self, cursor: int, rows: Int64Array, places: Int64Array) -> None:
+        """Write elements `cursor` ... to some places of rows (stream, pass, sample, tokens)."""
+        if self._passes is not None and self._shares is not None:
+            if self.stream.prepare is not None and len(places):
+                self._prepare(self.stream.prepare, self.block_of(cursor + len(places) - 1))
+            self._passes.put(cursor, rows, places, self.number)
+        elif len(places):
+            taken = self.take(cursor, len(places))
+            rows[places, 0] = self.number
+            rows[places, 1:] = np.stack([taken.passes, taken.samples, taken.lengths], axis=1)
+
     def _prepare(self, prepare: Callable[[Int64Array], None], block: int) -> None:
         """Ask for the shards of a block together, before their lengths are asked for one by one."""
         if block != self._prepared:

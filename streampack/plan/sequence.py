@@ -3,33 +3,35 @@
 ::
 
     walk        slot q -> (lane, column, pack)           all slots, integers only
-    planners    (lane, column, pack) -> segments         only the lanes that this device touches
+    columns     (lane, column, pack) -> segments         only the lanes that this device touches
     window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
 
 Nothing in the sequence depends on the world: a world only chooses which slots it reads. Where other
-lanes end is found by planning them, in a thread, once they could be near their end.
+lanes end is found by planning them, in a thread, once they could be near their end. Slots are
+walked, and packs taken, for several batches at once where that plans nothing before its time.
 
-Cost: the planners' (about 1 us a sample of the touched lanes). Memory: a chunk of segments a
-column.
+Cost: the planners', and a few us a batch. Memory: a chunk of segments a column.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from streampack.errors import ResumeError
 from streampack.plan.ahead import ShardNeeds, ShardWatch
+from streampack.plan.columns import Columns
 from streampack.plan.ends import ColumnEnds
-from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
-from streampack.plan.walk import ENDLESS, Walk
+from streampack.plan.walk import ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, Walk
 from streampack.types import Int64Array, Packs, State
 
 __all__ = ["DeviceBatch", "DeviceView", "EpochSequence", "touched_lanes"]
+
+AHEAD = 4096  # slots that are walked ahead at most, where nothing has to be learnt for them
+TOGETHER = 512  # packs, at most, that are taken at once where a batch has fewer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,21 +125,29 @@ class EpochSequence:
         self._view = view
         self._epoch = epoch
         self._at = position
-        self._slots = np.zeros((0, 3), np.int64)  # lane, column, pack of walked slots
-        self._first_slot = 0
+        self._slots = NO_SLOTS  # of those walked, the ones whose passing is not noted yet
+        self._first_slot = 0  # of these
+        self._released = 0  # slots that are passed
+        self._asked = 0  # slots that had to be walked: whole global batches
         self._total: int | None = None
-        self._planners: dict[tuple[int, int], ColumnPlanner] = {}
+        self._substituted = 0  # before the first slot
+        self._gathered = Packs.none()  # of this device's batches from a slot on
+        self._gathered_from = 0
+        self._quiet_until = 0  # slots that may be released before any snapshot changes
+        self._saved: list[State] = []
+        self._num_looked = -1  # changes of the columns when shards were looked at
         self._ends = ColumnEnds(recipe, epoch)
         self._watch = ShardWatch(recipe)
         self._is_carry = recipe.mixing.epoch_end == "carry"
         self._own_lanes = touched_lanes(recipe, view, position)
-        self._snapshots = {(s["lane"], s["column"]): s for s in snapshots or []}
         expected = _expected_packs(recipe)
         served = np.zeros_like(expected)
         if self._is_carry:
             self._total = recipe.packs_per_carry_epoch
             served = self._packs_before(epoch, expected)
-        self._passed = served.copy()
+        first_epoch = 0 if self._is_carry else epoch
+        counted = range(view.place, recipe.num_lanes, view.num_devices)
+        self._columns = Columns(recipe, first_epoch, served, snapshots or [], counted)
         self._walk = Walk(recipe, epoch, served, expected, self._learn)
         self._open_columns()
         self._pass_over(position)
@@ -168,12 +178,15 @@ class EpochSequence:
     @property
     def substituted(self) -> int:
         """Slots of the epoch so far that another stream served, because theirs had run out."""
-        return self._walk.substituted
+        if self._recipe.is_mixed:
+            return 0
+        asked = self._slots[: self._asked - self._first_slot, SUBSTITUTED]
+        return self._walk.substituted + self._substituted + int(asked.sum())
 
     @property
     def buffered_tokens(self) -> int:
         """The sum of the most tokens that each packer of this device ever held."""
-        return sum(planner.high_water_tokens for planner in self._planners.values())
+        return self._columns.high_water_tokens
 
     @property
     def overlong(self) -> Int64Array:
@@ -181,11 +194,7 @@ class EpochSequence:
 
         Each lane's are counted by one device, though several may plan it.
         """
-        counts = np.zeros(len(self._recipe.streams), np.int64)
-        for (lane, _), planner in self._planners.items():
-            if lane % self._view.num_devices == self._view.place:
-                counts += planner.overlong
-        return counts
+        return self._columns.overlong
 
     def next(self, *, fetch: bool = True) -> DeviceBatch | None:
         """Return the plan of this device's next batch; None at the epoch's end.
@@ -199,10 +208,8 @@ class EpochSequence:
         stop = self._end_of_epoch()
         if stop is not None and self._at >= stop:
             return None
-        packs = Packs.none()
-        if fetch:
-            first = view.first_slot(self._at)
-            packs = self._packs(first, first + view.batch_size)
+        first = view.first_slot(self._at)
+        packs = self._packs(first, first + view.batch_size) if fetch else Packs.none()
         self._release(end)
         last, self._at = self._at, end
         return DeviceBatch(
@@ -225,11 +232,8 @@ class EpochSequence:
 
     def snapshots(self) -> list[State]:
         """Return where each planner of this device can go on from for what comes next."""
-        return [
-            {"lane": lane, "column": column, **snapshot}
-            for (lane, column), planner in self._planners.items()
-            for snapshot in planner.snapshot(int(self._passed[lane, column]))
-        ]
+        self._look()
+        return list(self._saved)
 
     def shards_ahead(self) -> ShardNeeds | None:
         """Return which shards this device's lanes need, and which they have finished since asked.
@@ -239,10 +243,13 @@ class EpochSequence:
         """
         if self._is_carry and not self._watch.has_looked:
             # Lanes that are planned again from the run's start need nothing of what lies behind.
-            for (lane, column), planner in self._planners.items():
-                passed = int(self._passed[lane, column])
-                planner.know(passed - 1, keep=passed)
-        return self._watch.look(self._planners.values())
+            self._columns.know_passed()
+            self._quiet_until = 0
+        self._look()
+        if self._num_looked == self._columns.num_changes:
+            return None
+        self._num_looked = self._columns.num_changes
+        return self._watch.look(self._columns)
 
     def close(self) -> None:
         """End the thread that looks for lane ends, if there is one."""
@@ -254,13 +261,15 @@ class EpochSequence:
         Raises:
             ResumeError: Naming the lane.
         """
-        for (lane, column), planner in self._planners.items():
-            if planner.first_known > self._passed[lane, column]:
-                raise ResumeError(
-                    f"the state's snapshots of lane {lane} lie at pack {planner.first_known}, but "
-                    f"at position {self._at} only {self._passed[lane, column]} are delivered; load "
-                    "the state unchanged, or take 'snapshots' out of it: they are only a speed-up"
-                )
+        self._note_passed()
+        ahead = self._columns.first_ahead()
+        if ahead is not None:
+            lane, known, passed = ahead
+            raise ResumeError(
+                f"the state's snapshots of lane {lane} lie at pack {known}, but at position "
+                f"{self._at} only {passed} are delivered; load the state unchanged, or take "
+                "'snapshots' out of it: they are only a speed-up"
+            )
 
     def _packs_before(self, epoch: int, expected: Int64Array) -> Int64Array:
         """Return the packs that epochs before this one took of each column (carry)."""
@@ -271,8 +280,9 @@ class EpochSequence:
             walk = Walk(self._recipe, earlier, served, expected, self._learn)
             walk.known[:] = ENDLESS
             self._close_empty(walk)
-            for _ in range(0, self._recipe.packs_per_carry_epoch, self._recipe.global_batch_size):
-                walk.next_batch(self._recipe.global_batch_size)
+            left = self._recipe.packs_per_carry_epoch
+            while left and (slots := len(walk.next(min(left, PIECE)))):
+                left -= slots
             served = walk.served
         return served * epoch if is_same else served
 
@@ -293,27 +303,16 @@ class EpochSequence:
             self._close_empty(self._walk)
         for lane in self._own_lanes:
             for column in range(self._recipe.num_columns):
-                planner = self._planner(lane, column)
+                planner = self._columns.planner(lane, column)
                 if not self._is_carry:
                     self._walk.known[lane, column] = planner.num_known
-
-    def _planner(self, lane: int, column: int) -> ColumnPlanner:
-        planner = self._planners.get((lane, column))
-        if planner is None:
-            first_epoch = 0 if self._is_carry else self._epoch
-            planner = ColumnPlanner(self._recipe, lane, column, first_epoch)
-            snapshot = self._snapshots.pop((lane, column), None)
-            if snapshot is not None:
-                planner.restore(snapshot)
-            self._planners[lane, column] = planner
-        return planner
 
     def _learn(self, lane: int, column: int) -> None:
         """Know more of a column: plan it, or bound it, or look for its end."""
         walk = self._walk
         if lane in self._own_lanes:
-            planner = self._planner(lane, column)
-            planner.extend()
+            self._note_passed()
+            planner = self._columns.extend(lane, column)
             walk.known[lane, column] = planner.num_known
             walk.complete[lane, column] = planner.is_complete
         else:
@@ -321,20 +320,30 @@ class EpochSequence:
             walk.known[lane, column] = num_packs
             walk.complete[lane, column] = is_all
 
+    @property
+    def _num_walked(self) -> int:
+        return self._first_slot + len(self._slots)
+
     def _walk_to(self, slot: int) -> None:
         """Walk whole global batches until `slot` slots of the epoch are known, or all lanes dry."""
         size = self._recipe.global_batch_size
-        batches = [self._slots]
-        walked = self._first_slot + len(self._slots)
-        while walked < slot and (self._total is None or walked < self._total):
-            batch = self._walk.next_batch(size)
-            walked += len(batch)
-            batches.append(batch)
-            if len(batch) < size:
-                self._total = walked
-        if len(batches) > 1:
-            self._slots = np.concatenate(batches)
-            self._ends.look_ahead(self._walk.served)
+        while self._asked < slot and (self._total is None or self._asked < self._total):
+            missing = self._asked + size - self._num_walked
+            if missing > 0:
+                self._walk_on(missing)
+            self._asked = min(self._asked + size, self._num_walked)
+
+    def _walk_on(self, num_slots: int) -> None:
+        """Walk some slots further, and as many more as can be without learning more."""
+        walked = self._walk.next(num_slots)
+        if len(walked) < num_slots:
+            self._total = self._num_walked + len(walked)
+        room = AHEAD if self._total is None else self._total - self._num_walked - len(walked)
+        ahead = self._walk.next(min(room, AHEAD), may_learn=False)
+        self._note_passed()
+        self._slots = np.concatenate([self._slots, walked, ahead])
+        self._quiet_until = 0
+        self._ends.look_ahead(self._walk.served)
 
     def _end_of_epoch(self) -> int | None:
         """Return the slot at which this epoch's steps end, once it is known."""
@@ -346,45 +355,59 @@ class EpochSequence:
         return -(-self._total // size) * size
 
     def _packs(self, first: int, last: int) -> Packs:
-        """Return the packs of slots `first` to `last` - 1, in order."""
+        """Return the packs of slots `first` to `last` - 1, one device batch, in order."""
         if self._total is not None:
             last = min(last, self._total)
-        slots = self._slots[max(first - self._first_slot, 0) : max(last - self._first_slot, 0)]
-        # A run of neighbouring packs of one column is taken in one piece.
-        bounds = [0, len(slots)] if len(slots) else []
-        if len(slots) and (slots[-1] != slots[0] + (0, 0, len(slots) - 1)).any():
-            jumps = (np.diff(slots, axis=0) != (0, 0, 1)).any(axis=1)
-            bounds[1:1] = (np.flatnonzero(jumps) + 1).tolist()
-        parts = []
-        for begin, end in pairwise(bounds):
-            lane, column, pack = slots[begin].tolist()
-            planner = self._planner(lane, column)
-            planner.know(pack + end - begin - 1, keep=pack)
-            parts.append(planner.take(pack, pack + end - begin))
-        if not parts:
+        if last <= first:
             return Packs.none()
-        segments, sizes = zip(*parts, strict=True)
-        return Packs(segments=np.concatenate(segments), ends=np.cumsum(np.concatenate(sizes)))
+        view = self._view
+        row = (first - self._gathered_from) // view.window * view.batch_size
+        if row + last - first > len(self._gathered):
+            self._gathered = self._columns.gather(self._own_slots(first), view.batch_size)
+            self._gathered_from, row = first, 0
+            self._quiet_until = 0
+        return self._gathered.slice(row, row + last - first)
+
+    def _own_slots(self, first: int) -> Int64Array:
+        """Return the walked slots of this device's batches from `first` on, one batch at least."""
+        view = self._view
+        stop = self._num_walked if self._total is None else min(self._num_walked, self._total)
+        num_batches = (stop - first - view.batch_size) // view.window + 1
+        num_batches = max(1, min(num_batches, TOGETHER // view.batch_size))
+        starts = first - self._first_slot + view.window * np.arange(num_batches)
+        rows = (starts[:, None] + np.arange(view.batch_size)).ravel()
+        slots: Int64Array = self._slots[rows[rows < stop - self._first_slot]]
+        return slots
 
     def _release(self, slot: int) -> None:
         """Forget the slots before `slot` and their packs."""
-        if self._total is not None:
-            slot = min(slot, self._total)  # packs that epoch_end="drop" leaves out were not passed
-        gone = self._slots[: slot - self._first_slot]
-        # A column's packs come in order, so the last one written is the highest.
-        self._passed[gone[:, 0], gone[:, 1]] = gone[:, 2] + 1
-        self._slots = self._slots[len(gone) :]
-        self._first_slot += len(gone)
-        for (lane, column), planner in self._planners.items():
-            planner.release(int(self._passed[lane, column]))
+        # Packs that epoch_end="drop" leaves out are not passed.
+        self._released = slot if self._total is None else min(slot, self._total)
+
+    def _note_passed(self) -> None:
+        """Tell the columns what is released."""
+        gone = self._slots[: self._released - self._first_slot]
+        if len(gone):
+            self._columns.pass_by(gone)
+            self._substituted += int(gone[:, SUBSTITUTED].sum())
+            self._slots = self._slots[len(gone) :]
+            self._first_slot = self._released
+
+    def _look(self) -> None:
+        """Bring the snapshots up to date."""
+        if self._released < self._quiet_until:
+            return
+        self._note_passed()
+        self._saved = self._columns.snapshots()
+        self._quiet_until = self._first_slot + self._columns.num_quiet(self._slots) + 1
 
     def _pass_over(self, position: int) -> None:
         """Go to `position`: walk what lies before it, a global batch at a time."""
-        while self._first_slot < position:
-            target = min(self._first_slot + self._recipe.global_batch_size, position)
+        while self._released < position:
+            target = min(self._released + self._recipe.global_batch_size, position)
             self._walk_to(target)
-            reached = min(target, self._first_slot + len(self._slots))
-            if reached == self._first_slot:
+            reached = min(target, self._num_walked)
+            if reached == self._released:
                 break
             self._release(reached)
         if self._total is not None and position >= self._total:

@@ -9,7 +9,7 @@ With lanes 0 and 1 and lane_run=2; lane 0 runs dry after three packs::
 The walk knows no tokens and no segments, only how many packs each column is known to have; where
 that is not enough to go on, it stops and says which column it must know more of.
 
-Cost: about 10 ns a slot. Memory: the slots of one global batch.
+Cost: about 10 ns a slot. Memory: a few thousand slots.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from streampack.mix import Schedule
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
-__all__ = ["ENDLESS", "Walk"]
+__all__ = ["COLUMN", "ENDLESS", "LANE", "NO_SLOTS", "PACK", "PIECE", "SUBSTITUTED", "Walk"]
 
 ENDLESS = 1 << 62  # packs of a column that never ends
 DRY = -2
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)  # of a column: packs taken, known, whether that is all
-LANE, LEFT = range(2)  # the walk's turn: the current lane, and packs left in its run
+TURN, LEFT = range(2)  # the walk's turn: the current lane, and packs left in its run
+LANE, COLUMN, PACK, SUBSTITUTED = range(4)  # of a slot; the last says that it asked for another one
+NO_SLOTS = np.zeros((0, 4), np.int64)
+PIECE = 4096  # slots that are walked, or whose columns are asked for, together
 
 
 @compiled
@@ -58,43 +61,42 @@ def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
 @compiled
 def _walk(
     wanted: Int64Array, turn: Int64Array, columns: Int64Array, lane_run: int, out: Int64Array
-) -> tuple[int, int, int, int]:
-    """Fill `out` (n, 3) with lane, column and pack of the next slots.
+) -> tuple[int, int, int]:
+    """Fill `out` (n, 4) with the next slots, which ask for the `wanted` columns (n,).
 
-    Returns the slots filled, the substitutions made, and the lane and column that must be known
-    better: -1 where all slots are filled, lane DRY where all lanes are dry.
+    Returns the slots filled, and the lane and column that must be known better: -1 where all slots
+    are filled, lane DRY where all lanes are dry.
     """
     num_lanes = columns.shape[1]
-    substituted = 0
     num_dry = 0
     filled = 0
     while filled < len(out):
         if turn[LEFT] == 0:
-            turn[LANE] = (turn[LANE] + 1) % num_lanes
+            turn[TURN] = (turn[TURN] + 1) % num_lanes
             turn[LEFT] = lane_run
-        lane = turn[LANE]
+        lane = turn[TURN]
         column, unknown = _serve(columns, lane, wanted[filled])
         if unknown >= 0:
-            return filled, substituted, lane, unknown
+            return filled, lane, unknown
         if column < 0:
             num_dry += 1
             if num_dry == num_lanes:
-                return filled, substituted, DRY, -1
+                return filled, DRY, -1
             turn[LEFT] = 0
             continue
         num_dry = 0
-        substituted += column != wanted[filled]
-        out[filled, 0] = lane
-        out[filled, 1] = column
-        out[filled, 2] = columns[SERVED, lane, column]
+        out[filled, LANE] = lane
+        out[filled, COLUMN] = column
+        out[filled, PACK] = columns[SERVED, lane, column]
+        out[filled, SUBSTITUTED] = column != wanted[filled]
         columns[SERVED, lane, column] += 1
         turn[LEFT] -= 1
         filled += 1
-    return filled, substituted, -1, -1
+    return filled, -1, -1
 
 
 class Walk:
-    """The slots of one epoch, a global batch at a time.
+    """The slots of one epoch, in order.
 
     Args:
         recipe: What the sequence is a function of.
@@ -119,7 +121,8 @@ class Walk:
         self._recipe = recipe
         self._learn = learn
         self._turn = np.array([recipe.num_lanes - 1, 0], np.int64)
-        self._wanted = self._wanted_streams(epoch)
+        self._wanted = self._wanted_columns(epoch)
+        self._asked = np.zeros(0, np.int64)  # columns of the next slots
 
     @property
     def served(self) -> Int64Array:
@@ -139,39 +142,46 @@ class Walk:
         complete: Int64Array = self._columns[COMPLETE]
         return complete
 
-    def next_batch(self, num_slots: int) -> Int64Array:
-        """Return lane, column and pack of the next slots, shape (n, 3).
+    def next(self, num_slots: int, *, may_learn: bool = True) -> Int64Array:
+        """Return lane, column and pack of the next slots, and whether another one was asked for.
 
         Args:
-            num_slots: Slots to walk, a global batch; fewer come back where all lanes run dry.
+            num_slots: Slots to walk; fewer come back where all lanes run dry.
+            may_learn: False stops where more must be known of a column.
+
+        Returns:
+            Rows of LANE, COLUMN, PACK and SUBSTITUTED, shape (n, 4).
         """
-        wanted = next(self._wanted)[:num_slots]
-        out = np.empty((num_slots, 3), np.int64)
+        out = np.empty((num_slots, 4), np.int64)
         done = 0
         while done < num_slots:
-            filled, substituted, lane, column = _walk(
-                wanted[done:],
+            if not len(self._asked):
+                if not may_learn and self._recipe.mixing.batching_method == "per_stream":
+                    break  # which stream a global batch holds may have to be learnt
+                self._asked = next(self._wanted)
+            filled, lane, column = _walk(
+                self._asked,
                 self._turn,
                 self._columns,
                 self._recipe.lane_run,
-                out[done:],
+                out[done : done + len(self._asked)],
             )
-            self.substituted += substituted
+            self._asked = self._asked[filled:]
             done += filled
-            if lane == DRY:
+            if lane == DRY or (lane >= 0 and not may_learn):
                 break
             if lane >= 0:
                 self._learn(lane, column)
         return out[:done]
 
-    def _wanted_streams(self, epoch: int) -> Iterator[Int64Array]:
-        """Yield the column that each slot of a global batch asks for, batch after batch."""
+    def _wanted_columns(self, epoch: int) -> Iterator[Int64Array]:
+        """Yield the columns that slots ask for, whole global batches at a time."""
         recipe = self._recipe
         size = recipe.global_batch_size
         method = recipe.mixing.batching_method
         if method == "random":
             while True:
-                yield np.zeros(size, np.int64)
+                yield np.zeros(PIECE, np.int64)
         run = {"stratified": 1, "device_per_stream": recipe.lane_run, "per_stream": size}[method]
         schedule = Schedule(
             [stream.chosen_tokens for stream in recipe.streams],
@@ -179,18 +189,23 @@ class Walk:
             seed=recipe.order.seed,
             place=("schedule", epoch),
         )
-        for streams in schedule.blocks():
+        for streams in schedule.windows():
             if method == "per_stream":
-                streams = np.array([self._live(int(streams[0]))])
-            yield np.repeat(streams, run)
+                for stream in streams[:, 0].tolist():
+                    yield np.full(size, self._live(stream), np.int64)
+            else:
+                # streams: (global batches, choices in one).
+                yield np.repeat(streams, run, axis=1)[:, :size].ravel()
 
     def _live(self, stream: int) -> int:
         """Return `stream` if any lane has packs of it left, else the one with most left."""
+        if self._is_live(stream):
+            return stream
         left = (self._columns[EXPECTED] - self.served).sum(axis=0)
         others = sorted((s for s in range(len(left)) if s != stream), key=lambda s: (-left[s], s))
-        for candidate in [stream, *others]:
+        for candidate in others:
             if self._is_live(candidate):
-                self.substituted += candidate != stream
+                self.substituted += 1
                 return candidate
         return stream
 

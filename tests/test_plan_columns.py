@@ -1,0 +1,64 @@
+"""Walking ahead and taking packs together is only a speed-up: nothing that can be seen changes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from planning import recipe
+
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import DeviceView, EpochSequence, Recipe, sequence
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(5200, 60), (700, 90)]]
+
+
+def make(method: str, epoch_end: str) -> Recipe:
+    return recipe(
+        LENGTHS,
+        weights=[{}, {"repeat": 0.5}],
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end),
+        packing=Packing(max_seq_len=64, buffer_tokens=512, overflow="drop"),
+        order=Order(seed=3, shuffle_block_size=500),
+        num_lanes=2,
+        lane_run=2,
+        global_batch_size=12,
+    )
+
+
+def seen(r: Recipe, view: DeviceView) -> list:
+    """All that a sequence tells after each batch; every third batch is passed over."""
+    own = EpochSequence(r, view, epoch=1)
+    told: list = []
+    while (batch := own.next(fetch=len(told) % 3 != 1)) is not None:
+        needs = own.shards_ahead()
+        told.append(
+            [
+                batch.packs.segments.tolist(),
+                batch.packs.ends.tolist(),
+                batch.position,
+                json.dumps(own.snapshots()),
+                None if needs is None else [needs.ahead.tolist(), needs.finished.tolist()],
+                [own.substituted, own.buffered_tokens, own.overlong.tolist(), own.num_slots],
+            ]
+        )
+    own.close()
+    return told
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4)])
+def test_batches_planned_together_are_those_planned_one_by_one(
+    method, epoch_end, num_devices, batch_size, monkeypatch
+):
+    r = make(method, epoch_end)
+    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
+    together = seen(r, view)
+    monkeypatch.setattr(sequence, "AHEAD", 0)
+    monkeypatch.setattr(sequence, "TOGETHER", 1)
+
+    assert seen(r, view) == together
+    assert len(together) > 50
