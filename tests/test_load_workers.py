@@ -95,8 +95,9 @@ def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(w
 
 def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    batch_bytes = free // 8
-    check_shared_memory(batch_bytes, 3, 1, tmp_path)
+    check_shared_memory(free // 3, 2, 1, tmp_path)
     with pytest.raises(ConfigError, match=rf"{tmp_path} has \d+ bytes free"):
-        check_shared_memory(batch_bytes, 3, 4, tmp_path)
-    check_shared_memory(batch_bytes, 3, 4, tmp_path / "not there")
+        check_shared_memory(free // 3, 2, 4, tmp_path)
+    with pytest.raises(ConfigError, match="bytes free"):
+        check_shared_memory(0, 1 << 30, 1, tmp_path)  # their locks alone
+    check_shared_memory(free // 3, 2, 4, tmp_path / "not there")

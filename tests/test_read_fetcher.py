@@ -226,6 +226,7 @@ def test_a_batch_waits_again_for_a_shard_that_was_no_longer_needed(stream):
     fetcher.follow(ShardNeeds(ahead=rows(0)))
     fetcher.need_for(packs)
     fetcher.follow(ShardNeeds(ahead=rows(1)))
+    fetcher.need([(0, 1)])  # nobody is in the folder any more
     shutil.rmtree(stream.cache.folder)
     fetcher.need_for(packs)
     assert stream.is_here(0)

@@ -171,7 +171,7 @@ class PlannedLoading:
         # What workers have read ahead, one more that is being handed on, and one to spare.
         num_slots = num_workers * self._ahead + 2
         num_ranks = world.num_ranks // world.num_nodes
-        check_shared_memory(batch_tokens * each, num_slots, num_ranks)
+        check_shared_memory(num_slots * batch_tokens * each, num_workers, num_ranks)
         check_socket_path(tempfile.gettempdir())
         if not read.is_light:
             # A worker has no GPU to pin for.

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from mmap import PAGESIZE
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ from streampack.errors import ConfigError, StreampackError, WorkerError
 __all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path", "pin"]
 
 SHARED_MEMORY = Path("/dev/shm")
+QUEUE_LOCKS, EVENT_LOCKS = 3, 5  # files of multiprocessing's Queue and Event
 DYING_S = 2.0
 MAX_SOCKET_PATH = 107  # bytes of a Unix socket's address
 SOCKET_NAME = "/pymp-12345678/listener-12345678"  # how long torch's are, in the temporary folder
@@ -253,13 +255,13 @@ def check_socket_path(folder: str) -> None:
 
 
 def check_shared_memory(
-    batch_bytes: int, num_batches: int, num_ranks: int, folder: Path = SHARED_MEMORY
+    num_bytes: int, num_workers: int, num_ranks: int, folder: Path = SHARED_MEMORY
 ) -> None:
     """Refuse workers whose batches do not fit where they are handed over.
 
     Args:
-        batch_bytes: What a batch takes there.
-        num_batches: Batches that all workers of a rank may hold at once.
+        num_bytes: What the batches of a rank take there.
+        num_workers: Workers of a rank; the locks of their queues lie there, too.
         num_ranks: Ranks that share the folder.
         folder: Where torch puts them.
 
@@ -271,7 +273,9 @@ def check_shared_memory(
     except OSError:
         return  # torch will use another place, or say so
     free = status.f_bavail * status.f_frsize
-    needed = num_ranks * num_batches * batch_bytes
+    # A queue for each worker and one for all, and an event; each lock takes a page.
+    num_locks = (num_workers + 1) * QUEUE_LOCKS + EVENT_LOCKS
+    needed = num_ranks * (num_bytes + num_locks * PAGESIZE)
     if needed > free:
         raise ConfigError(
             f"{folder} has {free} bytes free, but workers hand batches over in it and may need "
