@@ -20,13 +20,7 @@ from streampack.errors import ConfigError
 from streampack.read import Rows
 from streampack.types import Packs
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 B, S, T = 4, 24, 96

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -40,12 +39,7 @@ DOCUMENT_IDS = st.integers(1, 3).flatmap(
 PADDING = st.sampled_from(["identity", "causal"])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def sees(document_ids: list[int], query: int, key: int, padding: str = "identity") -> bool:

@@ -7,11 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.mix import parts, scaled_shares
-from streampack.order import draw_by_samples, draw_by_tokens
+from streampack.order import draw_by_tokens, draw_places, drawn_before
 from streampack.order.draw import CHUNK, TOKEN_SCALE
 
 quotas = st.lists(st.integers(0, 9000), min_size=1, max_size=6)
 lengths = st.one_of(st.integers(1, 20), st.integers(1, 3000))
+
+
+def draw_by_samples(quotas: list[int], chunk: int, seed: int, place: tuple[int, ...]) -> np.ndarray:
+    """The stream of each draw of a chunk, shape (up to CHUNK,); empty after the last."""
+    counts = np.diff([drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)], axis=0)[0]
+    draws = np.empty(counts.sum(), np.int64)
+    draws[draw_places(counts, chunk, seed, place)] = np.repeat(np.arange(len(counts)), counts)
+    return draws
 
 
 def chunks(quotas: list[int], seed: int = 3) -> list[np.ndarray]:

@@ -30,12 +30,7 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def model_of(name: str, attention: str = "sdpa") -> Any:

@@ -16,7 +16,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +37,7 @@ from tests.worlds import consumed
 from tests.worlds.torchrun_agents import PATIENCE_S, environment, free_port, torchrun
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     # What Lightning warns of at every start.
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
@@ -111,15 +112,6 @@ def global_batches(out: Path, num_epochs: int) -> list[dict[str, Any]]:
         world=World(),
     )
     return [batch for _ in range(num_epochs) for batch in dataset]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Compute in one thread: the models are too small for more, and ranks have one."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

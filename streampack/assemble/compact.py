@@ -21,13 +21,13 @@ from torch import Tensor
 
 from streampack.assemble.batch import Batch, fill_compact
 from streampack.assemble.fill import ROW, ROW_LENGTH, ROW_START
-from streampack.assemble.layout import begins, check_carried, real_tokens
+from streampack.assemble.layout import check_carried, segment_starts
 from streampack.errors import ConfigError, DataError
+from streampack.read.gather import MAX_ID
 from streampack.read.kernels import IGNORED
 
 __all__ = ["expand", "to_compact"]
 
-MAX_ID = 2**31 - 1
 KEYS = ("tokens", "next_tokens", "cu_seqlens", "segments", "positions")
 
 
@@ -49,8 +49,7 @@ def to_compact(batch: Batch) -> Batch:
             f"token id {int(tokens.abs().max())} does not fit in a compact batch, whose largest is "
             f"{MAX_ID}; use batch_format='native'"
         )
-    is_real, is_first = real_tokens(batch).flatten(), begins(batch).flatten()
-    firsts = (is_real & is_first).nonzero().flatten()
+    firsts = segment_starts(batch)
     lasts = firsts + batch["segments"][:, ROW_LENGTH].to(firsts) - 1
     starts = batch["input_pos"].flatten()[firsts]
     compact = {

@@ -21,6 +21,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from streampack.assemble.batch import Batch
+from streampack.assemble.fill import ROW, ROW_LENGTH
 from streampack.assemble.layout import (
     CARRIED,
     check_carried,
@@ -34,8 +35,6 @@ from streampack.errors import ConfigError
 from streampack.read.kernels import IGNORED
 
 __all__ = ["to_llm_foundry", "to_megatron", "to_olmo_core"]
-
-ROW, SEGMENT_LENGTH = 0, 5  # columns of `segments`
 
 
 def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _filled(edges: list[torch.Tensor], row_tokens: int) -> torch.Tensor:
 def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
     """Return a batch for Megatron-LM with every segment at a multiple; see `to_megatron`."""
     tokens, segments = batch["tokens"], batch["segments"].to(batch["tokens"].device)
-    rows, lengths = segments[:, ROW], segments[:, SEGMENT_LENGTH]
+    rows, lengths = segments[:, ROW], segments[:, ROW_LENGTH]
     padded = -(-lengths // multiple) * multiple  # (n,)
     used = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
     used.index_add_(0, rows, padded)  # (B,)

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from streampack.assemble.batch import Batch
+from streampack.assemble.fill import ROW_LENGTH
 from streampack.errors import ConfigError
 from streampack.read.kernels import IGNORED
 
@@ -52,7 +53,6 @@ NATIVE = (
     "segments",
     *CARRIED,
 )
-SEGMENT_LENGTH = 5  # the column of `segments`
 
 
 def check_native(batch: object, taker: str) -> None:
@@ -138,7 +138,7 @@ def real_tokens(batch: Batch) -> torch.Tensor:
     steps = torch.zeros(tokens.numel() + 1, dtype=torch.int64, device=tokens.device)
     ones = torch.ones_like(starts)
     steps.index_add_(0, starts, ones)
-    steps.index_add_(0, starts + batch["segments"][:, SEGMENT_LENGTH].to(starts), -ones)
+    steps.index_add_(0, starts + batch["segments"][:, ROW_LENGTH].to(starts), -ones)
     return (steps.cumsum(0) > 0)[:-1].view(tokens.shape)
 
 
@@ -192,7 +192,7 @@ def unpad(batch: Batch) -> AnyBatch:
     """
     check_native(batch, "unpad")
     indices = real_tokens(batch).flatten().nonzero().flatten()
-    lengths = batch["segments"][:, SEGMENT_LENGTH]
+    lengths = batch["segments"][:, ROW_LENGTH]
     edges = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=indices.device)
     edges[1:] = lengths.cumsum(0)
     flat = {key: batch[key].flatten()[indices] for key in ("tokens", "labels", "input_pos")}

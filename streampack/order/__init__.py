@@ -1,6 +1,6 @@
 """Which sample is next, per lane: dealing, shuffling and drawing, all by the seed."""
 
-from streampack.order.draw import draw_by_samples, draw_by_tokens, draw_places, drawn_before
+from streampack.order.draw import draw_by_tokens, draw_places, drawn_before
 from streampack.order.lanes import Extents, deal, run_of_lane
 from streampack.order.shuffle import Passes, Taken
 
@@ -9,7 +9,6 @@ __all__ = [
     "Passes",
     "Taken",
     "deal",
-    "draw_by_samples",
     "draw_by_tokens",
     "draw_places",
     "drawn_before",

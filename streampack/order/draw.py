@@ -25,7 +25,6 @@ from streampack.types import Int64Array
 __all__ = [
     "CHUNK",
     "TOKEN_SCALE",
-    "draw_by_samples",
     "draw_by_tokens",
     "draw_places",
     "drawn_before",
@@ -33,28 +32,6 @@ __all__ = [
 
 CHUNK = 4096
 TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
-
-
-def draw_by_samples(
-    quotas: Sequence[int], chunk: int, seed: int, place: tuple[int | str, ...]
-) -> Int64Array:
-    """Return the streams of one chunk of draws, shape (up to CHUNK,); empty after the last.
-
-    Args:
-        quotas: Draws of each stream in the epoch.
-        chunk: Which chunk of the epoch.
-        seed: The run's seed.
-        place: Epoch and lane.
-
-    >>> sorted(draw_by_samples([6, 2], 0, 17, (0, 0)).tolist())
-    [0, 0, 0, 0, 0, 0, 1, 1]
-    >>> len(draw_by_samples([6, 2], 1, 17, (0, 0)))
-    0
-    """
-    counts = np.diff([drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)], axis=0)[0]
-    draws = np.empty(counts.sum(), np.int64)
-    draws[draw_places(counts, chunk, seed, place)] = np.repeat(np.arange(len(counts)), counts)
-    return draws
 
 
 def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:

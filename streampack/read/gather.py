@@ -31,7 +31,7 @@ from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
 from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
 
-__all__ = ["Gatherer", "Rows"]
+__all__ = ["MAX_ID", "Gatherer", "Rows"]
 
 MAX_OPEN_SHARDS = 256
 MAX_OPEN_SAMPLES = 2_000_000  # their places take 16 bytes each
