@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 import time
@@ -9,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from streampack.errors import ConfigError, DataError, WorkerError
 from streampack.load import PackedDataLoader
+from streampack.load.iterations import Iterations
 from streampack.load.workers import check_shared_memory
 from tests import conformance
 from tests.conformance import Written, show
@@ -25,7 +29,11 @@ def written(tmp_path_factory) -> Written:
 
 
 def worker_pids(loader: PackedDataLoader) -> list[int]:
-    return [process.pid for process in loader._loading._workers._loader._iterator._workers]
+    return [process.pid for process in workers_of(loader)]
+
+
+def workers_of(loader: PackedDataLoader) -> list[Any]:
+    return loader._loading._workers._iterations._loader._iterator._workers
 
 
 def until_dead(pid: int) -> None:
@@ -101,3 +109,36 @@ def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
     with pytest.raises(ConfigError, match="bytes free"):
         check_shared_memory(0, 1 << 30, 1, tmp_path)  # their locks alone
     check_shared_memory(free // 3, 2, 4, tmp_path / "not there")
+
+
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_workers_end_at_once_where_the_collector_finds_their_loader(
+    written, monkeypatch, persistent_workers
+):
+    # How long torch waits for a worker that was not told to end, and how often a worker looks.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 30.0)
+    monkeypatch.setattr(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 30.0)
+    dataset = conformance.make(written)
+    loader = PackedDataLoader(dataset, num_workers=2, persistent_workers=persistent_workers)
+    batches = iter(loader)
+    next(batches)
+    workers = multiprocessing.active_children()
+    assert len(workers) >= 2
+    cycle = [loader, batches]
+    cycle.append(cycle)
+    begin_s = time.monotonic()
+    del loader, batches, cycle
+    gc.collect()
+    assert time.monotonic() - begin_s < 20
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_forked_child_does_not_end_its_parents_workers():
+    loader = torch.utils.data.DataLoader(range(8), batch_size=None, num_workers=1)
+    held = [Iterations(loader).begin()]
+    assert next(held[0]) == 0
+    child = multiprocessing.get_context("fork").Process(target=held.clear)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert list(held[0]) == list(range(1, 8))

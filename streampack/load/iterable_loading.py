@@ -28,6 +28,7 @@ from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_state import KIND, check_state
+from streampack.load.iterations import Iterations
 from streampack.load.tally import shares
 from streampack.load.workers import WorkerOptions, pin
 from streampack.read.prefetch import work_ahead
@@ -91,7 +92,7 @@ class IterableLoading:
         )
         self._options = replace(options, prefetch_factor=self._ahead)
         self._pins = options.pin_memory and torch.cuda.is_available()
-        self._workers: DataLoader[Delivered | None] | None = None
+        self._workers: Iterations | None = None
         self._start: State | None = None
         self._epoch = 0
         self._next_worker = 0
@@ -192,10 +193,11 @@ class IterableLoading:
         if self._workers is None or start is not None:
             if start is not None:
                 self._dataset.set_epoch(self._epoch)
-            self._workers = DataLoader(
+            loader = DataLoader(
                 _WithStates(self._dataset, start), batch_size=None, **self._options.for_torch()
             )
-        return iter(self._workers)
+            self._workers = Iterations(loader)
+        return self._workers.begin()
 
     def stats(self) -> dict[str, Any]:
         """Return what this rank delivered of the epoch under way, or of the last one."""

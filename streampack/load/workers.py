@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.load.iterations import Iteration, Iterations
 
 __all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path", "pin"]
 
@@ -118,16 +119,17 @@ class ReadingWorkers:
         self._read = read
         self._options = options
         self._sampler = _Tasks()
-        self._loader = self._make()
+        self._iterations = self._make()
 
-    def _make(self) -> DataLoader[Any]:
-        return DataLoader(
+    def _make(self) -> Iterations:
+        loader = DataLoader(
             _Reads(self._read),
             sampler=self._sampler,
             batch_size=None,
             collate_fn=_as_it_is,
             **self._options.for_torch(),
         )
+        return Iterations(loader)
 
     def results(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yield what workers made of some tasks, in order.
@@ -138,8 +140,8 @@ class ReadingWorkers:
         """
         self._sampler.tasks = tasks
         results = self._begin()
-        _unwatch(results)
-        processes = list(getattr(results, "_workers", ()))
+        _unwatch(results.batches)
+        processes = list(getattr(results.batches, "_workers", ()))
         while True:
             self._check(processes, None)
             try:
@@ -155,13 +157,13 @@ class ReadingWorkers:
             yield result
             del result
 
-    def _begin(self) -> Iterator[Any]:
+    def _begin(self) -> Iteration:
         try:
-            return iter(self._loader)
+            return self._iterations.begin()
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
-            self._loader = self._make()
+            self._iterations = self._make()
             raise WorkerError(f"a reading worker died at its start: {error}") from error
 
     def _check(self, processes: list[Any], error: Exception | None) -> None:
@@ -174,7 +176,7 @@ class ReadingWorkers:
         for other in processes:
             other.terminate()  # it holds nothing but locks of the kernel's, which are freed
         _remove_remains(processes)
-        self._loader = self._make()
+        self._iterations = self._make()
         raise WorkerError(
             f"reading worker {number} (pid {process.pid}) died: {_exit_text(process.exitcode)}; "
             "load the last state into the loader and iterate again"
