@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from itertools import count, islice
 
@@ -71,21 +72,82 @@ def test_threads_end_with_the_iteration_also_when_it_is_left_early(num_threads):
     assert not reading_threads()
 
 
-def test_items_are_made_and_worked_on_in_one_other_thread():
+def test_items_are_made_in_one_other_thread_and_so_are_results_that_nobody_waits_for():
     makers, workers = set(), set()
+    made: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def items():
-        for item in range(5):
+        for item in range(8):
             makers.add(threading.get_ident())
             yield item
 
     def work(item: int) -> int:
         workers.add(threading.get_ident())
+        made.put(item)
         return item
 
-    assert list(work_ahead(items(), work, depth=2)) == list(range(5))
+    ahead = work_ahead(items(), work, depth=3)
+    delivered = [next(ahead)]
+    workers.clear()
+    for item in range(1, 8):
+        while made.get(timeout=60) != item:
+            pass
+        delivered.append(next(ahead))
+    assert delivered == list(range(8))
+    assert next(ahead, None) is None
     assert makers == workers
-    assert len(makers - {threading.get_ident()}) == 1
+    assert threading.get_ident() not in makers
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_who_would_wait_helps(num_threads):
+    helped, workers = threading.Event(), []
+
+    def work(item: int) -> int:
+        workers.append(threading.get_ident())
+        if threading.get_ident() == caller:
+            helped.set()
+        else:
+            assert helped.wait(60)  # no thread ends its first item before the caller did one
+        return item
+
+    caller = threading.get_ident()
+    assert list(work_ahead(range(9), work, 4, num_threads)) == list(range(9))
+    assert caller in workers
+
+
+def test_an_interrupt_while_the_caller_helps_is_raised_at_once():
+    helped = threading.Event()
+
+    def work(item: int) -> int:
+        if threading.get_ident() == caller:
+            helped.set()
+            raise KeyboardInterrupt
+        assert helped.wait(60)
+        return item
+
+    caller = threading.get_ident()
+    with pytest.raises(KeyboardInterrupt):
+        next(work_ahead(count(), work, 4))
+    assert not reading_threads()
+
+
+def test_a_callers_own_failure_surfaces_at_its_item():
+    helped = threading.Event()
+
+    def work(item: int) -> int:
+        if threading.get_ident() == caller:
+            helped.set()
+            raise ValueError(f"item {item} is bad")
+        assert helped.wait(60)
+        return item
+
+    caller, delivered = threading.get_ident(), []
+    with pytest.raises(ValueError, match=r"item \d is bad") as caught:  # noqa: PT012 - a loop
+        for item in work_ahead(count(), work, 4):
+            delivered.append(item)
+    assert str(caught.value) == f"item {len(delivered)} is bad"
+    assert delivered == list(range(len(delivered)))
 
 
 def test_several_threads_work_at_the_same_time_on_items_asked_for_one_by_one():

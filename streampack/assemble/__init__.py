@@ -1,7 +1,7 @@
 """Assemble: from tokens and segments to the tensors of a training step."""
 
 from streampack.assemble.batch import Batch, fill_compact, make_batch, make_compact
-from streampack.assemble.blocks import Blocks
+from streampack.assemble.blocks import Blocks, Scratch
 from streampack.assemble.compact import expand, to_compact
 from streampack.assemble.formats import (
     FORMATS,
@@ -34,6 +34,7 @@ __all__ = [
     "BatchFormat",
     "Blocks",
     "Formatter",
+    "Scratch",
     "additive_mask",
     "block_causal_mask",
     "block_mask",

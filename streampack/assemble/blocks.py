@@ -30,7 +30,7 @@ from torch import Tensor
 
 from streampack.types import IntArray
 
-__all__ = ["Blocks", "Shape"]
+__all__ = ["Blocks", "Scratch", "Shape"]
 
 KEPT = 4  # blocks that wait for use
 ALIGNMENT = 64  # bytes; a cache line, and more than any type needs
@@ -108,6 +108,37 @@ class Blocks:
             # Others are of a batch of another shape, and there will be no more of those.
             if block.memory.nbytes == num_bytes:
                 return block
+
+
+class Scratch:
+    """Arrays that nobody sees once they are given back; for one process, safe for many threads.
+
+    >>> scratch = Scratch()
+    >>> first = scratch.take(np.int32, (2, 3))
+    >>> scratch.give_back(first)
+    >>> scratch.take(np.int32, (2, 3)) is first, scratch.take(np.int32, (2, 3)) is first
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[IntArray] = deque(maxlen=KEPT)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_waiting": deque(maxlen=KEPT)}
+
+    def take(self, dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> IntArray:
+        """Return an array of this type and shape, its values not set."""
+        while True:
+            try:
+                array = self._waiting.pop()
+            except IndexError:
+                return np.empty(shape, dtype)
+            if array.shape == shape and array.dtype == dtype:
+                return array
+
+    def give_back(self, array: IntArray) -> None:
+        """Let others have an array that was taken; do not look at it again."""
+        self._waiting.append(array)
 
 
 def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:

@@ -19,6 +19,7 @@ from streampack.assemble import (
     LIGHT,
     Blocks,
     Formatter,
+    Scratch,
     make_batch,
     make_compact,
     to_compact,
@@ -41,7 +42,7 @@ class BatchReader:
     convert: Formatter = to_native
     blocks: Blocks = field(default_factory=Blocks)
     """Where batches lie."""
-    scratch: Blocks = field(default_factory=Blocks)
+    scratch: Scratch = field(default_factory=Scratch)
     """Where tokens lie until a batch is made of them."""
 
     @property
@@ -56,19 +57,27 @@ class BatchReader:
 
     def __call__(self, plan: DeviceBatch) -> Any:
         """Read one planned device batch, in the dataset's `batch_format`."""
-        room, tokens = self.room(plan.num_rows)
-        rows = self.gatherer.gather(plan.packs, plan.num_rows, out=room)
-        return self.finish(plan, rows, tokens)
+        if self.keeps_rows:
+            room, tokens = self.room(plan.num_rows)
+            return self.finish(plan, self._gather(plan, room), tokens)
+        room = self.scratch.take(self.gatherer.dtype, self._shape(plan.num_rows))
+        batch = self.finish(plan, self._gather(plan, room))
+        self.scratch.give_back(room)
+        return batch
+
+    def _gather(self, plan: DeviceBatch, room: IntArray) -> Rows:
+        return self.gatherer.gather(plan.packs, plan.num_rows, out=room)
+
+    def _shape(self, num_rows: int) -> tuple[int, int]:
+        return num_rows, self.packing.max_seq_len
 
     def room(self, num_rows: int) -> tuple[IntArray, Tensor]:
-        """Return memory for the tokens of a batch, shape (num_rows, max_seq_len), two ways."""
-        blocks = self.blocks if self.keeps_rows else self.scratch
-        shape = (num_rows, self.packing.max_seq_len)
-        [array], [tensor] = blocks.take((self.gatherer.dtype, shape))
+        """Return memory for a batch that is made of its rows, shape (num_rows, max_seq_len)."""
+        [array], [tensor] = self.blocks.take((self.gatherer.dtype, self._shape(num_rows)))
         return array, tensor
 
-    def finish(self, plan: DeviceBatch, rows: Rows, tokens: Tensor) -> Any:
-        """Make the batch of a plan whose rows were read, `tokens` being theirs."""
+    def finish(self, plan: DeviceBatch, rows: Rows, tokens: Tensor | None = None) -> Any:
+        """Make the batch of a plan whose rows were read, `tokens` being theirs if it keeps them."""
         where: dict[str, Any] = {
             "epoch": plan.epoch,
             "position": plan.position,

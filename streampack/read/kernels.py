@@ -26,7 +26,7 @@ columns as much again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +42,19 @@ __all__ = [
     "NO_COLUMN",
     "PLACE_COLUMNS",
     "code_of",
+    "find_places",
     "find_shards",
     "gather_labels",
     "gather_tokens",
 ]
 
 IGNORED = -100  # the label that losses skip
+
+# What is read: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,);
+# place rows of open shards, (m, PLACE_COLUMNS); which of them each segment lies in, (n,), as
+# `find_places` fills it; and the options, (5,): BOS and EOS ids or -1, padding id, 1 where samples
+# may be truncated, and what the room of each segment is a multiple of.
+Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
 
 # Columns of a place row: the shard's bytes, then three columns of it, three numbers each.
 DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 8, 11
@@ -64,6 +71,7 @@ BOS, EOS, PADDING, TRUNCATES, MULTIPLE = 0, 1, 2, 3, 4
 
 # What can be wrong with a segment.
 FINE, BAD_SAMPLE, BAD_BYTES, BAD_LENGTH, BAD_RANGE, BAD_ROW, BAD_COLUMN, BAD_VALUE = range(8)
+NOT_OPEN = 8  # nothing wrong: its shard is to be opened first
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, INT64 = range(7)  # code // 2 is log2 of the bytes
 _CODES = {"u1": UINT8, "b1": UINT8, "i1": INT8, "u2": UINT16, "i2": INT16, "u4": UINT32}
@@ -182,6 +190,18 @@ def copy_values(address: int, code: int, first: int, out: IntArray) -> bool:
 
 
 @compiled
+def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -> int:
+    """Return the last place from `low` on, below `high`, that holds `number` or less; or `low`."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sorted_numbers[middle] <= number:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def find_shards(
     segments: Int64Array, bases: Int64Array, first_samples: Int64Array, shards: Int64Array
 ) -> int:
@@ -200,17 +220,48 @@ def find_shards(
         stream, sample = segments[k, STREAM], segments[k, SAMPLE]
         if stream < 0 or stream >= len(bases) - 1:
             return k
-        low, high = bases[stream], bases[stream + 1] - 1
-        if sample < 0 or sample >= first_samples[high]:
+        last = bases[stream + 1] - 1
+        if sample < 0 or sample >= first_samples[last]:
             return k
-        while high - low > 1:
-            middle = (low + high) // 2
-            if first_samples[middle] <= sample:
-                low = middle
-            else:
-                high = middle
-        shards[k] = low
+        shards[k] = _at_or_below(first_samples, bases[stream], last, sample)
     return -1
+
+
+@compiled
+def find_places(
+    segments: Int64Array,
+    bases: Int64Array,
+    first_samples: Int64Array,
+    numbers: Int64Array,
+    used: Int64Array,
+    now: int,
+    rows: Int64Array,
+) -> tuple[int, int]:
+    """Find the place row of every segment among those of the open shards.
+
+    Args:
+        segments: Segment rows, shape (n, 6).
+        bases: Where each stream begins in `first_samples`, shape (num_streams + 1,).
+        first_samples: First sample of each shard, and the number of samples, stream by stream.
+        numbers: The open shards, as indices into `first_samples`, in order; shape (m,).
+        used: Set to `now` for those that are read, shape (m,).
+        now: A number that grows from call to call.
+        rows: Filled with indices into `numbers`, shape (n,); with shards where one is not open.
+
+    Returns:
+        (segment, problem) of the first that does not exist, else of the first whose shard is not
+        open; (-1, FINE) if there is none.
+    """
+    bad = find_shards(segments, bases, first_samples, rows)
+    if bad >= 0:
+        return bad, BAD_SAMPLE
+    for k in range(len(segments)):
+        if len(numbers) == 0 or numbers[_at_or_below(numbers, 0, len(numbers), rows[k])] != rows[k]:
+            return k, NOT_OPEN
+    for k in range(len(segments)):
+        rows[k] = _at_or_below(numbers, 0, len(numbers), rows[k])
+        used[rows[k]] = now
+    return -1, FINE
 
 
 @compiled
@@ -306,42 +357,36 @@ def _ask_for_values(segment: Int64Array, place: Int64Array) -> None:
 
 @compiled
 def gather_tokens(
-    segments: Int64Array,
-    ends: Int64Array,
-    places: Int64Array,
-    options: Int64Array,
+    reading: Reading,
     tokens: IntArray,
     next_tokens: Int64Array,
 ) -> tuple[int, int]:
     """Fill rows with the tokens of their segments, then padding.
 
     Args:
-        segments: Segment rows, shape (n, 6).
-        ends: One past the last segment of each pack, shape (num_packs,).
-        places: Place rows, shape (n, PLACE_COLUMNS).
-        options: BOS and EOS ids or -1, padding id, 1 where samples may be truncated, and what the
-            room of each segment is a multiple of; shape (5,).
+        reading: What is read, see `Reading`.
         tokens: Filled, shape (num_rows, S); rows after the packs hold padding only.
         next_tokens: Filled with the token after each segment, or IGNORED; shape (n,).
 
     Returns:
         (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
+    segments, ends, places, rows, options = reading
     k, n = 0, len(segments)
     for first in range(min(PLACES_AHEAD, n)):
-        _ask_for_place(segments[first], places[first])
+        _ask_for_place(segments[first], places[rows[first]])
     for first in range(min(VALUES_AHEAD, n)):
-        _ask_for_values(segments[first], places[first])
+        _ask_for_values(segments[first], places[rows[first]])
     for row in range(len(tokens)):
         filled = 0
         end = ends[row] if row < len(ends) else k
         while k < end:
             if k + PLACES_AHEAD < n:
-                _ask_for_place(segments[k + PLACES_AHEAD], places[k + PLACES_AHEAD])
+                _ask_for_place(segments[k + PLACES_AHEAD], places[rows[k + PLACES_AHEAD]])
             if k + VALUES_AHEAD < n:
-                _ask_for_values(segments[k + VALUES_AHEAD], places[k + VALUES_AHEAD])
+                _ask_for_values(segments[k + VALUES_AHEAD], places[rows[k + VALUES_AHEAD]])
             next_tokens[k], problem = _gather_segment(
-                segments[k], places[k], options, tokens[row, filled:]
+                segments[k], places[rows[k]], options, tokens[row, filled:]
             )
             if problem != FINE:
                 return k, problem
@@ -438,10 +483,7 @@ def _label_segment(
 
 @compiled
 def gather_labels(
-    segments: Int64Array,
-    ends: Int64Array,
-    places: Int64Array,
-    options: Int64Array,
+    reading: Reading,
     tokens: IntArray,
     next_tokens: Int64Array,
     labels: IntArray,
@@ -449,10 +491,7 @@ def gather_labels(
     """Fill rows with labels; the other arguments as `gather_tokens` left them.
 
     Args:
-        segments: Segment rows, shape (n, 6).
-        ends: One past the last segment of each pack, shape (num_packs,).
-        places: Place rows, shape (n, PLACE_COLUMNS).
-        options: BOS and EOS ids and more, shape (5,).
+        reading: What is read, see `Reading`.
         tokens: Gathered tokens, shape (num_rows, S).
         next_tokens: The token after each segment, or IGNORED; shape (n,).
         labels: Filled, shape (num_rows, S).
@@ -460,6 +499,7 @@ def gather_labels(
     Returns:
         (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
+    segments, ends, places, rows, options = reading
     k = 0
     for row in range(len(labels)):
         filled = 0
@@ -468,7 +508,9 @@ def gather_labels(
             stop = filled + segments[k, LENGTH]
             labels[row, filled : stop - 1] = tokens[row, filled + 1 : stop]
             labels[row, stop - 1] = next_tokens[k]
-            problem = _label_segment(segments[k], places[k], options, labels[row, filled:stop])
+            problem = _label_segment(
+                segments[k], places[rows[k]], options, labels[row, filled:stop]
+            )
             if problem != FINE:
                 return k, problem
             filled = stop + padding_behind(segments[k, LENGTH], options[MULTIPLE])

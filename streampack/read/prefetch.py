@@ -1,15 +1,16 @@
-"""Work a little ahead in threads, in order, within a bound.
+"""Work a little ahead in threads, in order, within a bound; who would wait, helps.
 
-With depth=3 and two threads::
+With depth=4 and one thread, and a caller that asks for more than one thread can make::
 
-    caller has       0        1        2        asking for the next gives the last one back
-    thread A         1 made   3 ...    3 made   items are asked for one at a time, under a lock,
-    thread B         2 ...    2 made   4 ...    and worked on at the same time
+    thread   asks for 0 and 1   makes 0      asks for 2, 3   makes 2 ...
+    caller                      makes 1      takes 0, 1      makes 3 ...
 
-A thread asks for the items itself: were the caller to make them, the two would take turns waiting
-for Python's lock, and a training step would pay for it. The threads start at the first item and end
-with the iteration, so none is alive when a process forks. A failure surfaces where the result is
-asked for, with its own traceback.
+Threads ask for the items: planning and waiting for shards never stop a caller that has a result to
+take. A thread asks for one item more than it works on, so that there is something to help with; a
+caller that always finds a result, as a training loop does, never works on one itself.
+
+The threads start at the first item and end with the iteration, so none is alive when a process
+forks. A failure surfaces where the result is asked for, with its own traceback.
 
 Cost: one hand-over an item, about 20 us. Memory: `depth` results.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
@@ -33,9 +35,11 @@ Result = TypeVar("Result")
 Got = TypeVar("Got")
 Cell: TypeAlias = "queue.SimpleQueue[tuple[Result | None, BaseException | None]]"
 
+AT_HAND = 2  # items that a thread asks for before it works on one of them
+
 
 class _Maker(Generic[Item, Result]):
-    """The threads' side: items in, results or the failure out."""
+    """Items in, results or the failure out."""
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class _Maker(Generic[Item, Result]):
         # A cell for each item, in order; into it comes (result, None), or (None, failure), or at
         # the end (None, None).
         self._cells: queue.SimpleQueue[Cell[Result]] = queue.SimpleQueue()
+        # What nobody works on yet; a cell is seen by the caller only once its item is here.
+        self._to_do: deque[tuple[Item, Cell[Result]]] = deque()
         self._threads = [
             threading.Thread(target=self._run, name=f"streampack-read-{number}", daemon=True)
             for number in range(num_threads)
@@ -69,13 +75,19 @@ class _Maker(Generic[Item, Result]):
         """Make room for one more result."""
         self._room.put(None)
 
-    def wait(self) -> tuple[Result | None, BaseException | None]:
-        """Wait for the next result, as long as a thread lives.
+    def next(self) -> tuple[Result | None, BaseException | None]:
+        """Return the next result, working on what is to be done until it is there.
 
         Raises:
-            WorkerError: If all ended without a word, as in a child that was forked meanwhile.
+            WorkerError: If the threads ended without a word, as in a child that was forked.
         """
-        return self._get(self._get(self._cells))
+        cell = self._get(self._cells)
+        while cell.empty():
+            job = self._take()
+            if job is None:
+                break
+            self._do(*job, caught=Exception)  # an interrupt is raised where it came
+        return self._get(cell)
 
     def _get(self, waited_for: queue.SimpleQueue[Got]) -> Got:
         while True:
@@ -93,6 +105,7 @@ class _Maker(Generic[Item, Result]):
     def leave(self) -> None:
         """End the threads, whatever they do."""
         self._is_over = True
+        self._to_do.clear()
         for _ in self._threads:
             self.give_back()
         for thread in self._threads:
@@ -100,28 +113,45 @@ class _Maker(Generic[Item, Result]):
 
     def _run(self) -> None:
         while True:
-            self._room.get()
             with self._asking:
-                if self._is_over:
-                    return
-                cell: Cell[Result] = queue.SimpleQueue()
-                self._cells.put(cell)
-                try:
-                    item = next(self._items)
-                except StopIteration:
-                    self._end(cell, None)
-                    return
-                except BaseException as failure:  # to be raised where the result is asked for
-                    self._end(cell, failure)
-                    return
-            try:
-                cell.put((self._work(item), None))
-            except BaseException as failure:
-                with self._asking:
-                    self._end(cell, failure)
+                self._ask()
+            job = self._take()
+            if job is not None:
+                self._do(*job, caught=BaseException)
+            elif self._is_over:
                 return
             # Before the next item: the caller may be the last to hold on to this one.
-            del item, cell
+            del job
+
+    def _ask(self) -> None:
+        """Ask for items, and wait for room only if there is nothing to do."""
+        while len(self._to_do) < AT_HAND and not self._is_over:
+            try:
+                self._room.get(block=not self._to_do)
+            except queue.Empty:
+                return
+            if self._is_over:
+                return
+            cell: Cell[Result] = queue.SimpleQueue()
+            try:
+                self._to_do.append((next(self._items), cell))
+            except StopIteration:
+                self._end(cell, None)
+            except BaseException as failure:  # to be raised where the result is asked for
+                self._end(cell, failure)
+            self._cells.put(cell)
+
+    def _take(self) -> tuple[Item, Cell[Result]] | None:
+        try:
+            return self._to_do.popleft()
+        except IndexError:
+            return None
+
+    def _do(self, item: Item, cell: Cell[Result], caught: type[BaseException]) -> None:
+        try:
+            cell.put((self._work(item), None))
+        except caught as failure:
+            self._end(cell, failure)
 
     def _end(self, cell: Cell[Result], failure: BaseException | None) -> None:
         """Ask for no more items, and wake those that wait for room to ask."""
@@ -138,7 +168,8 @@ def work_ahead(
 
     Args:
         items: What to work on; asked for in the threads, by one at a time.
-        work: Called in the threads; with more than one, several calls may be under way.
+        work: Called in the threads, and where the next result is waited for; several calls may be
+            under way.
         depth: Results that may be alive, at least 1.
         num_threads: At least 1; more than `depth` have nothing to do.
 
@@ -149,7 +180,7 @@ def work_ahead(
     maker.start()
     try:
         while True:
-            result, failure = maker.wait()
+            result, failure = maker.next()
             if failure is not None:
                 raise failure
             if result is None:
