@@ -39,7 +39,7 @@ from streampack.read.fetcher import bring_all
 from streampack.streams import open_stream
 from streampack.write import write_stream
 
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**21
 
 
 def write(folder: Path, num_samples: int, compression: str | None) -> int:

@@ -2,7 +2,7 @@
 
 ::
 
-    packed file --> zstd | gz | bz2 | br, through a bounded window --> pieces of 1 MiB or less
+    packed file --> zstd | gz | bz2 | br, through a bounded window --> pieces of 2 MiB or less
                 --> snappy, whole, if its head states the size of index.json
 
 A small file that would unpack to gigabytes stops with the piece that passes the stated size.
@@ -26,12 +26,12 @@ import zstandard
 
 from streampack.errors import DataError
 from streampack.streams import mosaic
-from streampack.streams.disk import Piece
+from streampack.streams.disk import WRITE_BYTES, Piece
 from streampack.streams.index import Shard
 
 __all__ = ["decompress_pieces", "decompress_shard"]
 
-PIECE_BYTES = 2**20
+PIECE_BYTES = WRITE_BYTES
 MAX_SNAPPY_RATIO = 24  # its longest copy makes 64 bytes of 3
 
 
