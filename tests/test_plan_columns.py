@@ -10,6 +10,7 @@ from planning import recipe
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import DeviceView, EpochSequence, Recipe, sequence
+from streampack.plan.columns import Columns
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(5200, 60), (700, 90)]]
@@ -62,3 +63,19 @@ def test_batches_planned_together_are_those_planned_one_by_one(
 
     assert seen(r, view) == together
     assert len(together) > 50
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+def test_packs_are_taken_for_many_batches_together(method, epoch_end, monkeypatch):
+    gathered = []
+    gather = Columns.gather
+
+    def counted(own, slots, batch_size):
+        gathered.append(len(slots))
+        return gather(own, slots, batch_size)
+
+    monkeypatch.setattr(Columns, "gather", counted)
+    batches = seen(make(method, epoch_end), DeviceView(batch_size=2))
+
+    assert len(batches) > 10 * len(gathered)

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.compiled import compiled
-from streampack.types import LENGTH, NUM_COLUMNS, START, Int64Array
+from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
 
-__all__ = ["NO_LIMIT", "Limits", "Work", "close_oldest", "exact_fit", "fill_room", "next_fit"]
+__all__ = ["NO_LIMIT", "Limits", "Tier", "Tiers", "Work", "exact_fit", "next_fit", "two_tiers"]
 
 HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
 NUM_CURSORS = 9
@@ -600,3 +600,228 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
     if final and cursor[HEAD] < cursor[TAIL]:
         empty_pool(rows, pool, out, cursor)
         close(cursor)
+
+
+ADD, FLUSH, CLOSE_OLDEST, FILL_ROOM = range(4)  # what a tier is to do
+HELD, MOST_TOKENS, MOST_SAMPLES = range(3)  # of a tier: segments, and the most that it ever held
+# Of both tiers: segments and tokens that are collected and the most there were, items that ever
+# were, their segments in all and in the buffer, and rows' segments and rows that were handed out.
+TURN, TURN_TOKENS, HIGH_TURN, HIGH_HELD, ITEMS, ITEM_ROWS, ITEM_SAMPLES, OUT, ROWS = range(9)
+NUM_COUNTS = 9
+TURN_SAMPLES = 64  # shorts that are collected before the short tier gets them
+
+
+class Tier(NamedTuple):
+    """What one tier buffers, the oldest first, in arrays with room for all that may come."""
+
+    limits: Limits
+    rows: Int64Array
+    """Segment rows, shape (n, 6)."""
+    waited: Int64Array
+    """Packs of the tier that left since each came, shape (n,)."""
+    counts: Int64Array
+    """HELD, MOST_TOKENS, MOST_SAMPLES."""
+
+
+class Tiers(NamedTuple):
+    """What both tiers work on in one call."""
+
+    short: Tier
+    long: Tier
+    """Its rows stand for items: the number of the item is the sample."""
+    turn: Int64Array
+    """Shorts that are collected, shape (n, 6)."""
+    items: Int64Array
+    """Segments of items, one item after the other, shape (n, 6)."""
+    spans: Int64Array
+    """Where each item begins and ends in `items`, shape (n, 2)."""
+    out: Int64Array
+    """Segments of the rows that closed, shape (n, 6)."""
+    ends: Int64Array
+    """One past the last segment of each of them, shape (n,)."""
+    counts: Int64Array
+    """TURN, TURN_TOKENS, ... up to NUM_COUNTS."""
+
+
+@compiled
+def copy_rows(source: Int64Array, first: int, last: int, target: Int64Array, place: int) -> int:
+    """Copy rows `first` to `last` - 1 to a place; return the place behind them."""
+    for row in range(first, last):
+        for column in range(NUM_COLUMNS):
+            target[place, column] = source[row, column]
+        place += 1
+    return place
+
+
+@compiled
+def room_of(length: int, multiple: int) -> int:
+    """Return what a segment takes in a pack."""
+    return (length + multiple - 1) // multiple * multiple
+
+
+@compiled
+def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+    """Let a tier work on what it buffers and what is added; return `out` and `cursor` of `Work`.
+
+    `task`: ADD, FLUSH, CLOSE_OLDEST or FILL_ROOM, and the room to fill.
+    """
+    limits, held, waited, counts = tier
+    num_buffered, multiple = counts[HELD], limits.multiple
+    num_rows = num_buffered + len(added)
+    rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
+    copy_rows(added, 0, len(added), rows, copy_rows(held, 0, num_buffered, rows, 0))
+    for row in range(num_rows):
+        rows[row, LENGTH] = room_of(rows[row, LENGTH], multiple)
+    pool = np.empty((3, num_rows), np.int64)
+    cursor = np.empty(NUM_CURSORS + num_rows, np.int64)
+    cursor[:NUM_CURSORS] = 0
+    for row in range(num_buffered):
+        pool[ORDER, row], pool[BORN, row] = row, -waited[row]
+        cursor[TOKENS] += rows[row, LENGTH]
+    cursor[TAIL] = cursor[NEXT] = num_buffered
+    cursor[HIGH_TOKENS], cursor[HIGH_SAMPLES] = counts[MOST_TOKENS], counts[MOST_SAMPLES]
+    out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
+    work = Work(rows, pool, out, cursor)
+    what, room = task
+    if what == FILL_ROOM:
+        fill_room(limits, work, room)
+    elif what == CLOSE_OLDEST:
+        close_oldest(limits, work)
+    else:
+        exact_fit(limits, work, what == FLUSH)
+    head = cursor[HEAD]
+    counts[HELD] = cursor[TAIL] - head
+    for place in range(counts[HELD]):
+        row = pool[ORDER, head + place]
+        copy_rows(rows, row, row + 1, held, place)
+        waited[place] = cursor[POOL_PACKS] - pool[BORN, row]
+    counts[MOST_TOKENS], counts[MOST_SAMPLES] = cursor[HIGH_TOKENS], cursor[HIGH_SAMPLES]
+    without_rooms(held, counts[HELD])
+    without_rooms(out, cursor[NUM_OUT])
+    return out, cursor
+
+
+@compiled
+def without_rooms(rows: Int64Array, num_rows: int) -> None:
+    """Take the padding off: only the last piece of a sample has some behind it."""
+    for row in range(num_rows):
+        rows[row, LENGTH] = min(rows[row, LENGTH], rows[row, TOTAL] - rows[row, START])
+
+
+@compiled
+def number(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
+    """Keep runs of segments as an item each; return the rows that stand for them, shape (n, 6)."""
+    counts, multiple = tiers.counts, tiers.long.limits.multiple
+    numbered = np.zeros((len(ends), NUM_COLUMNS), np.int64)
+    first = 0
+    for run in range(len(ends)):
+        item = counts[ITEMS]
+        for row in range(first, ends[run]):
+            numbered[run, LENGTH] += room_of(segments[row, LENGTH], multiple)
+        numbered[run, SAMPLE], numbered[run, TOTAL] = item, numbered[run, LENGTH]
+        begin = counts[ITEM_ROWS]
+        counts[ITEM_ROWS] = copy_rows(segments, first, ends[run], tiers.items, begin)
+        tiers.spans[item, 0], tiers.spans[item, 1] = begin, counts[ITEM_ROWS]
+        counts[ITEM_SAMPLES] += ends[run] - first
+        counts[ITEMS] += 1
+        first = ends[run]
+    return numbered
+
+
+@compiled
+def emit_items(tiers: Tiers, made: Int64Array, first: int, last: int) -> int:
+    """Hand out the segments of items, a pack of the long tier; return the room they leave."""
+    counts, spans = tiers.counts, tiers.spans
+    room = tiers.long.limits.max_seq_len
+    for row in range(first, last):
+        item = made[row, SAMPLE]
+        begin, end = spans[item, 0], spans[item, 1]
+        counts[OUT] = copy_rows(tiers.items, begin, end, tiers.out, counts[OUT])
+        counts[ITEM_SAMPLES] -= end - begin
+        room -= made[row, LENGTH]
+    return int(room)
+
+
+@compiled
+def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
+    """Let a tier work: what the short one makes goes on to the long one, which closes rows.
+
+    What is added is for the short tier what was collected, and for the long tier one item.
+    """
+    counts = tiers.counts
+    nothing = added[:0]
+    ends = np.full(min(len(added), 1), len(added), np.int64)
+    if is_short:
+        added, cursor = run_tier(tiers.short, added, (what, 0))
+        ends = cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]
+        if len(ends) == 0:
+            return
+        what = ADD
+    made, cursor = run_tier(tiers.long, number(tiers, added, ends), (what, 0))
+    first = 0
+    for last in cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]:
+        room = emit_items(tiers, made, first, last)
+        if tiers.short.counts[HELD]:
+            shorts, taken = run_tier(tiers.short, nothing, (FILL_ROOM, room))
+            counts[OUT] = copy_rows(shorts, 0, taken[NUM_OUT], tiers.out, counts[OUT])
+        tiers.ends[counts[ROWS]] = counts[OUT]
+        counts[ROWS] += 1
+        first = last
+
+
+@compiled
+def num_held(tiers: Tiers) -> int:
+    """Return the segments in the buffer, the collected ones too."""
+    return int(tiers.counts[TURN] + tiers.short.counts[HELD] + tiers.counts[ITEM_SAMPLES])
+
+
+@compiled
+def collected(tiers: Tiers) -> Int64Array:
+    """Return what is collected, which is then no more."""
+    num_collected = tiers.counts[TURN]
+    tiers.counts[TURN] = tiers.counts[TURN_TOKENS] = 0
+    return tiers.turn[:num_collected]
+
+
+@compiled
+def two_tiers(
+    tiers: Tiers, segments: Int64Array, turn_tokens: int, buffer_samples: int, final: bool
+) -> None:
+    """Take segments in arrival order; `final`: close rows of all that is buffered.
+
+    Few kernels lie over each other here: each compiles anew all that it calls.
+
+    Args:
+        tiers: What is buffered and where what closes goes.
+        segments: Segment rows, shape (n, 6).
+        turn_tokens: Tokens, at most, of the shorts that are collected.
+        buffer_samples: Hard bound on the segments of both tiers.
+        final: Whether this is the end.
+    """
+    counts = tiers.counts
+    short_seq_len, multiple = tiers.short.limits.max_seq_len, tiers.short.limits.multiple
+    nothing = tiers.turn[:0]
+    for row in range(len(segments)):
+        while num_held(tiers) >= buffer_samples:
+            if counts[TURN]:
+                run_tiers(tiers, collected(tiers), True, ADD)
+            else:
+                run_tiers(tiers, nothing, tiers.long.counts[HELD] == 0, CLOSE_OLDEST)
+        length = room_of(segments[row, LENGTH], multiple)
+        is_long = length > short_seq_len
+        if counts[TURN] and (is_long or counts[TURN_TOKENS] + length > turn_tokens):
+            run_tiers(tiers, collected(tiers), True, ADD)
+        if is_long:
+            run_tiers(tiers, segments[row : row + 1], False, ADD)
+        else:
+            counts[TURN] = copy_rows(segments, row, row + 1, tiers.turn, counts[TURN])
+            counts[TURN_TOKENS] += length
+            if counts[TURN] == TURN_SAMPLES or length > turn_tokens:
+                run_tiers(tiers, collected(tiers), True, ADD)
+        counts[HIGH_TURN] = max(counts[HIGH_TURN], counts[TURN_TOKENS])
+        counts[HIGH_HELD] = max(counts[HIGH_HELD], num_held(tiers))
+    if final:
+        if counts[TURN]:
+            run_tiers(tiers, collected(tiers), True, ADD)
+        run_tiers(tiers, nothing, True, FLUSH)
+        run_tiers(tiers, nothing, False, FLUSH)

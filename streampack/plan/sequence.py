@@ -181,7 +181,7 @@ class EpochSequence:
         if self._recipe.is_mixed:
             return 0
         asked = self._slots[: self._asked - self._first_slot, SUBSTITUTED]
-        return self._walk.substituted + self._substituted + int(asked.sum())
+        return self._substituted + int(asked.sum())
 
     @property
     def buffered_tokens(self) -> int:

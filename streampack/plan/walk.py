@@ -7,7 +7,8 @@ With lanes 0 and 1 and lane_run=2; lane 0 runs dry after three packs::
     pack     0  1  0  1  2  2  3  4        counted in the lane's column
 
 The walk knows no tokens and no segments, only how many packs each column is known to have; where
-that is not enough to go on, it stops and says which column it must know more of.
+that is not enough to go on, it stops and says which column it must know more of. Where a global
+batch holds one stream, that must be live in some lane: the choice is made as the batch begins.
 
 Cost: about 10 ns a slot. Memory: a few thousand slots.
 """
@@ -28,8 +29,12 @@ __all__ = ["COLUMN", "ENDLESS", "LANE", "NO_SLOTS", "PACK", "PIECE", "SUBSTITUTE
 ENDLESS = 1 << 62  # packs of a column that never ends
 DRY = -2
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)  # of a column: packs taken, known, whether that is all
-TURN, LEFT = range(2)  # the walk's turn: the current lane, and packs left in its run
-LANE, COLUMN, PACK, SUBSTITUTED = range(4)  # of a slot; the last says that it asked for another one
+# The walk's turn: the current lane, and packs left in its run; the stream that was chosen for a
+# whole global batch, and slots for which that still holds.
+TURN, LEFT, CHOSEN, HOLDS = range(4)
+# Of a slot; the last counts the choices that another stream had to serve: the slot's own, and with
+# the first slot of a global batch that was to hold one stream, the batch's.
+LANE, COLUMN, PACK, SUBSTITUTED = range(4)
 NO_SLOTS = np.zeros((0, 4), np.int64)
 PIECE = 4096  # slots that are walked, or whose columns are asked for, together
 
@@ -59,10 +64,60 @@ def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
 
 
 @compiled
+def _look_at(columns: Int64Array, stream: int) -> tuple[bool, int, int]:
+    """Return of a stream whether it is live, a lane where it may be, and its expected packs.
+
+    Returns:
+        Whether some lane is known to have packs of it left; the first lane that has none but may
+        have more, or -1; and the packs that all lanes are expected to have left.
+    """
+    is_live = False
+    open_lane = -1
+    left = 0
+    for lane in range(columns.shape[1]):
+        served = columns[SERVED, lane, stream]
+        left += columns[EXPECTED, lane, stream] - served
+        if served < columns[KNOWN, lane, stream]:
+            is_live = True
+        elif open_lane < 0 and not columns[COMPLETE, lane, stream]:
+            open_lane = lane
+    return is_live, open_lane, left
+
+
+@compiled
+def _choose(columns: Int64Array, wanted: int) -> tuple[int, int, int]:
+    """Return the stream that a global batch holds, or what must be known first.
+
+    Returns:
+        (stream, -1, -1), or (-1, lane, column to know more of), or (-1, DRY, -1) where all lanes
+        are dry.
+    """
+    is_live, open_lane, _ = _look_at(columns, wanted)
+    if is_live:
+        return wanted, -1, -1
+    if open_lane >= 0:
+        return -1, open_lane, wanted
+    # It is out in all lanes: the live one with most expected packs left is chosen.
+    best, best_lane, most = -1, DRY, 0
+    for other in range(columns.shape[2]):
+        is_live, open_lane, left = _look_at(columns, other)
+        if (is_live or open_lane >= 0) and (best < 0 or left > most):
+            best, best_lane, most = other, -1 if is_live else open_lane, left
+    return (best, -1, -1) if best_lane == -1 else (-1, best_lane, best)
+
+
+@compiled
 def _walk(
-    wanted: Int64Array, turn: Int64Array, columns: Int64Array, lane_run: int, out: Int64Array
+    wanted: Int64Array,
+    holds: int,
+    turn: Int64Array,
+    columns: Int64Array,
+    lane_run: int,
+    out: Int64Array,
 ) -> tuple[int, int, int]:
     """Fill `out` (n, 4) with the next slots, which ask for the `wanted` columns (n,).
+
+    A choice of stream holds for `holds` slots over all lanes; 0: each lane serves what it has.
 
     Returns the slots filled, and the lane and column that must be known better: -1 where all slots
     are filled, lane DRY where all lanes are dry.
@@ -71,11 +126,19 @@ def _walk(
     num_dry = 0
     filled = 0
     while filled < len(out):
+        asked = wanted[filled]
+        if holds:
+            if turn[HOLDS] == 0:
+                turn[CHOSEN], lane, unknown = _choose(columns, asked)
+                if turn[CHOSEN] < 0:
+                    return filled, lane, unknown
+                turn[HOLDS] = holds
+            asked = turn[CHOSEN]
         if turn[LEFT] == 0:
             turn[TURN] = (turn[TURN] + 1) % num_lanes
             turn[LEFT] = lane_run
         lane = turn[TURN]
-        column, unknown = _serve(columns, lane, wanted[filled])
+        column, unknown = _serve(columns, lane, asked)
         if unknown >= 0:
             return filled, lane, unknown
         if column < 0:
@@ -88,9 +151,12 @@ def _walk(
         out[filled, LANE] = lane
         out[filled, COLUMN] = column
         out[filled, PACK] = columns[SERVED, lane, column]
-        out[filled, SUBSTITUTED] = column != wanted[filled]
+        # The first slot of a global batch counts its choice, too.
+        is_swapped = turn[HOLDS] == holds and asked != wanted[filled]
+        out[filled, SUBSTITUTED] = np.int64(column != asked) + np.int64(is_swapped)
         columns[SERVED, lane, column] += 1
         turn[LEFT] -= 1
+        turn[HOLDS] -= 1  # below nought where no choice holds, and then never read
         filled += 1
     return filled, -1, -1
 
@@ -117,10 +183,11 @@ class Walk:
     ) -> None:
         # columns: four numbers of each column, shape (4, num_lanes, num_columns).
         self._columns = np.stack([served, 0 * served, 0 * served, served + expected])
-        self.substituted = 0
         self._recipe = recipe
         self._learn = learn
-        self._turn = np.array([recipe.num_lanes - 1, 0], np.int64)
+        is_whole = recipe.mixing.batching_method == "per_stream"
+        self._holds = recipe.global_batch_size if is_whole else 0
+        self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0], np.int64)
         self._wanted = self._wanted_columns(epoch)
         self._asked = np.zeros(0, np.int64)  # columns of the next slots
 
@@ -143,7 +210,7 @@ class Walk:
         return complete
 
     def next(self, num_slots: int, *, may_learn: bool = True) -> Int64Array:
-        """Return lane, column and pack of the next slots, and whether another one was asked for.
+        """Return lane, column and pack of the next slots, and how often another was asked for.
 
         Args:
             num_slots: Slots to walk; fewer come back where all lanes run dry.
@@ -156,11 +223,10 @@ class Walk:
         done = 0
         while done < num_slots:
             if not len(self._asked):
-                if not may_learn and self._recipe.mixing.batching_method == "per_stream":
-                    break  # which stream a global batch holds may have to be learnt
                 self._asked = next(self._wanted)
             filled, lane, column = _walk(
                 self._asked,
+                self._holds,
                 self._turn,
                 self._columns,
                 self._recipe.lane_run,
@@ -189,30 +255,9 @@ class Walk:
             seed=recipe.order.seed,
             place=("schedule", epoch),
         )
+        at_once = max(PIECE // size, 1)
         for streams in schedule.windows():
-            if method == "per_stream":
-                for stream in streams[:, 0].tolist():
-                    yield np.full(size, self._live(stream), np.int64)
-            else:
+            for first in range(0, len(streams), at_once):
                 # streams: (global batches, choices in one).
-                yield np.repeat(streams, run, axis=1)[:, :size].ravel()
-
-    def _live(self, stream: int) -> int:
-        """Return `stream` if any lane has packs of it left, else the one with most left."""
-        if self._is_live(stream):
-            return stream
-        left = (self._columns[EXPECTED] - self.served).sum(axis=0)
-        others = sorted((s for s in range(len(left)) if s != stream), key=lambda s: (-left[s], s))
-        for candidate in others:
-            if self._is_live(candidate):
-                self.substituted += 1
-                return candidate
-        return stream
-
-    def _is_live(self, stream: int) -> bool:
-        while not (self.served[:, stream] < self.known[:, stream]).any():
-            open_lanes = np.flatnonzero(self.complete[:, stream] == 0)
-            if not len(open_lanes):
-                return False
-            self._learn(int(open_lanes[0]), stream)
-        return True
+                some = streams[first : first + at_once]
+                yield np.repeat(some, run, axis=1)[:, :size].ravel()
