@@ -132,6 +132,12 @@ class TwoTiersPacker(BufferedPacker):
             ResumeError: If the state is another method's, or holds what this buffer cannot.
         """
         super().load_state_dict(state)
+        longest = int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].max(initial=0))
+        if longest > self._short_seq_len:
+            raise ResumeError(
+                f"the state collects a segment of {longest} tokens for short packs, but "
+                f"short_seq_len={self._short_seq_len}; resume with the packing that was saved"
+            )
         self._short.load_state_dict(state["short"])
         items = [np.array(item, np.int64).reshape(-1, NUM_COLUMNS) for item in state["items"]]
         self._items = items
