@@ -25,6 +25,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from streampack import IterableStream, PackedIterableDataset, PackedStreamingDataset, Packing
 from streampack.formats import FORMATS
 from streampack.load import handover
+from streampack.load import parcel as load_parcel
 from streampack.load.parcel import Parcel, ParcelReader, parcel
 
 __all__ = ["stream"]  # a fixture
@@ -69,7 +70,8 @@ def test_tokens_alone_are_sent(stream: Any, batch_format: str, convert: Any) -> 
 def test_large_batches_are_the_same_through_shared_memory(
     stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "LARGEST_IN_PIPE", 100)
+    for module in (handover, load_parcel):
+        monkeypatch.setattr(module, "LARGEST_IN_PIPE", 100)
     for batch_format in ("native", "compact", "torchtune"):
         batches = list(parcels_of(dataset_of(stream, batch_format)))[:5]
         assert all(same(sent(batch), dict(batch)) for batch in batches)
@@ -152,6 +154,17 @@ def test_what_is_done_to_a_batch_in_the_worker_is_not_lost(
 
     assert same(sent(batch), expected)
     assert same(dict(batch), expected)
+
+
+def test_unpacking_leaves_torchs_threads_as_they_are(stream: Any) -> None:
+    num_threads = torch.get_num_threads()
+    try:
+        for wanted in (1, 2):
+            torch.set_num_threads(wanted)
+            assert sent(next(parcels_of(dataset_of(stream, "hf"))))["labels"].shape == (3, 64)
+            assert torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def test_zero_that_became_minus_zero_is_not_lost(stream: Any) -> None:
@@ -255,7 +268,7 @@ def test_torchs_loaders_deliver_the_batches_of_the_dataset(stream: Any, kind: An
     assert all(map(same, found, expected))
 
 
-def test_batches_that_were_made_of_no_rows_go_in_one_piece() -> None:
+def test_batches_that_were_made_of_no_rows_go_in_one_piece_if_they_are_small() -> None:
     stream = IterableStream([np.arange(1, 2 + length % 30) for length in LENGTHS])
     dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=32), batch_size=2)
     expected = list(dataset)

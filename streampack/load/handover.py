@@ -28,7 +28,7 @@ from streampack.assemble import Batch
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 
-__all__ = ["Folded", "FoldingReader", "fold", "is_plain", "sendable"]
+__all__ = ["LARGEST_IN_PIPE", "Folded", "FoldingReader", "fold", "is_plain", "sendable"]
 
 ALIGNMENT = 64  # bytes; more than any dtype needs
 

@@ -16,17 +16,19 @@ processes pickle what they send each other (`ForkingPickler`). Any other pickle,
 Nothing tells either whether someone has written to a tensor, for instance through numpy. So the
 batch is made once more before it is sent, and what differs is sent as it is.
 
-Batches that were made of no rows, in a format of one's own or by `PackedIterableDataset`, go in one
-piece of memory: see handover.py. Those that are no dicts, such as torchtitan's, go torch's way.
+Batches that were made of no rows, in a format of one's own or by `PackedIterableDataset`, go
+through the pipe too if they are small, see handover.py, and torch's way if they are large: more
+copies cost more than more connections. What is no dict goes torch's way, such as torchtitan's pairs.
 
-Cost: for 64 K tokens 0.35 ms in the worker, 0.1 ms here, and 0.2 ms for the pipe and torch's queue.
+Cost: for 64 K native tokens 0.3 ms in the worker and 0.1 ms here, some 0.3 ms for pipe and queues.
 Memory: the rows, for as long as a batch waits in the worker; a few batches that wait to be used
 again, for as long as the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
@@ -38,7 +40,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from streampack.assemble import Batch, Blocks, Formatter, make_batch
-from streampack.load.handover import Folded, fold, is_plain, sendable
+from streampack.load.handover import LARGEST_IN_PIPE, Folded, fold, is_plain, sendable
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 from streampack.read import Rows
@@ -77,7 +79,22 @@ class Ingredients:
             positions=self.positions,
             blocks=_BLOCKS,
         )
-        return self.convert(native)
+        with _one_thread():
+            return self.convert(native)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch wake no other threads: beside busy workers they cost more than all else."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 class Parcel(dict[str, Any]):
@@ -156,7 +173,7 @@ class ParcelReader:
         return parcel(read.finish(plan, rows, tokens), ingredients)
 
 
-Sent = tuple[list[str], Folded, Ingredients | None, Any, Any]
+Sent = tuple[list[str], Batch | Folded, Ingredients | None, Any, Any]
 
 
 def _send(batch: Parcel) -> tuple[Callable[..., Batch], Sent]:
@@ -168,7 +185,7 @@ def _send(batch: Parcel) -> tuple[Callable[..., Batch], Sent]:
         for name, value in batch.items()
         if name not in made or not _is_same(value, made[name])
     }
-    names, folded = list(batch), fold(rest)
+    names, folded = list(batch), _folded(rest)
     if ingredients is None or len(rest) == len(batch):
         return _receive, (names, folded, None, None, None)
     rows = ingredients.rows
@@ -177,8 +194,14 @@ def _send(batch: Parcel) -> tuple[Callable[..., Batch], Sent]:
     return _receive, (names, folded, bare, sendable(torch.from_numpy(rows.tokens)), labels)
 
 
+def _folded(rest: Batch) -> Batch | Folded:
+    """Return it in one piece if that goes through a pipe."""
+    num_bytes = sum(value.nbytes for value in rest.values() if is_plain(value))
+    return fold(rest) if num_bytes <= LARGEST_IN_PIPE else rest
+
+
 def _receive(
-    names: list[str], folded: Folded, bare: Ingredients | None, tokens: Any, labels: Any
+    names: list[str], folded: Batch | Folded, bare: Ingredients | None, tokens: Any, labels: Any
 ) -> Batch:
     """Return the batch; `tokens` and `labels` belong to the ingredients."""
     made = {}
@@ -186,7 +209,7 @@ def _receive(
         labels = None if labels is None else np.asarray(labels)
         rows = replace(bare.rows, tokens=np.asarray(tokens), labels=labels)
         made = replace(bare, rows=rows).make()
-    made |= folded.unfold()
+    made |= folded.unfold() if isinstance(folded, Folded) else folded
     return {name: made[name] for name in names}
 
 
