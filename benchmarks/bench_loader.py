@@ -8,6 +8,7 @@
     loader/threads      PackedDataLoader(num_workers=0)        loader/zstd/second   the epoch after
     loader/workers_1    PackedDataLoader(num_workers=1)        loader/limit/...     what memory and
     loader/workers_2    PackedDataLoader(num_workers=2)                             zstd allow
+    loader/torch_workers_2    torch's DataLoader(batch_size=None, num_workers=2)
 
 Native batches, and compact ones where this version has them. Rates count token slots from the first
 batch on; zstd's first epoch counts all of it, from a remote folder into a fresh local one.
@@ -36,6 +37,7 @@ import record
 import torch
 import workloads
 from bench_limits import decompressions, timed, write_fresh
+from torch.utils.data import DataLoader
 
 import streampack
 from streampack import Order, PackedDataLoader, PackedStreamingDataset, Packing, Stream
@@ -53,6 +55,8 @@ class Way:
     name: str
     num_workers: int | None = 0
     """None: no loader."""
+    is_torchs: bool = False
+    """Whether the loader is torch's own."""
     batch_format: str = "native"
     expands: bool = False
     """Whether compact batches are made whole in the training process."""
@@ -78,6 +82,7 @@ def ways() -> list[Way]:
     """Return all ways that this version has."""
     native = [Way(name="dataset", num_workers=None), Way(name="threads")]
     native += [Way(name=f"workers_{count}", num_workers=count) for count in (1, 2)]
+    native += [Way(name="torch_workers_2", num_workers=2, is_torchs=True)]
     if not hasattr(streampack, "expand"):
         return native
     compact = partial(Way, batch_format="compact")
@@ -132,7 +137,9 @@ def make_dataset(stream: Stream, way: Way, max_seq_len: int, batch_size: int) ->
 def batches_of(dataset: Any, way: Way) -> Callable[[], Iterator[dict[str, Any]]]:
     """Return what begins an epoch."""
     source = dataset
-    if way.num_workers is not None:
+    if way.is_torchs:
+        source = DataLoader(dataset, batch_size=None, num_workers=way.num_workers or 0)
+    elif way.num_workers is not None:
         source = PackedDataLoader(dataset, num_workers=way.num_workers, persistent_workers=False)
     if not way.expands:
         return lambda: iter(source)

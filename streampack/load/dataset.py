@@ -35,6 +35,7 @@ from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
 from streampack.load.fetching import CacheNeeds, ReadAhead, cache_needs, make_fetcher
 from streampack.load.ledger import EpochLedger
+from streampack.load.parcel import ParcelReader
 from streampack.load.reader import BatchReader
 from streampack.load.sources import resolve_streams
 from streampack.plan import (
@@ -320,7 +321,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
     def _batches(
         self, sequence: EpochSequence, worker: int, num_workers: int, *, in_worker: bool
     ) -> Iterator[Batch]:
-        read = self.reader()
+        read = ParcelReader(reader=self.reader()) if in_worker else self.reader()
         fetcher = self.fetcher(num_workers if in_worker else 0, worker if in_worker else None)
         ahead = ReadAhead(fetcher, sequence)
         step = 0

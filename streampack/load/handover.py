@@ -17,7 +17,7 @@ Cost: about 1 ms a batch on either side, half of what it is tensor by tensor; tw
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,12 @@ from streampack.assemble import Batch
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 
-__all__ = ["Folded", "FoldingReader", "fold"]
+__all__ = ["LARGEST_IN_PIPE", "Folded", "FoldingReader", "fold", "is_plain", "sendable"]
 
 ALIGNMENT = 64  # bytes; more than any dtype needs
+
+# What is larger goes through shared memory: a pipe holds 64 KiB at once, and takes more copies.
+LARGEST_IN_PIPE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +55,36 @@ class Folded:
         }
         return tensors | self.others
 
+    def __reduce__(self) -> tuple[Callable[..., Folded], tuple[Any, ...]]:
+        return _folded, (sendable(self.block), self.places, self.others)
+
     def pin_memory(self) -> Folded:
         """Return the same in pinned memory; torch's loader calls it."""
         return Folded(self.block.pin_memory(), self.places, self.others)
+
+
+def _folded(block: Any, places: dict[str, Any], others: dict[str, Any]) -> Folded:
+    return Folded(torch.as_tensor(block), places, others)
+
+
+def sendable(tensor: Tensor) -> Any:
+    """Return a tensor, or what is sent faster than one; `torch.as_tensor` takes it back."""
+    return tensor.numpy() if tensor.nbytes <= LARGEST_IN_PIPE else tensor
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor that its elements, dtype and shape tell all about.
+
+    >>> is_plain(torch.zeros(2)), is_plain(torch.zeros(2, requires_grad=True)), is_plain(None)
+    (True, False, False)
+    """
+    return (
+        type(value) is Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.requires_grad
+        and not value.is_quantized
+    )
 
 
 def fold(batch: Batch) -> Folded:
@@ -64,7 +94,7 @@ def fold(batch: Batch) -> Folded:
     >>> folded.block.shape, folded.unfold()
     (torch.Size([16]), {'tokens': tensor([[5, 6]]), 'epoch': 3})
     """
-    tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+    tensors = {name: value for name, value in batch.items() if is_plain(value)}
     places: dict[str, tuple[torch.dtype, tuple[int, ...], int, int]] = {}
     end = 0
     for name, tensor in tensors.items():

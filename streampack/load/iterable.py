@@ -32,6 +32,7 @@ from streampack.load.iterable_amounts import epoch_amounts
 from streampack.load.iterable_flow import FlowPlan, PackFlow
 from streampack.load.iterable_state import check_state, fingerprint, pack_state
 from streampack.load.ledger import EpochLedger
+from streampack.load.parcel import parcel
 from streampack.streams import IterableStream
 from streampack.streams.part import SHUFFLE_BLOCK, PartPlace, SourcePart
 from streampack.types import State
@@ -111,7 +112,8 @@ class FlowDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch, or go on where a loaded state says; in a torch worker, its share."""
-        return map(self.convert, self.native_batches())
+        batches = map(self.convert, self.native_batches())
+        return batches if get_worker_info() is None else map(parcel, batches)
 
     def native_batches(self) -> Iterator[Batch]:
         """Begin an epoch as iterating does; its batches are native ones, whatever was asked for."""
