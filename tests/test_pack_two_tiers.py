@@ -78,5 +78,5 @@ def test_a_state_with_more_samples_than_the_buffer_takes_is_refused():
 def test_a_state_that_collects_what_is_no_short_is_refused():
     packer = make_packer(packing_of())
     packer.add(rows_of([9, 7]))
-    with pytest.raises(ResumeError, match="segment of 9 tokens.*short_seq_len=8; resume"):
+    with pytest.raises(ResumeError, match=r"segment of 9 tokens.*short_seq_len=8; resume"):
         make_packer(packing_of(short_seq_len=8)).load_state_dict(packer.state_dict())

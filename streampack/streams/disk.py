@@ -35,9 +35,9 @@ __all__ = ["Disk", "FileState", "LockBusyError", "Piece"]
 Piece: TypeAlias = bytes | memoryview
 """Some bytes of a file; a memoryview may be filled anew once the next piece is asked for."""
 
-# A huge page: Linux's page cache takes what is written at once as one piece of memory, where the file
-# system can (ext4, xfs), and maps it with one entry. On ext4 in a virtual machine that wrote 5 GB/s,
-# 64 KiB at once 2.4 to 3, 1 MiB 1 to 4.9; and what is mapped costs a tenth of the page faults.
+# A huge page: where the file system can (ext4, xfs), Linux keeps what is written at once as one
+# piece of memory and maps it with one entry. On ext4 in a virtual machine that wrote 5 GB/s, 64 KiB
+# at once 2.4 to 3, 1 MiB 1 to 4.9; and reading what is mapped takes a tenth of the page faults.
 WRITE_BYTES = 2**21
 
 NETWORK_FAMILIES = (
