@@ -14,7 +14,7 @@ Cost: two copies a token. Memory: what the packer's bound allows, and the one sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,37 @@ import torch
 
 from streampack.config import Packing
 from streampack.errors import DataError
+from streampack.load.held_kernels import (
+    AFTER,
+    KEY,
+    LEFT,
+    NUM_TABLE,
+    OFFSET,
+    RANK,
+    SIZE,
+    compact,
+    enter,
+    put_labels,
+    settle_whole,
+    take_out,
+)
 from streampack.pack import fit_samples
 from streampack.read import Rows
+from streampack.read.kernels import IGNORED
 from streampack.streams import IterableSample
-from streampack.types import LENGTH, START, STREAM, TOTAL, Int64Array, Packs, no_segments
+from streampack.types import (
+    NUM_COLUMNS,
+    START,
+    Int64Array,
+    Packs,
+    no_segments,
+)
 
 __all__ = ["HeldSamples", "Key", "Prepared", "prepare", "segment_rows", "shifted_labels"]
 
-IGNORED = -100
+FEWEST_LINES = 256  # room that is there at once
+FEWEST_TOKENS = 1 << 14
+NO_VALUES = np.zeros(0, np.int64)
 Key = tuple[int, int, int]  # stream, pass, sample
 
 
@@ -183,14 +206,6 @@ def _cuts(length: int, packing: Packing, spans: list[tuple[int, int]], where: st
     return ends
 
 
-@dataclass(slots=True)
-class _Chunk:
-    start: int
-    """Of the sample's tokens, the first that this holds."""
-    part: Prepared
-    num_left: int
-
-
 class HeldSamples:
     """The samples that one worker holds.
 
@@ -198,6 +213,7 @@ class HeldSamples:
         packing: What the packs are made with.
         token_fields: Fields that batches hold for each token, and their dtypes.
         payloads: Fields that batches hold as lists.
+        has_labels: Whether labels say more than the tokens do.
     """
 
     def __init__(
@@ -205,21 +221,111 @@ class HeldSamples:
         packing: Packing,
         token_fields: Mapping[str, str] | None = None,
         payloads: Sequence[str] = (),
+        *,
+        has_labels: bool = True,
     ) -> None:
         self._packing = packing
         self._token_fields = dict(token_fields or {})
         self._payloads = tuple(payloads)
-        self._chunks: dict[Key, list[_Chunk]] = {}
+        self._has_labels = has_labels
+        # A line for each piece, in the order of arrival, and where its sample's lines are found.
+        self._table = np.zeros((FEWEST_LINES, NUM_TABLE), np.int64)
+        self._heads = np.full(2 * FEWEST_LINES, -1)
+        self._num_lines = self._num_ever = 0
+        self._tokens = np.empty(FEWEST_TOKENS, np.int64)
+        self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int64)
+        self._used = 0
+        self._staged: list[tuple[int, int, int, int]] = []  # samples put and not settled
+        self._extras: dict[int, Prepared] = {}  # of the lines that have any
+        self._rows: tuple[Int64Array, Int64Array] | None = None  # used again for each batch
         self.num_tokens = 0
         self.high_water_tokens = 0
 
+    @property
+    def _live(self) -> Int64Array:
+        """The lines with tokens left, shape (n, NUM_TABLE)."""
+        lines = self._table[: self._num_lines]
+        live: Int64Array = lines[lines[:, LEFT] > 0]
+        return live
+
     def __len__(self) -> int:
-        return len(self._chunks)
+        return len(self.keys)
 
     @property
     def keys(self) -> list[Key]:
         """Which samples are held, at least in part."""
-        return list(self._chunks)
+        return list(dict.fromkeys(map(tuple, self._live[:, :KEY].tolist())))
+
+    # Samples come in.
+
+    def put(
+        self, key: Key, tokens: Any, labels: Any = None, mask: Any = None, *, shifted: bool = False
+    ) -> int:
+        """Keep a whole sample that fits a pack, as soon as `settle` is called.
+
+        Args:
+            key: Stream, pass and sample.
+            tokens: Token ids, shape (n,), at least one; they are copied.
+            labels: Labels, shape (n,), if there are any.
+            mask: Which tokens are targets, shape (n,), if anything says so.
+            shifted: Whether labels[i] speaks of token i + 1.
+
+        Returns:
+            Its tokens, with the BOS and EOS that were missing.
+        """
+        num = len(tokens)
+        bos, eos = self._packing.bos_id, self._packing.eos_id
+        if self._used + num + 2 > len(self._tokens):
+            self._make_room(num + 2)
+        begin = at = self._used
+        held = self._tokens
+        if bos is not None and tokens[0] != bos:
+            held[at] = bos
+            at += 1
+        end = at + num
+        held[at:end] = tokens
+        if eos is not None and held[end - 1] != eos:
+            held[end] = eos
+            end += 1
+        if self._has_labels:
+            own = NO_VALUES if labels is None else np.array(labels, np.int64)
+            targets = NO_VALUES if mask is None else np.array(mask, np.int64)
+            span = (at - begin, num)
+            put_labels(held[begin:end], span, own, targets, shifted, self._labels[begin:end])
+        self._used = end
+        self._staged.append((*key, end - begin))
+        return end - begin
+
+    def settle(self, refuse: Callable[[Key, Int64Array], None]) -> Int64Array:
+        """Hold what was put; return its segment rows, shape (n, 6).
+
+        Args:
+            refuse: Told of the first sample that holds a token below 0; it raises.
+        """
+        if not self._staged:
+            return no_segments()
+        self._make_lines(len(self._staged))
+        staged = np.array(self._staged, np.int64)
+        self._staged = []
+        rows = np.empty((len(staged), NUM_COLUMNS), np.int64)
+        num_tokens = int(staged[:, KEY].sum())
+        begin = self._used - num_tokens
+        held = (self._table, self._heads, self._tokens)
+        if settle_whole(held, staged, (self._num_lines, begin, self._num_ever), rows):
+            self._check_own(rows, begin + np.cumsum(staged[:, KEY]), refuse)
+        self._add(len(rows), num_tokens)
+        return rows
+
+    def _check_own(
+        self, rows: Int64Array, ends: Int64Array, refuse: Callable[[Key, Int64Array], None]
+    ) -> None:
+        added = {self._packing.bos_id, self._packing.eos_id}
+        for (stream, pass_, sample, *_, length), end in zip(
+            rows.tolist(), ends.tolist(), strict=True
+        ):
+            tokens = self._tokens[end - length : end].copy()
+            if any(token not in added for token in tokens[tokens < 0].tolist()):
+                refuse((stream, pass_, sample), tokens)
 
     def hold(self, key: Key, ready: Prepared, start: int, length: int, *, ends: bool) -> None:
         """Keep a piece of a sample until all of it has left.
@@ -232,21 +338,84 @@ class HeldSamples:
             ends: Whether nothing of the sample follows, even if it has more tokens.
         """
         stop = start + length
-        is_whole = length == len(ready.tokens)
-        part = ready if is_whole else ready.piece(start, stop)
-        if ends and stop < len(ready.tokens):
-            part.labels[-1] = IGNORED  # it was truncated: its last token has nothing to predict
-        self._chunks.setdefault(key, []).append(_Chunk(start, part, length))
-        self.num_tokens += length
+        self._make_lines(1)
+        if self._used + length > len(self._tokens):
+            self._make_room(length)
+        begin, end = self._used, self._used + length
+        self._tokens[begin:end] = ready.tokens[start:stop]
+        # A truncated sample's last token has nothing to predict.
+        after = IGNORED if ends and stop < len(ready.tokens) else int(ready.labels[stop - 1])
+        if self._has_labels:
+            self._labels[begin:end] = ready.labels[start:stop]
+            self._labels[end - 1] = after
+        self._used = end
+        rank = self._rank(key) if start else None
+        line = self._table[self._num_lines]
+        line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
+        line[OFFSET], line[AFTER] = begin, after
+        line[RANK] = self._num_ever if rank is None else rank
+        if ready.token_fields or ready.payloads:
+            self._extras[self._num_lines] = ready.piece(start, stop)
+        enter(self._table, self._heads, self._num_lines, self._num_lines + 1)
+        self._add(1, length)
+
+    def _rank(self, key: Key) -> int | None:
+        """Return the place of a sample among those held, by its first piece; None: a new one."""
+        live = self._live
+        same = live[(live[:, :KEY] == key).all(axis=1)]
+        return int(same[0, RANK]) if len(same) else None
+
+    def _make_lines(self, num: int) -> None:
+        """Make room for more lines of the table."""
+        if self._num_lines + num <= len(self._table):
+            return
+        self._make_room(0)
+        while self._num_lines + num > len(self._table) // 2:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._heads = np.full(2 * len(self._table), -1)
+        self._find_again()
+
+    def _add(self, num: int, num_tokens: int) -> None:
+        self._num_lines += num
+        self._num_ever += num
+        self.num_tokens += num_tokens
         self.high_water_tokens = max(self.high_water_tokens, self.num_tokens)
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Make room for more tokens: over those that have left, or in a larger place."""
+        staged = sum(length for *_, length in self._staged)
+        first = self._used - staged
+        waiting = self._tokens[first : self._used].copy(), self._labels[first : self._used].copy()
+        is_live = self._table[: self._num_lines, LEFT] > 0
+        line_of = np.cumsum(is_live) - 1
+        self._extras = {
+            int(line_of[line]): extra for line, extra in self._extras.items() if is_live[line]
+        }
+        self._num_lines = compact(self._table, self._num_lines, self._tokens, self._labels)
+        self._find_again()
+        lines = self._table[: self._num_lines]
+        used = int(lines[-1, OFFSET] + lines[-1, SIZE]) if len(lines) else 0
+        wanted = max(2 * (used + staged + num_tokens), FEWEST_TOKENS)
+        if not wanted <= len(self._tokens) <= 4 * wanted:
+            self._tokens = _resized(self._tokens, used, 2 * wanted)
+            self._labels = _resized(self._labels, used, 2 * wanted if self._has_labels else 0)
+        for held, values in zip((self._tokens, self._labels), waiting, strict=True):
+            held[used : used + len(values)] = values
+        self._used = used + staged
+
+    def _find_again(self) -> None:
+        self._heads.fill(-1)
+        enter(self._table, self._heads, 0, self._num_lines)
+
+    # State.
 
     def state_dict(self) -> list[list[int]]:
         """Return what is held, as addresses: stream, pass, sample, start, length, tokens left."""
-        return [
-            [*key, chunk.start, len(chunk.part.tokens), chunk.num_left]
-            for key, chunks in self._chunks.items()
-            for chunk in chunks
-        ]
+        live = self._live
+        if (np.diff(live[:, RANK]) < 0).any():
+            live = live[np.argsort(live[:, RANK], kind="stable")]
+        addresses: list[list[int]] = live[:, :OFFSET].tolist()
+        return addresses
 
     def restore(self, address: Sequence[int], ready: Prepared, total: int) -> None:
         """Hold again what an address says.
@@ -259,23 +428,10 @@ class HeldSamples:
         stream, pass_, number, start, length, num_left = map(int, address)
         key = (stream, pass_, number)
         self.hold(key, ready, start, length, ends=start + length == total)
-        self._chunks[key][-1].num_left = num_left
+        self._table[self._num_lines - 1, LEFT] = num_left
         self.num_tokens -= length - num_left
 
-    def _find(self, key: Key, start: int) -> _Chunk:
-        for chunk in self._chunks.get(key, ()):
-            if chunk.start <= start < chunk.start + len(chunk.part.tokens):
-                return chunk
-        raise DataError(f"stream {key[0]}, sample {key[2]} is packed but not held: packed twice")
-
-    def _let_go(self, key: Key, chunk: _Chunk, length: int) -> None:
-        self.num_tokens -= length
-        chunk.num_left -= length
-        if chunk.num_left == 0:
-            chunks = self._chunks[key]
-            chunks.remove(chunk)
-            if not chunks:
-                del self._chunks[key]
+    # Rows go out.
 
     def rows(
         self, packs: Packs, num_rows: int, row_tokens: int | None = None
@@ -286,44 +442,77 @@ class HeldSamples:
             packs: Which segments to put into each row.
             num_rows: How many rows; those after the packs are padding.
             row_tokens: How long they are; None: max_seq_len.
+
+        Returns:
+            Rows, whose memory the next call uses again, and the extra fields.
+
+        Raises:
+            DataError: If a segment is not held.
         """
         shape = (num_rows, row_tokens or self._packing.max_seq_len)
-        tokens = np.full(shape, self._packing.padding_id, np.int64)
-        labels = np.full(shape, IGNORED, np.int64)
+        tokens, labels = self._empty_rows(shape)
+        segments = np.ascontiguousarray(packs.segments)
+        multiple = self._packing.pad_to_multiple or 1
+        nexts = np.empty(len(segments), np.int64)
+        # Pieces that lie side by side in a pack are one segment.
+        copies = np.empty((len(segments) + self._num_lines, 5), np.int64)
+        held = (self._table, self._heads, self._tokens, self._labels)
+        made = (tokens, labels, nexts, copies)
+        num_copies, missing = take_out(held, segments, packs.ends, multiple, made)
+        if missing >= 0:
+            stream, _, sample = segments[missing, :START].tolist()
+            raise DataError(
+                f"stream {stream}, sample {sample} is packed but not held: packed twice"
+            )
+        copies = copies[:num_copies]
+        self.num_tokens -= int(copies[:, 4].sum())
+        rows = Rows(
+            tokens=tokens,
+            next_tokens=nexts,
+            labels=labels if self._has_labels else None,
+            multiple=multiple,
+        )
+        return rows, self._extra_fields(copies, shape)
+
+    def _empty_rows(self, shape: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+        if self._rows is None or self._rows[0].shape != shape:
+            self._rows = (
+                np.empty(shape, np.int64),
+                np.empty(shape if self._has_labels else (0, 0), np.int64),
+            )
+        tokens, labels = self._rows
+        tokens.fill(self._packing.padding_id)
+        labels.fill(IGNORED)
+        return tokens, labels
+
+    def _extra_fields(self, copies: Int64Array, shape: tuple[int, int]) -> dict[str, Any]:
+        if not (self._token_fields or self._payloads):
+            return {}
         fields = {name: np.zeros(shape, dtype) for name, dtype in self._token_fields.items()}
         placed: dict[str, list[tuple[Any, int, int, int]]] = {name: [] for name in self._payloads}
-        multiple = self._packing.pad_to_multiple or 1
-        for row in range(len(packs)):
-            filled = 0
-            for segment in packs[row].tolist():
-                key, start, length = tuple(segment[STREAM:START]), segment[START], segment[LENGTH]
-                while length:
-                    chunk = self._find(key, start)
-                    part, first = chunk.part, start - chunk.start
-                    size = min(length, len(part.tokens) - first)
-                    stop = filled + size
-                    tokens[row, filled:stop] = part.tokens[first : first + size]
-                    labels[row, filled:stop] = part.labels[first : first + size]
-                    for name, values in part.token_fields.items():
-                        fields[name][row, filled:stop] = values[first : first + size]
-                    for name, objects in part.payloads.items():
-                        placed[name] += [
-                            (thing, row, filled + a - first, filled + b - first)
-                            for thing, a, b in objects
-                            if first <= a < first + size
-                        ]
-                    self._let_go(key, chunk, size)
-                    filled, start, length = stop, start + size, length - size
-                filled += -segment[LENGTH] % multiple
-        # Labels are complete, so nobody asks for the tokens after segments.
-        nexts = np.where(
-            packs.segments[:, START] + packs.segments[:, LENGTH] == packs.segments[:, TOTAL],
-            IGNORED,
-            0,
-        )
-        extras = {name: torch.from_numpy(values) for name, values in fields.items()}
-        rows = Rows(tokens=tokens, next_tokens=nexts, labels=labels, multiple=multiple)
-        return rows, extras | _lists(placed)
+        for row, filled, line, first, size in copies.tolist():
+            part = self._extras.get(line)
+            if part is None:
+                continue
+            for name, values in part.token_fields.items():
+                fields[name][row, filled : filled + size] = values[first : first + size]
+            for name, objects in part.payloads.items():
+                placed[name] += [
+                    (thing, row, filled + a - first, filled + b - first)
+                    for thing, a, b in objects
+                    if first <= a < first + size
+                ]
+        for line in set(copies[:, 2].tolist()):
+            if not self._table[line, LEFT]:
+                self._extras.pop(line, None)
+        return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
+
+
+def _resized(values: Int64Array, used: int, size: int) -> Int64Array:
+    """Return the first `used` values in a place for `size`."""
+    resized = np.empty(size, np.int64)
+    resized[: min(used, size)] = values[: min(used, size)]
+    return resized
 
 
 def _lists(placed: dict[str, list[tuple[Any, int, int, int]]]) -> dict[str, Any]:

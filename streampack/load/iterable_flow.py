@@ -27,7 +27,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from streampack.assemble import Batch, make_batch
+from streampack.assemble import Batch, Blocks, make_batch
 from streampack.config import Mixing, Packing
 from streampack.errors import DataError
 from streampack.load.buckets import Bucketing, BucketPacker, one_row_each
@@ -36,8 +36,10 @@ from streampack.load.iterable_amounts import EpochAmounts
 from streampack.load.iterable_intake import Intake, Taken
 from streampack.mix import Deficits, Schedule
 from streampack.pack import make_packer
+from streampack.pack.limits import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 from streampack.streams import IterableStream
+from streampack.streams.iterable import Plain
 from streampack.streams.part import PartPlace, SourcePart
 from streampack.types import (
     LENGTH,
@@ -51,6 +53,8 @@ from streampack.types import (
 )
 
 __all__ = ["FlowPlan", "PackFlow"]
+
+NUM_ADDED = 2  # tokens that a sample may get: BOS and EOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,7 +151,10 @@ class PackFlow:
             plan.packing,
             {k: v for stream in plan.streams for k, v in stream.token_fields.items()},
             list(dict.fromkeys(k for stream in plan.streams for k in stream.payloads)),
+            has_labels=any(stream.has_labels for stream in plan.streams),
         )
+        self._blocks = Blocks()
+        self._only: int | None = None  # the stream whose turn it always is, if there is but one
         self._is_stopping = False
         self._slots: Iterator[Int64Array] | None = None
         self.num_batches = 0
@@ -160,6 +167,7 @@ class PackFlow:
         """Begin the epoch."""
         for intake, quota in zip(self._intakes, self._quotas, strict=True):
             intake.begin(self._epoch, quota)
+        self._look_for_only()
 
     # Batches.
 
@@ -183,6 +191,7 @@ class PackFlow:
             epoch=self._epoch,
             position=(step + 1) * per_step,
             positions=self._plan.packing.positions,
+            blocks=self._blocks,
         )
         if self._plan.bucketing is not None:
             extras["seq_lens"] = torch.from_numpy(together.segments[:, LENGTH].copy())
@@ -253,34 +262,28 @@ class PackFlow:
 
     def _has_more(self, stream: int) -> bool:
         lane = self._lanes[stream]
-        while not lane.full and self._feed(stream):
+        while not lane.full and self._feed(stream, 1):
             pass
         return bool(lane.full)
 
     def _take(self, number: int, most: int) -> list[Int64Array]:
         """Return the next packs of a lane, fewer than `most` only at its end."""
         lane = self._lanes[number]
-        while len(lane.full) < most and self._feed(number):
+        while len(lane.full) < most and self._feed(number, most - len(lane.full)):
             pass
         return [lane.full.popleft() for _ in range(min(most, len(lane.full)))]
 
     # Samples into packers.
 
-    def _feed(self, number: int) -> bool:
+    def _feed(self, number: int, num_packs: int) -> bool:
         """Give a packer a little more; False once it has ended and nothing is left in it."""
         lane = self._lanes[number]
         if lane.has_ended:
             return False
-        rows: list[Int64Array] = []
         if lane.pending is not None:
-            rows.append(self._slice(lane, lane.pending))
+            segments = self._slice(lane, lane.pending)
         else:
-            room = self._room_before_full(lane.packer)
-            while room >= 0 and not lane.has_ended and lane.pending is None:
-                row = self._next_sample(number, lane)
-                rows.append(row)
-                room -= int(row[:, LENGTH].sum()) or 1
-        segments = np.concatenate(rows)
+            segments = self._draw(number, lane, num_packs)
         if len(segments):
             packs = lane.packer.add(segments)
             lane.full.extend(packs[i] for i in range(len(packs)))
@@ -289,16 +292,59 @@ class PackFlow:
             lane.full.extend(packs[i] for i in range(len(packs)))
         return True
 
-    def _room_before_full(self, packer: Packer) -> int:
-        """Return how many tokens more certainly fill no pack, so that none waits for them."""
+    def _draw(self, number: int, lane: _Lane, num_packs: int) -> Int64Array:
+        """Hold the samples that a lane certainly needs for its next packs; return their rows."""
+        tokens, samples = self._room(lane.packer, num_packs)
+        rows: list[Int64Array] = []
+        most = self._plan.packing.max_seq_len - NUM_ADDED
+        try:
+            while tokens >= 0 and samples >= 0 and lane.pending is None:
+                found = self._next_taken(number)
+                if found is None:
+                    lane.has_ended = True
+                    break
+                stream, taken = found
+                plain = taken.plain
+                if plain is not None and len(plain[0]) <= most:
+                    length = self._put(stream, taken, plain)
+                else:
+                    rows += [self._settle(), self._begin(lane, stream, taken)]
+                    length = int(rows[-1][:, LENGTH].sum())
+                tokens -= length or 1
+                samples -= 1
+        except Exception:
+            self._settle()  # what is wrong with an earlier sample goes first
+            raise
+        rows.append(self._settle())
+        return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def _put(self, stream: int, taken: Taken, plain: Plain) -> int:
+        """Take a sample as it is; return its tokens."""
+        key = (stream, taken.pass_, taken.number)
+        shifted = bool(self._intakes[stream].labels_shifted)
+        length = self._held.put(key, *plain, shifted=shifted)
+        if self._is_random and self._only is None:
+            by_tokens = self._plan.mixing.weight_unit == "tokens"
+            self._deficits.serve(stream, length if by_tokens else 1)
+        return length
+
+    def _settle(self) -> Int64Array:
+        return self._held.settle(lambda key, tokens: self._intakes[key[0]].refuse(key[2], tokens))
+
+    def _room(self, packer: Packer, num_packs: int) -> tuple[int, int]:
+        """Return tokens and samples that certainly leave the last of some packs to what follows.
+
+        So many, and one sample more, can be taken at once: no pack waits for any of them.
+        """
         packing = self._plan.packing
+        samples = packing.buffer_samples - packer.num_buffered_samples - 1
         if self._plan.bucketing is not None:
-            return 0  # once as many wait as may, any sample makes a batch leave
-        few = packing.max_samples_per_pack is None and packing.pad_to_multiple is None
-        if not few or packing.method == "two_tiers":
-            return 0
-        tokens = packing.max_seq_len - packer.num_buffered_tokens
-        return max(min(tokens, packing.buffer_samples - packer.num_buffered_samples) - 1, 0)
+            # Once as many wait as may, any sample makes a batch leave.
+            return packing.buffer_samples * packing.max_seq_len, max(samples, 0)
+        if packing.max_samples_per_pack or packing.pad_to_multiple or packing.method == "two_tiers":
+            return 0, 0
+        tokens = least_tokens(packing, num_packs) - packer.num_buffered_tokens - 1
+        return max(tokens, 0), max(samples, 0)
 
     def _slice(self, lane: _Lane, pending: _Pending) -> Int64Array:
         """Hold the next piece of a long sample and return its row."""
@@ -311,36 +357,31 @@ class PackFlow:
         lane.pending = pending if pending.next < len(pending.rows) else None
         return rows
 
-    def _next_sample(self, number: int, lane: _Lane) -> Int64Array:
-        """Hold the next sample, or the first piece of a long one; return its row, if it has any."""
-        found = self._next_taken(number)
-        none = np.zeros((0, NUM_COLUMNS), np.int64)
-        if found is None:
-            lane.has_ended = True
-            return none
-        stream, taken = found
+    def _begin(self, lane: _Lane, stream: int, taken: Taken) -> Int64Array:
+        """Hold a sample, or the first piece of a long one; return its row, if it has any."""
         key = (stream, taken.pass_, taken.number)
         ready = self._prepare(stream, taken)
+        rows = np.zeros((0, NUM_COLUMNS), np.int64)
         try:
             rows = self._rows(key, ready)
         except DataError as error:
             if self._plan.packing.overflow == "error":
                 raise
             self._intakes[stream].skip(error)
-            rows = none
         else:
             self._counts[stream, 4] += not len(rows)
             kept = int(rows[-1, TOTAL]) if len(rows) else 0
             self._counts[stream, 3] += 0 < kept < len(ready.tokens)
-        if self._is_random:
+        if self._is_random and self._only is None:
             by_tokens = self._plan.mixing.weight_unit == "tokens"
             amount = int(rows[:, LENGTH].sum()) if by_tokens else 1
             self._deficits.serve(stream, amount or 1)
-        return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else none
+        return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else rows
 
     def _prepare(self, stream: int, taken: Taken) -> Prepared:
         shifted = bool(self._intakes[stream].labels_shifted)
-        return prepare(taken.sample, self._plan.packing, labels_shifted=shifted)
+        sample = taken.sample or self._intakes[stream].closely(taken)
+        return prepare(sample, self._plan.packing, labels_shifted=shifted)
 
     def _rows(self, key: Key, ready: Prepared) -> Int64Array:
         may_split = self._plan.streams[key[0]].split_payloads
@@ -349,7 +390,9 @@ class PackFlow:
     def _next_taken(self, number: int) -> tuple[int, Taken] | None:
         """Return the next sample of a lane and its stream; None once there is none."""
         while not self._is_stopping:
-            stream = self._deficits.next() if self._is_random else number
+            stream = self._only
+            if stream is None:
+                stream = self._deficits.next() if self._is_random else number
             if stream is None:
                 return None
             taken = self._intakes[stream].next()
@@ -360,7 +403,14 @@ class PackFlow:
             if not self._is_random:
                 return None
             self._deficits.end(stream)
+            self._look_for_only()
         return None
+
+    def _look_for_only(self) -> None:
+        """See whether all turns are one stream's: it is never behind nor ahead of its share."""
+        amounts = self._deficits.state_dict()["amounts"]
+        live = [stream for stream, amount in enumerate(amounts) if amount]
+        self._only = live[0] if self._is_random and len(live) == 1 else None
 
     # Counts and state.
 
@@ -412,7 +462,7 @@ class PackFlow:
             wanted = sorted(key for key in keys if key[0] == number)
             again = intake.load_state_dict(state["sources"][number], self._quotas[number], wanted)
             for key, sample in again.items():
-                taken = Taken(pass_=key[1], number=key[2], sample=sample)
+                taken = Taken(key[1], key[2], None, sample)
                 ready = self._prepare(number, taken)
                 prepared[key] = (ready, self._rows(key, ready))
         for key, address in zip(held, state["held"], strict=True):
@@ -427,6 +477,7 @@ class PackFlow:
                 ready, rows = prepared[key]
                 lane.pending = _Pending(key, ready, rows, lane_next)
         self._deficits.load_state_dict(state["deficits"])
+        self._look_for_only()
         self._is_stopping = bool(state["is_stopping"])
         self.num_batches = int(state["num_batches"])
         self._served = [int(count) for count in state["served"]]
@@ -434,6 +485,31 @@ class PackFlow:
         self._num_slots = int(state["num_slots"])
         self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)
         self._held.high_water_tokens = int(state["high_water_tokens"])
+
+
+def least_tokens(packing: Packing, num_packs: int) -> int:
+    """Return how many tokens it takes at least until a packer, empty at first, closes some packs.
+
+    >>> least_tokens(Packing(max_seq_len=1000), 8), least_tokens(Packing(max_seq_len=1000), 1)
+    (7992, 1000)
+    """
+    size, method = packing.max_seq_len, packing.method
+    if method == "concat":
+        return num_packs * size
+    if method == "next_fit":
+        # Two neighbours hold more than a pack.
+        return (num_packs + 1) // 2 * size
+    if method == "knapsack":
+        return packing.buffer_limit + 1
+    if method == "exact_fit":
+        # A pack within the tolerance may close while less than a pack is buffered: it comes last.
+        tolerance = size // TOLERANCE
+        least = (num_packs - (tolerance >= PATIENCE)) * (size - tolerance)
+    else:
+        # What makes a pack close does not fit into it, and closes no other.
+        least = num_packs * size // 2 if packing.guard is None else size
+    # A full buffer closes packs as they are.
+    return max(size, min(least, packing.buffer_limit + 1))
 
 
 def _key(address: Sequence[int]) -> Key:

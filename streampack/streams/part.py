@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
@@ -56,9 +56,8 @@ class PartPlace:
         return self.num_devices * self.num_workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Item:
-    """What a source gave."""
+class Item(NamedTuple):
+    """What a source gave; a tuple, because one is made for every sample."""
 
     pass_: int
     """In which pass through the source."""
@@ -156,6 +155,7 @@ class SourcePart:
     ) -> None:
         self._name = name
         self._place = place
+        self._part, self._num_parts = place.part, place.num_parts
         self.source = source
         self._source = source
         self._splits_itself = sharded or _is_mosaic(source) or _is_hugging_face(source)
@@ -260,7 +260,7 @@ class SourcePart:
             return self._next_by_index()
         if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
-        part, num_parts = self._place.part, self._place.num_parts
+        part, num_parts = self._part, self._num_parts
         while True:
             try:
                 value = next(self._items)
@@ -272,15 +272,17 @@ class SourcePart:
             if self._splits_itself or (self._num_raw - 1) % num_parts == part:
                 break
         self.taken += 1
-        return self._item(self.taken - 1, (self.taken - 1) * num_parts + part, value)
+        taken = self.taken - 1
+        return Item(self.pass_, taken, taken * num_parts + part, value)
 
     def _next_by_index(self) -> Item | None:
-        total = num_items(self._source) or 0
-        nth = self.taken * self._place.num_parts + self._place.part
+        total = len(self._source)  # type: ignore[arg-type]
+        nth = self.taken * self._num_parts + self._part
         if nth >= total:
             return None
         self.taken += 1
-        return self.get(self.pass_, self.taken - 1, self._index(nth, total))
+        number = nth if self._shuffle is None else self._index(nth, total)
+        return self.get(self.pass_, self.taken - 1, number)
 
     def get(self, pass_: int, taken: int, number: int) -> Item:
         """Return item `number` of a source with an index, or the failure to get it."""
@@ -288,13 +290,11 @@ class SourcePart:
             value = self._source[number]  # type: ignore[index]
         except Exception as error:
             value = self._failure(error, number)
-        return Item(pass_=pass_, taken=taken, number=number, value=value)
+        return Item(pass_, taken, number, value)
 
     def _index(self, nth: int, total: int) -> int:
-        """Return the index of the `nth` item of the pass."""
-        if self._shuffle is None:
-            return nth
-        seed, stream, size = self._shuffle
+        """Return the index of the `nth` item of a shuffled pass."""
+        seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK)
         num_blocks = -(-total // size)
         # The last block may be short, so it stays last; the others change places.
         slot, at = divmod(nth, size)
@@ -307,9 +307,6 @@ class SourcePart:
             order = permutation(length, seed, "items", stream, self.pass_, slot) + block * size
             self._block = (key, order)
         return int(self._block[1][at])
-
-    def _item(self, taken: int, number: int, value: Any) -> Item:
-        return Item(pass_=self.pass_, taken=taken, number=number, value=value)
 
     def _failure(self, error: Exception, number: int | None = None) -> DataError:
         if number is None:
