@@ -41,6 +41,7 @@ from streampack.pack import fit_samples
 from streampack.read import Rows
 from streampack.read.kernels import IGNORED
 from streampack.streams import IterableSample
+from streampack.streams.iterable import Plain
 from streampack.types import (
     NUM_COLUMNS,
     START,
@@ -258,31 +259,27 @@ class HeldSamples:
 
     # Samples come in.
 
-    def put(
-        self, key: Key, tokens: Any, labels: Any = None, mask: Any = None, *, shifted: bool = False
-    ) -> int:
+    def put(self, key: Key, plain: Plain, labels_shifted: bool | None) -> int:
         """Keep a whole sample that fits a pack, as soon as `settle` is called.
 
         Args:
             key: Stream, pass and sample.
-            tokens: Token ids, shape (n,), at least one; they are copied.
-            labels: Labels, shape (n,), if there are any.
-            mask: Which tokens are targets, shape (n,), if anything says so.
-            shifted: Whether labels[i] speaks of token i + 1.
+            plain: Its arrays; they are copied.
+            labels_shifted: Whether labels[i] speaks of token i + 1.
 
         Returns:
             Its tokens, with the BOS and EOS that were missing.
         """
+        tokens, labels, mask = plain
         num = len(tokens)
-        bos, eos = self._packing.bos_id, self._packing.eos_id
         if self._used + num + 2 > len(self._tokens):
             self._make_room(num + 2)
         begin = at = self._used
-        held = self._tokens
+        end = at + num
+        held, bos, eos = self._tokens, self._packing.bos_id, self._packing.eos_id
         if bos is not None and tokens[0] != bos:
             held[at] = bos
-            at += 1
-        end = at + num
+            at, end = at + 1, end + 1
         held[at:end] = tokens
         if eos is not None and held[end - 1] != eos:
             held[end] = eos
@@ -290,7 +287,7 @@ class HeldSamples:
         if self._has_labels:
             own = NO_VALUES if labels is None else np.array(labels, np.int64)
             targets = NO_VALUES if mask is None else np.array(mask, np.int64)
-            span = (at - begin, num)
+            span, shifted = (at - begin, num), bool(labels_shifted)
             put_labels(held[begin:end], span, own, targets, shifted, self._labels[begin:end])
         self._used = end
         self._staged.append((*key, end - begin))

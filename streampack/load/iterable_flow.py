@@ -39,7 +39,6 @@ from streampack.pack import make_packer
 from streampack.pack.limits import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 from streampack.streams import IterableStream
-from streampack.streams.iterable import Plain
 from streampack.streams.part import PartPlace, SourcePart
 from streampack.types import (
     LENGTH,
@@ -133,6 +132,7 @@ class PackFlow:
         self._plan = plan
         self._place = place
         self._epoch = epoch
+        self._by_tokens = plan.mixing.weight_unit == "tokens"
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
         quotas = [plan.amounts.quota(n, epoch, part, place) for n, part in enumerate(parts)]
@@ -297,6 +297,7 @@ class PackFlow:
         tokens, samples = self._room(lane.packer, num_packs)
         rows: list[Int64Array] = []
         most = self._plan.packing.max_seq_len - NUM_ADDED
+        put, intakes = self._held.put, self._intakes
         try:
             while tokens >= 0 and samples >= 0 and lane.pending is None:
                 found = self._next_taken(number)
@@ -304,9 +305,10 @@ class PackFlow:
                     lane.has_ended = True
                     break
                 stream, taken = found
-                plain = taken.plain
+                pass_, sample, plain, _ = taken
                 if plain is not None and len(plain[0]) <= most:
-                    length = self._put(stream, taken, plain)
+                    length = put((stream, pass_, sample), plain, intakes[stream].labels_shifted)
+                    self._serve(stream, length)
                 else:
                     rows += [self._settle(), self._begin(lane, stream, taken)]
                     length = int(rows[-1][:, LENGTH].sum())
@@ -318,15 +320,9 @@ class PackFlow:
         rows.append(self._settle())
         return np.concatenate(rows) if len(rows) > 1 else rows[0]
 
-    def _put(self, stream: int, taken: Taken, plain: Plain) -> int:
-        """Take a sample as it is; return its tokens."""
-        key = (stream, taken.pass_, taken.number)
-        shifted = bool(self._intakes[stream].labels_shifted)
-        length = self._held.put(key, *plain, shifted=shifted)
+    def _serve(self, stream: int, num_tokens: int) -> None:
         if self._is_random and self._only is None:
-            by_tokens = self._plan.mixing.weight_unit == "tokens"
-            self._deficits.serve(stream, length if by_tokens else 1)
-        return length
+            self._deficits.serve(stream, num_tokens if self._by_tokens else 1)
 
     def _settle(self) -> Int64Array:
         return self._held.settle(lambda key, tokens: self._intakes[key[0]].refuse(key[2], tokens))
@@ -372,10 +368,7 @@ class PackFlow:
             self._counts[stream, 4] += not len(rows)
             kept = int(rows[-1, TOTAL]) if len(rows) else 0
             self._counts[stream, 3] += 0 < kept < len(ready.tokens)
-        if self._is_random and self._only is None:
-            by_tokens = self._plan.mixing.weight_unit == "tokens"
-            amount = int(rows[:, LENGTH].sum()) if by_tokens else 1
-            self._deficits.serve(stream, amount or 1)
+        self._serve(stream, int(rows[:, LENGTH].sum()) or 1)
         return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else rows
 
     def _prepare(self, stream: int, taken: Taken) -> Prepared:

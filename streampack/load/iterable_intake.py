@@ -135,8 +135,11 @@ class Intake:
                     return None
                 item = pulled
             self._pass, self._taken = item.pass_, item.taken + 1
-            plain = self._plain(item, ids) if result is None else None
-            if plain is not None:
+            plain = None
+            if result is None and not isinstance(ids, DataError):
+                plain = self._stream.plain(item.value, ids)
+            # Only what is skipped must be known at once: the next sample takes its place.
+            if plain is not None and not (self._skips and plain[0].min() < 0):
                 self.amount_taken += len(plain[0]) if self._quota.by_tokens else 1
                 return Taken(item.pass_, item.number, plain, None)
             result = result or self._sample(item, ids)
@@ -147,15 +150,6 @@ class Intake:
             self.amount_taken += len(result.tokens) if self._quota.by_tokens else 1
             return Taken(item.pass_, item.number, None, result)
         return None
-
-    def _plain(self, item: Item, ids: Int64Array | DataError | None) -> Plain | None:
-        """Return the arrays of an item that can be taken as it is; None: look closely."""
-        if isinstance(ids, DataError):
-            return None
-        plain = self._stream.plain(item.value, ids)
-        # Only what is skipped must be known at once: the next sample takes its place.
-        is_good = plain is None or not self._skips or plain[0].min() >= 0
-        return plain if is_good else None
 
     def closely(self, taken: Taken) -> IterableSample:
         """Return all of a sample whose arrays were taken as they are."""

@@ -32,6 +32,7 @@ __all__ = ["IterableSample", "IterableStream", "Plain"]
 OnBadSample = Literal["raise", "skip"]
 Plain: TypeAlias = tuple[Any, Any, Any]
 """Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
+PLAIN_TYPES = "?bBhHiIlq"  # integers whose every value is one of int64's
 # What a batch holds anyway, so no field may be called so.
 BATCH_KEYS = {"tokens", "labels", "input_pos", "document_ids", "cu_seqlens", "max_seqlen"}
 BATCH_KEYS |= {"segments", "epoch", "position"}
@@ -215,9 +216,12 @@ class IterableStream:
         >>> IterableStream([]).plain(np.array([5, 6]))[0].tolist(), IterableStream([]).plain([0.5])
         ([5, 6], None)
         """
+        # Once a sample, so nothing is asked twice, or by a property.
         is_dict = type(item) is dict
-        is_tokens_only = self._is_tokens_only
-        if self._has_extras or not (is_dict or is_tokens_only):
+        is_tokens_only = self.labels is None and self.loss_mask is None
+        if self.length_fn is not None or self.token_fields or self.payloads:
+            return None
+        if not (is_dict or is_tokens_only):
             return None
         tokens = encoded
         if tokens is None:
@@ -302,7 +306,7 @@ class IterableStream:
 def _plain_row(value: Any) -> Any:
     """Return a row of integers as something that numpy copies at once; None: look at it closely."""
     if type(value) is np.ndarray:
-        return value if value.ndim == 1 and value.dtype.kind in "iub" else None
+        return value if value.ndim == 1 and value.dtype.char in PLAIN_TYPES else None
     if type(value) is not list:
         return None
     try:

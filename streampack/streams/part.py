@@ -257,7 +257,13 @@ class SourcePart:
             DataError: If the source's iterator raised; it names the sample.
         """
         if self.has_index:
-            return self._next_by_index()
+            total = len(self._source)  # type: ignore[arg-type]
+            nth = self.taken * self._num_parts + self._part
+            if nth >= total:
+                return None
+            number = nth if self._shuffle is None else self._index(nth, total)
+            self.taken += 1
+            return self.get(self.pass_, self.taken - 1, number)
         if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
         part, num_parts = self._part, self._num_parts
@@ -274,15 +280,6 @@ class SourcePart:
         self.taken += 1
         taken = self.taken - 1
         return Item(self.pass_, taken, taken * num_parts + part, value)
-
-    def _next_by_index(self) -> Item | None:
-        total = len(self._source)  # type: ignore[arg-type]
-        nth = self.taken * self._num_parts + self._part
-        if nth >= total:
-            return None
-        self.taken += 1
-        number = nth if self._shuffle is None else self._index(nth, total)
-        return self.get(self.pass_, self.taken - 1, number)
 
     def get(self, pass_: int, taken: int, number: int) -> Item:
         """Return item `number` of a source with an index, or the failure to get it."""
