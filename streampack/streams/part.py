@@ -32,6 +32,7 @@ from streampack.types import Int64Array, State
 __all__ = ["Item", "PartPlace", "SourcePart", "is_one_shot", "num_items"]
 
 STATE_EVERY = 64  # items between two states of a source that has them
+READ_AHEAD = 16  # rows of a dataset that reads many at once
 SHUFFLE_BLOCK = 262_144
 
 
@@ -116,6 +117,15 @@ def _has_index(source: object) -> bool:
     return is_plain and has and not is_torch_iterable
 
 
+def _reads_many(source: object) -> bool:
+    """Tell whether a Hugging Face dataset reads some rows for hardly more than one.
+
+    A transform may look at the others, so with one each row is read alone.
+    """
+    is_dataset = _is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
+    return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")
+
+
 def _forgets_its_buffer(source: object) -> bool:
     """Tell whether a Hugging Face iterable shuffles in a buffer that its state leaves out."""
     inner = getattr(source, "_ex_iterable", None)
@@ -168,6 +178,8 @@ class SourcePart:
             self._source = split(source, rank=place.device, world_size=place.num_devices)
         self.has_index = _has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
+        self._reads_ahead = self.has_index and _reads_many(source)
+        self._ahead: dict[int, Any] = {}  # items that were read already
         self._block: tuple[tuple[int, int], Int64Array] | None = None
         own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         # A StreamingDataset's state is a count over all workers, as if they kept step.
@@ -224,6 +236,7 @@ class SourcePart:
         self.check_not_used_up(pass_)
         self.pass_, self.taken, self._num_raw = pass_, 0, 0
         self._has_begun = True
+        self._ahead = {}
         if self.has_index:
             return
         self._set_pass(pass_)
@@ -263,6 +276,8 @@ class SourcePart:
                 return None
             number = nth if self._shuffle is None else self._index(nth, total)
             self.taken += 1
+            if self._reads_ahead:
+                self._read_ahead(nth, number, total)
             return self.get(self.pass_, self.taken - 1, number)
         if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
@@ -281,10 +296,26 @@ class SourcePart:
         taken = self.taken - 1
         return Item(self.pass_, taken, taken * num_parts + part, value)
 
+    def _read_ahead(self, nth: int, number: int, total: int) -> None:
+        """Read item `number`, the `nth` of the pass, and some after it, unless that was done."""
+        if number in self._ahead:
+            return
+        last = min(nth + READ_AHEAD * self._num_parts, total)
+        if self._shuffle is not None:  # the numbers of one block are there
+            last = min(last, (nth // self._shuffle[2] + 1) * self._shuffle[2])
+        nths = range(nth, last, self._num_parts)
+        numbers = [n if self._shuffle is None else self._index(n, total) for n in nths]
+        try:
+            values = self._source.__getitems__(numbers)  # type: ignore[attr-defined]
+        except Exception:  # one of them: which one, is told when each is read alone
+            values = []
+        self._ahead = dict(zip(numbers, values, strict=False))
+
     def get(self, pass_: int, taken: int, number: int) -> Item:
         """Return item `number` of a source with an index, or the failure to get it."""
         try:
-            value = self._source[number]  # type: ignore[index]
+            is_there = number in self._ahead
+            value = self._ahead.pop(number) if is_there else self._source[number]  # type: ignore[index]
         except Exception as error:
             value = self._failure(error, number)
         return Item(pass_, taken, number, value)
