@@ -9,7 +9,7 @@
 For models that cannot take packs. Everything but the packer is `PackedIterableDataset`'s: sources,
 weights, workers, states.
 
-Cost: 20 to 40 us a sample, plus the source. Memory: in each worker `buffer_samples` samples and one
+Cost: 10 to 20 us a sample, plus the source. Memory: in each worker `buffer_samples` samples and one
 batch.
 """
 

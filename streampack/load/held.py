@@ -3,19 +3,21 @@ has left.
 
 ::
 
-    arrive      keep tokens and labels, hand the packer (stream, pass, sample, start, length, total)
-    packed      copy each segment into its row; a chunk is let go with its last token
+    arrive      put: tokens behind all others    settle: a line each in the table, a row the packer
+    packed      copy each segment into its row; a piece is let go with its last token
+    no room     what is left moves to the front, into a larger place if that is half of it
 
-A sample longer than a pack is held in chunks, one for each piece that the packer has, so that its
-rest in a buffer does not keep all of it alive.
+A sample longer than a pack is held in pieces, one for each that the packer has, so that its rest
+in a buffer does not keep all of it alive. Where no stream has labels or a mask, tokens alone are
+held: labels are the tokens after them.
 
-Cost: two copies a token. Memory: what the packer's bound allows, and the one sample being sliced.
+Cost: about 1 us a sample, two copies a token. Memory: a few times what the packer's bound allows,
+and the one sample being sliced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,172 +25,37 @@ import torch
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.pack import fit_samples
+from streampack.load.held_kernels import (
+    AFTER,
+    KEY,
+    LEFT,
+    NUM_TABLE,
+    OFFSET,
+    RANK,
+    SIZE,
+    compact,
+    enter,
+    put_labels,
+    settle_whole,
+    take_out,
+)
+from streampack.load.prepared import Key, Prepared
 from streampack.read import Rows
-from streampack.streams import IterableSample
-from streampack.types import LENGTH, START, STREAM, TOTAL, Int64Array, Packs, no_segments
+from streampack.read.kernels import IGNORED
+from streampack.streams.iterable import Plain
+from streampack.types import (
+    NUM_COLUMNS,
+    START,
+    Int64Array,
+    Packs,
+    no_segments,
+)
 
-__all__ = ["HeldSamples", "Key", "Prepared", "prepare", "segment_rows", "shifted_labels"]
+__all__ = ["NO_VALUES", "HeldSamples", "joined"]
 
-IGNORED = -100
-Key = tuple[int, int, int]  # stream, pass, sample
-
-
-def shifted_labels(
-    sample: IterableSample, packing: Packing, *, labels_shifted: bool
-) -> tuple[Int64Array, Int64Array]:
-    """Return a sample's tokens and shifted labels, with BOS and EOS where they are missing.
-
-    A token is a target if its labels and loss mask say so; an added EOS goes by the token before
-    it.
-
-    Args:
-        sample: Tokens, and labels or a loss mask if there are any.
-        packing: Says which ids to add.
-        labels_shifted: Whether labels[i] speaks of token i + 1 (True) or of token i.
-
-    Returns:
-        Tokens and labels, both of shape (n,).
-
-    >>> sample = IterableSample(tokens=np.array([5, 6]), labels=None, loss_mask=None)
-    >>> [part.tolist() for part in shifted_labels(sample, Packing(max_seq_len=8, eos_id=1),
-    ...                                           labels_shifted=False)]
-    [[5, 6, 1], [6, 1, -100]]
-    """
-    tokens = sample.tokens
-    targets = tokens.copy()  # targets[i]: token i as a target, or IGNORED
-    after = None  # the last label of a shifted column, which speaks of what follows
-    if sample.labels is not None and labels_shifted:
-        targets[0], targets[1:], after = IGNORED, sample.labels[:-1], int(sample.labels[-1])
-    elif sample.labels is not None:
-        targets = sample.labels.copy()
-    if sample.loss_mask is not None:
-        targets[sample.loss_mask == 0] = IGNORED
-    bos, eos = packing.bos_id, packing.eos_id
-    is_target = targets[-1] != IGNORED if after is None else after != IGNORED
-    last = IGNORED if after is None else after
-    if bos is not None and tokens[0] != bos:
-        tokens, targets = np.append(bos, tokens), np.append(IGNORED, targets)
-    if eos is not None and tokens[-1] != eos:
-        tokens, targets = np.append(tokens, eos), np.append(targets, eos if is_target else IGNORED)
-        last = IGNORED
-    return tokens, np.append(targets[1:], last)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prepared:
-    """A sample, or a piece of one, as packs will hold it."""
-
-    tokens: Int64Array
-    """Shape (n,)."""
-    labels: Int64Array
-    """Shifted, shape (n,)."""
-    token_fields: dict[str, Any]
-    """Arrays of shape (n,)."""
-    payloads: dict[str, list[tuple[Any, int, int]]]
-    """Objects, each with the first token that it stands for and one past the last."""
-
-    def piece(self, start: int, stop: int) -> Prepared:
-        """Return a copy of a part; a payload belongs to the part that its first token lies in."""
-        return Prepared(
-            tokens=self.tokens[start:stop].copy(),
-            labels=self.labels[start:stop].copy(),
-            token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
-            payloads={
-                name: [(o, a - start, b - start) for o, a, b in objects if start <= a < stop]
-                for name, objects in self.payloads.items()
-            },
-        )
-
-
-def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -> Prepared:
-    """Return a sample with BOS, EOS and the slots that its payloads take, and shifted labels.
-
-    >>> sample = IterableSample(tokens=np.array([5, 6]), labels=None, loss_mask=None, extra_cost=2)
-    >>> ready = prepare(sample, Packing(max_seq_len=8, padding_id=9), labels_shifted=False)
-    >>> ready.tokens.tolist(), ready.labels.tolist()
-    ([5, 6, 9, 9], [6, -100, -100, -100])
-    """
-    tokens, labels = shifted_labels(sample, packing, labels_shifted=labels_shifted)
-    if not (sample.extra_cost or sample.payloads or sample.token_fields):
-        return Prepared(tokens=tokens, labels=labels, token_fields={}, payloads={})
-    num_own = len(sample.tokens)
-    lead = int(packing.bos_id is not None and sample.tokens[0] != packing.bos_id)
-    tail = len(tokens) - num_own - lead + sample.extra_cost
-    if sample.extra_cost:
-        tokens = np.append(tokens, np.full(sample.extra_cost, packing.padding_id))
-        labels = np.append(labels, np.full(sample.extra_cost, IGNORED))
-    whole = len(tokens)
-    payloads = {
-        name: [
-            (thing, int(span[0]) + lead, int(span[1]) + lead)
-            for thing, span in zip(objects, sample.spans[name], strict=True)
-        ]
-        if name in sample.spans
-        else [(thing, 0, whole) for thing in objects]
-        for name, objects in sample.payloads.items()
-    }
-    fields = {name: np.pad(values, (lead, tail)) for name, values in sample.token_fields.items()}
-    return Prepared(tokens=tokens, labels=labels, token_fields=fields, payloads=payloads)
-
-
-def segment_rows(
-    key: Key, ready: Prepared, packing: Packing, names: Sequence[str], *, may_split: bool
-) -> Int64Array:
-    """Return the segments that a sample becomes, shape (n, 6); none if it is dropped.
-
-    A sample with payloads is cut between their spans only, and only if it may be split.
-
-    Raises:
-        DataError: If it does not fit a pack and may not be cut, or a span is longer than a pack.
-    """
-    length, size = len(ready.tokens), packing.max_seq_len
-    spans = [(a, b) for objects in ready.payloads.values() for _, a, b in objects]
-    if length <= size or not spans or packing.overflow in ("drop", "error"):
-        return fit_samples(np.array([[*key, length]]), size, packing.overflow, names)
-    where = f"stream {names[key[0]]!r}, sample {key[2]} of {length} tokens"
-    if packing.overflow == "split" and not may_split:
-        raise DataError(
-            f"{where} has payloads, so it is not cut, and does not fit max_seq_len={size}; set "
-            "split_payloads=True in its stream, overflow to truncate or drop, or raise max_seq_len"
-        )
-    ends = _cuts(length, packing, spans, where)
-    if packing.overflow == "truncate":
-        ends = ends[:1]
-    starts = [0, *ends[:-1]]
-    rows = [[*key, start, end - start, ends[-1]] for start, end in zip(starts, ends, strict=True)]
-    return np.array(rows, np.int64)
-
-
-def _cuts(length: int, packing: Packing, spans: list[tuple[int, int]], where: str) -> list[int]:
-    """Return where each piece of at most a pack ends, never within a span."""
-    size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
-    ends: list[int] = []
-    start = 0
-    while start < length:
-        end = min(start + size, length)
-        # Spans may overlap, so one step back may lead into another span.
-        while cut := [a for a, b in spans if a < end < b]:
-            # Only a sample's last piece has padding behind it, so the others need none.
-            end = start + (min(cut) - start) // multiple * multiple
-        if end <= start:
-            longest = max(b - a for a, b in spans)
-            raise DataError(
-                f"{where} has a payload that stands for up to {longest} tokens, which no pack of "
-                f"max_seq_len={size} can take uncut where pieces end at multiples of {multiple}; "
-                "raise max_seq_len"
-            )
-        ends.append(end)
-        start = end
-    return ends
-
-
-@dataclass(slots=True)
-class _Chunk:
-    start: int
-    """Of the sample's tokens, the first that this holds."""
-    part: Prepared
-    num_left: int
+FEWEST_LINES = 256  # room that is there at once
+FEWEST_TOKENS = 1 << 14
+NO_VALUES = np.zeros(0, np.int64)
 
 
 class HeldSamples:
@@ -198,6 +65,7 @@ class HeldSamples:
         packing: What the packs are made with.
         token_fields: Fields that batches hold for each token, and their dtypes.
         payloads: Fields that batches hold as lists.
+        has_labels: Whether labels say more than the tokens do.
     """
 
     def __init__(
@@ -205,21 +73,107 @@ class HeldSamples:
         packing: Packing,
         token_fields: Mapping[str, str] | None = None,
         payloads: Sequence[str] = (),
+        *,
+        has_labels: bool = True,
     ) -> None:
         self._packing = packing
         self._token_fields = dict(token_fields or {})
         self._payloads = tuple(payloads)
-        self._chunks: dict[Key, list[_Chunk]] = {}
+        self._has_labels = has_labels
+        # A line for each piece, in the order of arrival, and where its sample's lines are found.
+        self._table = np.zeros((FEWEST_LINES, NUM_TABLE), np.int64)
+        self._heads = np.full(2 * FEWEST_LINES, -1)
+        self._num_lines = self._num_ever = 0
+        self._tokens = np.empty(FEWEST_TOKENS, np.int64)
+        self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int64)
+        self._used = 0
+        self._staged: list[tuple[int, int, int, int]] = []  # samples put and not settled
+        self._extras: dict[int, Prepared] = {}  # of the lines that have any
+        self._rows: tuple[Int64Array, Int64Array] | None = None  # used again for each batch
         self.num_tokens = 0
         self.high_water_tokens = 0
 
+    @property
+    def _live(self) -> Int64Array:
+        """The lines with tokens left, shape (n, NUM_TABLE)."""
+        lines = self._table[: self._num_lines]
+        live: Int64Array = lines[lines[:, LEFT] > 0]
+        return live
+
     def __len__(self) -> int:
-        return len(self._chunks)
+        return len(self.keys)
 
     @property
     def keys(self) -> list[Key]:
         """Which samples are held, at least in part."""
-        return list(self._chunks)
+        return list(dict.fromkeys(map(tuple, self._live[:, :KEY].tolist())))
+
+    # Samples come in.
+
+    def put(self, key: Key, plain: Plain, labels_shifted: bool | None) -> int:
+        """Keep a whole sample that fits a pack, as soon as `settle` is called.
+
+        Args:
+            key: Stream, pass and sample.
+            plain: Its arrays; they are copied.
+            labels_shifted: Whether labels[i] speaks of token i + 1.
+
+        Returns:
+            Its tokens, with the BOS and EOS that were missing.
+        """
+        tokens, labels, mask = plain
+        num = len(tokens)
+        if self._used + num + 2 > len(self._tokens):
+            self._make_room(num + 2)
+        begin = at = self._used
+        end = at + num
+        held, bos, eos = self._tokens, self._packing.bos_id, self._packing.eos_id
+        if bos is not None and tokens[0] != bos:
+            held[at] = bos
+            at, end = at + 1, end + 1
+        held[at:end] = tokens
+        if eos is not None and held[end - 1] != eos:
+            held[end] = eos
+            end += 1
+        if self._has_labels:
+            own = NO_VALUES if labels is None else np.array(labels, np.int64)
+            targets = NO_VALUES if mask is None else np.array(mask, np.int64)
+            span, shifted = (at - begin, num), bool(labels_shifted)
+            put_labels(held[begin:end], span, own, targets, shifted, self._labels[begin:end])
+        self._used = end
+        self._staged.append((*key, end - begin))
+        return end - begin
+
+    def settle(self, refuse: Callable[[Key, Int64Array], None]) -> Int64Array:
+        """Hold what was put; return its segment rows, shape (n, 6).
+
+        Args:
+            refuse: Told of the first sample that holds a token below 0; it raises.
+        """
+        if not self._staged:
+            return no_segments()
+        self._make_lines(len(self._staged))
+        staged = np.array(self._staged, np.int64)
+        self._staged = []
+        rows = np.empty((len(staged), NUM_COLUMNS), np.int64)
+        num_tokens = int(staged[:, KEY].sum())
+        begin = self._used - num_tokens
+        held = (self._table, self._heads, self._tokens)
+        if settle_whole(held, staged, (self._num_lines, begin, self._num_ever), rows):
+            self._check_own(rows, begin + np.cumsum(staged[:, KEY]), refuse)
+        self._add(len(rows), num_tokens)
+        return rows
+
+    def _check_own(
+        self, rows: Int64Array, ends: Int64Array, refuse: Callable[[Key, Int64Array], None]
+    ) -> None:
+        added = {self._packing.bos_id, self._packing.eos_id}
+        for (stream, pass_, sample, *_, length), end in zip(
+            rows.tolist(), ends.tolist(), strict=True
+        ):
+            tokens = self._tokens[end - length : end].copy()
+            if any(token not in added for token in tokens[tokens < 0].tolist()):
+                refuse((stream, pass_, sample), tokens)
 
     def hold(self, key: Key, ready: Prepared, start: int, length: int, *, ends: bool) -> None:
         """Keep a piece of a sample until all of it has left.
@@ -232,21 +186,84 @@ class HeldSamples:
             ends: Whether nothing of the sample follows, even if it has more tokens.
         """
         stop = start + length
-        is_whole = length == len(ready.tokens)
-        part = ready if is_whole else ready.piece(start, stop)
-        if ends and stop < len(ready.tokens):
-            part.labels[-1] = IGNORED  # it was truncated: its last token has nothing to predict
-        self._chunks.setdefault(key, []).append(_Chunk(start, part, length))
-        self.num_tokens += length
+        self._make_lines(1)
+        if self._used + length > len(self._tokens):
+            self._make_room(length)
+        begin, end = self._used, self._used + length
+        self._tokens[begin:end] = ready.tokens[start:stop]
+        # A truncated sample's last token has nothing to predict.
+        after = IGNORED if ends and stop < len(ready.tokens) else int(ready.labels[stop - 1])
+        if self._has_labels:
+            self._labels[begin:end] = ready.labels[start:stop]
+            self._labels[end - 1] = after
+        self._used = end
+        rank = self._rank(key) if start else None
+        line = self._table[self._num_lines]
+        line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
+        line[OFFSET], line[AFTER] = begin, after
+        line[RANK] = self._num_ever if rank is None else rank
+        if ready.token_fields or ready.payloads:
+            self._extras[self._num_lines] = ready.piece(start, stop)
+        enter(self._table, self._heads, self._num_lines, self._num_lines + 1)
+        self._add(1, length)
+
+    def _rank(self, key: Key) -> int | None:
+        """Return the place of a sample among those held, by its first piece; None: a new one."""
+        live = self._live
+        same = live[(live[:, :KEY] == key).all(axis=1)]
+        return int(same[0, RANK]) if len(same) else None
+
+    def _make_lines(self, num: int) -> None:
+        """Make room for more lines of the table."""
+        if self._num_lines + num <= len(self._table):
+            return
+        self._make_room(0)
+        while self._num_lines + num > len(self._table) // 2:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._heads = np.full(2 * len(self._table), -1)
+        self._find_again()
+
+    def _add(self, num: int, num_tokens: int) -> None:
+        self._num_lines += num
+        self._num_ever += num
+        self.num_tokens += num_tokens
         self.high_water_tokens = max(self.high_water_tokens, self.num_tokens)
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Make room for more tokens: over those that have left, or in a larger place."""
+        staged = sum(length for *_, length in self._staged)
+        first = self._used - staged
+        waiting = self._tokens[first : self._used].copy(), self._labels[first : self._used].copy()
+        is_live = self._table[: self._num_lines, LEFT] > 0
+        line_of = np.cumsum(is_live) - 1
+        self._extras = {
+            int(line_of[line]): extra for line, extra in self._extras.items() if is_live[line]
+        }
+        self._num_lines = compact(self._table, self._num_lines, self._tokens, self._labels)
+        self._find_again()
+        lines = self._table[: self._num_lines]
+        used = int(lines[-1, OFFSET] + lines[-1, SIZE]) if len(lines) else 0
+        wanted = max(2 * (used + staged + num_tokens), FEWEST_TOKENS)
+        if not wanted <= len(self._tokens) <= 4 * wanted:
+            self._tokens = _resized(self._tokens, used, 2 * wanted)
+            self._labels = _resized(self._labels, used, 2 * wanted if self._has_labels else 0)
+        for held, values in zip((self._tokens, self._labels), waiting, strict=True):
+            held[used : used + len(values)] = values
+        self._used = used + staged
+
+    def _find_again(self) -> None:
+        self._heads.fill(-1)
+        enter(self._table, self._heads, 0, self._num_lines)
+
+    # State.
 
     def state_dict(self) -> list[list[int]]:
         """Return what is held, as addresses: stream, pass, sample, start, length, tokens left."""
-        return [
-            [*key, chunk.start, len(chunk.part.tokens), chunk.num_left]
-            for key, chunks in self._chunks.items()
-            for chunk in chunks
-        ]
+        live = self._live
+        if (np.diff(live[:, RANK]) < 0).any():
+            live = live[np.argsort(live[:, RANK], kind="stable")]
+        addresses: list[list[int]] = live[:, :OFFSET].tolist()
+        return addresses
 
     def restore(self, address: Sequence[int], ready: Prepared, total: int) -> None:
         """Hold again what an address says.
@@ -259,23 +276,10 @@ class HeldSamples:
         stream, pass_, number, start, length, num_left = map(int, address)
         key = (stream, pass_, number)
         self.hold(key, ready, start, length, ends=start + length == total)
-        self._chunks[key][-1].num_left = num_left
+        self._table[self._num_lines - 1, LEFT] = num_left
         self.num_tokens -= length - num_left
 
-    def _find(self, key: Key, start: int) -> _Chunk:
-        for chunk in self._chunks.get(key, ()):
-            if chunk.start <= start < chunk.start + len(chunk.part.tokens):
-                return chunk
-        raise DataError(f"stream {key[0]}, sample {key[2]} is packed but not held: packed twice")
-
-    def _let_go(self, key: Key, chunk: _Chunk, length: int) -> None:
-        self.num_tokens -= length
-        chunk.num_left -= length
-        if chunk.num_left == 0:
-            chunks = self._chunks[key]
-            chunks.remove(chunk)
-            if not chunks:
-                del self._chunks[key]
+    # Rows go out.
 
     def rows(
         self, packs: Packs, num_rows: int, row_tokens: int | None = None
@@ -286,44 +290,77 @@ class HeldSamples:
             packs: Which segments to put into each row.
             num_rows: How many rows; those after the packs are padding.
             row_tokens: How long they are; None: max_seq_len.
+
+        Returns:
+            Rows, whose memory the next call uses again, and the extra fields.
+
+        Raises:
+            DataError: If a segment is not held.
         """
         shape = (num_rows, row_tokens or self._packing.max_seq_len)
-        tokens = np.full(shape, self._packing.padding_id, np.int64)
-        labels = np.full(shape, IGNORED, np.int64)
+        tokens, labels = self._empty_rows(shape)
+        segments = np.ascontiguousarray(packs.segments)
+        multiple = self._packing.pad_to_multiple or 1
+        nexts = np.empty(len(segments), np.int64)
+        # Pieces that lie side by side in a pack are one segment.
+        copies = np.empty((len(segments) + self._num_lines, 5), np.int64)
+        held = (self._table, self._heads, self._tokens, self._labels)
+        made = (tokens, labels, nexts, copies)
+        num_copies, missing = take_out(held, segments, packs.ends, multiple, made)
+        if missing >= 0:
+            stream, _, sample = segments[missing, :START].tolist()
+            raise DataError(
+                f"stream {stream}, sample {sample} is packed but not held: packed twice"
+            )
+        copies = copies[:num_copies]
+        self.num_tokens -= int(copies[:, 4].sum())
+        rows = Rows(
+            tokens=tokens,
+            next_tokens=nexts,
+            labels=labels if self._has_labels else None,
+            multiple=multiple,
+        )
+        return rows, self._extra_fields(copies, shape)
+
+    def _empty_rows(self, shape: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+        if self._rows is None or self._rows[0].shape != shape:
+            self._rows = (
+                np.empty(shape, np.int64),
+                np.empty(shape if self._has_labels else (0, 0), np.int64),
+            )
+        tokens, labels = self._rows
+        tokens.fill(self._packing.padding_id)
+        labels.fill(IGNORED)
+        return tokens, labels
+
+    def _extra_fields(self, copies: Int64Array, shape: tuple[int, int]) -> dict[str, Any]:
+        if not (self._token_fields or self._payloads):
+            return {}
         fields = {name: np.zeros(shape, dtype) for name, dtype in self._token_fields.items()}
         placed: dict[str, list[tuple[Any, int, int, int]]] = {name: [] for name in self._payloads}
-        multiple = self._packing.pad_to_multiple or 1
-        for row in range(len(packs)):
-            filled = 0
-            for segment in packs[row].tolist():
-                key, start, length = tuple(segment[STREAM:START]), segment[START], segment[LENGTH]
-                while length:
-                    chunk = self._find(key, start)
-                    part, first = chunk.part, start - chunk.start
-                    size = min(length, len(part.tokens) - first)
-                    stop = filled + size
-                    tokens[row, filled:stop] = part.tokens[first : first + size]
-                    labels[row, filled:stop] = part.labels[first : first + size]
-                    for name, values in part.token_fields.items():
-                        fields[name][row, filled:stop] = values[first : first + size]
-                    for name, objects in part.payloads.items():
-                        placed[name] += [
-                            (thing, row, filled + a - first, filled + b - first)
-                            for thing, a, b in objects
-                            if first <= a < first + size
-                        ]
-                    self._let_go(key, chunk, size)
-                    filled, start, length = stop, start + size, length - size
-                filled += -segment[LENGTH] % multiple
-        # Labels are complete, so nobody asks for the tokens after segments.
-        nexts = np.where(
-            packs.segments[:, START] + packs.segments[:, LENGTH] == packs.segments[:, TOTAL],
-            IGNORED,
-            0,
-        )
-        extras = {name: torch.from_numpy(values) for name, values in fields.items()}
-        rows = Rows(tokens=tokens, next_tokens=nexts, labels=labels, multiple=multiple)
-        return rows, extras | _lists(placed)
+        for row, filled, line, first, size in copies.tolist():
+            part = self._extras.get(line)
+            if part is None:
+                continue
+            for name, values in part.token_fields.items():
+                fields[name][row, filled : filled + size] = values[first : first + size]
+            for name, objects in part.payloads.items():
+                placed[name] += [
+                    (thing, row, filled + a - first, filled + b - first)
+                    for thing, a, b in objects
+                    if first <= a < first + size
+                ]
+        for line in set(copies[:, 2].tolist()):
+            if not self._table[line, LEFT]:
+                self._extras.pop(line, None)
+        return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
+
+
+def _resized(values: Int64Array, used: int, size: int) -> Int64Array:
+    """Return the first `used` values in a place for `size`."""
+    resized = np.empty(size, np.int64)
+    resized[: min(used, size)] = values[: min(used, size)]
+    return resized
 
 
 def _lists(placed: dict[str, list[tuple[Any, int, int, int]]]) -> dict[str, Any]:

@@ -9,12 +9,12 @@
     per_stream      source b -----------------> packer --+-- schedule of slots --> device batches
                     source c -----------------> packer --'
 
-A pack leaves as soon as it is full: a packer is given one piece of one sample at a time, or as many
-short samples as cannot fill a pack yet. Between two batches the whole of it is a few integers: the
-state is taken there.
+A pack leaves as soon as it is full: a packer is given one piece of a long sample at a time, or as
+many short ones as the next packs certainly need. Between two batches the whole of it is a few
+integers: the state is taken there.
 
-Cost: 20 to 40 us a sample. Memory: each packer's bound, one batch, and one sample being sliced per
-packer.
+Cost: 5 to 10 us a sample that is tokens, with labels or a mask; 30 to 50 us with extra fields.
+Memory: each packer's bound, one batch, and one sample being sliced per packer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from itertools import islice
 import numpy as np
 import torch
 
-from streampack.assemble import Batch, make_batch
+from streampack.assemble import Batch, Blocks, make_batch
 from streampack.config import Mixing, Packing
 from streampack.errors import DataError
 from streampack.load.buckets import Bucketing, BucketPacker, one_row_each
-from streampack.load.held import HeldSamples, Key, Prepared, joined, prepare, segment_rows
+from streampack.load.held import HeldSamples, joined
 from streampack.load.iterable_amounts import EpochAmounts
 from streampack.load.iterable_intake import Intake, Taken
+from streampack.load.iterable_room import room_for
+from streampack.load.prepared import Key, Prepared, prepare, segment_rows
 from streampack.mix import Deficits, Schedule
 from streampack.pack import make_packer
 from streampack.pack.packer import Packer
@@ -51,6 +53,8 @@ from streampack.types import (
 )
 
 __all__ = ["FlowPlan", "PackFlow"]
+
+NUM_ADDED = 2  # tokens that a sample may get: BOS and EOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,6 +133,7 @@ class PackFlow:
         self._plan = plan
         self._place = place
         self._epoch = epoch
+        self._by_tokens = plan.mixing.weight_unit == "tokens"
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
         quotas = [plan.amounts.quota(n, epoch, part, place) for n, part in enumerate(parts)]
@@ -147,7 +152,10 @@ class PackFlow:
             plan.packing,
             {k: v for stream in plan.streams for k, v in stream.token_fields.items()},
             list(dict.fromkeys(k for stream in plan.streams for k in stream.payloads)),
+            has_labels=any(stream.has_labels for stream in plan.streams),
         )
+        self._blocks = Blocks()
+        self._only: int | None = None  # the stream whose turn it always is, if there is but one
         self._is_stopping = False
         self._slots: Iterator[Int64Array] | None = None
         self.num_batches = 0
@@ -160,6 +168,7 @@ class PackFlow:
         """Begin the epoch."""
         for intake, quota in zip(self._intakes, self._quotas, strict=True):
             intake.begin(self._epoch, quota)
+        self._look_for_only()
 
     # Batches.
 
@@ -183,6 +192,7 @@ class PackFlow:
             epoch=self._epoch,
             position=(step + 1) * per_step,
             positions=self._plan.packing.positions,
+            blocks=self._blocks,
         )
         if self._plan.bucketing is not None:
             extras["seq_lens"] = torch.from_numpy(together.segments[:, LENGTH].copy())
@@ -253,34 +263,28 @@ class PackFlow:
 
     def _has_more(self, stream: int) -> bool:
         lane = self._lanes[stream]
-        while not lane.full and self._feed(stream):
+        while not lane.full and self._feed(stream, 1):
             pass
         return bool(lane.full)
 
     def _take(self, number: int, most: int) -> list[Int64Array]:
         """Return the next packs of a lane, fewer than `most` only at its end."""
         lane = self._lanes[number]
-        while len(lane.full) < most and self._feed(number):
+        while len(lane.full) < most and self._feed(number, most - len(lane.full)):
             pass
         return [lane.full.popleft() for _ in range(min(most, len(lane.full)))]
 
     # Samples into packers.
 
-    def _feed(self, number: int) -> bool:
+    def _feed(self, number: int, num_packs: int) -> bool:
         """Give a packer a little more; False once it has ended and nothing is left in it."""
         lane = self._lanes[number]
         if lane.has_ended:
             return False
-        rows: list[Int64Array] = []
         if lane.pending is not None:
-            rows.append(self._slice(lane, lane.pending))
+            segments = self._slice(lane, lane.pending)
         else:
-            room = self._room_before_full(lane.packer)
-            while room >= 0 and not lane.has_ended and lane.pending is None:
-                row = self._next_sample(number, lane)
-                rows.append(row)
-                room -= int(row[:, LENGTH].sum()) or 1
-        segments = np.concatenate(rows)
+            segments = self._draw(number, lane, num_packs)
         if len(segments):
             packs = lane.packer.add(segments)
             lane.full.extend(packs[i] for i in range(len(packs)))
@@ -289,16 +293,40 @@ class PackFlow:
             lane.full.extend(packs[i] for i in range(len(packs)))
         return True
 
-    def _room_before_full(self, packer: Packer) -> int:
-        """Return how many tokens more certainly fill no pack, so that none waits for them."""
-        packing = self._plan.packing
-        if self._plan.bucketing is not None:
-            return 0  # once as many wait as may, any sample makes a batch leave
-        few = packing.max_samples_per_pack is None and packing.pad_to_multiple is None
-        if not few or packing.method == "two_tiers":
-            return 0
-        tokens = packing.max_seq_len - packer.num_buffered_tokens
-        return max(min(tokens, packing.buffer_samples - packer.num_buffered_samples) - 1, 0)
+    def _draw(self, number: int, lane: _Lane, num_packs: int) -> Int64Array:
+        """Hold the samples that a lane certainly needs for its next packs; return their rows."""
+        tokens, samples = room_for(lane.packer, num_packs, self._plan.packing, self._plan.bucketing)
+        rows: list[Int64Array] = []
+        most = self._plan.packing.max_seq_len - NUM_ADDED
+        put, intakes = self._held.put, self._intakes
+        try:
+            while tokens >= 0 and samples >= 0 and lane.pending is None:
+                found = self._next_taken(number)
+                if found is None:
+                    lane.has_ended = True
+                    break
+                stream, taken = found
+                pass_, sample, plain, _ = taken
+                if plain is not None and len(plain[0]) <= most:
+                    length = put((stream, pass_, sample), plain, intakes[stream].labels_shifted)
+                    self._serve(stream, length)
+                else:
+                    rows += [self._settle(), self._begin(lane, stream, taken)]
+                    length = int(rows[-1][:, LENGTH].sum())
+                tokens -= length or 1
+                samples -= 1
+        except Exception:
+            self._settle()  # what is wrong with an earlier sample goes first
+            raise
+        rows.append(self._settle())
+        return np.concatenate(rows) if len(rows) > 1 else rows[0]
+
+    def _serve(self, stream: int, num_tokens: int) -> None:
+        if self._is_random and self._only is None:
+            self._deficits.serve(stream, num_tokens if self._by_tokens else 1)
+
+    def _settle(self) -> Int64Array:
+        return self._held.settle(lambda key, tokens: self._intakes[key[0]].refuse(key[2], tokens))
 
     def _slice(self, lane: _Lane, pending: _Pending) -> Int64Array:
         """Hold the next piece of a long sample and return its row."""
@@ -311,36 +339,28 @@ class PackFlow:
         lane.pending = pending if pending.next < len(pending.rows) else None
         return rows
 
-    def _next_sample(self, number: int, lane: _Lane) -> Int64Array:
-        """Hold the next sample, or the first piece of a long one; return its row, if it has any."""
-        found = self._next_taken(number)
-        none = np.zeros((0, NUM_COLUMNS), np.int64)
-        if found is None:
-            lane.has_ended = True
-            return none
-        stream, taken = found
+    def _begin(self, lane: _Lane, stream: int, taken: Taken) -> Int64Array:
+        """Hold a sample, or the first piece of a long one; return its row, if it has any."""
         key = (stream, taken.pass_, taken.number)
         ready = self._prepare(stream, taken)
+        rows = np.zeros((0, NUM_COLUMNS), np.int64)
         try:
             rows = self._rows(key, ready)
         except DataError as error:
             if self._plan.packing.overflow == "error":
                 raise
             self._intakes[stream].skip(error)
-            rows = none
         else:
             self._counts[stream, 4] += not len(rows)
             kept = int(rows[-1, TOTAL]) if len(rows) else 0
             self._counts[stream, 3] += 0 < kept < len(ready.tokens)
-        if self._is_random:
-            by_tokens = self._plan.mixing.weight_unit == "tokens"
-            amount = int(rows[:, LENGTH].sum()) if by_tokens else 1
-            self._deficits.serve(stream, amount or 1)
-        return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else none
+        self._serve(stream, int(rows[:, LENGTH].sum()) or 1)
+        return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else rows
 
     def _prepare(self, stream: int, taken: Taken) -> Prepared:
         shifted = bool(self._intakes[stream].labels_shifted)
-        return prepare(taken.sample, self._plan.packing, labels_shifted=shifted)
+        sample = taken.sample or self._intakes[stream].closely(taken)
+        return prepare(sample, self._plan.packing, labels_shifted=shifted)
 
     def _rows(self, key: Key, ready: Prepared) -> Int64Array:
         may_split = self._plan.streams[key[0]].split_payloads
@@ -349,7 +369,9 @@ class PackFlow:
     def _next_taken(self, number: int) -> tuple[int, Taken] | None:
         """Return the next sample of a lane and its stream; None once there is none."""
         while not self._is_stopping:
-            stream = self._deficits.next() if self._is_random else number
+            stream = self._only
+            if stream is None:
+                stream = self._deficits.next() if self._is_random else number
             if stream is None:
                 return None
             taken = self._intakes[stream].next()
@@ -360,7 +382,14 @@ class PackFlow:
             if not self._is_random:
                 return None
             self._deficits.end(stream)
+            self._look_for_only()
         return None
+
+    def _look_for_only(self) -> None:
+        """See whether all turns are one stream's: it is never behind nor ahead of its share."""
+        amounts = self._deficits.state_dict()["amounts"]
+        live = [stream for stream, amount in enumerate(amounts) if amount]
+        self._only = live[0] if self._is_random and len(live) == 1 else None
 
     # Counts and state.
 
@@ -412,7 +441,7 @@ class PackFlow:
             wanted = sorted(key for key in keys if key[0] == number)
             again = intake.load_state_dict(state["sources"][number], self._quotas[number], wanted)
             for key, sample in again.items():
-                taken = Taken(pass_=key[1], number=key[2], sample=sample)
+                taken = Taken(key[1], key[2], None, sample)
                 ready = self._prepare(number, taken)
                 prepared[key] = (ready, self._rows(key, ready))
         for key, address in zip(held, state["held"], strict=True):
@@ -427,6 +456,7 @@ class PackFlow:
                 ready, rows = prepared[key]
                 lane.pending = _Pending(key, ready, rows, lane_next)
         self._deficits.load_state_dict(state["deficits"])
+        self._look_for_only()
         self._is_stopping = bool(state["is_stopping"])
         self.num_batches = int(state["num_batches"])
         self._served = [int(count) for count in state["served"]]

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
@@ -32,6 +32,7 @@ from streampack.types import Int64Array, State
 __all__ = ["Item", "PartPlace", "SourcePart", "is_one_shot", "num_items"]
 
 STATE_EVERY = 64  # items between two states of a source that has them
+READ_AHEAD = 16  # rows of a dataset that reads many at once
 SHUFFLE_BLOCK = 262_144
 
 
@@ -56,9 +57,8 @@ class PartPlace:
         return self.num_devices * self.num_workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Item:
-    """What a source gave."""
+class Item(NamedTuple):
+    """What a source gave; a tuple, because one is made for every sample."""
 
     pass_: int
     """In which pass through the source."""
@@ -117,6 +117,15 @@ def _has_index(source: object) -> bool:
     return is_plain and has and not is_torch_iterable
 
 
+def _reads_many(source: object) -> bool:
+    """Tell whether a Hugging Face dataset reads some rows for hardly more than one.
+
+    A transform may look at the others, so with one each row is read alone.
+    """
+    is_dataset = _is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
+    return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")
+
+
 def _forgets_its_buffer(source: object) -> bool:
     """Tell whether a Hugging Face iterable shuffles in a buffer that its state leaves out."""
     inner = getattr(source, "_ex_iterable", None)
@@ -156,6 +165,7 @@ class SourcePart:
     ) -> None:
         self._name = name
         self._place = place
+        self._part, self._num_parts = place.part, place.num_parts
         self.source = source
         self._source = source
         self._splits_itself = sharded or _is_mosaic(source) or _is_hugging_face(source)
@@ -168,6 +178,8 @@ class SourcePart:
             self._source = split(source, rank=place.device, world_size=place.num_devices)
         self.has_index = _has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
+        self._reads_ahead = self.has_index and _reads_many(source)
+        self._ahead: dict[int, Any] = {}  # items that were read already
         self._block: tuple[tuple[int, int], Int64Array] | None = None
         own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         # A StreamingDataset's state is a count over all workers, as if they kept step.
@@ -224,6 +236,7 @@ class SourcePart:
         self.check_not_used_up(pass_)
         self.pass_, self.taken, self._num_raw = pass_, 0, 0
         self._has_begun = True
+        self._ahead = {}
         if self.has_index:
             return
         self._set_pass(pass_)
@@ -257,10 +270,18 @@ class SourcePart:
             DataError: If the source's iterator raised; it names the sample.
         """
         if self.has_index:
-            return self._next_by_index()
+            total = len(self._source)  # type: ignore[arg-type]
+            nth = self.taken * self._num_parts + self._part
+            if nth >= total:
+                return None
+            number = nth if self._shuffle is None else self._index(nth, total)
+            self.taken += 1
+            if self._reads_ahead:
+                self._read_ahead(nth, number, total)
+            return self.get(self.pass_, self.taken - 1, number)
         if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
-        part, num_parts = self._place.part, self._place.num_parts
+        part, num_parts = self._part, self._num_parts
         while True:
             try:
                 value = next(self._items)
@@ -272,29 +293,36 @@ class SourcePart:
             if self._splits_itself or (self._num_raw - 1) % num_parts == part:
                 break
         self.taken += 1
-        return self._item(self.taken - 1, (self.taken - 1) * num_parts + part, value)
+        taken = self.taken - 1
+        return Item(self.pass_, taken, taken * num_parts + part, value)
 
-    def _next_by_index(self) -> Item | None:
-        total = num_items(self._source) or 0
-        nth = self.taken * self._place.num_parts + self._place.part
-        if nth >= total:
-            return None
-        self.taken += 1
-        return self.get(self.pass_, self.taken - 1, self._index(nth, total))
+    def _read_ahead(self, nth: int, number: int, total: int) -> None:
+        """Read item `number`, the `nth` of the pass, and some after it, unless that was done."""
+        if number in self._ahead:
+            return
+        last = min(nth + READ_AHEAD * self._num_parts, total)
+        if self._shuffle is not None:  # the numbers of one block are there
+            last = min(last, (nth // self._shuffle[2] + 1) * self._shuffle[2])
+        nths = range(nth, last, self._num_parts)
+        numbers = [n if self._shuffle is None else self._index(n, total) for n in nths]
+        try:
+            values = self._source.__getitems__(numbers)  # type: ignore[attr-defined]
+        except Exception:  # one of them: which one, is told when each is read alone
+            values = []
+        self._ahead = dict(zip(numbers, values, strict=False))
 
     def get(self, pass_: int, taken: int, number: int) -> Item:
         """Return item `number` of a source with an index, or the failure to get it."""
         try:
-            value = self._source[number]  # type: ignore[index]
+            is_there = number in self._ahead
+            value = self._ahead.pop(number) if is_there else self._source[number]  # type: ignore[index]
         except Exception as error:
             value = self._failure(error, number)
-        return Item(pass_=pass_, taken=taken, number=number, value=value)
+        return Item(pass_, taken, number, value)
 
     def _index(self, nth: int, total: int) -> int:
-        """Return the index of the `nth` item of the pass."""
-        if self._shuffle is None:
-            return nth
-        seed, stream, size = self._shuffle
+        """Return the index of the `nth` item of a shuffled pass."""
+        seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK)
         num_blocks = -(-total // size)
         # The last block may be short, so it stays last; the others change places.
         slot, at = divmod(nth, size)
@@ -307,9 +335,6 @@ class SourcePart:
             order = permutation(length, seed, "items", stream, self.pass_, slot) + block * size
             self._block = (key, order)
         return int(self._block[1][at])
-
-    def _item(self, taken: int, number: int, value: Any) -> Item:
-        return Item(pass_=self.pass_, taken=taken, number=number, value=value)
 
     def _failure(self, error: Exception, number: int | None = None) -> DataError:
         if number is None:

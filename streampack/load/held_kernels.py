@@ -1,0 +1,249 @@
+"""The loops over what a worker holds: where each sample lies, and out of there into rows.
+
+::
+
+    table    stream pass sample  start length left  offset after  rank next     a line a piece
+    heads    hash of (stream, pass, sample) --> line --next--> line ...
+    tokens   | a a a a | b b | c c c c c c | ...                                 a piece at `offset`
+
+All kernels stand in this one file: numba's disk cache does not see that a callee in another file
+has changed.
+
+Cost: some 20 ns a piece, and a copy of its tokens.
+"""
+
+from __future__ import annotations
+
+from streampack.compiled import compiled
+from streampack.read.kernels import IGNORED
+from streampack.types import LENGTH, START, TOTAL, Int64Array
+
+__all__ = [
+    "AFTER",
+    "KEY",
+    "LEFT",
+    "NUM_TABLE",
+    "OFFSET",
+    "RANK",
+    "SIZE",
+    "compact",
+    "enter",
+    "put_labels",
+    "settle_whole",
+    "take_out",
+]
+
+KEY = 3  # columns of stream, pass and sample; START is the next, as in segment rows
+SIZE, LEFT, OFFSET, AFTER, RANK, NEXT = range(4, 10)
+NUM_TABLE = 10
+NO_LINE = -1
+
+
+@compiled
+def _place(heads: Int64Array, stream: int, pass_: int, sample: int) -> int:
+    """Return which of the heads a sample belongs to; their number is a power of 2."""
+    mixed = (sample * 0x9E3779B97F4A7C1 + pass_ * 0x85EBCA6B + stream * 0xC2B2AE35) & (2**62 - 1)
+    return int((mixed ^ (mixed >> 31)) & (len(heads) - 1))
+
+
+@compiled
+def enter(table: Int64Array, heads: Int64Array, first: int, last: int) -> None:
+    """Make lines `first` to `last` - 1 of the table be found by their keys, if they hold tokens."""
+    for line in range(first, last):
+        if not table[line, LEFT]:
+            continue
+        place = _place(heads, table[line, 0], table[line, 1], table[line, 2])
+        table[line, NEXT] = heads[place]
+        heads[place] = line
+
+
+@compiled
+def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
+    """Make a line be found no more."""
+    place = _place(heads, table[line, 0], table[line, 1], table[line, 2])
+    if heads[place] == line:
+        heads[place] = table[line, NEXT]
+        return
+    before = heads[place]
+    while table[before, NEXT] != line:
+        before = table[before, NEXT]
+    table[before, NEXT] = table[line, NEXT]
+
+
+@compiled
+def _find(table: Int64Array, heads: Int64Array, segment: Int64Array, start: int) -> int:
+    """Return the line of the piece that holds token `start` of a segment's sample, or NO_LINE."""
+    line = heads[_place(heads, segment[0], segment[1], segment[2])]
+    while line != NO_LINE:
+        is_same = (
+            table[line, 0] == segment[0]
+            and table[line, 1] == segment[1]
+            and table[line, 2] == segment[2]
+        )
+        if is_same and table[line, START] <= start < table[line, START] + table[line, SIZE]:
+            break
+        line = table[line, NEXT]
+    return int(line)
+
+
+@compiled
+def _copy(source: Int64Array, out: Int64Array) -> None:
+    """Copy some tokens, shape (n,), from the front; a slice of its own lets LLVM make vectors."""
+    for i in range(len(source)):
+        out[i] = source[i]
+
+
+@compiled
+def settle_whole(
+    held: tuple[Int64Array, Int64Array, Int64Array],
+    staged: Int64Array,
+    place: tuple[int, int, int],
+    rows: Int64Array,
+) -> bool:
+    """Enter whole samples, whose tokens are there, into the table; tell whether any is below 0.
+
+    Args:
+        held: Table, heads and tokens.
+        staged: Stream, pass, sample and tokens of each, shape (n, 4).
+        place: The next line, the first token, and the first rank.
+        rows: Filled with their segment rows, shape (n, 6).
+    """
+    table, heads, tokens = held
+    first, begin, rank = place
+    offset = begin
+    for i in range(len(staged)):
+        line, length = table[first + i], staged[i, KEY]
+        for column in range(KEY):
+            line[column] = rows[i, column] = staged[i, column]
+        line[START] = rows[i, START] = 0
+        line[SIZE] = line[LEFT] = rows[i, LENGTH] = rows[i, TOTAL] = length
+        line[OFFSET], line[AFTER], line[RANK] = offset, IGNORED, rank + i
+        offset += length
+    enter(table, heads, first, first + len(staged))
+    return _smallest(tokens[begin:offset]) < 0
+
+
+@compiled
+def _smallest(tokens: Int64Array) -> int:
+    """Return the smallest token; 0 if none is below."""
+    smallest = 0
+    for i in range(len(tokens)):
+        smallest = min(smallest, tokens[i])
+    return smallest
+
+
+@compiled
+def compact(table: Int64Array, num_lines: int, tokens: Int64Array, labels: Int64Array) -> int:
+    """Move the lines with tokens left, and these, to the front; return how many lines there are.
+
+    Lines and tokens lie in the same order, so each moves to where nothing is left.
+    """
+    line, used = 0, 0
+    for old in range(num_lines):
+        if not table[old, LEFT]:
+            continue
+        offset, size = table[old, OFFSET], table[old, SIZE]
+        _copy(tokens[offset : offset + size], tokens[used : used + size])
+        if len(labels):
+            _copy(labels[offset : offset + size], labels[used : used + size])
+        for column in range(NUM_TABLE):
+            table[line, column] = table[old, column]
+        table[line, OFFSET] = used
+        line, used = line + 1, used + size
+    return line
+
+
+@compiled
+def put_labels(
+    tokens: Int64Array,
+    span: tuple[int, int],
+    own: Int64Array,
+    mask: Int64Array,
+    shifted: bool,
+    out: Int64Array,
+) -> None:
+    """Write the shifted labels of one sample, see `shifted_labels`.
+
+    Args:
+        tokens: With BOS and EOS, shape (n,).
+        span: Where its own tokens begin, 1 where a BOS was added, and how many they are.
+        own: Labels of the sample's own tokens, shape (m,); of 0: it has none.
+        mask: Which of its own tokens are targets, shape (m,); of 0: all.
+        shifted: Whether own[i] speaks of token i + 1.
+        out: What is filled, shape (n,).
+    """
+    lead, num = span
+    target = tokens[lead + num - 1]
+    for i in range(num):
+        if not len(own):
+            target = tokens[lead + i]
+        elif shifted:
+            target = own[i - 1] if i else IGNORED
+        else:
+            target = own[i]
+        if len(mask) and mask[i] == 0:
+            target = IGNORED
+        if lead + i:
+            out[lead + i - 1] = target
+    after = own[num - 1] if len(own) and shifted else IGNORED
+    if lead + num < len(tokens):  # an EOS was added: it goes by the token before it
+        speaks = after if len(own) and shifted else target
+        out[lead + num - 1] = tokens[lead + num] if speaks != IGNORED else IGNORED
+        after = IGNORED
+    out[len(tokens) - 1] = after
+
+
+@compiled
+def take_out(
+    held: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
+    segments: Int64Array,
+    ends: Int64Array,
+    multiple: int,
+    made: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
+) -> tuple[int, int]:
+    """Copy the segments of packs into rows; a piece is let go with its last token.
+
+    Args:
+        held: Table, heads, tokens and labels; labels of 0: they follow from the tokens.
+        segments: Segment rows, shape (n, 6).
+        ends: One past the last segment of each pack, shape (num_packs,).
+        multiple: What the room of each segment is a multiple of.
+        made: What is filled: tokens and labels of shape (B, S), the token that follows each
+            segment of shape (n,), and of each copy its row, where in the row, line, first token
+            in the piece, and tokens; shape (most, 5).
+
+    Returns:
+        How many copies were made, and the segment that is not held, or -1.
+    """
+    table, heads, tokens, labels = held
+    out_tokens, out_labels, nexts, copies = made
+    num_copies, segment = 0, 0
+    for row in range(len(ends)):
+        filled = 0
+        while segment < ends[row]:
+            start, left = segments[segment, START], segments[segment, LENGTH]
+            is_last = start + left == segments[segment, TOTAL]
+            while left > 0:
+                line = _find(table, heads, segments[segment], start)
+                if line == NO_LINE:
+                    return num_copies, segment
+                first = start - table[line, START]
+                size = min(left, table[line, SIZE] - first)
+                at = table[line, OFFSET] + first
+                _copy(tokens[at : at + size], out_tokens[row, filled : filled + size])
+                if len(labels):
+                    _copy(labels[at : at + size], out_labels[row, filled : filled + size])
+                copy = copies[num_copies]
+                copy[0], copy[1], copy[2], copy[3], copy[4] = row, filled, line, first, size
+                num_copies += 1
+                is_whole = first + size == table[line, SIZE]
+                nexts[segment] = table[line, AFTER] if is_whole else tokens[at + size]
+                table[line, LEFT] -= size
+                if table[line, LEFT] == 0:
+                    _leave(table, heads, line)
+                filled, start, left = filled + size, start + size, left - size
+            if is_last:
+                nexts[segment] = IGNORED
+            filled += -segments[segment, LENGTH] % multiple
+            segment += 1
+    return num_copies, -1
