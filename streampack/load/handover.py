@@ -17,7 +17,8 @@ Cost: about 1 ms a batch on either side, half of what it is tensor by tensor; tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,15 @@ from streampack.assemble import Batch
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 
-__all__ = ["LARGEST_IN_PIPE", "Folded", "FoldingReader", "fold", "is_plain", "sendable"]
+__all__ = [
+    "LARGEST_IN_PIPE",
+    "Folded",
+    "FoldingReader",
+    "fold",
+    "is_plain",
+    "one_thread",
+    "sendable",
+]
 
 ALIGNMENT = 64  # bytes; more than any dtype needs
 
@@ -107,6 +116,20 @@ def fold(batch: Batch) -> Folded:
         block[first:last].view(dtype).reshape(shape).copy_(tensor)
     others = {name: value for name, value in batch.items() if name not in tensors}
     return Folded(block, places, others)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch wake no other threads: beside busy workers they cost more than all else."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

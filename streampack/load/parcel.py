@@ -27,8 +27,7 @@ again, for as long as the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
@@ -40,7 +39,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from streampack.assemble import Batch, Blocks, Formatter, make_batch, to_native
-from streampack.load.handover import LARGEST_IN_PIPE, Folded, fold, is_plain, sendable
+from streampack.load.handover import LARGEST_IN_PIPE, Folded, fold, is_plain, one_thread, sendable
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 from streampack.read import Rows
@@ -81,22 +80,8 @@ class Ingredients:
         )
         if self.convert is to_native:
             return native
-        with _one_thread():
+        with one_thread():
             return self.convert(native)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch wake no other threads: beside busy workers they cost more than all else."""
-    num_threads = torch.get_num_threads()
-    if num_threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 class Parcel(dict[str, Any]):

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from streampack.load.handover import one_thread
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 from streampack.read import Rows
@@ -124,4 +125,5 @@ class RingReader:
             labels=labels,
             multiple=self.reader.packing.pad_to_multiple or 1,
         )
-        return self.reader.finish(plan, rows, tokens)
+        with one_thread():
+            return self.reader.finish(plan, rows, tokens)
