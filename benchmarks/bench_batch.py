@@ -8,8 +8,9 @@
     batch/make      the rest of a native batch, of rows that were gathered
     batch/copy      as many int32 tokens, copied from one warm array to another
 
-Samples in random order over all shards, one core, one device batch after the other. `ratio` is to
-the copy. All take turns; the first round maps the shards and is not counted.
+Samples in random order over all shards, one core, one device batch after the other; as in the
+loader, in memory that is used again. `ratio` is to the copy. All take turns; the first round maps
+the shards and is not counted.
 
 Cost: about 20 s.
 """
@@ -25,7 +26,7 @@ import numpy as np
 import record
 import workloads
 
-from streampack.assemble import make_batch
+from streampack.assemble import Blocks, make_batch
 from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
 from streampack.read import Gatherer
@@ -47,14 +48,15 @@ def plan(lengths: Int64Array, packing: Packing) -> Packs:
     return Packs.join([packer.add(rows), packer.flush()])
 
 
-def run(gatherer: Gatherer, batches: list[Packs], positions: str) -> dict[str, float]:
-    """Make every batch; return the seconds spent in each part."""
+def run(gatherer: Gatherer, batches: list[Packs], positions: str, out: Any) -> dict[str, float]:
+    """Make every batch of rows in `out`; return the seconds spent in each part."""
     spent = dict.fromkeys(PARTS, 0.0)
+    blocks = Blocks()
     for packs in batches:
         begin = time.perf_counter()
-        rows = gatherer.gather(packs, len(packs))
+        rows = gatherer.gather(packs, len(packs), out=out)
         middle = time.perf_counter()
-        make_batch(rows, packs, epoch=0, position=0, positions=positions)
+        make_batch(rows, packs, epoch=0, position=0, positions=positions, blocks=blocks)
         spent["make"] += time.perf_counter() - middle
         spent["gather"] += middle - begin
     return spent
@@ -74,10 +76,11 @@ def measure(path: Path, lengths: Int64Array, params: dict[str, Any], runs: int) 
     batches = [packs.slice(first, first + size) for first in range(0, len(packs) - size + 1, size)]
     num_tokens = sum(int(batch.segments[:, LENGTH].sum()) for batch in batches)
     gatherer = Gatherer(open_streams([Stream(local=str(path))]), packing)
+    out = np.empty((size, packing.max_seq_len), gatherer.dtype)
     source, target = np.ones(num_tokens, np.int32), np.zeros(num_tokens, np.int32)
     rates: dict[str, list[float]] = {part: [] for part in PARTS}
     for turn in range(runs + 1):
-        spent = run(gatherer, batches, packing.positions)
+        spent = run(gatherer, batches, packing.positions, out)
         spent["copy"] = copy_seconds(source, target)
         if turn:
             for part, seconds in spent.items():

@@ -138,9 +138,9 @@ class PlannedLoading:
         num_workers = options.num_workers
         self.dataset = dataset
         self.num_workers = num_workers
-        # Each thread makes a batch, a loop that would wait makes one, and one is ready.
+        # Each thread makes a batch, a loop that would wait makes one, and two are ready or to do.
         wanted = options.prefetch_factor
-        wanted = wanted if num_workers else max(wanted, options.prefetch_threads + 2)
+        wanted = wanted if num_workers else max(wanted, options.prefetch_threads + 3)
         self._ahead = batches_ahead(dataset.buffers, dataset.footprint(num_workers), wanted)
         self._num_threads = options.prefetch_threads
         self._workers: ReadingWorkers | None = None
