@@ -39,8 +39,9 @@ class PackedDataLoader:
             quickest. Those of a `PackedIterableDataset` pack, too, so its state fits as many
             workers only.
         prefetch_factor: Batches that are read ahead, per worker.
-        prefetch_threads: With num_workers=0, threads that read; one of them plans, too, at a time.
-            A `PackedIterableDataset` has no use for more than one. 0 reads in the training loop.
+        prefetch_threads: With num_workers=0, threads that read; one of them plans, too, at a time,
+            and a loop that would wait reads as well. A `PackedIterableDataset` has no use for more
+            than one. 0 reads in the training loop alone.
         pin_memory: Put tensors into pinned memory, for quick copies to a GPU, if there is one.
         persistent_workers: Keep workers from one epoch to the next.
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".

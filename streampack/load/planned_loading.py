@@ -3,7 +3,8 @@
 ::
 
     num_workers=0    a thread plans and reads batch 0, 1, ...       nothing is copied
-                     (more threads: one plans at a time, all read)
+                     (more threads: one plans at a time, all read;
+                     the loop reads, too, where it would wait)
 
     num_workers=2    this process plans 0, 1, 2, ...                a few KB of integers a batch
                      worker 0 reads 0, 2, ...   worker 1 reads 1, 3, ...
@@ -12,7 +13,7 @@
 Workers hold no state, so it does not matter how many there are or which one fails; the state is
 keyed to the batch last delivered, not to what was planned or read ahead.
 
-Cost: planning about 1 us a sample; a hand-over 30 us from a thread, 200 us from a worker.
+Cost: planning about 0.4 us a sample; a hand-over 30 us from a thread, 200 us from a worker.
 """
 
 from __future__ import annotations
