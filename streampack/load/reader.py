@@ -51,6 +51,11 @@ class BatchReader:
         return self.convert is to_compact
 
     @property
+    def computes(self) -> bool:
+        """Whether torch computes something for a batch; native and compact ones are copied only."""
+        return self.convert not in (to_native, to_compact)
+
+    @property
     def is_light(self) -> bool:
         """Whether batches cost little beside their tokens: those are all that workers hand over."""
         return self.convert in LIGHT

@@ -20,6 +20,7 @@ Cost: a copy of 4 (or 2) bytes a token in the worker. Memory: the slots, for as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,5 +126,5 @@ class RingReader:
             labels=labels,
             multiple=self.reader.packing.pad_to_multiple or 1,
         )
-        with one_thread():
+        with one_thread() if self.reader.computes else nullcontext():
             return self.reader.finish(plan, rows, tokens)
