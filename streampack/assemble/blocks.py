@@ -24,7 +24,6 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,28 +35,52 @@ KEPT = 4  # blocks that wait for use
 ALIGNMENT = 64  # bytes; a cache line, and more than any type needs
 
 Shape: TypeAlias = tuple[type[np.integer[Any]], tuple[int, ...]]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
-class _Block:
-    """Some memory, and how numpy is told of it."""
+class Scratch:
+    """Arrays that nobody sees once they are given back; for one process, safe for many threads.
 
-    def __init__(self, num_bytes: int) -> None:
-        self.memory: Bytes = np.empty(num_bytes, np.uint8)
-        self.interface = self.memory.__array_interface__
+    >>> scratch = Scratch()
+    >>> first = scratch.take(np.int32, (2, 3))
+    >>> scratch.give_back(first)
+    >>> scratch.take(np.int32, (2, 3)) is first, scratch.take(np.int32, (2, 3)) is first
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        # A full deque lets its oldest go; append and pop are safe without a lock.
+        self._waiting: deque[IntArray] = deque(maxlen=KEPT)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_waiting": deque(maxlen=KEPT)}
+
+    def take(self, dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> IntArray:
+        """Return an array of this type and shape, its values not set."""
+        while True:
+            try:
+                array = self._waiting.pop()
+            except IndexError:
+                return np.empty(shape, dtype)
+            # Others are of a batch of another shape, and there will be no more of those.
+            if array.shape == shape and array.dtype == dtype:
+                return array
+
+    def give_back(self, array: IntArray) -> None:
+        """Let others have an array that was taken; do not look at it again."""
+        self._waiting.append(array)
 
 
 class _Lease:
     """Owns a block for as long as arrays look at it, and then gives it back."""
 
-    def __init__(self, block: _Block, waiting: deque[_Block]) -> None:
+    def __init__(self, block: IntArray, waiting: Scratch) -> None:
         self._block = block
         self._waiting = waiting
         # What numpy asks for the memory; the array that it makes holds on to this object.
-        self.__array_interface__ = block.interface
+        self.__array_interface__ = block.__array_interface__
 
     def __del__(self) -> None:
-        self._waiting.append(self._block)
+        self._waiting.give_back(self._block)
 
 
 class Blocks:
@@ -79,11 +102,7 @@ class Blocks:
 
     def __init__(self, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        # A full deque lets its oldest go; append and pop are safe without a lock.
-        self._waiting: deque[_Block] = deque(maxlen=KEPT)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_pinned": self._pinned, "_waiting": deque(maxlen=KEPT)}
+        self._waiting = Scratch()
 
     def take(self, *shapes: Shape) -> tuple[list[IntArray], list[Tensor]]:
         """Return arrays of these types and shapes, their values not set, and tensors of them."""
@@ -91,54 +110,12 @@ class Blocks:
         if self._pinned:
             tensors = _pinned(shapes, begins, num_bytes)
             return [tensor.numpy() for tensor in tensors], tensors
-        block = np.asarray(_Lease(self._find(num_bytes), self._waiting))
+        block = np.asarray(_Lease(self._waiting.take(np.uint8, (num_bytes,)), self._waiting))
         arrays: list[IntArray] = [
             np.ndarray(shape, dtype, block, begin)
             for (dtype, shape), begin in zip(shapes, begins, strict=True)
         ]
         return arrays, [torch.from_numpy(array) for array in arrays]
-
-    def _find(self, num_bytes: int) -> _Block:
-        """Return a block of this size: one that waits, or a new one."""
-        while True:
-            try:
-                block = self._waiting.pop()
-            except IndexError:
-                return _Block(num_bytes)
-            # Others are of a batch of another shape, and there will be no more of those.
-            if block.memory.nbytes == num_bytes:
-                return block
-
-
-class Scratch:
-    """Arrays that nobody sees once they are given back; for one process, safe for many threads.
-
-    >>> scratch = Scratch()
-    >>> first = scratch.take(np.int32, (2, 3))
-    >>> scratch.give_back(first)
-    >>> scratch.take(np.int32, (2, 3)) is first, scratch.take(np.int32, (2, 3)) is first
-    (True, False)
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[IntArray] = deque(maxlen=KEPT)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_waiting": deque(maxlen=KEPT)}
-
-    def take(self, dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> IntArray:
-        """Return an array of this type and shape, its values not set."""
-        while True:
-            try:
-                array = self._waiting.pop()
-            except IndexError:
-                return np.empty(shape, dtype)
-            if array.shape == shape and array.dtype == dtype:
-                return array
-
-    def give_back(self, array: IntArray) -> None:
-        """Let others have an array that was taken; do not look at it again."""
-        self._waiting.append(array)
 
 
 def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:
