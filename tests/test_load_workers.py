@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, WorkerError
-from streampack.load import PackedDataLoader
-from streampack.load.iterations import Iterations
+from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
+from streampack.load.iterations import Iterations, WorkersLoader
 from streampack.load.workers import check_shared_memory
+from streampack.streams import IterableStream, Stream
 from tests import conformance
 from tests.conformance import Written, show
 
@@ -135,7 +141,7 @@ def test_workers_end_at_once_where_the_collector_finds_their_loader(
 
 
 def test_a_forked_child_does_not_end_its_parents_workers():
-    loader = torch.utils.data.DataLoader(range(8), batch_size=None, num_workers=1)
+    loader = WorkersLoader(range(8), batch_size=None, num_workers=1)
     held = [Iterations(loader).begin()]
     assert next(held[0]) == 0
     child = multiprocessing.get_context("fork").Process(target=held.clear)
@@ -143,3 +149,108 @@ def test_a_forked_child_does_not_end_its_parents_workers():
     child.join()
     assert child.exitcode == 0
     assert list(held[0]) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_killed_worker_of_the_buffered_way_is_named_too(num_workers):
+    samples = [{"tokens": np.arange(50, dtype=np.int32)} for _ in range(300)]
+    stream = IterableStream(samples)
+    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=64))
+    loader = PackedDataLoader(dataset, num_workers=num_workers)
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    victim = min(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)
+    os.kill(victim.pid, signal.SIGKILL)
+    until_dead(victim.pid)
+    with pytest.raises(WorkerError, match=rf"worker 0 \(pid {victim.pid}\) died: killed by SIGKI"):
+        next(batches)
+    loader.load_state_dict(state)
+    assert sum(1 for _ in loader) > 0
+
+
+def within(bound_s: float, work: Callable[[], None]) -> None:
+    """Do something that may hang, in a thread that is left alone then."""
+    done = threading.Thread(target=work, daemon=True)
+    done.start()
+    done.join(bound_s)
+    assert not done.is_alive(), f"it still runs after {bound_s} s"
+
+
+def test_workers_end_although_one_died_with_the_lock_of_torchs_event():
+    loader = WorkersLoader(range(800), batch_size=None, num_workers=2)
+    held = [Iterations(loader).begin()]
+    assert next(held[0]) == 0
+    batches = held[0].batches
+    batches._workers_done_event._cond.acquire()  # what it had when it was killed
+    batches._workers[0].kill()
+    batches._workers[0].join()
+    with pytest.raises(WorkerError, match=r"worker 0 .* died"):
+        list(held[0])
+    within(20, held.clear)
+    assert not any(worker.is_alive() for worker in batches._workers)
+
+
+class Interrupt(BaseException):
+    """What a signal's handler raises, as KeyboardInterrupt does."""
+
+
+class Interrupts:
+    """Raises where a lock of `threading` was just taken, or is about to be given back.
+
+    These are the places where Python looks for signals that no `with` guards.
+    """
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.count = 0
+
+    def __call__(self, frame: Any, event: str, _: Any) -> None:
+        name = frame.f_code.co_name
+        if (event, name) not in (("return", "__enter__"), ("call", "__exit__")):
+            return
+        if frame.f_code.co_filename != threading.__file__:
+            return
+        self.count += 1
+        if self.count - 1 == self.at:
+            raise Interrupt
+
+
+def interrupted(loader: PackedDataLoader, interrupts: Interrupts, num_batches: int | None) -> bool:
+    """Take some batches, until the interrupt comes; return whether it did."""
+    batches = iter(loader)
+    next(batches)
+    sys.setprofile(interrupts)
+    try:
+        list(itertools.islice(batches, num_batches))
+    except Interrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize(("num_workers", "num_batches"), [(0, None), (1, 3)])
+def test_an_interrupt_wherever_a_lock_is_taken_lets_the_iteration_end(
+    written, tmp_path, num_workers, num_batches
+):
+    def loader(number: int) -> PackedDataLoader:
+        streams = [
+            Stream(remote=str(path), local=str(tmp_path / f"{number}-{n}"))
+            for n, path in enumerate(written.paths)
+        ]
+        dataset = PackedStreamingDataset(streams=streams, packing=Packing(max_seq_len=64))
+        return PackedDataLoader(dataset, num_workers=num_workers, prefetch_threads=0)
+
+    counted = Interrupts(at=None)
+    assert not interrupted(loader(-1), counted, num_batches)
+    # Where the loop alone reads, there is no such place at all.
+    assert counted.count > 0 or not num_workers
+    for at in range(counted.count):
+        held = [loader(at)]
+        assert interrupted(held[0], Interrupts(at), num_batches), at
+        within(20, held.clear)
+        for thread in threading.enumerate():
+            if thread.name.startswith("streampack-"):
+                within(20, thread.join)

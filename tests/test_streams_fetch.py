@@ -459,14 +459,18 @@ def test_no_connection_crosses_a_fork(bucket):
         assert child.exitcode == 0
     _fetch_in_child(parent, bucket)
 
-    assert found == {n: (1, CONTENT + bytes([n])) for n in range(num_children)}
+    for number, (_, content) in found.items():
+        assert content == CONTENT + bytes([number]), f"child {number} has other bytes"
     clients = {
         number: {request.client for request in bucket.server.requests(rf"/{number}\.mds")}
         for number in range(num_children + 1)
     }
-    # One connection each, the parent's too, which it still speaks on after its children ended.
-    assert all(len(of_one) == 1 for of_one in clients.values())
-    assert len(set.union(*clients.values())) == num_children + 1
+    # The parent still speaks on its one connection after its children ended. A child may need a
+    # second attempt, on one more connection; none of them is anybody else's.
+    assert len(clients[parent]) == 1
+    for number, (attempts, _) in found.items():
+        assert 1 <= len(clients[number]) <= attempts
+    assert len(set.union(*clients.values())) == sum(map(len, clients.values()))
 
 
 def test_the_users_own_stream_keeps_its_client(bucket):

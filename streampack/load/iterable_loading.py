@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch
 from streampack.errors import ResumeError
@@ -28,7 +28,7 @@ from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_state import KIND, check_state
-from streampack.load.iterations import Iterations
+from streampack.load.iterations import Iterations, WorkersLoader
 from streampack.load.tally import shares
 from streampack.load.workers import WorkerOptions, pin
 from streampack.read.prefetch import work_ahead
@@ -193,7 +193,7 @@ class IterableLoading:
         if self._workers is None or start is not None:
             if start is not None:
                 self._dataset.set_epoch(self._epoch)
-            loader = DataLoader(
+            loader = WorkersLoader(
                 _WithStates(self._dataset, start), batch_size=None, **self._options.for_torch()
             )
             self._workers = Iterations(loader)

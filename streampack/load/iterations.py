@@ -1,49 +1,118 @@
-"""torch's iterations over workers, and their quick end wherever the last reference goes.
+"""torch's iterations over workers: begun, watched and ended without a place where they can hang.
 
 ::
 
     loader --begin--> Iteration --next--> batches
-                          '-- nobody holds it --> torch tells its workers to end, and waits for them
+                          |                  '-- a worker is dead -> WorkerError, by name
+                          '-- nobody holds it --> workers are told to end, and waited for
 
-torch does that when its iterator is deleted. Where the garbage collector finds the iterator, in a
-cycle such as a kept traceback makes, the queue of the message is closed before: torch then waits
-5 s for each worker, in whichever thread happened to collect. What ends the workers here holds the
-iterator, so that the collector never finds it with its queues.
+What torch does by itself, and what is done here:
 
-Cost: one call a batch.
+- It looks every 5 s whether its workers live, and besides raises from a signal handler wherever the
+  training loop happens to be, inside an optimizer step too, or inside a queue whose lock then stays
+  taken. Here its handler never hears of the workers; whoever asks for a batch looks.
+- It ends its workers when its iterator is deleted. Where the garbage collector finds that, in a
+  cycle such as a kept traceback makes, the queue of the message is closed before: torch then waits
+  5 s for each worker, in whichever thread happened to collect. Here what ends the workers holds the
+  iterator, so that the collector never finds it with its queues.
+- It tells workers to end through an event and queues, whose locks a killed worker or an interrupted
+  loop may have left taken, and waits for them. Here dead workers' companions are killed, and a lock
+  that nobody gives back is given back.
+
+Cost: a look at the workers is some microseconds a worker and batch.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import time
 import weakref
 from collections.abc import Iterator
+from multiprocessing import connection
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-__all__ = ["Iteration", "Iterations"]
+from streampack.errors import WorkerError
+
+__all__ = ["SHARED_MEMORY", "Iteration", "Iterations", "WorkersLoader"]
+
+SHARED_MEMORY = Path("/dev/shm")
+DYING_S = 2.0
+LOCKED_S = 1.0  # a queue's lock is held for microseconds by whoever lives
+REASONS = {
+    signal.SIGKILL: "the system may have run out of memory: see `dmesg`, use fewer workers",
+    signal.SIGBUS: f"{SHARED_MEMORY} may be full, or a shard was cut short: use num_workers=0",
+}
+
+
+class _Batches(_MultiProcessingDataLoaderIter):
+    """torch's iterator over workers that its signal handler does not know."""
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        # The workers were started and made known just before; the first plans are sent here.
+        if self._worker_pids_set:
+            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+        super()._reset(loader, first_iter)
+
+
+class WorkersLoader(DataLoader[Any]):
+    """torch's loader with `num_workers` > 0, for `Iterations`."""
+
+    def _get_iterator(self) -> Any:
+        self.check_worker_number_rationality()
+        return _Batches(self)
+
+    def forget_workers(self) -> None:
+        """Make new workers for the next iteration."""
+        self._iterator = None
 
 
 class Iteration:
     """torch's iterator over its workers, which end when nobody holds this any more."""
 
-    def __init__(self, batches: Any) -> None:
+    def __init__(self, batches: Any, loader: WorkersLoader) -> None:
         self.batches = batches
+        self._loader = loader
+        self._workers: list[Any] = list(batches._workers)
         weakref.finalize(self, _end, batches, os.getpid()).atexit = False  # torch has its own
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return next(self.batches)
+        """Return the next batch.
 
+        Raises:
+            WorkerError: If a worker died; the next iteration makes new ones.
+        """
+        self._check([n for n, worker in enumerate(self._workers) if worker.exitcode], None)
+        try:
+            return next(self.batches)
+        except (RuntimeError, EOFError, OSError) as error:
+            _await_death(self._workers)
+            dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
+            self._check(dead, error)
+            raise
 
-def _end(batches: Any, pid: int) -> None:
-    if os.getpid() == pid:
-        batches._shutdown_workers()
-    else:
-        batches._shutdown = True  # a forked child must not end its parent's workers
+    def _check(self, dead: list[int], error: Exception | None) -> None:
+        """Raise for dead workers, and forget the others."""
+        if not dead:
+            return
+        number = next((n for n in dead if self._workers[n].exitcode), dead[0])
+        worker = self._workers[number]
+        _kill(self._workers)
+        _remove_remains(self._workers)
+        self._loader.forget_workers()
+        raise WorkerError(
+            f"reading worker {number} (pid {worker.pid}) died: {_exit_text(worker.exitcode)}; "
+            "load the last state into the loader and iterate again"
+        ) from error
 
 
 class Iterations:
@@ -53,15 +122,103 @@ class Iterations:
         loader: With `num_workers` > 0.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: WorkersLoader) -> None:
         self._loader = loader
         self._last: Iteration | None = None
 
     def begin(self) -> Iteration:
-        """Begin the next one; workers that live on are those of the one before."""
-        batches = iter(self._loader)
+        """Begin the next one; workers that live on are those of the one before.
+
+        Raises:
+            WorkerError: If a worker died while they were started.
+        """
+        try:
+            batches = iter(self._loader)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self._loader.forget_workers()
+            raise WorkerError(f"a reading worker died at its start: {error}") from error
         last, self._last = self._last, None
-        begun = last if last is not None and last.batches is batches else Iteration(batches)
+        is_same = last is not None and last.batches is batches
+        begun = last if last is not None and is_same else Iteration(batches, self._loader)
         if self._loader.persistent_workers:
             self._last = begun
         return begun
+
+
+def _end(batches: Any, pid: int) -> None:
+    if os.getpid() != pid:
+        batches._shutdown = True  # a forked child must not end its parent's workers
+        return
+    _free_queues(batches)
+    if not any(worker.exitcode for worker in batches._workers):
+        batches._shutdown_workers()
+        return
+    # A killed one may hold the lock of the event that torch would set.
+    batches._shutdown = True
+    _kill(batches._workers)
+    for queue in batches._index_queues:
+        queue.cancel_join_thread()
+        queue.close()
+    if hasattr(batches, "_pin_memory_thread_done_event"):
+        batches._pin_memory_thread_done_event.set()
+
+
+def _free_queues(batches: Any) -> None:
+    """Give back the locks with which an interrupt left this process's side of the queues."""
+    for queue in batches._index_queues:
+        lock = queue._notempty
+        lock.acquire(timeout=LOCKED_S)
+        lock.release()
+
+
+def _kill(workers: list[Any]) -> None:
+    for worker in workers:
+        worker.terminate()  # it holds nothing but locks of the kernel's, which are freed
+    _await_all(workers)
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+
+
+def _await_all(workers: list[Any]) -> None:
+    deadline_s = time.monotonic() + DYING_S
+    for worker in workers:
+        worker.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _await_death(workers: list[Any]) -> None:
+    """Wait a moment for the death of a worker whose end of the hand-over broke."""
+    # Its files are closed before it is seen dead, and its sentinel is one of them.
+    broken = connection.wait([worker.sentinel for worker in workers], DYING_S)
+    for worker in workers:
+        if worker.sentinel in broken:
+            worker.join(DYING_S)
+
+
+def _remove_remains(workers: list[Any]) -> None:
+    """Remove what workers of ours were about to hand over when they died."""
+    for worker in workers:
+        if not worker.is_alive():
+            # torch gives a tensor's memory a name, and takes it back once the tensor arrived.
+            for path in SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
+                path.unlink(missing_ok=True)
+
+
+def _exit_text(exitcode: int | None) -> str:
+    """Say how a process ended.
+
+    >>> _exit_text(1)
+    'exit code 1'
+    >>> _exit_text(-11)
+    'killed by SIGSEGV'
+    """
+    if exitcode is None or exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        number = signal.Signals(-exitcode)
+    except ValueError:
+        return f"killed by signal {-exitcode}"
+    reason = REASONS.get(number)
+    return f"killed by {number.name}" + (f" ({reason})" if reason else "")

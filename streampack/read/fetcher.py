@@ -111,7 +111,10 @@ class ShardFetcher:
         self._bytes = [cached_bytes(stream) for stream in streams]
         self._fetches = [stream.needs_fetch for stream in streams]
         self._all = _ShardTable(streams, self._fetches)
-        self._changed = threading.Condition()
+        # Taken by itself: Condition's own `with` is Python code, which an interrupt may leave with
+        # the lock taken. Reentrant: a garbage collection may call `close` wherever it comes.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._notes: deque[Callable[[], None]] = deque()
         self._is_noting = False
@@ -137,7 +140,7 @@ class ShardFetcher:
         if needs is None:
             return
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]
-        with self._changed:
+        with self._lock:
             self._needed = set(ahead)
             for key in self._here - self._needed:
                 self._all.mark(key, is_here=False)
@@ -152,7 +155,7 @@ class ShardFetcher:
         """Say that shards were read, rows (stream, shard), shape (n, 2)."""
         shards = [(s, shard) for s, shard in finished.tolist() if self._fetches[s]]
         if shards:
-            with self._changed:
+            with self._lock:
                 self._notes.append(lambda: self._note(shards, is_finished=True))
                 self._changed.notify_all()
 
@@ -163,7 +166,7 @@ class ShardFetcher:
             DataError: If one cannot be had.
             WorkerError: If no thread is left to bring it.
         """
-        with self._changed:
+        with self._lock:
             missing = [key for key in shards if self._fetches[key[0]] and key not in self._here]
             if not missing:
                 return
@@ -189,12 +192,13 @@ class ShardFetcher:
 
     def close(self) -> None:
         """End the threads; one that waits for a store ends by itself, at the latest in time."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         deadline_s = time.monotonic() + LEAVE_S
         for thread in self._threads:
-            thread.join(max(deadline_s - time.monotonic(), 0))
+            if thread is not threading.current_thread():
+                thread.join(max(deadline_s - time.monotonic(), 0))
 
     def stats(self) -> dict[str, Any]:
         """Return what was brought and waited for in this process, as plain numbers."""
@@ -217,14 +221,14 @@ class ShardFetcher:
             while (work := self._next()) is not None:
                 work()
         except BaseException as failure:  # to be raised where the next batch is asked for
-            with self._changed:
+            with self._lock:
                 self._failure = self._failure or failure
                 self._is_closed = True
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
         """Return what to do now; None at the end."""
-        with self._changed:
+        with self._lock:
             while not self._is_closed:
                 if self._notes and not self._is_noting:
                     self._is_noting = True
@@ -244,12 +248,12 @@ class ShardFetcher:
         is_new = not stream.is_here(shard)
         if is_new and not stream.bring(shard, is_waiting=is_waiting):
             # Another process brings it: there are others to do meanwhile.
-            with self._changed:
+            with self._lock:
                 self._busy.discard(key)
                 self._ahead.append(key)
                 self._changed.wait(BUSY_S)
             return
-        with self._changed:
+        with self._lock:
             self._busy.discard(key)
             self._here.add(key)
             self._all.mark(key, is_here=True)
@@ -267,7 +271,7 @@ class ShardFetcher:
             while self._notes:
                 self._notes.popleft()()
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_noting = False
                 self._changed.notify_all()
 

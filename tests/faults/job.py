@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -183,6 +184,8 @@ def _mind(config: dict[str, Any], events: socket.socket) -> None:
     pid = os.fork()
     if pid == 0:
         os.setsid()  # so that the job and its workers can be killed as a group
+        # A shell that starts the tests in the background has it ignored in all of them.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         events.send(f"pid {os.getpid()}".encode())
         status = run(config, events)
         # A script's end: what is registered to be done then is done, workers are joined.
