@@ -23,7 +23,7 @@ import pytest
 
 from tests.faults.launch import Bench, outcome, temporary_of, wait_for_end
 
-NUM_QUICK, NUM_ALL = 3, 50
+NUM_QUICK, NUM_ALL = 2, 50
 RAISES_WITHIN_S = 10
 LAST_KILL = 40  # of 76 batches: later a worker may have done all that it had to
 
