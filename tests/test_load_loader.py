@@ -99,9 +99,14 @@ def test_stats_of_all_ranks_add_up(written):
         assert sum(stats["streams"][name]["samples"] for stats in per_rank) == len(lengths)
 
 
+@pytest.mark.parametrize("epoch_end", ["pad", "drop"])
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
-def test_truncated_and_dropped_samples_are_counted(written, overflow):
-    loader = PackedDataLoader(conformance.make(written, packing={"overflow": overflow}))
+def test_truncated_and_dropped_samples_are_counted(written, overflow, epoch_end):
+    # One pack a batch: an epoch's last batch is never incomplete, so "drop" leaves none out.
+    mixing = {"epoch_end": epoch_end, "global_batch_size": 1}
+    loader = PackedDataLoader(
+        conformance.make(written, packing={"overflow": overflow}, mixing=mixing, batch_size=1)
+    )
     for _ in loader:
         pass
     counted = {"truncated": 0, "dropped": 0, "split": 0}
