@@ -294,7 +294,11 @@ def test_a_state_taken_before_the_first_batch_is_the_beginning(written):
     ("options", "message"),
     [
         ({"num_workers": -1}, r"num_workers=-1 must be at least 0; 0 reads in threads"),
+        ({"num_workers": "2"}, r"num_workers='2' is no integer; 0 reads in threads"),
+        ({"num_workers": 1.5}, r"num_workers=1.5 is no integer"),
         ({"prefetch_factor": 0}, r"prefetch_factor=0 must be at least 1"),
+        ({"prefetch_factor": None}, r"prefetch_factor=None is no integer; leave it out for 2"),
+        ({"prefetch_threads": 0.5}, r"prefetch_threads=0.5 is no integer; leave it out for 1"),
     ],
 )
 def test_impossible_loaders_are_refused(written, options, message):
