@@ -130,6 +130,26 @@ def test_a_key_that_is_written_twice_is_refused(refuse):
     assert refuse(text) == ["line 3: 'seed' is written twice; keep one of them"]
 
 
+def test_a_stream_may_take_over_what_another_one_says(tmp_path):
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        "streams:\n"
+        "  - &code {local: data/code, repeat: 2, keep_zip: true}\n"
+        "  - &docs {<<: *code, local: data/docs}\n"
+        "  - {<<: *docs, repeat: 1}\n"
+        "packing: {max_seq_len: 8}\n"
+    )
+
+    streams = [stream.arguments() for stream in read_config(path).streams]
+
+    assert [(each["local"], each["repeat"]) for each in streams] == [
+        ("data/code", 2),
+        ("data/docs", 2),
+        ("data/docs", 1),
+    ]
+    assert all(each["keep_zip"] for each in streams)
+
+
 def test_text_that_is_no_yaml_is_refused_with_the_line(refuse):
     (line,) = refuse("streams: [\npacking: }")
 

@@ -17,9 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streampack.errors import ConfigError, ResumeError
+from streampack.config import Packing
+from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.load import PackedDataLoader, PackedStreamingDataset
+from streampack.world import World
 from tests import conformance
+from tests.builders import stream_of
 from tests.conformance import Written, show
 
 # torchdata's own call into torch.
@@ -293,3 +296,13 @@ def test_epochs_that_leave_no_batch_are_refused(written):
         next(iter(PackedDataLoader(dataset)))
     with pytest.raises(ConfigError, match=r"are less than one of 4000 packs"):
         make(written, mixing={"epoch_end": "carry", "global_batch_size": 4000})
+
+
+def test_epochs_of_samples_that_are_all_dropped_are_refused(tmp_path):
+    # A loop over epochs until a number of steps would never end.
+    streams = [stream_of(tmp_path / "long", [9, 12, 10])]
+    packing = Packing(max_seq_len=8, overflow="drop")
+    dataset = PackedStreamingDataset(streams, packing=packing, world=World())
+    for loader in (PackedDataLoader(dataset), DataLoader(dataset, batch_size=None)):
+        with pytest.raises(DataError, match=r"all of its samples are longer than max_seq_len=8"):
+            next(iter(loader))

@@ -192,6 +192,12 @@ def test_a_bad_sample_is_named(stream, source, message):
         list(dataset(IterableStream(source, name="mine", **stream)))
 
 
+def test_a_bad_sample_of_a_stream_without_a_name_is_named_as_the_stats_name_it():
+    streams = [IterableStream([[1]] * 9), IterableStream([[2], [-3]])]
+    with pytest.raises(DataError, match="stream 'stream-1', sample 1: token -3 is negative"):
+        list(PackedIterableDataset(streams, packing=Packing(max_seq_len=8)))
+
+
 @pytest.mark.parametrize(("stream", "source"), [case[:2] for case in BAD])
 def test_a_bad_sample_is_skipped_named_in_the_log_and_counted(stream, source, caplog):
     good = "good" if "tokenizer" in stream else {"tokens": [7] * 4, "y": [7] * 4}

@@ -99,9 +99,14 @@ def test_stats_of_all_ranks_add_up(written):
         assert sum(stats["streams"][name]["samples"] for stats in per_rank) == len(lengths)
 
 
+@pytest.mark.parametrize("epoch_end", ["pad", "drop"])
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
-def test_truncated_and_dropped_samples_are_counted(written, overflow):
-    loader = PackedDataLoader(conformance.make(written, packing={"overflow": overflow}))
+def test_truncated_and_dropped_samples_are_counted(written, overflow, epoch_end):
+    # One pack a batch: an epoch's last batch is never incomplete, so "drop" leaves none out.
+    mixing = {"epoch_end": epoch_end, "global_batch_size": 1}
+    loader = PackedDataLoader(
+        conformance.make(written, packing={"overflow": overflow}, mixing=mixing, batch_size=1)
+    )
     for _ in loader:
         pass
     counted = {"truncated": 0, "dropped": 0, "split": 0}
@@ -289,7 +294,11 @@ def test_a_state_taken_before_the_first_batch_is_the_beginning(written):
     ("options", "message"),
     [
         ({"num_workers": -1}, r"num_workers=-1 must be at least 0; 0 reads in threads"),
+        ({"num_workers": "2"}, r"num_workers='2' is no integer; 0 reads in threads"),
+        ({"num_workers": 1.5}, r"num_workers=1.5 is no integer"),
         ({"prefetch_factor": 0}, r"prefetch_factor=0 must be at least 1"),
+        ({"prefetch_factor": None}, r"prefetch_factor=None is no integer; leave it out for 2"),
+        ({"prefetch_threads": 0.5}, r"prefetch_threads=0.5 is no integer; leave it out for 1"),
     ],
 )
 def test_impossible_loaders_are_refused(written, options, message):

@@ -152,6 +152,15 @@ def test_bytes_need_a_stated_dtype(tmp_path):
     np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
 
 
+def test_bytes_of_another_dtype_than_stated_may_be_no_damage(tmp_path):
+    path, _ = builders.write_stream_files(
+        tmp_path / "web", [3, 5], encoding="bytes", dtype="uint16", lengths_file=False
+    )
+    stream = open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
+    with pytest.raises(DataError, match=r"6 bytes of values, no 1 x int32 \(if .*set its dtype"):
+        stream.shard_lengths(0)
+
+
 def test_labels_and_masks_have_places_of_their_own(tmp_path):
     masks = [np.arange(n, dtype=np.uint8) % 2 for n in LENGTHS]
     labels = [np.where(mask, np.arange(len(mask)), -100) for mask in masks]

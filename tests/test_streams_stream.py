@@ -48,6 +48,8 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
         ({"local": "x", "choose": -1}, "choose=-1: a weight must be"),
         ({"local": "x", "proportion": float("nan")}, "proportion=nan: a weight must be"),
         ({"local": "x", "proportion": float("inf")}, "proportion=inf: a weight must be"),
+        ({"local": "x", "proportion": "0.5"}, "proportion='0.5': a weight must be a number"),
+        ({"local": "x", "choose": "1k"}, "choose='1k': a weight must be a number"),
         (
             {"local": "x", "tokens_dtype": "uint61"},
             r"tokens_dtype='uint61' is not one of int8\|.* - d",

@@ -13,7 +13,7 @@ Cost: pydantic, a fifth of a second; only the verbs that read a config import it
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -100,14 +100,16 @@ class RunConfig(BaseModel):
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key written twice, where PyYAML would keep the last one silently."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping, once its keys are known to differ."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping as it is written, once its keys are known to differ."""
+        # Not when it is constructed: by then ``<<: *base`` may have put others' keys before these.
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        keys = [(key.tag, key.value) for key, _ in node.value]
         for index, (key, (key_node, _)) in enumerate(zip(keys, node.value, strict=True)):
             if key in keys[:index]:
                 line = key_node.start_mark.line + 1
-                raise ConfigError(f"line {line}: {key!r} is written twice; keep one of them")
-        return super().construct_mapping(node, deep=deep)
+                raise ConfigError(f"line {line}: {key[1]!r} is written twice; keep one of them")
+        return node
 
 
 def read_config(path: Path) -> RunConfig:

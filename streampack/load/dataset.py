@@ -29,7 +29,7 @@ from streampack.assemble import (
     check_format,
 )
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
-from streampack.errors import ConfigError, ResumeError
+from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.load.arguments import check_batch_size, check_configs
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
@@ -252,9 +252,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         epoch = self._ledger.begin(worker, key)
         if epoch != self._start.epoch or not self._start.position:
             start = self._start if epoch == self._start.epoch else Progress(epoch=epoch)
-            sequence = self._sequence(start)
-            self._check_not_empty(sequence)
-            return sequence
+            self._check_not_empty(start)
+            return self._sequence(start)
         sequence = self._sequence(self._start)
         slots = sequence.num_slots
         if slots is not None and self._start.position > slots:
@@ -273,9 +272,26 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             )
         return sequence
 
-    def _check_not_empty(self, sequence: EpochSequence) -> None:
+    def _check_not_empty(self, start: Progress) -> None:
         """Refuse epochs that end before their first batch, which a training loop would spin on."""
-        if self._recipe.mixing.epoch_end == "drop" and sequence.is_finished:
+        recipe = self._recipe
+        drops_batch = recipe.mixing.epoch_end == "drop"
+        if not drops_batch and (recipe.packing.overflow, recipe.mixing.epoch_end) != (
+            "drop",
+            "pad",
+        ):
+            return
+        # One of its own: the stats count what is dropped from where they see a sequence first.
+        sequence = self._sequence(start)
+        is_empty = sequence.is_finished
+        sequence.close()
+        if is_empty and not drops_batch:
+            raise DataError(
+                f"epoch {start.epoch}: all of its samples are longer than max_seq_len="
+                f"{recipe.packing.max_seq_len}, and overflow='drop' leaves nothing; raise "
+                "max_seq_len, or set overflow to split or truncate"
+            )
+        if is_empty:
             raise ConfigError(
                 "epoch_end='drop' leaves no batch: an epoch has fewer packs than one global batch, "
                 f"global_batch_size={self._recipe.global_batch_size}; lower it, raise epoch_size, "

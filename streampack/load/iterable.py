@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -272,7 +273,8 @@ def flow_plan(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
     )
     return FlowPlan(
-        streams=tuple(streams),
+        # Under the names that messages and reports share.
+        streams=tuple(replace(each, name=name) for each, name in zip(streams, names, strict=True)),
         names=tuple(names),
         packing=packing,
         mixing=mixing,

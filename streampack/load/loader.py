@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streampack.assemble import Batch
-from streampack.config import check_positive
+from streampack.config import check_positive, read_integer
 from streampack.errors import ConfigError
 from streampack.load.dataset import PackedStreamingDataset
 from streampack.load.iterable import FlowDataset
@@ -62,6 +62,10 @@ class PackedDataLoader:
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
     ) -> None:
+        # A None, as of torch's DataLoader, would be met only where batches are read.
+        prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2")
+        prefetch_threads = read_integer("prefetch_threads", prefetch_threads, "leave it out for 1")
+        num_workers = read_integer("num_workers", num_workers, "0 reads in threads")
         check_positive("prefetch_factor", prefetch_factor)
         if prefetch_threads < 0:
             raise ConfigError(

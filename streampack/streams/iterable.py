@@ -18,6 +18,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -118,9 +120,12 @@ class IterableStream:
             raise ConfigError(
                 f"source={self.source!r} cannot be iterated; give a list, a generator or a dataset"
             )
-        if self.proportion is not None and not 0 <= self.proportion < float("inf"):
+        share = self.proportion
+        if share is not None and not (
+            isinstance(share, Real | Decimal) and 0 <= share < float("inf")
+        ):
             raise ConfigError(
-                f"proportion={self.proportion}: a weight must be a number of 0 or more; "
+                f"proportion={share!r}: a weight must be a number of 0 or more; "
                 "0 leaves the stream out"
             )
         for key in ("repeat", "choose"):

@@ -206,11 +206,15 @@ def sample_places(
         num_values = np.full(num_samples, column.num_values, np.int64)
     else:
         num_values = sizes // itemsize
+    # Of `bytes` the shard says no type: what is wrong may be the dtype that was asked for.
+    is_told = column.num_values is None and not column.has_shape
+    doubt = " (if that is not how it was written, set its dtype)" if is_told else ""
     _refuse_first(
         num_values * itemsize != sizes,
         where,
         lambda i: (
             f"column {column.name!r} has {sizes[i]} bytes of values, no {num_values[i]} x {dtype}"
+            f"{doubt}"
         ),
     )
     return Places(begins=begins, counts=num_values, dtype=dtype)

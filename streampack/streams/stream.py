@@ -13,7 +13,9 @@ Cost: none.
 from __future__ import annotations
 
 import os
+from decimal import Decimal
 from inspect import signature
+from numbers import Real
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -112,11 +114,12 @@ def _check_weights(others: dict[str, Any]) -> None:
         for name in ("proportion", "repeat", "choose")
         if others.get(name) is not None
     }
-    stated = ", ".join(f"{name}={value}" for name, value in weights.items())
+    stated = ", ".join(f"{name}={value!r}" for name, value in weights.items())
     if len(weights) > 1:
         raise ConfigError(f"{stated}: a stream has at most one of them; keep one")
     for value in weights.values():
-        if not 0 <= value < float("inf"):
+        is_number = isinstance(value, Real | Decimal)
+        if not is_number or not 0 <= value < float("inf"):
             raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
 
 

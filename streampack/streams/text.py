@@ -32,6 +32,11 @@ def check_tokenizer(tokenizer: Any) -> None:
     Raises:
         ConfigError: Naming what it is.
     """
+    if isinstance(tokenizer, str):  # which has an encode(), of another kind
+        raise ConfigError(
+            f"tokenizer={tokenizer!r} is a name; load it and pass the tokenizer itself: "
+            "AutoTokenizer.from_pretrained(...) or Tokenizer.from_file(...)"
+        )
     if not any(hasattr(tokenizer, name) for name in ("is_fast", "encode_batch", "encode")):
         raise ConfigError(
             f"tokenizer=<{type(tokenizer).__name__}> has no encode; pass a tokenizers.Tokenizer, "
