@@ -355,6 +355,8 @@ class SourcePart:
     # The way back.
 
     def _keep_state(self) -> None:
+        if self._states and self._states[-1][:2] == (self.pass_, self.taken):
+            return  # put there just now: it may know its place only once it has given an item
         state = self._source.state_dict()  # type: ignore[attr-defined]
         self._states.append((self.pass_, self.taken, self._num_raw, state))
 
