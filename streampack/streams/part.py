@@ -189,6 +189,7 @@ class SourcePart:
             and not _forgets_its_buffer(source)
         )
         self._has_begun = False
+        self._is_put = False  # where a state of its own said, and stays there
         self._items: Iterator[Any] = iter(())
         self.pass_, self.taken = 0, 0
         self._num_raw = 0  # items of the source's own iterator in this pass
@@ -240,6 +241,10 @@ class SourcePart:
         if self.has_index:
             return
         self._set_pass(pass_)
+        if self._is_put:
+            # Hugging Face's begin every pass of that number where they were put.
+            self._source.load_state_dict(None)  # type: ignore[attr-defined]
+            self._is_put = False
         try:
             self._items = iter(self._source)
         except Exception as error:
@@ -391,6 +396,7 @@ class SourcePart:
             )
         self._set_pass(int(base["pass"]))
         self._source.load_state_dict(base["source"])  # type: ignore[attr-defined]
+        self._is_put = _is_hugging_face(self._source)
         self._has_begun = True
         self._items = iter(self._source)
         self.pass_, self.taken = int(base["pass"]), int(base["taken"])
