@@ -98,6 +98,36 @@ def test_every_packer_goes_on_bit_for_bit(method):
         assert all(map(same, list(resumed), batches[at:]))
 
 
+def test_a_sources_state_may_be_what_it_goes_on_to_change():
+    class Live(KnowsLate):
+        def __init__(self, rows):
+            super().__init__(rows)
+            self.state = {"at": 0}
+
+        def __iter__(self):
+            for row in super().__iter__():
+                self.state["at"] = self.at
+                yield row
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.state = state
+
+    original, states, saved, batches = dataset_of(Live(rows_of(0, [8] * 200))), [], [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(original.state_dict())
+        saved.append(json.dumps(states[-1]))
+    for at in (33, 40, 70):
+        resumed = dataset_of(Live(rows_of(0, [8] * 200)))
+        resumed.load_state_dict(states[at])
+        assert all(map(same, list(resumed), batches[at + 1 :])), at
+    assert [json.dumps(state) for state in states] == saved
+
+
 @pytest.mark.parametrize("at", [33, 47, 60, 70])
 def test_a_source_with_a_state_is_put_there_twice(at):
     make = lambda: dataset_of(KnowsLate(rows_of(0, [8] * 200)))  # noqa: E731

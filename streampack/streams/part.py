@@ -19,6 +19,7 @@ one. Memory: a shuffled block's numbers, those states.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -362,7 +363,8 @@ class SourcePart:
     def _keep_state(self) -> None:
         if self._states and self._states[-1][:2] == (self.pass_, self.taken):
             return  # put there just now: it may know its place only once it has given an item
-        state = self._source.state_dict()  # type: ignore[attr-defined]
+        # Copies, here and where it is loaded: a source may hand over what it goes on to change.
+        state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
         self._states.append((self.pass_, self.taken, self._num_raw, state))
 
     def base(self, pass_: int, taken: int) -> State:
@@ -395,7 +397,7 @@ class SourcePart:
                 "pass the source that was saved"
             )
         self._set_pass(int(base["pass"]))
-        self._source.load_state_dict(base["source"])  # type: ignore[attr-defined]
+        self._source.load_state_dict(copy.deepcopy(base["source"]))  # type: ignore[attr-defined]
         self._is_put = _is_hugging_face(self._source)
         self._has_begun = True
         self._items = iter(self._source)
