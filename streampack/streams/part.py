@@ -194,6 +194,7 @@ class SourcePart:
         self._items: Iterator[Any] = iter(())
         self.pass_, self.taken = 0, 0
         self._num_raw = 0  # items of the source's own iterator in this pass
+        self._counted: int | None = None
         # states: (pass, taken, num_raw, the source's own state).
         self._states: deque[tuple[int, int, int, Any]] = deque()
 
@@ -211,14 +212,16 @@ class SourcePart:
         return self._place.num_parts
 
     def count(self) -> int:
-        """Return the items of this part, by going through it once if need be."""
+        """Return the items of this part, by going through it, once ever, if need be."""
         known = self.num_items
         if known is not None:
             return known
-        self.begin(0)
-        while self.next() is not None:
-            pass
-        return self.taken
+        if self._counted is None:
+            self.begin(0)
+            while self.next() is not None:
+                pass
+            self._counted = self.taken
+        return self._counted
 
     def begin(self, pass_: int, taken: int = 0) -> None:
         """Go to a place: `taken` items into a pass.
