@@ -43,6 +43,28 @@ def dataset(kind: type = list, **kwargs) -> PackedIterableDataset:
     )
 
 
+class KnowsLate(WithState):
+    """As most generators: where it stands is known once it was asked for an item again."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.next = 0
+
+    def __iter__(self):
+        start, self.next = self.next, 0
+        for index in range(start, len(self.rows)):
+            self.at = index + 1
+            yield self.rows[index]
+
+    def load_state_dict(self, state):
+        self.next = state["at"]
+
+
+def dataset_of(source) -> PackedIterableDataset:
+    """One source in packs of two of its samples."""
+    return PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=16))
+
+
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 @pytest.mark.parametrize("kind", [list, Again, WithState])
 def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
@@ -74,6 +96,53 @@ def test_every_packer_goes_on_bit_for_bit(method):
         resumed = dataset(packing=packing)
         resumed.load_state_dict(json.loads(states[at - 1]))
         assert all(map(same, list(resumed), batches[at:]))
+
+
+def test_a_sources_state_may_be_what_it_goes_on_to_change():
+    class Live(KnowsLate):
+        def __init__(self, rows):
+            super().__init__(rows)
+            self.state = {"at": 0}
+
+        def __iter__(self):
+            for row in super().__iter__():
+                self.state["at"] = self.at
+                yield row
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.state = state
+
+    original, states, saved, batches = dataset_of(Live(rows_of(0, [8] * 200))), [], [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(original.state_dict())
+        saved.append(json.dumps(states[-1]))
+    for at in (33, 40, 70):
+        resumed = dataset_of(Live(rows_of(0, [8] * 200)))
+        resumed.load_state_dict(states[at])
+        assert all(map(same, list(resumed), batches[at + 1 :])), at
+    assert [json.dumps(state) for state in states] == saved
+
+
+@pytest.mark.parametrize("at", [33, 47, 60, 70])
+def test_a_source_with_a_state_is_put_there_twice(at):
+    make = lambda: dataset_of(KnowsLate(rows_of(0, [8] * 200)))  # noqa: E731
+    original = make()
+    states, batches = [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+
+    for _ in range(2):
+        resumed = make()
+        resumed.load_state_dict(json.loads(states[at]))
+        at += 1
+        assert same(next(iter(resumed)), batches[at])
+        states[at] = json.dumps(resumed.state_dict())
 
 
 def test_a_source_with_a_state_is_put_there_and_not_gone_through_again():

@@ -111,6 +111,24 @@ def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuf
     assert has_state != shuffled
 
 
+@pytest.mark.parametrize("weight", [{"repeat": 0.5}, {"choose": 350}])
+def test_a_hugging_face_iterable_that_was_put_somewhere_begins_its_next_pass_at_the_start(weight):
+    make = lambda: dataset(IterableStream(hugging_face(rows_of(0, [8] * 200), 1), **weight))  # noqa: E731
+    original, epochs, states = make(), [[], []], []
+    for epoch in epochs:
+        for batch in original:
+            epoch.append(batch)
+            states.append(json.dumps(original.state_dict()))
+
+    resumed = make()
+    for at in (len(epochs[0]) - 2, 5):  # the second one is before a state of the source's own
+        resumed.load_state_dict(json.loads(states[at]))
+        for rest in (epochs[0][at + 1 :], epochs[1]):
+            again = list(resumed)
+            assert len(again) == len(rest)
+            assert all(map(same, again, rest)), at
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_mosaicmls_streaming_dataset_splits_itself_and_resumes_exactly(tmp_path, num_workers):
     folder, samples = write_stream_files(tmp_path / "mds", [5, 9, 20] * 10)

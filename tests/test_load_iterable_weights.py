@@ -46,6 +46,21 @@ def test_repeat_takes_every_sample_as_often_as_it_says_over_all_workers(kind, nu
     assert counts(batches) == expected
 
 
+def test_a_source_is_gone_through_once_to_count_it_however_many_epochs_follow():
+    class Counting(Again):
+        num_iterations = 0
+
+        def __iter__(self):
+            self.num_iterations += 1
+            return super().__iter__()
+
+    source = Counting(rows_of(0, [5] * 9))
+    counted = dataset(IterableStream(source, repeat=1))
+    for _ in range(3):
+        assert len(pieces(list(counted))) == 9
+    assert source.num_iterations == 1 + 3
+
+
 def test_choose_takes_so_many_and_the_next_epoch_goes_on_there():
     chosen = dataset(IterableStream(rows_of(0, [5] * 10), choose=7))
 

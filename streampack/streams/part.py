@@ -19,6 +19,7 @@ one. Memory: a shuffled block's numbers, those states.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -189,9 +190,11 @@ class SourcePart:
             and not _forgets_its_buffer(source)
         )
         self._has_begun = False
+        self._is_put = False  # where a state of its own said, and stays there
         self._items: Iterator[Any] = iter(())
         self.pass_, self.taken = 0, 0
         self._num_raw = 0  # items of the source's own iterator in this pass
+        self._counted: int | None = None
         # states: (pass, taken, num_raw, the source's own state).
         self._states: deque[tuple[int, int, int, Any]] = deque()
 
@@ -209,14 +212,16 @@ class SourcePart:
         return self._place.num_parts
 
     def count(self) -> int:
-        """Return the items of this part, by going through it once if need be."""
+        """Return the items of this part, by going through it, once ever, if need be."""
         known = self.num_items
         if known is not None:
             return known
-        self.begin(0)
-        while self.next() is not None:
-            pass
-        return self.taken
+        if self._counted is None:
+            self.begin(0)
+            while self.next() is not None:
+                pass
+            self._counted = self.taken
+        return self._counted
 
     def begin(self, pass_: int, taken: int = 0) -> None:
         """Go to a place: `taken` items into a pass.
@@ -240,6 +245,10 @@ class SourcePart:
         if self.has_index:
             return
         self._set_pass(pass_)
+        if self._is_put:
+            # Hugging Face's begin every pass of that number where they were put.
+            self._source.load_state_dict(None)  # type: ignore[attr-defined]
+            self._is_put = False
         try:
             self._items = iter(self._source)
         except Exception as error:
@@ -355,7 +364,10 @@ class SourcePart:
     # The way back.
 
     def _keep_state(self) -> None:
-        state = self._source.state_dict()  # type: ignore[attr-defined]
+        if self._states and self._states[-1][:2] == (self.pass_, self.taken):
+            return  # put there just now: it may know its place only once it has given an item
+        # Copies, here and where it is loaded: a source may hand over what it goes on to change.
+        state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
         self._states.append((self.pass_, self.taken, self._num_raw, state))
 
     def base(self, pass_: int, taken: int) -> State:
@@ -388,7 +400,8 @@ class SourcePart:
                 "pass the source that was saved"
             )
         self._set_pass(int(base["pass"]))
-        self._source.load_state_dict(base["source"])  # type: ignore[attr-defined]
+        self._source.load_state_dict(copy.deepcopy(base["source"]))  # type: ignore[attr-defined]
+        self._is_put = _is_hugging_face(self._source)
         self._has_begun = True
         self._items = iter(self._source)
         self.pass_, self.taken = int(base["pass"]), int(base["taken"])
