@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from streampack.errors import ConfigError, suggest
 
 __all__ = [
+    "MAX_ID",
     "Buffers",
     "Mixing",
     "Order",
@@ -47,6 +48,7 @@ Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 BYTE_SUFFIXES = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50, "b": 1}
 COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+MAX_ID = 2**31 - 1  # of tokens: they are handed on as int32
 WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
 BUFFER_PACKS = 8  # what a packer buffers by default, in packs ...
@@ -97,7 +99,9 @@ def read_integer(name: str, value: Any, way_out: str) -> int:
     raise ConfigError(f"{name}={value!r} is no integer; {way_out}")
 
 
-def check_positive(name: str, value: object) -> int | None:
+def check_positive(
+    name: str, value: object, way_out: str = "leave it out for the default"
+) -> int | None:
     """Return a count as an int, and refuse what is no integer or below 1; None stays None.
 
     Raises:
@@ -107,7 +111,7 @@ def check_positive(name: str, value: object) -> int | None:
         return None
     count = read_integer(name, value, WRITE_COUNT)
     if count < 1:
-        raise ConfigError(f"{name}={count} must be at least 1; leave it out for the default")
+        raise ConfigError(f"{name}={count} must be at least 1; {way_out}")
     return count
 
 
@@ -213,7 +217,8 @@ class Packing:
 
     def __post_init__(self) -> None:
         for name in ("max_seq_len", "buffer_samples"):  # None means nothing here
-            read_integer(name, getattr(self, name), WRITE_COUNT)
+            count = read_integer(name, getattr(self, name), WRITE_COUNT)
+            check_positive(name, count, WRITE_COUNT)
         _keep_counts(self, "max_seq_len", "buffer_samples", "buffer_tokens", "pad_to_multiple")
         _keep_counts(self, *(name for name in OPTION_METHODS if name != "split_gap"))
         check_choice("method", self.method, Method)
@@ -298,10 +303,10 @@ class Packing:
             value = getattr(self, name)
             if value is None and name != "padding_id":
                 continue
-            token = read_integer(name, value, f"token ids count from 0, {remedy}")
-            if token < 0:
+            token = read_integer(name, value, f"token ids go from 0 to {MAX_ID}, {remedy}")
+            if not 0 <= token <= MAX_ID:
                 raise ConfigError(
-                    f"{name}={token} is no token id; token ids count from 0, {remedy}"
+                    f"{name}={token} is no token id; they go from 0 to {MAX_ID}, {remedy}"
                 )
             object.__setattr__(self, name, token)
 

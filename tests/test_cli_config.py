@@ -90,7 +90,8 @@ def test_an_unknown_key_of_a_stream_is_refused_with_the_nearest(refuse):
         ({"packing": {}}, "packing.max_seq_len: is missing; it has no default"),
         (
             {"packing": {"max_seq_len": 0}},
-            "packing: max_seq_len=0 must be at least 1; leave it out for the default",
+            "packing: max_seq_len=0 must be at least 1; write a whole number of at least 1, "
+            "such as 1024",
         ),
         (
             {"packing": {"max_seq_len": 64, "buffer_tokens": 32}},

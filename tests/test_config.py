@@ -62,6 +62,7 @@ def test_a_buffer_that_is_asked_for_is_the_limit():
         ({"bos_id": -1}, r"bos_id=-1 is no token id; .* None adds none"),
         ({"eos_id": -2}, r"eos_id=-2 is no token id"),
         ({"padding_id": -1}, r"padding_id=-1 is no token id; .* leave it out for 0"),
+        ({"eos_id": 2**31}, r"eos_id=2147483648 is no token id; they go from 0 to 2147483647"),
         ({"padding_id": None}, r"padding_id=None is no integer; .* leave it out for 0"),
         ({"max_seq_len": None}, r"max_seq_len=None is no integer; write a whole number"),
         ({"buffer_samples": None}, r"buffer_samples=None is no integer; write a whole number"),

@@ -171,8 +171,25 @@ def test_a_state_without_fingerprint_is_refused(fingerprint):
 def test_a_state_of_another_version_is_refused_with_both(version):
     with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 1"):
         run_shape(state_of(make(), version=version))
-    with pytest.raises(ResumeError, match="the state has version None"):
-        run_shape([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ([], "list"),
+        (None, "NoneType"),
+        ({}, r"keys \[\]"),
+        ({"model": 1, "loader": 2}, r"keys \['model', 'loader'\]"),
+    ],
+)
+def test_what_is_no_state_is_refused_by_what_it_is(state, found):
+    with pytest.raises(ResumeError, match=rf"no state of a PackedStreamingDataset: {found}; load"):
+        run_shape(state)
+
+
+def test_a_state_of_iterables_is_refused_by_its_kind():
+    with pytest.raises(ResumeError, match="is of a dataset of iterables"):
+        run_shape(state_of(make(), kind="iterable"))
 
 
 def test_the_fingerprint_names_no_paths_ranks_nodes_or_workers():
@@ -280,7 +297,7 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
 
 @pytest.mark.parametrize("state", [None, [], "state", 7, {}, {"version": 2}, {"version": True}])
 def test_what_is_no_state_of_this_version_is_refused(state):
-    with pytest.raises(ResumeError, match=r"version"):
+    with pytest.raises(ResumeError, match=r"version|no state of a PackedStreamingDataset"):
         run_shape(state)
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.read import Gatherer, Rows, gather
 from streampack.read.targets import detect_shift, labels_are_shifted
 from streampack.streams.mosaic import MDSWriter
@@ -483,8 +483,3 @@ def test_a_token_id_that_does_not_fit_in_int32_is_refused_by_name(tmp_path: Path
     assert gatherer.gather(packs_of([[0, 0, 0, 0, 3, 3]]), 1).tokens.tolist() == [[5, 6, 7, 0]]
     with pytest.raises(DataError, match=r"sample 1: .*outside int32"):
         gatherer.gather(packs_of([[0, 0, 1, 0, 3, 3]]), 1)
-
-
-def test_an_added_id_that_does_not_fit_in_int32_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"eos_id=2147483648 .*largest that fits is 2147483647"):
-        Gatherer([], Packing(max_seq_len=4, eos_id=2**31))

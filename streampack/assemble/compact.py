@@ -22,8 +22,8 @@ from torch import Tensor
 from streampack.assemble.batch import Batch, fill_compact
 from streampack.assemble.fill import ROW, ROW_LENGTH, ROW_START
 from streampack.assemble.layout import check_carried, segment_starts
+from streampack.config import MAX_ID
 from streampack.errors import ConfigError, DataError
-from streampack.read.gather import MAX_ID
 from streampack.read.kernels import IGNORED
 
 __all__ = ["expand", "to_compact"]

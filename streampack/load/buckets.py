@@ -58,7 +58,8 @@ class Bucketing:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "buffer_samples"):  # None means nothing here
-            read_integer(name, getattr(self, name), WRITE_COUNT)
+            count = read_integer(name, getattr(self, name), WRITE_COUNT)
+            check_positive(name, count, WRITE_COUNT)
         for name in ("max_tokens", "buffer_samples", "max_samples", "max_seq_len"):
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         if not isinstance(self.include_padding, bool):

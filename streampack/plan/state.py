@@ -163,7 +163,18 @@ def check_version(state: State) -> None:
     Raises:
         ResumeError: Naming both versions.
     """
-    version = state.get("version") if isinstance(state, dict) else None
+    if not isinstance(state, dict) or "version" not in state:
+        found = f"keys {list(state)}" if isinstance(state, dict) else type(state).__name__
+        raise ResumeError(
+            f"this is no state of a PackedStreamingDataset: {found:.200}; "
+            "load what state_dict() or state_after(batch) returned"
+        )
+    if state.get("kind"):
+        raise ResumeError(
+            f"the state is of a dataset of iterables (kind {state['kind']!r:.80}), not of a "
+            "PackedStreamingDataset; load what its state_dict() or state_after(batch) returned"
+        )
+    version = state["version"]
     if type(version) is not int or version != STATE_VERSION:
         raise ResumeError(
             f"the state has version {version!r:.80}, this release reads {STATE_VERSION}; "

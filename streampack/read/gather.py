@@ -23,19 +23,27 @@ from typing import Any
 
 import numpy as np
 
-from streampack.config import Packing
-from streampack.errors import ConfigError, DataError
+from streampack.config import MAX_ID, Packing
+from streampack.errors import DataError
 from streampack.read import kernels
 from streampack.read.targets import detect_shift
 from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
+from streampack.types import (
+    LENGTH,
+    SAMPLE,
+    START,
+    STREAM,
+    TOTAL,
+    Int64Array,
+    IntArray,
+    Packs,
+)
 
-__all__ = ["MAX_ID", "Gatherer", "Rows"]
+__all__ = ["Gatherer", "Rows"]
 
 MAX_OPEN_SHARDS = 256
 MAX_OPEN_SAMPLES = 2_000_000  # their places take 16 bytes each
-MAX_ID = 2**31 - 1  # ids are handed on as int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -209,12 +217,7 @@ def _put_column(
 
 def _row_dtype(streams: Sequence[OpenStream], packing: Packing) -> type[np.integer[Any]]:
     """Return the type that every token id fits in: uint16 where the streams say so, else int32."""
-    ids = {"bos_id": packing.bos_id, "eos_id": packing.eos_id, "padding_id": packing.padding_id}
-    largest = 0
-    for name, token in ids.items():
-        largest = max(largest, token or 0)
-        if largest > MAX_ID:
-            raise ConfigError(f"{name}={token} is no token id: the largest that fits is {MAX_ID}")
+    largest = max(packing.bos_id or 0, packing.eos_id or 0, packing.padding_id)
     stored = {dtype for stream in streams for dtype in stream.token_dtypes}
     is_short = stored <= {"uint8", "uint16"} and largest < 2**16
     return np.uint16 if is_short else np.int32
@@ -226,9 +229,6 @@ class Gatherer:
     Args:
         streams: All streams of the plan, in its order.
         packing: What the packs were planned with.
-
-    Raises:
-        ConfigError: If a token id of `packing` does not fit in int32.
     """
 
     def __init__(self, streams: Sequence[OpenStream], packing: Packing) -> None:
