@@ -119,6 +119,16 @@ def test_truncated_and_dropped_samples_are_counted(written, overflow, epoch_end)
     assert {name: other[name] for name in counted} == counted
 
 
+def test_a_truncated_sample_is_counted_once_in_however_many_packs_it_lies(written):
+    packing = {"overflow": "truncate", "method": "concat"}
+    loader = PackedDataLoader(conformance.make(written, packing=packing))
+    for _ in loader:
+        pass
+    own = loader.stats()["streams"]["s1"]
+    assert own["truncated"] == sum(length > 64 for length in written.lengths[1])
+    assert own["split"] > own["truncated"] / 2
+
+
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
 def test_losses_add_up_over_epochs_ranks_and_resumes(written, overflow):
     key = {"truncate": "truncated", "drop": "dropped"}[overflow]

@@ -151,6 +151,73 @@ def test_a_forked_child_does_not_end_its_parents_workers():
     assert list(held[0]) == list(range(1, 8))
 
 
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_workers_serve_the_latest_iteration_and_the_one_before_is_refused(
+    written, persistent_workers
+):
+    dataset = conformance.make(written)
+    wanted = [[show(batch) for batch in dataset] for _ in range(2)]
+    loader = PackedDataLoader(
+        conformance.make(written), num_workers=1, persistent_workers=persistent_workers
+    )
+    first, second = iter(loader), iter(loader)
+    assert show(next(first)) == wanted[0][0]
+    assert show(next(second)) == wanted[1][0]
+    with pytest.raises(ConfigError, match="a later iteration of this loader has begun"):
+        next(first)
+    assert [show(batch) for batch in second] == wanted[1][1:]
+
+
+def test_a_forked_child_reads_with_workers_of_its_own(written):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    loader = PackedDataLoader(conformance.make(written), num_workers=1)
+    batches = iter(loader)
+    assert show(next(batches)) == wanted[0]
+    state = loader.state_dict()
+
+    def iterate() -> None:
+        with pytest.raises(ConfigError, match=f"begun in process {os.getppid()}"):
+            next(batches)
+        loader.load_state_dict(state)
+        assert [show(batch) for batch in loader] == wanted[1:]
+
+    child = multiprocessing.get_context("fork").Process(target=iterate)
+    child.start()
+    rest: list[Any] = []
+    within(20, lambda: rest.extend(show(batch) for batch in batches))
+    child.join(20)
+    assert child.exitcode == 0
+    assert rest == wanted[1:]
+
+
+def test_a_forked_child_is_refused_workers_that_serve_its_parent():
+    loader = WorkersLoader(range(8), batch_size=None, num_workers=1, persistent_workers=True)
+    iterations = Iterations(loader)
+    items = iterations.begin()
+    assert next(items) == 0
+
+    def begin() -> None:
+        with pytest.raises(ConfigError, match=f"serve process {os.getppid()}"):
+            iterations.begin()
+
+    child = multiprocessing.get_context("fork").Process(target=begin)
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    assert list(items) == list(range(1, 8))
+
+
+def test_a_worker_that_is_killed_between_epochs_is_named_too(written):
+    loader = PackedDataLoader(conformance.make(written), num_workers=2)
+    assert sum(1 for _ in loader) > 0
+    pid = worker_pids(loader)[1]
+    os.kill(pid, signal.SIGKILL)
+    until_dead(pid)
+    with pytest.raises(WorkerError, match=rf"worker 1 \(pid {pid}\) died: killed by SIGKILL"):
+        next(iter(loader))
+    assert sum(1 for _ in loader) > 0
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_killed_worker_of_the_buffered_way_is_named_too(num_workers):
     samples = [{"tokens": np.arange(50, dtype=np.int32)} for _ in range(300)]

@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from streampack.errors import WorkerError
+from streampack.errors import ConfigError, WorkerError
 
 __all__ = ["SHARED_MEMORY", "Iteration", "Iterations", "WorkersLoader"]
 
@@ -68,6 +68,10 @@ class WorkersLoader(DataLoader[Any]):
         self.check_worker_number_rationality()
         return _Batches(self)
 
+    def keeps(self, batches: Any) -> bool:
+        """Whether the next iteration takes the workers of an iterator."""
+        return self._iterator is batches
+
     def forget_workers(self) -> None:
         """Make new workers for the next iteration."""
         self._iterator = None
@@ -78,9 +82,12 @@ class Iteration:
 
     def __init__(self, batches: Any, loader: WorkersLoader) -> None:
         self.batches = batches
+        self.pid = os.getpid()
         self._loader = loader
         self._workers: list[Any] = list(batches._workers)
-        weakref.finalize(self, _end, batches, os.getpid()).atexit = False  # torch has its own
+        self.end = weakref.finalize(self, _end, batches, self.pid)
+        """Ends the workers now."""
+        self.end.atexit = False  # torch has its own
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -91,7 +98,7 @@ class Iteration:
         Raises:
             WorkerError: If a worker died; the next iteration makes new ones.
         """
-        self._check([n for n, worker in enumerate(self._workers) if worker.exitcode], None)
+        self.check()
         try:
             return next(self.batches)
         except (RuntimeError, EOFError, OSError) as error:
@@ -99,6 +106,14 @@ class Iteration:
             dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
             self._check(dead, error)
             raise
+
+    def check(self) -> None:
+        """Look whether all workers live.
+
+        Raises:
+            WorkerError: If one died; the next iteration makes new ones.
+        """
+        self._check([n for n, worker in enumerate(self._workers) if worker.exitcode], None)
 
     def _check(self, dead: list[int], error: Exception | None) -> None:
         """Raise for dead workers, and forget the others."""
@@ -130,8 +145,12 @@ class Iterations:
         """Begin the next one; workers that live on are those of the one before.
 
         Raises:
-            WorkerError: If a worker died while they were started.
+            WorkerError: If a worker died, since the last iteration or while they were started.
+            ConfigError: If those that live on are of the process that this one was forked from.
         """
+        last, self._last = self._last, None
+        if last is not None and self._loader.keeps(last.batches):
+            self._check_last(last)
         try:
             batches = iter(self._loader)
         except RuntimeError as error:
@@ -139,12 +158,21 @@ class Iterations:
                 raise
             self._loader.forget_workers()
             raise WorkerError(f"a reading worker died at its start: {error}") from error
-        last, self._last = self._last, None
         is_same = last is not None and last.batches is batches
         begun = last if last is not None and is_same else Iteration(batches, self._loader)
         if self._loader.persistent_workers:
             self._last = begun
         return begun
+
+    def _check_last(self, last: Iteration) -> None:
+        if last.pid == os.getpid():
+            last.check()
+            return
+        self._last = last
+        raise ConfigError(
+            f"the workers of this loader serve process {last.pid}, from which this one was forked; "
+            "make a PackedDataLoader here, or set persistent_workers=False"
+        )
 
 
 def _end(batches: Any, pid: int) -> None:

@@ -159,10 +159,13 @@ class PlannedLoading:
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
         self._read_ahead: ReadAhead | None = None
         dataset.fetcher(num_workers)  # refuses a cache limit that is too small
+        self._options = replace(options, prefetch_factor=self._ahead, pin_memory=False)
         if num_workers:
-            self._handing = self._choose_handing(num_workers)
-            here = replace(options, prefetch_factor=self._ahead, pin_memory=False)
-            self._workers = ReadingWorkers(self._handing, here)
+            self._make_workers()
+
+    def _make_workers(self) -> None:
+        self._handing = self._choose_handing(self.num_workers)
+        self._workers = ReadingWorkers(self._handing, self._options)
 
     def _choose_handing(self, num_workers: int) -> RingReader | FoldingReader:
         """Return what workers run and how their batches come over; refuse what has no room."""
@@ -187,6 +190,8 @@ class PlannedLoading:
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or go on from the state that was loaded."""
+        if self._workers is not None and not self._workers.are_of_this_process:
+            self._make_workers()  # those before the fork, and what they write to, are the parent's
         sequence = self.dataset.begin()
         recipe = self.dataset.recipe
         if self._progress is None:

@@ -62,7 +62,9 @@ class Tally:
         cut = begins & (segments[:, LENGTH] < segments[:, TOTAL])
         self._split += np.bincount(streams[cut], minlength=num)
         if self._recipe.packing.overflow == "truncate":
-            self._count_truncated(segments[segments[:, TOTAL] == self._recipe.packing.max_seq_len])
+            # Where a truncated one is cut, too, it counts where it begins, as all samples do.
+            full = segments[:, TOTAL] == self._recipe.packing.max_seq_len
+            self._count_truncated(segments[begins & full])
         self._tokens += np.bincount(streams, weights=segments[:, LENGTH], minlength=num).astype(
             np.int64
         )

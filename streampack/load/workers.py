@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset
 
 from streampack.errors import ConfigError, StreampackError
-from streampack.load.iterations import SHARED_MEMORY, Iterations, WorkersLoader
+from streampack.load.iterations import SHARED_MEMORY, Iteration, Iterations, WorkersLoader
 
 __all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path", "pin"]
 
@@ -98,6 +99,8 @@ def _as_it_is(batch: Any) -> Any:
 class ReadingWorkers:
     """Worker processes that hold no state; new ones are made where they died.
 
+    They serve one iteration at a time, the latest: what they read, and where they put it, is its.
+
     Args:
         read: What they run.
         options: How they are started.
@@ -113,17 +116,28 @@ class ReadingWorkers:
             **options.for_torch(),
         )
         self._iterations = Iterations(loader)
+        self._is_lasting = options.persistent_workers
+        self._begun: weakref.ref[Iteration] | None = None
+        self._num_begun = 0
+        self._pid = os.getpid()
+
+    @property
+    def are_of_this_process(self) -> bool:
+        """Whether they were made here, and not before this process was forked."""
+        return self._pid == os.getpid()
 
     def results(self, tasks: Iterable[Any]) -> Iterator[Any]:
         """Yield what workers made of some tasks, in order.
 
         Raises:
             WorkerError: If a worker died; the next call makes new ones.
+            ConfigError: If another call came after this one, or this process was forked since.
             StreampackError: What a worker raised.
         """
-        self._sampler.tasks = tasks
-        results = self._iterations.begin()
+        results = self._begin(tasks)
+        number = self._num_begun
         while True:
+            self._check_turn(number)
             try:
                 result = next(results)
             except StopIteration:
@@ -132,6 +146,28 @@ class ReadingWorkers:
                 raise result.error
             yield result
             del result
+
+    def _begin(self, tasks: Iterable[Any]) -> Iteration:
+        before = None if self._begun is None else self._begun()
+        if before is not None and not self._is_lasting:
+            before.end()  # its workers would go on to write where the new ones do
+        self._sampler.tasks = tasks
+        begun = self._iterations.begin()
+        self._begun = weakref.ref(begun)
+        self._num_begun += 1
+        return begun
+
+    def _check_turn(self, number: int) -> None:
+        if not self.are_of_this_process:
+            raise ConfigError(
+                f"this iteration was begun in process {self._pid}, whose workers serve it; in the "
+                f"forked process {os.getpid()} iterate the loader anew"
+            )
+        if number != self._num_begun:
+            raise ConfigError(
+                "a later iteration of this loader has begun, and num_workers > 0 serve one at a "
+                "time; end one before the next, or make a PackedDataLoader for each"
+            )
 
 
 def pin(batch: Any) -> Any:
