@@ -91,16 +91,20 @@ class Iteration:
         Raises:
             WorkerError: If a worker died; the next iteration makes new ones.
         """
-        self._check([n for n, worker in enumerate(self._workers) if worker.exitcode], None)
+        self.check()
         try:
             return next(self.batches)
         except (RuntimeError, EOFError, OSError) as error:
             _await_death(self._workers)
             dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
-            self._check(dead, error)
+            self._raise(dead, error)
             raise
 
-    def _check(self, dead: list[int], error: Exception | None) -> None:
+    def check(self) -> None:
+        """Raise a `WorkerError` if a worker died."""
+        self._raise([n for n, worker in enumerate(self._workers) if worker.exitcode], None)
+
+    def _raise(self, dead: list[int], error: Exception | None) -> None:
         """Raise for dead workers, and forget the others."""
         if not dead:
             return
