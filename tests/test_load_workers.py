@@ -100,6 +100,27 @@ def test_a_workers_own_error_keeps_its_type_and_what_is_known_of_it(written, tmp
     assert any("reading worker" in note for note in caught.value.__notes__)
 
 
+def test_what_was_read_before_an_error_is_delivered_before_it(written, tmp_path):
+    copy = conformance.write_streams(tmp_path, written.lengths)
+    path = copy.paths[1] / "shard.00002.mds"
+
+    def delivered(**options: Any) -> list[Any]:
+        dataset = conformance.make(copy, order={"shuffle": False})
+        loader = PackedDataLoader(dataset, **options)
+        shown: list[Any] = []
+        content = path.read_bytes()
+        path.write_bytes(content[:-40])
+        with pytest.raises(DataError, match=path.name):
+            shown.extend(show(batch) for batch in loader)
+        path.write_bytes(content)
+        return shown
+
+    wanted = delivered(prefetch_threads=0)
+    assert 2 < len(wanted) < len(conformance.make(copy)) - 2
+    for num_workers in (1, 2):
+        assert delivered(num_workers=num_workers) == wanted
+
+
 def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(written):
     dataset = conformance.make(written, max_seq_len=1 << 30, batch_size=1 << 12)
     with pytest.raises(ConfigError, match=r"/dev/shm has \d+ bytes free.*num_workers=0"):
@@ -298,7 +319,7 @@ def interrupted(loader: PackedDataLoader, interrupts: Interrupts, num_batches: i
     return False
 
 
-@pytest.mark.parametrize(("num_workers", "num_batches"), [(0, None), (1, 3)])
+@pytest.mark.parametrize(("num_workers", "num_batches"), [(0, None), (1, 20)])
 def test_an_interrupt_wherever_a_lock_is_taken_lets_the_iteration_end(
     written, tmp_path, num_workers, num_batches
 ):

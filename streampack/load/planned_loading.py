@@ -8,7 +8,8 @@
 
     num_workers=2    this process plans 0, 1, 2, ...                a few KB of integers a batch
                      worker 0 reads 0, 2, ...   worker 1 reads 1, 3, ...
-                     this process makes batches of what they read: int32 in shared memory
+                     this process makes batches of what they read: int32 in shared memory;
+                     of small batches, several go there and back at a time
 
 Workers hold no state, so it does not matter how many there are or which one fails; the state is
 keyed to the batch last delivered, not to what was planned or read ahead.
@@ -47,6 +48,10 @@ from streampack.read.prefetch import work_ahead
 from streampack.types import Int64Array, State
 
 __all__ = ["PlannedLoading"]
+
+# A hand-over costs as much for a small batch as for a large one, so small ones go together.
+HANDOVER_TOKENS = 1 << 16
+MOST_AT_ONCE = 8  # a loop that waits for the first of them waits for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,15 +144,20 @@ class PlannedLoading:
         num_workers = options.num_workers
         self.dataset = dataset
         self.num_workers = num_workers
-        # Each thread makes a batch, a loop that would wait makes one, and two are ready or to do.
-        wanted = options.prefetch_factor
-        wanted = wanted if num_workers else max(wanted, options.prefetch_threads + 3)
-        self._ahead = batches_ahead(dataset.buffers, dataset.footprint(num_workers), wanted)
-        self._num_threads = options.prefetch_threads
-        self._workers: ReadingWorkers | None = None
         # Where there is no GPU there is nothing to pin for.
         self._pins = options.pin_memory and torch.cuda.is_available()
         self._read = dataset.reader(pinned=self._pins)
+        # Each thread makes a batch, a loop that would wait makes one, and two are ready or to do.
+        wanted = options.prefetch_factor
+        wanted = wanted if num_workers else max(wanted, options.prefetch_threads + 3)
+        at_once = self._at_once(num_workers)
+        footprint = dataset.footprint(num_workers)
+        ahead = batches_ahead(dataset.buffers, footprint, (wanted + 1) * at_once - 1)
+        # Besides what workers have read ahead, what came over with the batch that is handed on.
+        self._group = max(1, (ahead + 1) // (wanted + 1))
+        self._ahead = min(ahead, wanted)
+        self._num_threads = options.prefetch_threads
+        self._workers: ReadingWorkers | None = None
         self._progress: Progress | None = None
         self._tally = Tally(dataset.recipe)
         # Left out and substituted in iterations before, and in the one under way.
@@ -165,15 +175,22 @@ class PlannedLoading:
 
     def _make_workers(self) -> None:
         self._handing = self._choose_handing(self.num_workers)
-        self._workers = ReadingWorkers(self._handing, self._options)
+        self._workers = ReadingWorkers(self._handing, self._options, at_once=self._group)
+
+    def _at_once(self, num_workers: int) -> int:
+        """Return how many batches a worker hands over at a time, if there is room for them."""
+        if not num_workers or not self._read.is_light:
+            return 1
+        fitting = HANDOVER_TOKENS // self.dataset.footprint().batch_tokens
+        return min(max(1, fitting), MOST_AT_ONCE)
 
     def _choose_handing(self, num_workers: int) -> RingReader | FoldingReader:
         """Return what workers run and how their batches come over; refuse what has no room."""
         dataset, world, read = self.dataset, self.dataset.world, self._read
         batch_tokens = dataset.footprint().batch_tokens
         each = Ring.bytes_per_token(read) if read.is_light else BYTES_PER_TOKEN + 1
-        # What workers have read ahead, one more that is being handed on, and one to spare.
-        num_slots = num_workers * self._ahead + 2
+        # What workers have read ahead, as many more that are being handed on, and as many to spare.
+        num_slots = (num_workers * self._ahead + 2) * self._group
         num_ranks = world.num_ranks // world.num_nodes
         check_shared_memory(num_slots * batch_tokens * each, num_workers, num_ranks)
         check_socket_path(tempfile.gettempdir())

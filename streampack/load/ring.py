@@ -12,7 +12,8 @@ mapping it: most of a millisecond, and fresh memory on both sides. Here the memo
 what it holds is in the cache of the core that made it.
 
 A slot is written again only when the plan that is `num_slots` later was asked for. A loader that
-has n plans out at once asks for the next before it hands a batch on, so n + 1 slots are enough.
+has n plans out at once asks for the next before it hands a batch on, so n + 1 slots are enough;
+where it asks for k plans at a time, and has n times k out, (n + 1) times k.
 
 Cost: a copy of 4 (or 2) bytes a token in the worker. Memory: the slots, for as long as the loader.
 """

@@ -5,9 +5,10 @@
     plans --torch's DataLoader--> worker 0  batches 0, 2, ...
                                   worker 1  batches 1, 3, ...      killed -> WorkerError, new ones
 
-How a dead one is noticed: `iterations.py`. A worker's own failure comes as the error it was.
+How a dead one is noticed: `iterations.py`. A worker's own failure comes as the error it was, after
+what was read before it.
 
-Cost: that of torch's hand-over.
+Cost: a hand-over of torch's, some 0.2 ms, for each group of tasks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import os
 import pickle
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,12 +77,20 @@ class _Tasks:
 
 
 class _Reads(Dataset[Any]):
-    """What a worker runs: a task for an index, a batch for an item."""
+    """What a worker runs: some tasks for an index, as many batches for an item."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
 
-    def __getitem__(self, task: Any) -> Any:
+    def __getitem__(self, tasks: tuple[Any, ...]) -> deque[Any]:
+        results: deque[Any] = deque()
+        for task in tasks:
+            results.append(self._result(task))
+            if isinstance(results[-1], _Failed):
+                break
+        return results
+
+    def _result(self, task: Any) -> Any:
         try:
             return self._read(task)
         except StreampackError as error:
@@ -89,6 +100,17 @@ class _Reads(Dataset[Any]):
                 pickle.dumps(error)
                 return _Failed(error=error)
             raise
+
+
+def _in_groups(tasks: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """Yield tasks, `size` at a time.
+
+    >>> list(_in_groups(range(5), 2))
+    [(0, 1), (2, 3), (4,)]
+    """
+    left = iter(tasks)
+    while group := tuple(islice(left, size)):
+        yield group
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -104,9 +126,11 @@ class ReadingWorkers:
     Args:
         read: What they run.
         options: How they are started.
+        at_once: Tasks that go to a worker together, and whose results come back together.
     """
 
-    def __init__(self, read: Read, options: WorkerOptions) -> None:
+    def __init__(self, read: Read, options: WorkerOptions, *, at_once: int = 1) -> None:
+        self._at_once = at_once
         self._sampler = _Tasks()
         loader = WorkersLoader(
             _Reads(read),
@@ -134,24 +158,24 @@ class ReadingWorkers:
             ConfigError: If another call came after this one, or this process was forked since.
             StreampackError: What a worker raised.
         """
-        results = self._begin(tasks)
+        iteration = self._begin(tasks)
         number = self._num_begun
-        while True:
-            self._check_turn(number)
-            try:
-                result = next(results)
-            except StopIteration:
-                return
-            if isinstance(result, _Failed):
-                raise result.error
-            yield result
-            del result
+        self._check_turn(number)
+        for results in iteration:
+            while results:
+                result = results.popleft()
+                if isinstance(result, _Failed):
+                    raise result.error
+                yield result
+                del result
+                self._check_turn(number)
+                iteration.check()
 
     def _begin(self, tasks: Iterable[Any]) -> Iteration:
         before = None if self._begun is None else self._begun()
         if before is not None and not self._is_lasting:
             before.end()  # its workers would go on to write where the new ones do
-        self._sampler.tasks = tasks
+        self._sampler.tasks = _in_groups(tasks, self._at_once)
         begun = self._iterations.begin()
         self._begun = weakref.ref(begun)
         self._num_begun += 1
