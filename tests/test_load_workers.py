@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, WorkerError
 from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
 from streampack.load.iterations import Iterations, WorkersLoader
-from streampack.load.workers import check_shared_memory
+from streampack.load.workers import SharedMemory
 from streampack.streams import IterableStream, Stream
 from tests import conformance
 from tests.conformance import Written, show
@@ -130,12 +131,30 @@ def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(w
 
 def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    check_shared_memory(free // 3, 2, 1, tmp_path)
+    SharedMemory.asked(2, 1, tmp_path).check(free // 3)
     with pytest.raises(ConfigError, match=rf"{tmp_path} has \d+ bytes free"):
-        check_shared_memory(free // 3, 2, 4, tmp_path)
+        SharedMemory.asked(2, 4, tmp_path).check(free // 3)
     with pytest.raises(ConfigError, match="bytes free"):
-        check_shared_memory(0, 1 << 30, 1, tmp_path)  # their locks alone
-    check_shared_memory(free // 3, 2, 4, tmp_path / "not there")
+        SharedMemory.asked(1 << 30, 1, tmp_path).check(0)  # their locks alone
+    SharedMemory.asked(2, 4, tmp_path / "not there").check(free // 3)
+
+
+@pytest.mark.parametrize(("part_free", "at_once"), [(1.0, 8), (0.5, 4), (0.1, 1), (0.05, None)])
+def test_fewer_batches_go_together_where_shared_memory_is_small(
+    written, monkeypatch, part_free, at_once
+):
+    dataset = conformance.make(written)
+    asked = SharedMemory.asked(2, 1)
+    eight = (2 * 2 + 2) * 8 * 2 * 64 * 4  # slots of two rows of 64 tokens of int32
+    small = replace(asked, free=int(part_free * 2 * eight) + asked.lock_bytes)
+    monkeypatch.setattr(SharedMemory, "asked", lambda *_: small)
+    if at_once is None:
+        with pytest.raises(ConfigError, match=rf"has {small.free} bytes free"):
+            PackedDataLoader(dataset, num_workers=2)
+        return
+    loader = PackedDataLoader(dataset, num_workers=2)
+    assert loader._loading._group == at_once
+    assert [show(batch) for batch in loader] == [show(batch) for batch in conformance.make(written)]
 
 
 @pytest.mark.parametrize("persistent_workers", [True, False])

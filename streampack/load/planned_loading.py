@@ -9,7 +9,7 @@
     num_workers=2    this process plans 0, 1, 2, ...                a few KB of integers a batch
                      worker 0 reads 0, 2, ...   worker 1 reads 1, 3, ...
                      this process makes batches of what they read: int32 in shared memory;
-                     of small batches, several go there and back at a time
+                     up to eight go there and back at a time
 
 Workers hold no state, so it does not matter how many there are or which one fails; the state is
 keyed to the batch last delivered, not to what was planned or read ahead.
@@ -38,8 +38,8 @@ from streampack.load.ring import Ring, RingReader
 from streampack.load.tally import Tally
 from streampack.load.workers import (
     ReadingWorkers,
+    SharedMemory,
     WorkerOptions,
-    check_shared_memory,
     check_socket_path,
     pin,
 )
@@ -49,9 +49,10 @@ from streampack.types import Int64Array, State
 
 __all__ = ["PlannedLoading"]
 
-# A hand-over costs as much for a small batch as for a large one, so small ones go together.
-HANDOVER_TOKENS = 1 << 16
-MOST_AT_ONCE = 8  # a loop that waits for the first of them waits for all
+# A hand-over costs as much for a small batch as for a large one, so several go together. A loop
+# that waits for the first of them waits for all.
+MOST_AT_ONCE = 8
+HANDOVER_TOKENS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,9 +180,11 @@ class PlannedLoading:
 
     def _at_once(self, num_workers: int) -> int:
         """Return how many batches a worker hands over at a time, if there is room for them."""
-        if not num_workers or not self._read.is_light:
+        dataset = self.dataset
+        # What a limited cache must hold counts on little being planned ahead.
+        if not num_workers or not self._read.is_light or dataset.buffers.cache_limit is not None:
             return 1
-        fitting = HANDOVER_TOKENS // self.dataset.footprint().batch_tokens
+        fitting = HANDOVER_TOKENS // dataset.footprint().batch_tokens
         return min(max(1, fitting), MOST_AT_ONCE)
 
     def _choose_handing(self, num_workers: int) -> RingReader | FoldingReader:
@@ -190,9 +193,12 @@ class PlannedLoading:
         batch_tokens = dataset.footprint().batch_tokens
         each = Ring.bytes_per_token(read) if read.is_light else BYTES_PER_TOKEN + 1
         # What workers have read ahead, as many more that are being handed on, and as many to spare.
-        num_slots = (num_workers * self._ahead + 2) * self._group
-        num_ranks = world.num_ranks // world.num_nodes
-        check_shared_memory(num_slots * batch_tokens * each, num_workers, num_ranks)
+        num_groups = num_workers * self._ahead + 2
+        room = SharedMemory.asked(num_workers, world.num_ranks // world.num_nodes)
+        while self._group > 1 and not room.has(2 * num_groups * self._group * batch_tokens * each):
+            self._group //= 2  # half of it is left to others
+        num_slots = num_groups * self._group
+        room.check(num_slots * batch_tokens * each)
         check_socket_path(tempfile.gettempdir())
         if not read.is_light:
             # A worker has no GPU to pin for.

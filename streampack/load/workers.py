@@ -30,7 +30,7 @@ from torch.utils.data import Dataset
 from streampack.errors import ConfigError, StreampackError
 from streampack.load.iterations import SHARED_MEMORY, Iteration, Iterations, WorkersLoader
 
-__all__ = ["ReadingWorkers", "WorkerOptions", "check_shared_memory", "check_socket_path", "pin"]
+__all__ = ["ReadingWorkers", "SharedMemory", "WorkerOptions", "check_socket_path", "pin"]
 
 QUEUE_LOCKS, EVENT_LOCKS = 3, 5  # files of multiprocessing's Queue and Event
 MAX_SOCKET_PATH = 107  # bytes of a Unix socket's address
@@ -221,31 +221,53 @@ def check_socket_path(folder: str) -> None:
         )
 
 
-def check_shared_memory(
-    num_bytes: int, num_workers: int, num_ranks: int, folder: Path = SHARED_MEMORY
-) -> None:
-    """Refuse workers whose batches do not fit where they are handed over.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """What is free where workers hand batches over, and what each rank may take of it."""
 
-    Args:
-        num_bytes: What the batches of a rank take there.
-        num_workers: Workers of a rank; the locks of their queues lie there, too.
-        num_ranks: Ranks that share the folder.
-        folder: Where torch puts them.
+    folder: Path
+    free: int | None
+    """Bytes; None: nobody knows, torch will use another place, or say so."""
+    lock_bytes: int
+    """What a rank takes for the locks of its queues, which lie there, too."""
+    num_ranks: int
 
-    Raises:
-        ConfigError: Naming the bytes needed, and those that are free.
-    """
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return  # torch will use another place, or say so
-    free = status.f_bavail * status.f_frsize
-    # A queue for each worker and one for all, and an event; each lock takes a page.
-    num_locks = (num_workers + 1) * QUEUE_LOCKS + EVENT_LOCKS
-    needed = num_ranks * (num_bytes + num_locks * PAGESIZE)
-    if needed > free:
-        raise ConfigError(
-            f"{folder} has {free} bytes free, but workers hand batches over in it and may need "
-            f"{needed}; make it larger (docker: --shm-size), lower batch_size or prefetch_factor, "
-            "or set num_workers=0, which needs none"
-        )
+    @classmethod
+    def asked(cls, num_workers: int, num_ranks: int, folder: Path = SHARED_MEMORY) -> SharedMemory:
+        """Ask the system.
+
+        Args:
+            num_workers: Workers of a rank.
+            num_ranks: Ranks that share the folder.
+            folder: Where torch puts batches.
+        """
+        free = None
+        with suppress(OSError):
+            status = os.statvfs(folder)
+            free = status.f_bavail * status.f_frsize
+        # A queue for each worker and one for all, and an event; each lock takes a page.
+        num_locks = (num_workers + 1) * QUEUE_LOCKS + EVENT_LOCKS
+        return cls(folder=folder, free=free, lock_bytes=num_locks * PAGESIZE, num_ranks=num_ranks)
+
+    def _needed(self, num_bytes: int) -> int:
+        return self.num_ranks * (num_bytes + self.lock_bytes)
+
+    def has(self, num_bytes: int) -> bool:
+        """Whether every rank can have this many bytes for its batches."""
+        return self.free is None or self._needed(num_bytes) <= self.free
+
+    def check(self, num_bytes: int) -> None:
+        """Refuse workers whose batches do not fit where they are handed over.
+
+        Args:
+            num_bytes: What the batches of a rank take there.
+
+        Raises:
+            ConfigError: Naming the bytes needed, and those that are free.
+        """
+        if not self.has(num_bytes):
+            raise ConfigError(
+                f"{self.folder} has {self.free} bytes free, but workers hand batches over in it "
+                f"and may need {self._needed(num_bytes)}; make it larger (docker: --shm-size), "
+                "lower batch_size or prefetch_factor, or set num_workers=0, which needs none"
+            )
