@@ -212,6 +212,20 @@ def test_our_loader_resumes_exactly_whichever_worker_was_last(num_workers):
         assert all(map(same, rest, whole[at:]))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_beside_a_later_one_is_refused_and_the_later_one_is_whole(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    first = iter(loader)
+    second = iter(loader)
+    got = [next(second)]
+    with pytest.raises(ConfigError, match="a later iteration of this loader has begun"):
+        next(first)
+    got += second
+    assert len(got) == len(whole)
+    assert all(map(same, got, whole))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_after_the_last_batch_goes_on_with_the_next_epoch(num_workers):
     loader = PackedDataLoader(dataset(), num_workers=num_workers)

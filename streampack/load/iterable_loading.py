@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch
-from streampack.errors import ResumeError
+from streampack.errors import ConfigError, ResumeError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
@@ -95,6 +95,7 @@ class IterableLoading:
         self._workers: Iterations | None = None
         self._start: State | None = None
         self._epoch = 0
+        self._num_begun = 0
         self._next_worker = 0
         # The latest state of each worker; None: nothing of this epoch yet.
         self._states: list[State | None] = [None] * max(num_workers, 1)
@@ -160,9 +161,11 @@ class IterableLoading:
             self._next_worker = 0
             self._states = [None] * len(self._states)
             self._flows = [None] * len(self._states)
-        return self._deliver(start)
+        self._num_begun += 1
+        return self._deliver(start, self._num_begun)
 
-    def _deliver(self, start: State | None) -> Iterator[Any]:
+    def _deliver(self, start: State | None, number: int) -> Iterator[Any]:
+        self._check_turn(number)
         num_batches = 0
         for item in self._items(start):
             if item is None:
@@ -175,6 +178,7 @@ class IterableLoading:
             self._next_worker = (worker + 1) % len(self._states)
             num_batches += 1
             yield self._dataset.convert(batch)
+            self._check_turn(number)
         # Without workers the dataset itself goes on with the next epoch where nothing was left.
         is_over = start is not None and not num_batches and self._num_workers
         self._epoch += 1
@@ -182,7 +186,15 @@ class IterableLoading:
         self._states = [None] * len(self._states)
         if is_over:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
-            yield from self._deliver(None)
+            yield from self._deliver(None, number)
+
+    def _check_turn(self, number: int) -> None:
+        # Workers, sources and the state that is saved are those of one iteration.
+        if number != self._num_begun:
+            raise ConfigError(
+                "a later iteration of this loader has begun, and iterables are gone through by one "
+                "at a time; end one before the next, or make a dataset and a loader for each"
+            )
 
     def _items(self, start: State | None) -> Iterator[Delivered | None]:
         if not self._num_workers:
