@@ -421,9 +421,7 @@ def test_a_position_after_the_epoch_is_refused(written):
 
 @pytest.mark.parametrize("garbage", [{}, [], None, "state", 3, {"loader": {}}])
 def test_garbage_is_no_state(written, garbage):
-    with pytest.raises(
-        ResumeError, match=r"no state of a PackedStreamingDataset: .*; load"
-    ):
+    with pytest.raises(ResumeError, match=r"no state of a PackedStreamingDataset: .*; load"):
         make(written).load_state_dict(garbage)
 
 

@@ -31,7 +31,8 @@ from streampack.load.buckets import Bucketing
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import unique_names
 from streampack.load.iterable_amounts import epoch_amounts
-from streampack.load.iterable_flow import FlowPlan, PackFlow
+from streampack.load.iterable_flow import PackFlow
+from streampack.load.iterable_plan import FlowPlan
 from streampack.load.iterable_state import check_state, fingerprint, pack_state
 from streampack.load.ledger import EpochLedger
 from streampack.load.parcel import parcel

@@ -23,7 +23,8 @@ from streampack.errors import ConfigError
 from streampack.load.iterable_intake import Quota
 from streampack.mix import Weight, check_weights, exact_share, parts, resolve_weights
 from streampack.streams import IterableStream
-from streampack.streams.part import PartPlace, SourcePart, is_one_shot, num_items
+from streampack.streams.part import PartPlace, SourcePart
+from streampack.streams.source_kinds import is_one_shot, num_items
 
 __all__ = ["EpochAmounts", "epoch_amounts"]
 

@@ -28,18 +28,15 @@ import numpy as np
 import torch
 
 from streampack.assemble import Batch, Blocks, make_batch
-from streampack.config import Mixing, Packing
 from streampack.errors import DataError
-from streampack.load.buckets import Bucketing, BucketPacker, one_row_each
+from streampack.load.buckets import one_row_each
 from streampack.load.held import HeldSamples, joined
-from streampack.load.iterable_amounts import EpochAmounts
 from streampack.load.iterable_intake import Intake, Taken
+from streampack.load.iterable_plan import FlowPlan
 from streampack.load.iterable_room import room_for
 from streampack.load.prepared import Key, Prepared, prepare, segment_rows
 from streampack.mix import Deficits, Schedule
-from streampack.pack import make_packer
 from streampack.pack.packer import Packer
-from streampack.streams import IterableStream
 from streampack.streams.part import PartPlace, SourcePart
 from streampack.types import (
     LENGTH,
@@ -52,47 +49,9 @@ from streampack.types import (
     State,
 )
 
-__all__ = ["FlowPlan", "PackFlow"]
+__all__ = ["PackFlow"]
 
 NUM_ADDED = 2  # tokens that a sample may get: BOS and EOS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FlowPlan:
-    """All that decides which batches a worker makes."""
-
-    streams: tuple[IterableStream, ...]
-    names: tuple[str, ...]
-    packing: Packing
-    mixing: Mixing
-    amounts: EpochAmounts
-    batch_size: int
-    seed: int
-    shuffle_block_size: int | None
-    """Samples of sources with an index that are shuffled together; None: as they are stored."""
-    bucketing: Bucketing | None = None
-    """Makes batches of samples of similar length, each of which counts as one pack."""
-
-    def packer(self) -> Packer:
-        """Return an empty packer."""
-        if self.bucketing is not None:
-            return BucketPacker(self.bucketing)
-        return make_packer(self.packing)
-
-    def parts(self, place: PartPlace) -> list[SourcePart]:
-        """Return a worker's part of each source."""
-        size = self.shuffle_block_size
-        return [
-            SourcePart(
-                stream.source,
-                name,
-                place,
-                sharded=stream.sharded,
-                replay=stream.replay,
-                shuffle=None if size is None else (self.seed, number, size),
-            )
-            for number, (stream, name) in enumerate(zip(self.streams, self.names, strict=True))
-        ]
 
 
 @dataclass(slots=True)

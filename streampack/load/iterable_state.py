@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from streampack.errors import ResumeError
-from streampack.load.iterable_flow import FlowPlan
+from streampack.load.iterable_plan import FlowPlan
 from streampack.streams.part import PartPlace
 from streampack.types import State
 

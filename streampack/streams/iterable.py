@@ -26,7 +26,7 @@ import numpy as np
 
 from streampack.config import check_choice, read_integer
 from streampack.errors import ConfigError, DataError
-from streampack.streams.part import is_one_shot, num_items
+from streampack.streams.source_kinds import is_one_shot, num_items
 from streampack.streams.text import check_tokenizer
 from streampack.types import Int64Array
 

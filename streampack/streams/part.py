@@ -21,16 +21,25 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
+from streampack.streams.source_kinds import (
+    forgets_its_buffer,
+    has_index,
+    is_hugging_face,
+    is_mosaic,
+    is_one_shot,
+    num_items,
+    reads_many,
+)
 from streampack.types import Int64Array, State
 
-__all__ = ["Item", "PartPlace", "SourcePart", "is_one_shot", "num_items"]
+__all__ = ["Item", "PartPlace", "SourcePart"]
 
 STATE_EVERY = 64  # items between two states of a source that has them
 READ_AHEAD = 16  # rows of a dataset that reads many at once
@@ -71,72 +80,6 @@ class Item(NamedTuple):
     """The item; or the failure to get it, where the next one can be had all the same."""
 
 
-def _is_from(source: object, library: str, name: str) -> bool:
-    """Tell whether a source is of a library's class, without importing the library."""
-    return any(
-        base.__name__ == name and base.__module__.partition(".")[0] == library
-        for base in type(source).__mro__
-    )
-
-
-def is_one_shot(source: object) -> bool:
-    """Tell whether a source goes on where it was left, such as a generator.
-
-    >>> is_one_shot([1]), is_one_shot(iter([1]))
-    (False, True)
-    """
-    return isinstance(source, Iterator)
-
-
-def num_items(source: object) -> int | None:
-    """Return how many items a source holds over all parts; None if it does not say.
-
-    >>> num_items([5, 6]), num_items(iter([5, 6]))
-    (2, None)
-    """
-    if not isinstance(source, Sized):
-        return None
-    try:
-        # MosaicML's len() is what one rank gets, its `size` what all do.
-        return int(getattr(source, "size", len(source)) if _is_mosaic(source) else len(source))
-    except (TypeError, NotImplementedError):  # a __len__ that only some instances can answer
-        return None
-
-
-def _is_mosaic(source: object) -> bool:
-    return _is_from(source, "streaming", "StreamingDataset")
-
-
-def _is_hugging_face(source: object) -> bool:
-    return _is_from(source, "datasets", "IterableDataset")
-
-
-def _has_index(source: object) -> bool:
-    is_plain = not (_is_mosaic(source) or _is_hugging_face(source) or isinstance(source, dict))
-    is_torch_iterable = _is_from(source, "torch", "IterableDataset")
-    has = hasattr(source, "__getitem__") and num_items(source) is not None
-    return is_plain and has and not is_torch_iterable
-
-
-def _reads_many(source: object) -> bool:
-    """Tell whether a Hugging Face dataset reads some rows for hardly more than one.
-
-    A transform may look at the others, so with one each row is read alone.
-    """
-    is_dataset = _is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
-    return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")
-
-
-def _forgets_its_buffer(source: object) -> bool:
-    """Tell whether a Hugging Face iterable shuffles in a buffer that its state leaves out."""
-    inner = getattr(source, "_ex_iterable", None)
-    while inner is not None:
-        if "BufferShuffled" in type(inner).__name__:
-            return True
-        inner = getattr(inner, "ex_iterable", None)
-    return False
-
-
 class SourcePart:
     """The items of one part of a source, from any place on, with a way back to earlier ones.
 
@@ -169,25 +112,25 @@ class SourcePart:
         self._part, self._num_parts = place.part, place.num_parts
         self.source = source
         self._source = source
-        self._splits_itself = sharded or _is_mosaic(source) or _is_hugging_face(source)
+        self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
         if (
-            _is_hugging_face(source)
+            is_hugging_face(source)
             and not sharded
             and getattr(source, "_distributed", None) is None
         ):
             split = import_module("datasets.distributed").split_dataset_by_node
             self._source = split(source, rank=place.device, world_size=place.num_devices)
-        self.has_index = _has_index(source) and not self._splits_itself
+        self.has_index = has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
-        self._reads_ahead = self.has_index and _reads_many(source)
+        self._reads_ahead = self.has_index and reads_many(source)
         self._ahead: dict[int, Any] = {}  # items that were read already
         self._block: tuple[tuple[int, int], Int64Array] | None = None
         own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         # A StreamingDataset's state is a count over all workers, as if they kept step.
         self._has_state = (
             own_state
-            and not (replay or self.has_index or _is_mosaic(source))
-            and not _forgets_its_buffer(source)
+            and not (replay or self.has_index or is_mosaic(source))
+            and not forgets_its_buffer(source)
         )
         self._has_begun = False
         self._is_put = False  # where a state of its own said, and stays there
@@ -266,7 +209,7 @@ class SourcePart:
 
     def _set_pass(self, pass_: int) -> None:
         """Tell a source that shuffles by epoch which one begins."""
-        if _is_mosaic(self._source):
+        if is_mosaic(self._source):
             # All workers write the same number before the barrier that they meet at.
             self._source.next_epoch = pass_  # type: ignore[attr-defined]
         elif hasattr(self._source, "set_epoch"):
@@ -401,7 +344,7 @@ class SourcePart:
             )
         self._set_pass(int(base["pass"]))
         self._source.load_state_dict(copy.deepcopy(base["source"]))  # type: ignore[attr-defined]
-        self._is_put = _is_hugging_face(self._source)
+        self._is_put = is_hugging_face(self._source)
         self._has_begun = True
         self._items = iter(self._source)
         self.pass_, self.taken = int(base["pass"]), int(base["taken"])
