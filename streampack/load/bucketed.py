@@ -21,7 +21,7 @@ from streampack.config import Buffers, Mixing, Order
 from streampack.errors import ConfigError
 from streampack.load.arguments import check_configs, check_streams
 from streampack.load.buckets import Bucketing
-from streampack.load.iterable import FlowDataset, check_fields, check_mixing, flow_plan
+from streampack.load.iterable import FlowDataset, check_fields, check_options, flow_plan
 from streampack.streams import IterableStream
 from streampack.world import World
 
@@ -77,7 +77,7 @@ class BucketedIterableDataset(FlowDataset):
             )
         check_streams(streams, IterableStream)
         check_configs(mixing=mixing, order=order, buffers=buffers, world=world)
-        check_mixing(type(self).__name__, mixing or Mixing(), epoch_ends=("pad",))
+        check_options(type(self).__name__, mixing, order, buffers, epoch_ends=("pad",))
         check_fields(streams, bucketing.packing())
         if any("seq_lens" in {*stream.token_fields, *stream.payloads} for stream in streams):
             raise ConfigError(

@@ -41,7 +41,7 @@ from streampack.streams.part import SHUFFLE_BLOCK, PartPlace, SourcePart
 from streampack.types import State
 from streampack.world import World
 
-__all__ = ["FlowDataset", "PackedIterableDataset", "check_fields", "check_mixing", "flow_plan"]
+__all__ = ["FlowDataset", "PackedIterableDataset", "check_fields", "check_options", "flow_plan"]
 
 # Methods that cut samples wherever a pack ends.
 CUTTING_METHODS = ("next_fit", "concat")
@@ -250,7 +250,7 @@ class PackedIterableDataset(FlowDataset):
     ) -> None:
         check_streams(streams, IterableStream)
         check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
-        check_mixing(type(self).__name__, mixing or Mixing(), epoch_ends=("pad", "drop"))
+        check_options(type(self).__name__, mixing, order, buffers, epoch_ends=("pad", "drop"))
         check_fields(streams, packing)
         plan = flow_plan(
             streams, packing, mixing or Mixing(), order, batch_size=check_batch_size(batch_size)
@@ -287,15 +287,28 @@ def flow_plan(
     )
 
 
-def check_mixing(name: str, mixing: Mixing, epoch_ends: tuple[str, ...]) -> None:
+def check_options(
+    name: str,
+    mixing: Mixing | None,
+    order: Order | None,
+    buffers: Buffers | None,
+    *,
+    epoch_ends: tuple[str, ...],
+) -> None:
     """Refuse what the buffered way cannot do.
 
     Raises:
         ConfigError: Naming what it can, and which dataset can do more.
     """
-    for key, works in {"epoch_end": epoch_ends, "global_batch_size": (None,)}.items():
-        value = getattr(mixing, key)
-        if value not in works:
+    possible: list[tuple[Mixing | Order | Buffers | None, str, tuple[str | None, ...]]] = [
+        (mixing, "epoch_end", epoch_ends),
+        (mixing, "global_batch_size", (None,)),
+        (order, "num_lanes", (None,)),
+        (buffers, "cache_limit", (None,)),
+    ]
+    for config, key, works in possible:
+        value = None if config is None else getattr(config, key)
+        if config is not None and value not in works:
             raise ConfigError(
                 f"{name} cannot do {key}={value!r}, only "
                 f"{' or '.join(map(repr, works))}; PackedStreamingDataset can, from MDS streams"
