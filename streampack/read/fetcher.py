@@ -31,8 +31,9 @@ import numpy as np
 
 from streampack.errors import WorkerError
 from streampack.plan import ShardNeeds
+from streampack.read import kernels
 from streampack.streams import OpenStream
-from streampack.types import SAMPLE, STREAM, Int64Array, Packs
+from streampack.types import Int64Array, Packs
 
 __all__ = ["FETCH_THREADS", "FetchLimits", "ShardFetcher", "bring_all", "cached_bytes"]
 
@@ -69,32 +70,26 @@ class _ShardTable:
     """The shards of all streams in one row, so that a batch is looked up at once."""
 
     def __init__(self, streams: Sequence[OpenStream], fetches: Sequence[bool]) -> None:
-        num_shards = [stream.num_shards for stream in streams]
-        self._first_shard = np.cumsum([0, *num_shards])  # (num_streams + 1,)
-        self._first_sample = np.cumsum([0, *(stream.num_samples for stream in streams)])
-        starts = [
-            first + stream.first_sample[:-1]
-            for first, stream in zip(self._first_sample.tolist(), streams, strict=False)
-        ]
-        self._starts = np.concatenate(starts)  # (shards of all streams,)
-        self._is_here = ~np.repeat(np.array(fetches, np.bool_), num_shards)
+        sizes = [len(stream.first_sample) for stream in streams]
+        # Where each stream begins in what follows, shape (num_streams + 1,).
+        self._bases = np.cumsum([0, *sizes])
+        self._first_samples = np.concatenate([stream.first_sample for stream in streams])
+        self._is_here = ~np.repeat(np.array(fetches, np.bool_), sizes)
 
     def mark(self, key: Key, *, is_here: bool) -> None:
         """Say whether a shard is here."""
-        self._is_here[self._first_shard[key[0]] + key[1]] = is_here
+        self._is_here[self._bases[key[0]] + key[1]] = is_here
 
     def missing(self, segments: Int64Array) -> list[Key]:
-        """Return which shards of some segments, shape (n, 4), are not known to be here."""
-        samples = self._first_sample[segments[:, STREAM]] + segments[:, SAMPLE]
-        rows = np.searchsorted(self._starts, samples, side="right") - 1
-        is_here = self._is_here[rows]
-        if is_here.all():
+        """Return which shards of some segments, shape (n, 6), are not known to be here."""
+        segments = np.ascontiguousarray(segments, np.int64)
+        if kernels.are_here(segments, self._bases, self._first_samples, self._is_here):
             return []
-        absent = np.unique(rows[~is_here])
-        streams = np.searchsorted(self._first_shard, absent, side="right") - 1
-        return list(
-            zip(streams.tolist(), (absent - self._first_shard[streams]).tolist(), strict=True)
-        )
+        shards = np.empty(len(segments), np.int64)
+        kernels.find_shards(segments, self._bases, self._first_samples, shards)
+        absent = np.unique(shards[~self._is_here[shards]])
+        streams = np.searchsorted(self._bases, absent, side="right") - 1
+        return list(zip(streams.tolist(), (absent - self._bases[streams]).tolist(), strict=True))
 
 
 class ShardFetcher:

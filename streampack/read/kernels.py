@@ -35,12 +35,13 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from streampack.compiled import compiled
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray
+from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, BoolArray, Int64Array, IntArray
 
 __all__ = [
     "IGNORED",
     "NO_COLUMN",
     "PLACE_COLUMNS",
+    "are_here",
     "code_of",
     "find_places",
     "find_shards",
@@ -225,6 +226,26 @@ def find_shards(
             return k
         shards[k] = _at_or_below(first_samples, bases[stream], last, sample)
     return -1
+
+
+@compiled
+def are_here(
+    segments: Int64Array, bases: Int64Array, first_samples: Int64Array, is_here: BoolArray
+) -> bool:
+    """Tell whether the shards of all segments are marked; others as of `find_shards`.
+
+    Args:
+        segments: Segment rows of samples that exist, shape (n, 6).
+        bases: Where each stream begins in `first_samples`, shape (num_streams + 1,).
+        first_samples: First sample of each shard, and the number of samples, stream by stream.
+        is_here: The marks, beside `first_samples`.
+    """
+    for k in range(len(segments)):
+        stream = segments[k, STREAM]
+        low, high = bases[stream], bases[stream + 1] - 1
+        if not is_here[_at_or_below(first_samples, low, high, segments[k, SAMPLE])]:
+            return False
+    return True
 
 
 @compiled
