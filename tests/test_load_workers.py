@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +178,21 @@ def test_workers_end_at_once_where_the_collector_finds_their_loader(
     gc.collect()
     assert time.monotonic() - begin_s < 20
     assert not any(worker.is_alive() for worker in workers)
+
+
+def test_workers_end_where_the_first_plan_is_an_error():
+    def plans() -> Iterator[int]:
+        yield 0
+        raise DataError("no lengths")
+
+    others, threads = multiprocessing.active_children(), set(threading.enumerate())
+    loader = WorkersLoader(range(8), sampler=plans(), batch_size=None, num_workers=2)
+    iterations = Iterations(loader)
+    with pytest.raises(DataError, match="no lengths") as kept:
+        iterations.begin()
+    assert kept.value is not None  # its traceback holds torch's iterator
+    assert multiprocessing.active_children() == others
+    assert set(threading.enumerate()) == threads
 
 
 def test_a_forked_child_does_not_end_its_parents_workers():

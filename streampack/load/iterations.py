@@ -13,8 +13,8 @@ What torch does by itself, and what is done here:
   taken. Here its handler never hears of the workers; whoever asks for a batch looks.
 - It ends its workers when its iterator is deleted. Where the garbage collector finds that, in a
   cycle such as a kept traceback makes, the queue of the message is closed before: torch then waits
-  5 s for each worker, in whichever thread happened to collect. Here what ends the workers holds the
-  iterator, so that the collector never finds it with its queues.
+  5 s for each worker, in whichever thread happened to collect, and a file may be closed twice. Here
+  what ends the workers holds the iterator, so that the collector never finds it with its queues.
 - It tells workers to end through an event and queues, whose locks a killed worker or an interrupted
   loop may have left taken, and waits for them. Here dead workers' companions are killed, and a lock
   that nobody gives back is given back.
@@ -58,7 +58,12 @@ class _Batches(_MultiProcessingDataLoaderIter):
         if self._worker_pids_set:
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
-        super()._reset(loader, first_iter)
+        try:
+            super()._reset(loader, first_iter)
+        except BaseException:  # of the first plans; nobody is given this iterator then
+            if first_iter:
+                _end(self, os.getpid())
+            raise
 
 
 class WorkersLoader(DataLoader[Any]):
@@ -180,10 +185,17 @@ def _end(batches: Any, pid: int) -> None:
         batches._shutdown = True  # a forked child must not end its parent's workers
         return
     _free_queues(batches)
-    if not any(worker.exitcode for worker in batches._workers):
+    if any(worker.exitcode for worker in batches._workers):
+        _end_killed(batches)
+    else:
         batches._shutdown_workers()
-        return
-    # A killed one may hold the lock of the event that torch would set.
+    for queue in batches._index_queues:
+        if queue._thread is not None:
+            queue._thread.join(LOCKED_S)
+
+
+def _end_killed(batches: Any) -> None:
+    """End what torch would wait for: a killed worker may hold the lock of its event."""
     batches._shutdown = True
     _kill(batches._workers)
     for queue in batches._index_queues:
