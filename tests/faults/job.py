@@ -12,7 +12,8 @@
                  {"outcome": "ok" | class of the error, "message", ...}            at the end
 
 A batch's line is one write, made before the test hears of the batch; the kernel keeps it whatever
-becomes of the job. The next start reads the last state there and goes on.
+becomes of the job, but a kill may cut the last one at the end of a page. The next start removes what
+was cut, reads the last state and goes on.
 
 Cost: about 4 s of imports for the server, once; a job is a fork, 0.1 s.
 """
@@ -55,6 +56,12 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
+def _remove_cut_line(path: Path) -> None:
+    """Remove a last line that a kill cut short; nobody has heard of its batch."""
+    if path.is_file():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
 def num_altered(batch: dict[str, Any]) -> int:
     """Return how many tokens of a batch are not those that the streams were written with."""
     tokens = batch["tokens"].numpy()
@@ -95,6 +102,7 @@ class _Job:
         self._events = events
         self._folder = Path(config["folder"])
         self._num_batches = 0
+        _remove_cut_line(self._folder / LOG)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._log = os.open(self._folder / LOG, flags, 0o600)
 
