@@ -12,8 +12,8 @@
                  {"outcome": "ok" | class of the error, "message", ...}            at the end
 
 A batch's line is one write, made before the test hears of the batch; the kernel keeps it whatever
-becomes of the job, but a kill may cut the last one at the end of a page. The next start removes what
-was cut, reads the last state and goes on.
+becomes of the job, but a kill may cut the last one at the end of a page. The next start removes
+what was cut, reads the last state and goes on.
 
 Cost: about 4 s of imports for the server, once; a job is a fork, 0.1 s.
 """
