@@ -178,6 +178,8 @@ def test_a_state_of_another_version_is_refused_with_both(version):
     [
         ([], "list"),
         (None, "NoneType"),
+        ("state", "str"),
+        (7, "int"),
         ({}, r"keys \[\]"),
         ({"model": 1, "loader": 2}, r"keys \['model', 'loader'\]"),
     ],
@@ -295,9 +297,9 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
         load()
 
 
-@pytest.mark.parametrize("state", [None, [], "state", 7, {}, {"version": 2}, {"version": True}])
+@pytest.mark.parametrize("state", [{"version": 2}, {"version": True}])
 def test_what_is_no_state_of_this_version_is_refused(state):
-    with pytest.raises(ResumeError, match=r"version|no state of a PackedStreamingDataset"):
+    with pytest.raises(ResumeError, match=r"version"):
         run_shape(state)
 
 

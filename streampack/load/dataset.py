@@ -276,10 +276,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         """Refuse epochs that end before their first batch, which a training loop would spin on."""
         recipe = self._recipe
         drops_batch = recipe.mixing.epoch_end == "drop"
-        if not drops_batch and (recipe.packing.overflow, recipe.mixing.epoch_end) != (
-            "drop",
-            "pad",
-        ):
+        drops_samples = recipe.packing.overflow == "drop" and recipe.mixing.epoch_end == "pad"
+        if not (drops_batch or drops_samples):
             return
         # One of its own: the stats count what is dropped from where they see a sequence first.
         sequence = self._sequence(start)

@@ -29,16 +29,7 @@ from streampack.read import kernels
 from streampack.read.targets import detect_shift
 from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
-from streampack.types import (
-    LENGTH,
-    SAMPLE,
-    START,
-    STREAM,
-    TOTAL,
-    Int64Array,
-    IntArray,
-    Packs,
-)
+from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
 
 __all__ = ["Gatherer", "Rows"]
 

@@ -11,7 +11,9 @@ import time
 import pytest
 
 from streampack.errors import DataError, StreampackError
+from streampack.read.fetcher import FETCH_THREADS
 from streampack.streams import Stream, mosaic
+from streampack.streams.clients import process_clients
 from tests.faults import harness, servers
 from tests.faults.harness import make_loader, run_epoch
 
@@ -212,15 +214,15 @@ def test_what_no_retry_can_mend_is_an_error_at_once(store, dataset, status, row,
 
 def test_a_403_in_mid_run_is_tried_once_more_with_new_credentials(store, dataset):
     ds = store.put(dataset())
-    # HEAD and GET of 16 shards are let through: nearly always all clients have worked by then. One
-    # that happens to be new is refused at once, as it should be; in the next run it has worked.
-    for skip in (32, 4, 4):
-        store.server.clear()
-        fault = store.server.add("status", status=403, path="shard", skip=skip, times=1)
-        outcome = run(store, ds)
-        if outcome.error is None:
-            break
-    outcome.assert_exact()
+    # As many clients as there can be threads are in the pool: the fault meets one that has worked.
+    timeout_s, pool = 60.0, process_clients()
+    of_stream = store.stream().remote, timeout_s
+    clients = [pool.take(*of_stream, is_new=True)[0] for _ in range(2 * FETCH_THREADS)]
+    for client in clients:
+        pool.give_back(*of_stream, client)
+    # HEAD and GET of 16 shards are let through.
+    fault = store.server.add("status", status=403, path="shard", skip=32, times=1)
+    run(store, ds, download_timeout=timeout_s).assert_exact()
     assert fault.given == 1
 
 
