@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Real
 from operator import index
 from typing import Any, Literal, get_args
@@ -29,6 +30,7 @@ __all__ = [
     "Packing",
     "check_choice",
     "check_positive",
+    "is_weight",
     "parse_bytes",
     "parse_count",
     "read_integer",
@@ -97,6 +99,15 @@ def read_integer(name: str, value: Any, way_out: str) -> int:
         if is_real and value % 1 == 0:  # the rest of inf and of nan is nan
             return int(value)
     raise ConfigError(f"{name}={value!r} is no integer; {way_out}")
+
+
+def is_weight(value: Any) -> bool:
+    """Whether a value is a number of 0 or more, and not infinite.
+
+    >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan"))
+    (True, False, False)
+    """
+    return isinstance(value, Real | Decimal) and 0 <= value < float("inf")
 
 
 def check_positive(

@@ -18,13 +18,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from decimal import Decimal
-from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streampack.config import check_choice, read_integer
+from streampack.config import check_choice, is_weight, read_integer
 from streampack.errors import ConfigError, DataError
 from streampack.streams.source_kinds import is_one_shot, num_items
 from streampack.streams.text import check_tokenizer
@@ -120,12 +118,9 @@ class IterableStream:
             raise ConfigError(
                 f"source={self.source!r} cannot be iterated; give a list, a generator or a dataset"
             )
-        share = self.proportion
-        if share is not None and not (
-            isinstance(share, Real | Decimal) and 0 <= share < float("inf")
-        ):
+        if self.proportion is not None and not is_weight(self.proportion):
             raise ConfigError(
-                f"proportion={share!r}: a weight must be a number of 0 or more; "
+                f"proportion={self.proportion!r}: a weight must be a number of 0 or more; "
                 "0 leaves the stream out"
             )
         for key in ("repeat", "choose"):

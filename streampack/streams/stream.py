@@ -13,12 +13,11 @@ Cost: none.
 from __future__ import annotations
 
 import os
-from decimal import Decimal
 from inspect import signature
-from numbers import Real
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from streampack.config import is_weight
 from streampack.errors import ConfigError, suggest
 from streampack.streams import mosaic
 from streampack.streams.mds import DTYPES
@@ -118,8 +117,7 @@ def _check_weights(others: dict[str, Any]) -> None:
     if len(weights) > 1:
         raise ConfigError(f"{stated}: a stream has at most one of them; keep one")
     for value in weights.values():
-        is_number = isinstance(value, Real | Decimal)
-        if not is_number or not 0 <= value < float("inf"):
+        if not is_weight(value):
             raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
 
 
