@@ -107,7 +107,8 @@ def is_weight(value: Any) -> bool:
     >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan"))
     (True, False, False)
     """
-    return isinstance(value, Real | Decimal) and 0 <= value < float("inf")
+    is_number = isinstance(value, Real | Decimal)
+    return is_number and bool(0 <= value < float("inf"))
 
 
 def check_positive(
