@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import streampack
+from streampack.pack.kernels import search
+from streampack.read.kernels import gather_tokens
 
 SCRIPT = """
 import warnings
@@ -73,3 +75,8 @@ def test_kernels_are_kept_in_numba_cache_dir_without_a_warning(tmp_path):
 
     assert run_script(package, NUMBA_CACHE_DIR=str(cache)) == ["[0, 3, 4]"]
     assert list(cache.rglob("kernels.exact_fit*.nbc"))
+
+
+def test_kernels_that_make_no_arrays_count_no_references_to_them():
+    for kernel in (search, gather_tokens):
+        assert kernel.targetoptions["_nrt"] is False

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled, compiled_to_make
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
@@ -60,7 +60,7 @@ def _sort(bits: UInt64Array, num_bits: int, keys: UInt64Array, ends: npt.NDArray
         keys[hole] = key
 
 
-@compiled
+@compiled_to_make
 def _deal_places(bits: UInt64Array, num_bits: int, counts: Int64Array, places: Int64Array) -> None:
     keys = np.empty(len(bits), np.uint64)
     _sort(bits, num_bits, keys, np.empty(1 << min(num_bits, MAX_BITS), np.int32))

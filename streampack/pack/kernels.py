@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled, compiled_to_make
 from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
 
 __all__ = ["NO_LIMIT", "Limits", "Tier", "Tiers", "Work", "exact_fit", "next_fit", "two_tiers"]
@@ -414,7 +414,7 @@ def mark_counted(
                 budget -= 1
 
 
-@compiled
+@compiled_to_make
 def search_counted(
     limits: Limits,
     rows: Int64Array,
@@ -499,7 +499,7 @@ def commit(
     close(cursor)
 
 
-@compiled
+@compiled_to_make
 def one_pack(
     limits: Limits, work: Work, sums: npt.NDArray[np.uint64], final: bool
 ) -> tuple[bool, npt.NDArray[np.uint64]]:
@@ -523,7 +523,7 @@ def one_pack(
     return looked > 0, sums
 
 
-@compiled
+@compiled_to_make
 def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
     """Return scratch for rows of sums."""
     # One row at least of the widest, where a full buffer ends the plain order early.
@@ -531,13 +531,13 @@ def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
     return np.empty(num_words, np.uint64)
 
 
-@compiled
+@compiled_to_make
 def larger(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return twice the scratch for rows of sums."""
     return np.empty(2 * len(sums), np.uint64)
 
 
-@compiled
+@compiled_to_make
 def exact_fit(limits: Limits, work: Work, final: bool) -> None:
     """Close every pack that can be closed; `final`: also those that no row will fill any more."""
     sums = first_sums(limits)
@@ -549,13 +549,13 @@ def exact_fit(limits: Limits, work: Work, final: bool) -> None:
         closed, sums = one_pack(limits, work, sums, final)
 
 
-@compiled
+@compiled_to_make
 def close_oldest(limits: Limits, work: Work) -> None:
     """Close one pack of what is in the pool, which is not empty."""
     one_pack(limits, work, first_sums(limits), True)
 
 
-@compiled
+@compiled_to_make
 def fill_room(limits: Limits, work: Work, room: int) -> None:
     """Close a pack of at most `room` tokens out of the pool, whether or not it takes the oldest."""
     rows, pool, out, cursor = work
@@ -659,7 +659,7 @@ def room_of(length: int, multiple: int) -> int:
     return (length + multiple - 1) // multiple * multiple
 
 
-@compiled
+@compiled_to_make
 def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
     """Let a tier work on what it buffers and what is added; return `out` and `cursor` of `Work`.
 
@@ -708,7 +708,7 @@ def without_rooms(rows: Int64Array, num_rows: int) -> None:
         rows[row, LENGTH] = min(rows[row, LENGTH], rows[row, TOTAL] - rows[row, START])
 
 
-@compiled
+@compiled_to_make
 def number(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
     """Keep runs of segments as an item each; return the rows that stand for them, shape (n, 6)."""
     counts, multiple = tiers.counts, tiers.long.limits.multiple
@@ -742,7 +742,7 @@ def emit_items(tiers: Tiers, made: Int64Array, first: int, last: int) -> int:
     return int(room)
 
 
-@compiled
+@compiled_to_make
 def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
     """Let a tier work: what the short one makes goes on to the long one, which closes rows.
 
@@ -775,7 +775,7 @@ def num_held(tiers: Tiers) -> int:
     return int(tiers.counts[TURN] + tiers.short.counts[HELD] + tiers.counts[ITEM_SAMPLES])
 
 
-@compiled
+@compiled_to_make
 def collected(tiers: Tiers) -> Int64Array:
     """Return what is collected, which is then no more."""
     num_collected = tiers.counts[TURN]
@@ -783,7 +783,7 @@ def collected(tiers: Tiers) -> Int64Array:
     return tiers.turn[:num_collected]
 
 
-@compiled
+@compiled_to_make
 def two_tiers(
     tiers: Tiers, segments: Int64Array, turn_tokens: int, buffer_samples: int, final: bool
 ) -> None:

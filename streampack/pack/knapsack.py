@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled_to_make
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.pack.buffered import BufferedPacker, rooms, without_padding
@@ -32,7 +32,7 @@ from streampack.types import LENGTH, Int64Array, Packs
 __all__ = ["KnapsackPacker", "greedy_knapsack", "knapsack"]
 
 
-@compiled
+@compiled_to_make
 def fill_bins(lengths: Int64Array, capacity: int, max_items: int, bins: Int64Array) -> int:
     """Put items into bins, each time the longest that fits.
 

@@ -73,7 +73,8 @@ def close_slot(limits: Limits, desk: Desk, slot: int) -> None:
     counters[POOL_PACKS] += 1
     counters[NUM_OPEN] -= 1
     for place in range(slot, counters[NUM_OPEN]):
-        desk.open[place] = desk.open[place + 1]
+        for column in range(desk.open.shape[1]):
+            desk.open[place, column] = desk.open[place + 1, column]
 
 
 @compiled

@@ -52,12 +52,12 @@ def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
     if not columns[COMPLETE, lane, wanted]:
         return -1, wanted
     # The wanted column is out: the live one with most expected packs left serves.
-    left = columns[EXPECTED, lane] - served
-    best = -1
+    best, most = -1, 0
     for other in range(len(served)):
+        left = columns[EXPECTED, lane, other] - served[other]
         if served[other] < known[other]:
-            if best < 0 or left[other] > left[best]:
-                best = other
+            if best < 0 or left > most:
+                best, most = other, left
         elif not columns[COMPLETE, lane, other]:
             return -1, other
     return best, -1

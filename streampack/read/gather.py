@@ -276,7 +276,8 @@ class Gatherer:
         tokens = np.empty(shape, self.dtype) if out is None else out
         next_tokens = np.empty(len(segments), np.int64)
         reading = (segments, ends, opened.places, rows, self._options)
-        bad, problem = kernels.gather_tokens(reading, tokens, next_tokens)
+        ahead = np.empty((len(segments), 2), np.int64), np.empty(3, np.int64)
+        bad, problem = kernels.gather_tokens(reading, tokens, next_tokens, ahead)
         labels = None
         if (
             bad < 0
