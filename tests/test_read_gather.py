@@ -37,7 +37,13 @@ STORED = [
     ("bytes", "uint32", "shifted"),
     ("bytes", "uint16", "plain"),
     ("ndarray:uint32", "uint32", "shifted and mask"),
+    ("ndarray:int32", "int32", "mask"),
+    ("ndarray:int32", "int32", "mask"),
+    ("ndarray:int32", "int32", "mask"),
 ]
+# How masks of these streams are stored, and what stands for a target: its low bytes are 0.
+MASKS = {1: ("uint8", 1), 5: ("int8", -1), 6: ("int16", 256), 7: ("uint32", 1 << 16)}
+MASKS |= {8: ("int64", 1 << 32)}
 
 
 def own_tokens(stream: int, sample: int) -> list[int]:
@@ -74,7 +80,8 @@ def columns_of(stream: int, sample: int) -> dict[str, Any]:
     elif "shifted" in way:
         row["labels"] = np.array([*kept[1:], -100], np.int64)
     if "mask" in way:
-        row["loss_mask"] = np.array(targets, np.uint8)
+        mask_dtype, target = MASKS[stream]
+        row["loss_mask"] = np.array([target * is_target for is_target in targets], mask_dtype)
     return row
 
 
@@ -98,7 +105,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> list[OpenStream]:
             encodings["labels"] = "ndarray:int32" if way == "unshifted" else "ndarray:int64"
             options["labels"] = "labels"
         if "mask" in way:
-            encodings["loss_mask"] = "ndarray:uint8"
+            encodings["loss_mask"] = f"ndarray:{MASKS[number][0]}"
             options["loss_mask"] = "loss_mask"
         write_stream(folder, [columns_of(number, i) for i in range(NUM_SAMPLES)], encodings)
         opened.append(open_stream(Stream(local=str(folder), **options), number))
@@ -301,7 +308,7 @@ TOTAL_OF_4 = len(own_tokens(0, 4))
 @pytest.mark.parametrize(
     ("segment", "message"),
     [
-        ((9, 0, 0, 0, 1, 1), r"stream 9 is planned, but there are 6 streams; plan with"),
+        ((9, 0, 0, 0, 1, 1), r"stream 9 is planned, but there are 9 streams; plan with"),
         ((-1, 0, 0, 0, 1, 1), r"stream -1 is planned"),
         ((0, 0, 40, 0, 1, 1), r"stream 's0', sample 40: is planned, .* has 40 samples; .*damaged"),
         ((0, 0, -1, 0, 1, 1), r"stream 's0', sample -1: is planned"),

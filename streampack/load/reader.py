@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from streampack.assemble import (
@@ -44,6 +45,8 @@ class BatchReader:
     """Where batches lie."""
     scratch: Scratch = field(default_factory=Scratch)
     """Where tokens lie until a batch is made of them."""
+    label_scratch: Scratch = field(default_factory=Scratch)
+    """Where labels do, in streams that have them."""
 
     @property
     def keeps_rows(self) -> bool:
@@ -62,16 +65,19 @@ class BatchReader:
 
     def __call__(self, plan: DeviceBatch) -> Any:
         """Read one planned device batch, in the dataset's `batch_format`."""
+        gatherer = self.gatherer
         if self.keeps_rows:
             room, tokens = self.room(plan.num_rows)
-            return self.finish(plan, self._gather(plan, room), tokens)
-        room = self.scratch.take(self.gatherer.dtype, self._shape(plan.num_rows))
-        batch = self.finish(plan, self._gather(plan, room))
+            return self.finish(plan, gatherer.gather(plan.packs, plan.num_rows, out=room), tokens)
+        shape = self._shape(plan.num_rows)
+        room = self.scratch.take(gatherer.dtype, shape)
+        labels = self.label_scratch.take(np.int32, shape) if gatherer.has_labels else None
+        rows = gatherer.gather(plan.packs, plan.num_rows, out=room, labels_out=labels)
+        batch = self.finish(plan, rows)
         self.scratch.give_back(room)
+        if labels is not None:
+            self.label_scratch.give_back(labels)
         return batch
-
-    def _gather(self, plan: DeviceBatch, room: IntArray) -> Rows:
-        return self.gatherer.gather(plan.packs, plan.num_rows, out=room)
 
     def _shape(self, num_rows: int) -> tuple[int, int]:
         return num_rows, self.packing.max_seq_len

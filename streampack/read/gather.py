@@ -29,7 +29,17 @@ from streampack.read import kernels
 from streampack.read.targets import detect_shift
 from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
+from streampack.types import (
+    LENGTH,
+    SAMPLE,
+    START,
+    STREAM,
+    TOTAL,
+    BoolArray,
+    Int64Array,
+    IntArray,
+    Packs,
+)
 
 __all__ = ["Gatherer", "Rows"]
 
@@ -71,6 +81,8 @@ class _Opened:
     """Their place rows, shape (m, PLACE_COLUMNS)."""
     used: Int64Array
     """When each was last read, counted in batches; the kernel writes it; shape (m,)."""
+    has_labels: BoolArray
+    """Which have a column that says what labels are, shape (m,)."""
     held: tuple[_Held, ...]
 
     @classmethod
@@ -82,6 +94,7 @@ class _Opened:
             numbers=np.array(numbers, np.int64),
             places=np.array(places, np.int64).reshape(-1, kernels.PLACE_COLUMNS),
             used=np.array([used[number] for number in numbers], np.int64),
+            has_labels=np.array([held[number].has_labels for number in numbers], np.bool_),
             held=tuple(held[number] for number in numbers),
         )
 
@@ -279,13 +292,9 @@ class Gatherer:
         ahead = np.empty((len(segments), 2), np.int64), np.empty(3, np.int64)
         bad, problem = kernels.gather_tokens(reading, tokens, next_tokens, ahead)
         labels = None
-        if (
-            bad < 0
-            and self.has_labels
-            and any(opened.held[row].has_labels for row in set(rows.tolist()))
-        ):
+        if bad < 0 and self.has_labels and opened.has_labels[rows].any():
             labels = np.empty(shape, np.int32) if labels_out is None else labels_out
-            bad, problem = kernels.gather_labels(reading, tokens, next_tokens, labels)
+            bad, problem = kernels.gather_labels(reading, tokens, next_tokens, labels, ahead)
         if bad >= 0:
             raise self._error(segments[bad], problem)
         return Rows(

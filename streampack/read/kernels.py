@@ -325,21 +325,37 @@ def _check(segment: Int64Array, full: int, room: int, options: Int64Array) -> in
 
 
 @compiled
-def _find_sources(segments: Int64Array, places: Int64Array, rows: Int64Array, ahead: Ahead) -> None:
+def _column_to_read(places: Int64Array, row: int, for_labels: bool) -> int:
+    """Return the column that a segment's tokens or labels come from, or NO_COLUMN."""
+    if not for_labels:
+        return TOKENS
+    # Where there are both, they lie side by side.
+    for column in (LABELS, LOSS_MASK):
+        if places[row, column + CODE] != NO_COLUMN:
+            return column
+    return NO_COLUMN
+
+
+@compiled
+def _find_sources(
+    segments: Int64Array, places: Int64Array, rows: Int64Array, for_labels: bool, ahead: Ahead
+) -> None:
     """Fill `ahead` for the segments. Nothing is checked: they are asked for, and no more."""
     sources, cursor = ahead
     cursor[:] = 0
     for k in range(len(segments)):
         index = segments[k, SAMPLE] - places[rows[k], FIRST]
-        if 0 <= index < places[rows[k], COUNT]:
-            _prefetch(places[rows[k], TOKENS + BEGINS] + 8 * index)
-            _prefetch(places[rows[k], TOKENS + COUNTS] + 8 * index)
+        column = _column_to_read(places, rows[k], for_labels)
+        if 0 <= index < places[rows[k], COUNT] and column != NO_COLUMN:
+            _prefetch(places[rows[k], column + BEGINS] + 8 * index)
+            _prefetch(places[rows[k], column + COUNTS] + 8 * index)
     for k in range(len(segments)):
         row, sources[k, 1] = rows[k], 0
         index = segments[k, SAMPLE] - places[row, FIRST]
-        if 0 <= index < places[row, COUNT]:
-            width = item_bytes(places[row, TOKENS + CODE])
-            begin = _read_int64(places[row, TOKENS + BEGINS], index)
+        column = _column_to_read(places, row, for_labels)
+        if 0 <= index < places[row, COUNT] and column != NO_COLUMN:
+            width = item_bytes(places[row, column + CODE])
+            begin = _read_int64(places[row, column + BEGINS], index)
             sources[k, 0] = places[row, DATA] + begin + segments[k, START] * width
             sources[k, 1] = segments[k, LENGTH] * width
 
@@ -428,7 +444,7 @@ def gather_tokens(
     """
     segments, ends, places, rows, options = reading
     k = 0
-    _find_sources(segments, places, rows, ahead)
+    _find_sources(segments, places, rows, False, ahead)
     _ask_ahead(ahead, AHEAD_BYTES)
     for row in range(len(tokens)):
         filled = 0
@@ -493,6 +509,26 @@ def _apply_labels(segment: Int64Array, place: Int64Array, shape: Shape, room: In
 
 
 @compiled
+def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> None:
+    """Ignore the targets in `out` beside values that are 0, from value `first` of those there."""
+    width = item_bytes(code)
+    start = address + first * width
+    # No sign makes a value 0 or not; a loop for each width becomes vector instructions.
+    if width == 1:
+        for i in range(len(out)):
+            out[i] = IGNORED if _read_uint8(start, i) == 0 else out[i]
+    elif width == 2:
+        for i in range(len(out)):
+            out[i] = IGNORED if _read_uint16(start, i) == 0 else out[i]
+    elif width == 4:
+        for i in range(len(out)):
+            out[i] = IGNORED if _read_uint32(start, i) == 0 else out[i]
+    else:
+        for i in range(len(out)):
+            out[i] = IGNORED if _read_int64(start, i) == 0 else out[i]
+
+
+@compiled
 def _apply_mask(segment: Int64Array, place: Int64Array, shape: Shape, room: IntArray) -> int:
     """Ignore the targets in `room` that a loss mask leaves out; arguments as `_apply_labels`."""
     count, before, _ = shape
@@ -500,12 +536,12 @@ def _apply_mask(segment: Int64Array, place: Int64Array, shape: Shape, room: IntA
     if problem != FINE or values != count:
         return BAD_COLUMN
     code = place[LOSS_MASK + CODE]
-    first = segment[START] + 1
-    for i in range(len(room)):
-        # What follows the last own token, an added EOS, goes by that token.
-        own = min(first + i - before, count - 1)
-        if own >= 0 and value_at(address, code, own) == 0:
-            room[i] = IGNORED
+    first = segment[START] + 1 - before  # the own token that room[0] is for
+    own_stop = max(min(count - first, len(room)), 0)
+    _ignore_where_zero(address, code, first, room[:own_stop])
+    # What follows the last own token, an added EOS, goes by that token.
+    if own_stop < len(room) and value_at(address, code, count - 1) == 0:
+        room[own_stop:] = IGNORED
     return FINE
 
 
@@ -531,11 +567,18 @@ def _label_segment(
 
 
 @compiled
+def _copy(source: IntArray, out: IntArray) -> None:
+    for i in range(len(out)):
+        out[i] = source[i]
+
+
+@compiled
 def gather_labels(
     reading: Reading,
     tokens: IntArray,
     next_tokens: Int64Array,
     labels: IntArray,
+    ahead: Ahead,
 ) -> tuple[int, int]:
     """Fill rows with labels; the other arguments as `gather_tokens` left them.
 
@@ -544,20 +587,23 @@ def gather_labels(
         tokens: Gathered tokens, shape (num_rows, S).
         next_tokens: The token after each segment, or IGNORED; shape (n,).
         labels: Filled, shape (num_rows, S).
+        ahead: Scratch, see `Ahead`.
 
     Returns:
         (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
     segments, ends, places, rows, options = reading
     k = 0
+    _find_sources(segments, places, rows, True, ahead)
+    _ask_ahead(ahead, AHEAD_BYTES)
     for row in range(len(labels)):
         filled = 0
         end = ends[row] if row < len(ends) else k
         while k < end:
             stop = filled + segments[k, LENGTH]
-            for i in range(filled, stop - 1):
-                labels[row, i] = tokens[row, i + 1]
+            _copy(tokens[row, filled + 1 : stop], labels[row, filled : stop - 1])
             labels[row, stop - 1] = next_tokens[k]
+            _ask_ahead(ahead, ahead[0][k, 1])
             problem = _label_segment(
                 segments[k], places[rows[k]], options, labels[row, filled:stop]
             )
