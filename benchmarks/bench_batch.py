@@ -5,6 +5,7 @@
     python benchmarks/bench_batch.py --workload web --max-seq-len 8192
 
     batch/gather    tokens of planned packs out of mapped shards, in the page cache
+    batch/masked    the same and their labels, of samples with a loss mask
     batch/make      the rest of a native batch, of rows that were gathered
     batch/copy      as many int32 tokens, copied from one warm array to another
 
@@ -34,7 +35,7 @@ from streampack.streams import open_streams
 from streampack.streams.stream import Stream
 from streampack.types import LENGTH, Int64Array, Packs
 
-PARTS = ("gather", "make", "copy")
+PARTS = ("gather", "masked", "make", "copy")
 GRID = {"web": 8192, "sft": 4096, "long": 32_768}
 
 
@@ -46,6 +47,14 @@ def plan(lengths: Int64Array, packing: Packing) -> Packs:
     packer = make_packer(packing)
     rows = fit_samples(samples, packing.max_seq_len, packing.overflow, ["samples"])
     return Packs.join([packer.add(rows), packer.flush()])
+
+
+def run_masked(gatherer: Gatherer, batches: list[Packs], out: Any, labels_out: Any) -> float:
+    """Return the seconds that rows and their labels take."""
+    begin = time.perf_counter()
+    for packs in batches:
+        gatherer.gather(packs, len(packs), out=out, labels_out=labels_out)
+    return time.perf_counter() - begin
 
 
 def run(gatherer: Gatherer, batches: list[Packs], positions: str, out: Any) -> dict[str, float]:
@@ -69,18 +78,24 @@ def copy_seconds(source: Int64Array, target: Int64Array) -> float:
     return time.perf_counter() - begin
 
 
-def measure(path: Path, lengths: Int64Array, params: dict[str, Any], runs: int) -> dict[str, Any]:
+def measure(
+    paths: tuple[Path, Path], lengths: Int64Array, params: dict[str, Any], runs: int
+) -> dict[str, Any]:
     """Return the runs of each part, in tokens a second, and the tokens of one run."""
     packing, size = Packing(max_seq_len=params["max_seq_len"]), params["batch_size"]
     packs = plan(lengths, packing)
     batches = [packs.slice(first, first + size) for first in range(0, len(packs) - size + 1, size)]
     num_tokens = sum(int(batch.segments[:, LENGTH].sum()) for batch in batches)
-    gatherer = Gatherer(open_streams([Stream(local=str(path))]), packing)
+    plain, masked = (str(path) for path in paths)
+    gatherer = Gatherer(open_streams([Stream(local=plain)]), packing)
+    labelling = Gatherer(open_streams([Stream(local=masked, loss_mask="loss_mask")]), packing)
     out = np.empty((size, packing.max_seq_len), gatherer.dtype)
+    labels_out = np.empty(out.shape, np.int32)
     source, target = np.ones(num_tokens, np.int32), np.zeros(num_tokens, np.int32)
     rates: dict[str, list[float]] = {part: [] for part in PARTS}
     for turn in range(runs + 1):
         spent = run(gatherer, batches, packing.positions, out)
+        spent["masked"] = run_masked(labelling, batches, out, labels_out)
         spent["copy"] = copy_seconds(source, target)
         if turn:
             for part, seconds in spent.items():
@@ -96,14 +111,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     args = parser.parse_args()
     for workload in args.workload:
-        path = workloads.write(workload, args.data, None, args.num_samples)
+        plain = workloads.write(workload, args.data, None, args.num_samples)
+        masked = workloads.write(workload, args.data, None, args.num_samples, is_masked=True)
         params = {
             "workload": workload,
             "max_seq_len": args.max_seq_len or GRID[workload],
             "batch_size": args.batch_size,
         }
         lengths = workloads.lengths(workload, args.num_samples)
-        measured = measure(path, lengths, params, args.runs)
+        measured = measure((plain, masked), lengths, params, args.runs)
         copied = statistics.median(measured["copy"])
         for part in PARTS:
             rate = statistics.median(measured[part])

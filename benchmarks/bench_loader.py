@@ -6,8 +6,10 @@
 
     loader/dataset      the dataset itself, no thread          loader/zstd/first    cold cache
     loader/threads      PackedDataLoader(num_workers=0)        loader/zstd/second   the epoch after
-    loader/workers_1    PackedDataLoader(num_workers=1)        loader/zstd/block    cold, one block
-    loader/workers_2    PackedDataLoader(num_workers=2)        loader/limit/...     what memory and
+    loader/workers_1    PackedDataLoader(num_workers=1)        loader/zstd/at_hand  as first, where
+    loader/workers_2    PackedDataLoader(num_workers=2)                             memory at hand
+                                                               loader/zstd/block    cold, one block
+                                                               loader/limit/...     what memory and
                                                                                     zstd allow
     loader/torch_workers_2    torch's DataLoader(batch_size=None, num_workers=2)
 
@@ -15,6 +17,8 @@ Native batches, and compact ones where this version has them. Rates count token 
 batch on; zstd's first epoch counts all of it, from local zstd shards of which none is unpacked yet.
 Its shuffle blocks are smaller than the workload, as they are in any large one, so that shards are
 unpacked while others are read; in one block (loader/zstd/block) the first batch needs them all.
+What it unpacks into files takes fresh memory, which the host of a virtual machine may have to find
+first; loader/zstd/at_hand measures it right after as much was written and given back.
 Processor time is of this process and its workers, from the beginning of the iteration to its end.
 All take turns; the first round warms up and is not counted. Limits are the fastest of their runs.
 
@@ -49,6 +53,7 @@ from streampack import Order, PackedDataLoader, PackedStreamingDataset, Packing,
 GRID = {"web": 8192, "sft": 4096}
 FRESH_BYTES, WRITES = 1 << 26, 5  # more than malloc keeps, so every page is new
 EPOCH_TOKENS = 150_000_000  # a short workload repeats until an epoch holds so many
+AT_HAND = 3  # times the bytes of all shards: some of what is given back is used for something else
 ZSTD_BLOCK = 32_768  # samples that are shuffled together where zstd shards are read
 EARLY = 50  # batches after which the workers' memory is looked at, again and again
 
@@ -217,12 +222,15 @@ class Workload:
         self._measure_limits()
 
     def _measure_zstd(self, way: Way) -> None:
-        for name, block_size in (("block", None), ("first", ZSTD_BLOCK)):
+        ways = {"block": None, "first": ZSTD_BLOCK, "at_hand": ZSTD_BLOCK}
+        for name, block_size in ways.items():
             local = Path(tempfile.mkdtemp(dir=self._data))
             shutil.copytree(self._packed, local, dirs_exist_ok=True)
             stream = Stream(local=str(local))
             dataset = make_dataset(stream, way, self.max_seq_len, self._batch_size, block_size)
             begin = batches_of(dataset, way)
+            if name == "at_hand":
+                write_fresh(AT_HAND * sum(file.stat().st_size for file in self._raw.glob("*.mds")))
             self._note(f"zstd/{name}", way, iterate(begin, self._seconds, True))
             if name == "first":
                 os.sync()  # no epoch waits for the disk because of the one before

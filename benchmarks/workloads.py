@@ -88,8 +88,21 @@ def tokens(name: str, num_samples: int | None = None) -> Iterator[Int32Array]:
         first += length
 
 
+def _masked(samples: Iterator[Int32Array]) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
+    """Yield samples whose first third is a prompt, which the loss mask leaves out."""
+    for sample in samples:
+        mask = np.ones(len(sample), np.uint8)
+        mask[: len(sample) // 3] = 0
+        yield {"tokens": sample, "loss_mask": mask}
+
+
 def write(
-    name: str, folder: Path, compression: str | None = None, num_samples: int | None = None
+    name: str,
+    folder: Path,
+    compression: str | None = None,
+    num_samples: int | None = None,
+    *,
+    is_masked: bool = False,
 ) -> Path:
     """Write a workload as int32 MDS shards, unless an earlier bench has; return the stream's path.
 
@@ -98,11 +111,15 @@ def write(
         folder: The data folder of all benches.
         compression: As MosaicML's writer names it, such as "zstd"; None: raw.
         num_samples: Samples of it; None: all.
+        is_masked: Whether each sample has a loss mask, too.
     """
     from streampack.write import write_stream  # peers read lengths where it is not installed
 
     count = NUM_SAMPLES[name] if num_samples is None else num_samples
-    out = Path(folder) / f"{name}-{count}-{(compression or 'raw').replace(':', '')}"
+    kind = (compression or "raw").replace(":", "") + "-masked" * is_masked
+    out = Path(folder) / f"{name}-{count}-{kind}"
     if not out.exists():  # the writer names it once it is whole
-        write_stream(tokens(name, count), out, dtype="int32", compression=compression)
+        samples = tokens(name, count)
+        rows = _masked(samples) if is_masked else samples
+        write_stream(rows, out, dtype="int32", compression=compression)
     return out

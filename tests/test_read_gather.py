@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.errors import DataError
+from streampack.pack import fit_samples, make_packer
 from streampack.read import Gatherer, Rows, gather
 from streampack.read.targets import detect_shift, labels_are_shifted
 from streampack.streams.mosaic import MDSWriter
@@ -490,3 +491,48 @@ def test_a_token_id_that_does_not_fit_in_int32_is_refused_by_name(tmp_path: Path
     assert gatherer.gather(packs_of([[0, 0, 0, 0, 3, 3]]), 1).tokens.tolist() == [[5, 6, 7, 0]]
     with pytest.raises(DataError, match=r"sample 1: .*outside int32"):
         gatherer.gather(packs_of([[0, 0, 1, 0, 3, 3]]), 1)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+@pytest.mark.parametrize("max_seq_len", [1500, 8192])
+def test_samples_of_many_lines_of_memory_are_read_whole_wherever_they_begin_and_are_cut(
+    tmp_path: Path, dtype: str, max_seq_len: int
+) -> None:
+    generator = np.random.default_rng(max_seq_len)
+    lengths = [1, 3000, 1023, 1024, 1025, 2048, 511, 5000, 12_000, 2, 16, 4096, 700, 33]
+    samples = [generator.integers(10, 50_000, length).astype(dtype) for length in lengths]
+    masks = [generator.integers(0, 2, length).astype(np.uint8) for length in lengths]
+    rows = [
+        {"a_text": "x" * (number % 4), "tokens": tokens, "loss_mask": mask}
+        for number, (tokens, mask) in enumerate(zip(samples, masks, strict=True))
+    ]
+    encodings = {"a_text": "str", "tokens": f"ndarray:{dtype}", "loss_mask": "ndarray:uint8"}
+    write_stream(tmp_path / "long", rows, encodings)
+    packing = Packing(max_seq_len=max_seq_len, eos_id=EOS)
+    order = generator.permutation(len(lengths))
+    totals = np.array(lengths)[order] + 1
+    zeros = np.zeros_like(order)
+    segments = fit_samples(
+        np.stack([zeros, zeros, order, totals], axis=1),
+        max_seq_len,
+        "split",
+        ["long"],
+    )
+    packer = make_packer(packing)
+    packs = Packs.join([packer.add(segments), packer.flush()])
+    opened = open_stream(Stream(local=str(tmp_path / "long"), loss_mask="loss_mask"), 0)
+
+    got = Gatherer([opened], packing).gather(packs, len(packs))
+
+    assert got.labels is not None
+    for row in range(len(packs)):
+        at = 0
+        for _, _, sample, start, length, total in packs[row].tolist():
+            full = [*samples[sample].tolist(), EOS]
+            mask = [*masks[sample].tolist(), masks[sample][-1]]  # an EOS goes by the last token
+            labels = [full[i] if mask[i] else -100 for i in range(total)] + [-100]
+            assert got.tokens[row, at : at + length].tolist() == full[start : start + length]
+            ahead = labels[start + 1 : start + length + 1]
+            assert got.labels[row, at : at + length].tolist() == ahead
+            at += length
+        assert not got.tokens[row, at:].any()
