@@ -78,7 +78,7 @@ BOS, EOS, PADDING, TRUNCATES, MULTIPLE = 0, 1, 2, 3, 4
 FINE, BAD_SAMPLE, BAD_BYTES, BAD_LENGTH, BAD_RANGE, BAD_ROW, BAD_COLUMN, BAD_VALUE = range(8)
 NOT_OPEN = 8  # nothing wrong: its shard is to be opened first
 
-UINT8, INT8, UINT16, INT16, UINT32, INT32, INT64 = range(7)  # code // 2 is log2 of the bytes
+UINT8, INT8, UINT16, INT16, UINT32, INT32, INT64 = range(7)  # code >> 1 is log2 of the bytes
 _CODES = {"u1": UINT8, "b1": UINT8, "i1": INT8, "u2": UINT16, "i2": INT16, "u4": UINT32}
 _CODES |= {"i4": INT32, "i8": INT64, "u8": INT64}
 
@@ -138,7 +138,7 @@ def _prefetch(_typing: Any, _address: Any) -> tuple[Any, Callable[..., Any]]:
 @compiled
 def item_bytes(code: int) -> int:
     """Return the bytes of one value."""
-    return 1 << (code // 2)
+    return 1 << (code >> 1)
 
 
 @compiled
@@ -297,9 +297,9 @@ def locate(place: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
         return 0, 0, BAD_SAMPLE
     begin = _read_int64(place[column + BEGINS], index)
     count = _read_int64(place[column + COUNTS], index)
-    size, width = place[SIZE], item_bytes(place[column + CODE])
+    size, code = place[SIZE], place[column + CODE]
     # Compare by division: a forged count times its width could pass 2**63 and look small.
-    if begin < 0 or begin > size or count < 1 or count > (size - begin) // width:
+    if begin < 0 or begin > size or count < 1 or count > (size - begin) >> (code >> 1):
         return 0, 0, BAD_BYTES
     return place[DATA] + begin, count, FINE
 
@@ -403,12 +403,13 @@ def _gather_segment(
     own_stop = min(stop, before + count)
     if start < before:
         room[0] = options[BOS]
-    width = item_bytes(code)
-    for first in range(own, own_stop, PIECE_BYTES // width):
-        last = min(first + PIECE_BYTES // width, own_stop)
-        _ask_ahead(ahead, (last - first) * width)
-        if not copy_values(address, code, first - before, room[first - start : last - start]):
+    piece = PIECE_BYTES >> (code >> 1)
+    while own < own_stop:
+        last = min(own + piece, own_stop)
+        _ask_ahead(ahead, (last - own) * item_bytes(code))
+        if not copy_values(address, code, own - before, room[own - start : last - start]):
             return IGNORED, BAD_VALUE
+        own = last
     if own_stop < stop:
         room[length - 1] = options[EOS]
     if stop == segment[TOTAL]:
@@ -421,7 +422,7 @@ def _gather_segment(
 @compiled
 def padding_behind(length: int, multiple: int) -> int:
     """Return the padding that rounds the room of a segment up."""
-    return -length % multiple
+    return -length % multiple if multiple > 1 else 0  # mostly 1; dividing is slow
 
 
 @compiled
