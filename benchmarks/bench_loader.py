@@ -195,6 +195,7 @@ class Workload:
         self._batch_size, self._seconds, self._data = args.batch_size, args.seconds, args.data
         self._raw = workloads.write(name, args.data, None, args.num_samples)
         self._packed = workloads.write(name, args.data, "zstd", args.num_samples)
+        self._raw_bytes = sum(file.stat().st_size for file in self._raw.glob("*.mds"))
         num_tokens = int(workloads.lengths(name, args.num_samples).sum())
         self._ways = [way for way in ways() if way.name in ("threads", *args.way)]
         self._repeat = max(EPOCH_TOKENS // num_tokens, 1) if args.num_samples is None else 1
@@ -230,7 +231,7 @@ class Workload:
             dataset = make_dataset(stream, way, self.max_seq_len, self._batch_size, block_size)
             begin = batches_of(dataset, way)
             if name == "at_hand":
-                write_fresh(AT_HAND * sum(file.stat().st_size for file in self._raw.glob("*.mds")))
+                write_fresh(AT_HAND * self._raw_bytes)
             self._note(f"zstd/{name}", way, iterate(begin, self._seconds, True))
             if name == "first":
                 os.sync()  # no epoch waits for the disk because of the one before
@@ -254,8 +255,7 @@ class Workload:
             for key, epochs in self.epochs.items()
         }
         write = max(self.limits["write"])
-        token_bytes = sum(file.stat().st_size for file in self._raw.glob("*.mds"))
-        token_bytes /= int(workloads.lengths(self.name, self._samples()).sum())
+        token_bytes = self._raw_bytes / int(workloads.lengths(self.name, self._samples()).sum())
         unpack = max(self.limits["zstd"]) / token_bytes
         for (name, batch_format), epochs in self.epochs.items():
             rate = middle[name, batch_format]

@@ -66,7 +66,6 @@ class _Held:
     """An open shard and what its addresses point into."""
 
     arrays: tuple[OpenShard | Int64Array, ...]
-    has_labels: bool
     place: Int64Array
     is_gone: Callable[[], bool] | None
 
@@ -89,12 +88,14 @@ class _Opened:
     def of(cls, held: dict[int, _Held], used: dict[int, int]) -> _Opened:
         """Return these shards, by number, and when each was last read."""
         numbers = sorted(held)
-        places = [held[number].place for number in numbers]
+        places = np.array([held[number].place for number in numbers], np.int64)
+        places = places.reshape(-1, kernels.PLACE_COLUMNS)
+        codes = places[:, [kernels.LABELS + kernels.CODE, kernels.LOSS_MASK + kernels.CODE]]
         return cls(
             numbers=np.array(numbers, np.int64),
-            places=np.array(places, np.int64).reshape(-1, kernels.PLACE_COLUMNS),
+            places=places,
             used=np.array([used[number] for number in numbers], np.int64),
-            has_labels=np.array([held[number].has_labels for number in numbers], np.bool_),
+            has_labels=(codes != kernels.NO_COLUMN).any(axis=1),
             held=tuple(held[number] for number in numbers),
         )
 
@@ -180,8 +181,7 @@ class _OpenShards:
             arrays += _put_column(place, column, places, where)
         if shard.labels is not None:
             place[kernels.SHIFTED] = self._is_shifted(stream_number)
-        has_labels = shard.labels is not None or shard.loss_mask is not None
-        return _Held(arrays=arrays, has_labels=has_labels, place=place, is_gone=shard.is_gone)
+        return _Held(arrays=arrays, place=place, is_gone=shard.is_gone)
 
     def _is_shifted(self, number: int) -> bool:
         stream = self._streams[number]

@@ -57,6 +57,7 @@ IGNORED = -100  # the label that losses skip
 # `find_places` fills it; and the options, (5,): BOS and EOS ids or -1, padding id, 1 where samples
 # may be truncated, and what the room of each segment is a multiple of.
 Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
+# Of a sample: its own tokens, and 1 or 0 for an added BOS and an added EOS.
 Shape: TypeAlias = tuple[int, int, int]
 # How far memory was asked for: the address and the bytes of each segment's values, (n, 2); and the
 # segment that is asked for next, how many bytes of it were, and how many too early, (3,).
@@ -298,7 +299,7 @@ def locate(place: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
     begin = _read_int64(place[column + BEGINS], index)
     count = _read_int64(place[column + COUNTS], index)
     size, code = place[SIZE], place[column + CODE]
-    # Compare by division: a forged count times its width could pass 2**63 and look small.
+    # Compare by dividing: a forged count times its width could pass 2**63 and look small.
     if begin < 0 or begin > size or count < 1 or count > (size - begin) >> (code >> 1):
         return 0, 0, BAD_BYTES
     return place[DATA] + begin, count, FINE
