@@ -90,10 +90,7 @@ class Packs:
         parts = [part for part in parts if len(part.ends)]
         if len(parts) < 2:
             return parts[0] if parts else Packs.none()
-        offsets = np.cumsum([0] + [len(part.segments) for part in parts[:-1]])
-        return Packs(
-            segments=np.concatenate([part.segments for part in parts]),
-            ends=np.concatenate(
-                [part.ends + offset for part, offset in zip(parts, offsets, strict=True)]
-            ),
-        )
+        before = np.cumsum([0] + [len(part.segments) for part in parts[:-1]])
+        ends = np.concatenate([part.ends for part in parts])
+        ends += np.repeat(before, [len(part.ends) for part in parts])
+        return Packs(segments=np.concatenate([part.segments for part in parts]), ends=ends)

@@ -24,7 +24,7 @@ def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]])
     held: dict[int, tuple[int, list[torch.Tensor]]] = {}
     for number, (place, kind) in enumerate(steps):
         held.pop(place, None)
-        arrays, tensors = blocks.take(*SHAPES[: kind + 1])
+        arrays, [tensors] = blocks.take(*SHAPES[: kind + 1])
         for array in arrays:
             array[...] = number
         # What is held is a whole tensor, a view of one, or what a view says of its memory.
@@ -37,7 +37,7 @@ def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]])
 
 def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
     blocks = Blocks()
-    arrays, tensors = blocks.take(*SHAPES)
+    arrays, [tensors] = blocks.take(*SHAPES)
     first = arrays[0].ctypes.data
     del arrays
     view = tensors[1][0, 2:]
@@ -50,7 +50,7 @@ def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
 
 def test_a_tensor_that_autograd_keeps_keeps_its_memory() -> None:
     blocks = Blocks()
-    [array], [tensor] = blocks.take((np.int64, (4,)))
+    [array], [[tensor]] = blocks.take((np.int64, (4,)))
     array[:] = [1, 2, 3, 4]
     weight = torch.ones(4, requires_grad=True)
     loss = (weight * tensor.float().view(4)).sum() + weight[tensor - 1].sum()
@@ -77,7 +77,7 @@ def test_blocks_that_die_in_other_threads_come_back() -> None:
 def test_a_batch_of_another_shape_gets_its_own_block() -> None:
     blocks = Blocks()
     blocks.take((np.int64, (3, 5)))
-    arrays, tensors = blocks.take((np.int64, (3, 6)))
+    arrays, [tensors] = blocks.take((np.int64, (3, 6)))
     assert tensors[0].shape == arrays[0].shape == (3, 6)
 
 
@@ -85,4 +85,21 @@ def test_a_copy_for_another_process_has_no_blocks_of_this_one() -> None:
     blocks = Blocks()
     blocks.take((np.int64, (1 << 16,)))
     assert len(pickle.dumps(blocks)) < 500
-    assert pickle.loads(pickle.dumps(blocks)).take((np.int64, (2,)))[1][0].shape == (2,)
+    assert pickle.loads(pickle.dumps(blocks)).take((np.int64, (2,)))[1][0][0].shape == (2,)
+
+
+@given(num_parts=st.integers(1, 4), num_rows=st.integers(1, 3))
+def test_parts_are_the_arrays_cut_and_any_of_them_keeps_all(num_parts: int, num_rows: int) -> None:
+    blocks = Blocks()
+    size = num_parts * num_rows
+    shapes: list[Any] = [(np.int64, (size, 5)), (np.int32, (size,))]
+    arrays, parts = blocks.take(*shapes, num_parts=num_parts)
+    for array in arrays:
+        array[...] = np.arange(array.size).reshape(array.shape)
+    for array, tensors in zip(arrays, zip(*parts, strict=True), strict=True):
+        assert torch.cat(tensors).tolist() == array.tolist()
+    first, last = arrays[0].ctypes.data, parts[-1][-1]
+    del array, arrays, tensors, parts
+    assert blocks.take(*shapes)[0][0].ctypes.data != first
+    del last
+    assert blocks.take(*shapes)[0][0].ctypes.data == first

@@ -1,6 +1,13 @@
 """Assemble: from tokens and segments to the tensors of a training step."""
 
-from streampack.assemble.batch import Batch, fill_compact, make_batch, make_compact
+from streampack.assemble.batch import (
+    Batch,
+    fill_compact,
+    make_batch,
+    make_batches,
+    make_compact,
+    make_compacts,
+)
 from streampack.assemble.blocks import Blocks, Scratch
 from streampack.assemble.compact import expand, to_compact
 from streampack.assemble.formats import (
@@ -48,7 +55,9 @@ __all__ = [
     "get_format",
     "loss_weights",
     "make_batch",
+    "make_batches",
     "make_compact",
+    "make_compacts",
     "segment_starts",
     "to_compact",
     "to_hf",

@@ -90,11 +90,11 @@ class Blocks:
         pinned: Take pinned memory, for copies to a GPU.
 
     >>> blocks = Blocks()
-    >>> [array], [tokens] = blocks.take((np.int64, (2, 3)))
+    >>> [array], [[tokens]] = blocks.take((np.int64, (2, 3)))
     >>> array[:] = 5
     >>> first = tokens[0]
     >>> del array, tokens
-    >>> _, [others] = blocks.take((np.int64, (2, 3)))  # not the same memory: `first` still sees it
+    >>> _, [[others]] = blocks.take((np.int64, (2, 3)))  # not the same memory: `first` sees that
     >>> _ = others.fill_(6)
     >>> first.tolist()
     [5, 5, 5]
@@ -104,18 +104,36 @@ class Blocks:
         self._pinned = pinned
         self._waiting = Scratch()
 
-    def take(self, *shapes: Shape) -> tuple[list[IntArray], list[Tensor]]:
-        """Return arrays of these types and shapes, their values not set, and tensors of them."""
+    def take(self, *shapes: Shape, num_parts: int = 1) -> tuple[list[IntArray], list[list[Tensor]]]:
+        """Return arrays of these types and shapes, their values not set, and tensors of them.
+
+        Args:
+            shapes: What is asked for.
+            num_parts: Into how many the first dimension of each is cut.
+
+        Returns:
+            The arrays, uncut; and of each part, a tensor of every array.
+        """
         begins, num_bytes = _lay_out(shapes)
         if self._pinned:
-            tensors = _pinned(shapes, begins, num_bytes)
-            return [tensor.numpy() for tensor in tensors], tensors
+            whole = _pinned(shapes, begins, num_bytes)
+            pieces = [tensor.chunk(num_parts) for tensor in whole]
+            parts = [list(part) for part in zip(*pieces, strict=True)]
+            return [tensor.numpy() for tensor in whole], parts
         block = np.asarray(_Lease(self._waiting.take(np.uint8, (num_bytes,)), self._waiting))
         arrays: list[IntArray] = [
             np.ndarray(shape, dtype, block, begin)
             for (dtype, shape), begin in zip(shapes, begins, strict=True)
         ]
-        return arrays, [torch.from_numpy(array) for array in arrays]
+        sizes = [len(array) // num_parts for array in arrays]
+        parts = [
+            [
+                torch.from_numpy(array[part * size : (part + 1) * size])
+                for array, size in zip(arrays, sizes, strict=True)
+            ]
+            for part in range(num_parts)
+        ]
+        return arrays, parts
 
 
 def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:

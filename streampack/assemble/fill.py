@@ -1,4 +1,4 @@
-"""All tensors of a batch in one pass over its packs, and the edges that they share.
+"""All tensors of some batches in one pass over their packs, and the edges that they share.
 
 A row of 8 with a later piece of A (cut before it, after 3 tokens, and cut again) and a whole B::
 
@@ -28,13 +28,28 @@ from streampack.compiled import compiled
 from streampack.read.kernels import IGNORED
 from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, IntArray
 
-__all__ = ["ROW", "ROW_LENGTH", "ROW_START", "Int32Array", "fill_batch", "lay_out"]
+__all__ = [
+    "EDGES",
+    "END",
+    "NUM_BOUNDS",
+    "ROW",
+    "ROW_LENGTH",
+    "ROW_START",
+    "Int32Array",
+    "fill_batches",
+    "lay_out",
+]
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
+Laid: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
 Made: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int32Array]
 
 # Columns of a batch's `segments`: the row in front, and no totals.
 ROW, ROW_START, ROW_LENGTH = 0, 4, 5
+
+# Columns of what is known of each batch where several are made at once.
+END, EDGES, LONGEST = range(3)
+NUM_BOUNDS = 3
 
 
 @compiled
@@ -72,8 +87,9 @@ def lay_out(
     multiple: int,
     numbered: Int64Array,
     cu_seqlens: Int32Array,
-) -> tuple[int, int]:
-    """Put the segments of packs into rows.
+    bounds: Int64Array,
+) -> None:
+    """Put the segments of packs into the rows of batches, of as many rows each.
 
     Args:
         segments: Segment rows, shape (n, 6).
@@ -81,94 +97,104 @@ def lay_out(
             segments leave of a row, are padding.
         row_tokens: S, slots of a row.
         multiple: What the room of each segment is a multiple of.
-        numbered: Filled: row, stream, pass, sample, start, length; shape (n, 6).
-        cu_seqlens: Filled from the front with the edges of all rooms, padding's included, over all
-            rows; shape (n + B + 1,), which also says B.
+        numbered: Filled: row of its batch, stream, pass, sample, start, length; shape (n, 6).
+        cu_seqlens: Filled from the front, a batch at a time, with the edges of all rooms, padding's
+            included; shape (n + batches * (B + 1),), which also says B.
+        bounds: Filled, a line for each batch: one past its last segment, one past its last edge,
+            its longest room; shape (batches, 3).
 
-    Returns:
-        How much of `cu_seqlens` is filled, and the longest room.
-
-    >>> segments = np.array([[7, 0, 4, 2, 3, 9]])
-    >>> numbered, edges = np.zeros((1, 6), np.int64), np.zeros(4, np.int32)
-    >>> lay_out(segments, np.array([1]), 8, 1, numbered, edges)
-    (4, 8)
+    >>> segments = np.array([[7, 0, 4, 2, 3, 9], [7, 0, 5, 0, 8, 8]])
+    >>> numbered, edges = np.zeros((2, 6), np.int64), np.zeros(6, np.int32)
+    >>> bounds = np.zeros((2, 3), np.int64)
+    >>> lay_out(segments, np.array([1, 2]), 8, 1, numbered, edges, bounds)
     >>> numbered.tolist(), edges.tolist()
-    ([[0, 7, 0, 4, 2, 3]], [0, 3, 8, 16])
+    ([[0, 7, 0, 4, 2, 3], [0, 7, 0, 5, 0, 8]], [0, 3, 8, 0, 8, 0])
+    >>> bounds.tolist()
+    [[1, 3, 5], [2, 5, 8]]
     """
-    num_rows = len(cu_seqlens) - len(segments) - 1
-    cu_seqlens[0] = 0
-    filled, longest, k = 1, 0, 0
-    for row in range(num_rows):
-        at = 0
-        end = ends[row] if row < len(ends) else k
-        while at < row_tokens:
-            if k == end:
-                length = row_tokens - at
-            else:
-                length = segments[k, LENGTH] + -segments[k, LENGTH] % multiple
-                numbered[k, ROW] = row
-                for column in range(1, NUM_COLUMNS):
-                    numbered[k, column] = segments[k, column - 1]
-                k += 1
-            at += length
-            cu_seqlens[filled] = row * row_tokens + at
-            longest = max(longest, length)
-            filled += 1
-    return filled, longest
+    num_rows = (len(cu_seqlens) - len(segments)) // len(bounds) - 1
+    filled, k = 0, 0
+    for batch in range(len(bounds)):
+        cu_seqlens[filled] = 0
+        filled += 1
+        longest = 0
+        for row in range(num_rows):
+            at, pack = 0, batch * num_rows + row
+            end = ends[pack] if pack < len(ends) else k
+            while at < row_tokens:
+                if k == end:
+                    length = row_tokens - at
+                else:
+                    length = segments[k, LENGTH] + -segments[k, LENGTH] % multiple
+                    numbered[k, ROW] = row
+                    for column in range(1, NUM_COLUMNS):
+                        numbered[k, column] = segments[k, column - 1]
+                    k += 1
+                at += length
+                cu_seqlens[filled] = row * row_tokens + at
+                longest = max(longest, length)
+                filled += 1
+        bounds[batch, END], bounds[batch, EDGES], bounds[batch, LONGEST] = k, filled, longest
 
 
 @compiled
-def fill_batch(
-    segments: Int64Array,
-    cu_seqlens: Int32Array,
+def fill_batches(
+    laid: Laid,
     source: IntArray,
     next_tokens: Int64Array,
     source_labels: IntArray,
     continues: bool,
     made: Made,
 ) -> None:
-    """Fill rows with what follows from their tokens and the plan.
+    """Fill the rows of batches with what follows from their tokens and the plan.
 
     Args:
-        segments: Row, stream, pass, sample, start, length; shape (n, 6).
-        cu_seqlens: The edges of all rooms, as `lay_out` makes them.
-        source: Token ids, then padding; shape (B, S).
+        laid: What `lay_out` fills: segments with the row of their batch, shape (n, 6); the edges of
+            all rooms; what of these is whose, shape (batches, 3).
+        source: Token ids, then padding; shape (batches * B, S).
         next_tokens: The sample's token after each segment, -100 where it ends; shape (n,).
-        source_labels: Labels that are known already, shape (B, S); of 0 rows: made of the tokens.
+        source_labels: Labels that are known already, of the same shape; of 0 rows: made of the
+            tokens.
         continues: Whether later pieces of a split sample count on from their cut.
         made: What is filled: tokens, labels (shifted, -100 where there is no target), input_pos,
-            document_ids; each of shape (B, S).
+            document_ids; each of shape (batches * B, S).
 
     >>> made = (*(np.zeros((1, 4), np.int64) for _ in range(3)), np.zeros((1, 4), np.int32))
-    >>> segments, edges = np.array([[0, 7, 0, 4, 0, 3]]), np.array([0, 3, 4], np.int32)
+    >>> edges = np.array([0, 3, 4], np.int32)
+    >>> laid = np.array([[0, 7, 0, 4, 0, 3]]), edges, np.array([[1, 3, 3]])
     >>> source, none = np.array([[5, 6, 7, 0]], np.int32), np.zeros((0, 0), np.int32)
-    >>> fill_batch(segments, edges, source, np.array([-100]), none, False, made)
+    >>> fill_batches(laid, source, np.array([-100]), none, False, made)
     >>> [row.tolist() for row in made]
     [[[5, 6, 7, 0]], [[6, 7, -100, -100]], [[0, 1, 2, 0]], [[1, 1, 1, 0]]]
     """
+    segments, cu_seqlens, bounds = laid
     tokens, labels, input_pos, document_ids = made
-    num_rows, row_tokens = source.shape
+    row_tokens = source.shape[1]
+    num_rows = len(source) // len(bounds)
     room, k = 0, 0
-    for row in range(num_rows):
-        has_labels = row < len(source_labels)
+    for place in range(len(source)):
+        batch, row = place // num_rows, place % num_rows
+        if row == 0 and batch > 0:
+            room += 1  # an edge begins each batch that no room ends at
+        has_labels = place < len(source_labels)
         if has_labels:
-            _widen(source[row], tokens[row])
-            _widen(source_labels[row], labels[row])
+            _widen(source[place], tokens[place])
+            _widen(source_labels[place], labels[place])
         else:
-            _copy(source[row], tokens[row], labels[row])
+            _copy(source[place], tokens[place], labels[place])
         at, document = 0, 0
         while at < row_tokens:
             stop = cu_seqlens[room + 1] - row * row_tokens
             # What the segments leave is a room of padding, document 0.
-            is_padding = k == len(segments) or segments[k, ROW] != row
+            is_padding = k == bounds[batch, END] or segments[k, ROW] != row
             real = 0 if is_padding else segments[k, ROW_LENGTH]
             begin = segments[k, ROW_START] if continues and not is_padding else 0
             document = 0 if is_padding else document + 1
-            _place(begin, document, input_pos[row, at:stop], document_ids[row, at:stop])
+            _place(begin, document, input_pos[place, at:stop], document_ids[place, at:stop])
             if not has_labels:
-                labels[row, at + real : stop] = IGNORED
+                labels[place, at + real : stop] = IGNORED
                 if not is_padding:
-                    labels[row, at + real - 1] = next_tokens[k]
+                    labels[place, at + real - 1] = next_tokens[k]
             room += 1
             k += 0 if is_padding else 1
             at = stop

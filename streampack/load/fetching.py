@@ -203,6 +203,10 @@ class ReadAhead:
         self._fetcher.follow(needs)
         return None if needs is None else needs.finished
 
+    def has(self, batch: DeviceBatch) -> bool:
+        """Whether the shards of a batch are here."""
+        return self._fetcher is None or self._fetcher.has(batch.packs)
+
     def need_for(self, batch: DeviceBatch) -> None:
         """Wait until the shards of a batch are here."""
         if self._fetcher is not None:

@@ -2,9 +2,9 @@
 
 ::
 
-    num_workers=0    a thread plans and reads batch 0, 1, ...       nothing is copied
+    num_workers=0    a thread plans and reads batches in groups     nothing is copied
                      (more threads: one plans at a time, all read;
-                     the loop reads, too, where it would wait)
+                     the loop reads a group, too, where it would wait)
 
     num_workers=2    this process plans 0, 1, 2, ...                a few KB of integers a batch
                      worker 0 reads 0, 2, ...   worker 1 reads 1, 3, ...
@@ -14,7 +14,8 @@
 Workers hold no state, so it does not matter how many there are or which one fails; the state is
 keyed to the batch last delivered, not to what was planned or read ahead.
 
-Cost: planning about 0.4 us a sample; a hand-over 30 us from a thread, 200 us from a worker.
+Cost: planning about 0.4 us a sample; a hand-over of some batches 30 us from a thread, 200 us from a
+worker.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from streampack.config import Packing
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.dataset import PackedStreamingDataset
 from streampack.load.fetching import NO_FETCHES, ReadAhead
+from streampack.load.groups import ReadGroup, in_groups, read_group
 from streampack.load.handover import FoldingReader
 from streampack.load.ring import Ring, RingReader
 from streampack.load.tally import Tally
@@ -53,6 +56,12 @@ __all__ = ["PlannedLoading"]
 # that waits for the first of them waits for all.
 MOST_AT_ONCE = 8
 HANDOVER_TOKENS = 1 << 19
+GROUP_BYTES = (
+    1 << 23
+)  # of what threads read at once: more is no longer in the cache when it is read
+
+# Groups that a thread plans before it reads one: planning comes in pieces of several groups.
+FEW_AT_HAND, MANY_AT_HAND = 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,6 +108,7 @@ class _Plans:
         self._drops = packing.overflow == "drop"
         # What the epoch had lost before this iteration, where it goes on from a state.
         self._before = _Losses(dropped=sequence.overlong, substituted=sequence.substituted)
+        self._no_drops = np.zeros_like(self._before.dropped)
         self.waiting: deque[_Planned] = deque()
 
     def __iter__(self) -> Iterator[DeviceBatch]:
@@ -125,7 +135,7 @@ class _Plans:
 
     def _dropped(self) -> Int64Array:
         if not self._drops:
-            return np.zeros_like(self._before.dropped)
+            return self._no_drops
         return self.sequence.overlong - self._before.dropped
 
 
@@ -148,16 +158,19 @@ class PlannedLoading:
         # Where there is no GPU there is nothing to pin for.
         self._pins = options.pin_memory and torch.cuda.is_available()
         self._read = dataset.reader(pinned=self._pins)
-        # Each thread makes a batch, a loop that would wait makes one, and two are ready or to do.
-        wanted = options.prefetch_factor
-        wanted = wanted if num_workers else max(wanted, options.prefetch_threads + 3)
-        at_once = self._at_once(num_workers)
-        footprint = dataset.footprint(num_workers)
-        ahead = batches_ahead(dataset.buffers, footprint, (wanted + 1) * at_once - 1)
-        # Besides what workers have read ahead, what came over with the batch that is handed on.
-        self._group = max(1, (ahead + 1) // (wanted + 1))
-        self._ahead = min(ahead, wanted)
         self._num_threads = options.prefetch_threads
+        at_once = self._at_once(num_workers)
+        self._at_hand = FEW_AT_HAND if at_once == 1 else MANY_AT_HAND
+        wanted = options.prefetch_factor
+        if not num_workers:
+            # What is at hand; and what threads and a loop that would wait make, and what is made.
+            wanted = max(wanted, self._num_threads - 1 + 2 * self._at_hand)
+        # Workers have read so much ahead, and more came over with the batch that is handed on.
+        beside = 1 if num_workers else 0
+        footprint = dataset.footprint(num_workers)
+        ahead = batches_ahead(dataset.buffers, footprint, (wanted + beside) * at_once - beside)
+        self._group = max(1, (ahead + beside) // (wanted + beside))
+        self._ahead = min(ahead, wanted)
         self._workers: ReadingWorkers | None = None
         self._progress: Progress | None = None
         self._tally = Tally(dataset.recipe)
@@ -179,12 +192,19 @@ class PlannedLoading:
         self._workers = ReadingWorkers(self._handing, self._options, at_once=self._group)
 
     def _at_once(self, num_workers: int) -> int:
-        """Return how many batches a worker hands over at a time, if there is room for them."""
-        dataset = self.dataset
+        """Return how many batches are read or handed over at a time, if there is room for them."""
+        dataset, read = self.dataset, self._read
+        batch_tokens = dataset.footprint().batch_tokens
         # What a limited cache must hold counts on little being planned ahead.
-        if not num_workers or not self._read.is_light or dataset.buffers.cache_limit is not None:
+        if dataset.buffers.cache_limit is not None:
             return 1
-        fitting = HANDOVER_TOKENS // dataset.footprint().batch_tokens
+        if num_workers:
+            fitting = HANDOVER_TOKENS // batch_tokens if read.is_light else 1
+        elif not self._num_threads or (read.keeps_rows and read.gatherer.has_labels):
+            return 1  # whether a batch of rows has labels is known of all that is read at once
+        else:
+            each = np.dtype(read.gatherer.dtype).itemsize if read.keeps_rows else BYTES_PER_TOKEN
+            fitting = GROUP_BYTES // (each * batch_tokens)
         return min(max(1, fitting), MOST_AT_ONCE)
 
     def _choose_handing(self, num_workers: int) -> RingReader | FoldingReader:
@@ -248,10 +268,12 @@ class PlannedLoading:
     def _batches(self, plans: _Plans) -> Iterator[Batch]:
         if self._workers is not None:
             return self._from_workers(plans, self._workers)
-        here = self._when_here(plans)
         if not self._num_threads:
-            return map(self._read_here, here)
-        return work_ahead(here, self._read_here, self._ahead, self._num_threads)
+            return map(self._read_here, self._when_here(plans))
+        groups = in_groups(plans, self._group, plans.ahead)
+        depth, num_threads = self._ahead, self._num_threads
+        made = work_ahead(groups, self._read_group, depth, num_threads, self._at_hand)
+        return chain.from_iterable(made)
 
     def _when_here(self, plans: _Plans) -> Iterator[DeviceBatch]:
         """Yield plans once their shards are here."""
@@ -262,6 +284,12 @@ class PlannedLoading:
     def _read_here(self, plan: DeviceBatch) -> Any:
         batch = self._read(plan)
         return pin(batch) if self._pins else batch
+
+    def _read_group(self, plans: list[DeviceBatch]) -> ReadGroup:
+        group = read_group(self._read, plans)
+        if self._pins:
+            group.batches = deque(pin(batch) for batch in group.batches)
+        return group
 
     def _from_workers(self, plans: _Plans, workers: ReadingWorkers) -> Iterator[Batch]:
         handing = self._handing

@@ -174,6 +174,10 @@ class ShardFetcher:
             self._counts["waited_for"] += num_late
             self._waited_s += time.monotonic() - begin_s if num_late else 0.0
 
+    def has(self, packs: Packs) -> bool:
+        """Whether all shards of some packs are here."""
+        return not self._all.missing(packs.segments)
+
     def need_for(self, packs: Packs) -> None:
         """Wait until all shards of some packs are here; as `need`."""
         missing = self._all.missing(packs.segments)

@@ -6,8 +6,8 @@ With depth=4 and one thread, and a caller that asks for more than one thread can
     caller                      makes 1      takes 0, 1      makes 3 ...
 
 Threads ask for the items: planning and waiting for shards never stop a caller that has a result to
-take. A thread asks for one item more than it works on, so that there is something to help with; a
-caller that always finds a result, as a training loop does, never works on one itself.
+take. A thread asks for at least one item more than it works on, so that there is something to help
+with; a caller that always finds a result, as a training loop does, never works on one itself.
 
 The threads start at the first item and end with the iteration, so none is alive when a process
 forks. A failure surfaces where the result is asked for, with its own traceback.
@@ -47,9 +47,11 @@ class _Maker(Generic[Item, Result]):
         work: Callable[[Item], Result],
         depth: int,
         num_threads: int,
+        at_hand: int,
     ) -> None:
         self._items = iter(items)
         self._work = work
+        self._at_hand = at_hand
         # A permit for each result that may be alive; a queue, because a semaphore is slow Python.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
@@ -125,7 +127,7 @@ class _Maker(Generic[Item, Result]):
 
     def _ask(self) -> None:
         """Ask for items, and wait for room only if there is nothing to do."""
-        while len(self._to_do) < AT_HAND and not self._is_over:
+        while len(self._to_do) < self._at_hand and not self._is_over:
             try:
                 self._room.get(block=not self._to_do)
             except queue.Empty:
@@ -162,7 +164,11 @@ class _Maker(Generic[Item, Result]):
 
 
 def work_ahead(
-    items: Iterable[Item], work: Callable[[Item], Result], depth: int, num_threads: int = 1
+    items: Iterable[Item],
+    work: Callable[[Item], Result],
+    depth: int,
+    num_threads: int = 1,
+    at_hand: int = AT_HAND,
 ) -> Iterator[Result]:
     """Yield `work(item)` for each item, in order, working ahead in threads.
 
@@ -172,11 +178,12 @@ def work_ahead(
             under way.
         depth: Results that may be alive, at least 1.
         num_threads: At least 1; more than `depth` have nothing to do.
+        at_hand: Items that a thread asks for before it works on one of them, at least 1.
 
     >>> list(work_ahead([1, 2, 3], lambda item: item * item, depth=2))
     [1, 4, 9]
     """
-    maker = _Maker(items, work, depth, num_threads)
+    maker = _Maker(items, work, depth, num_threads, at_hand)
     maker.start()
     try:
         while True:
