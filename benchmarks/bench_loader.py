@@ -226,7 +226,8 @@ class Workload:
         ways = {"block": None, "first": ZSTD_BLOCK, "at_hand": ZSTD_BLOCK}
         for name, block_size in ways.items():
             local = Path(tempfile.mkdtemp(dir=self._data))
-            shutil.copytree(self._packed, local, dirs_exist_ok=True)
+            # Linked, not copied: a copy takes the memory that is at hand for what is unpacked.
+            shutil.copytree(self._packed, local, copy_function=os.link, dirs_exist_ok=True)
             stream = Stream(local=str(local))
             dataset = make_dataset(stream, way, self.max_seq_len, self._batch_size, block_size)
             begin = batches_of(dataset, way)

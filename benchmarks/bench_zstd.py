@@ -84,7 +84,7 @@ class Bench:
     def stream(self, way: str, folder: Path) -> Stream:
         """Return a stream to be brought into a folder."""
         if way == "local":
-            shutil.copytree(self.packed, folder / "cache")
+            shutil.copytree(self.packed, folder / "cache", copy_function=os.link)
             return Stream(local=str(folder / "cache"))
         return Stream(remote=str(self.packed), local=str(folder / "cache"))
 

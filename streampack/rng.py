@@ -39,9 +39,11 @@ def permutation(length: int, seed: int, *place: int | str) -> Int64Array:
     >>> sorted(permutation(5, 17, "here").tolist())
     [0, 1, 2, 3, 4]
     """
+    if length < 2:
+        return np.arange(length)  # many small streams have one shard each
     # Random high bits, the index in the low ones: all keys differ, so any sort gives the same
     # order, and a plain sort of integers is several times quicker than an argsort.
-    shift = np.uint64(max(length - 1, 1).bit_length())
+    shift = np.uint64((length - 1).bit_length())
     keys = (random_bits(length, seed, *place) >> shift) << shift
     keys |= np.arange(length, dtype=np.uint64)
     keys.sort()

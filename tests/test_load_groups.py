@@ -18,8 +18,8 @@ from streampack import Buffers, Mixing, Packing, Stream
 from streampack.errors import DataError
 from streampack.load import PackedDataLoader, PackedStreamingDataset
 from streampack.load.fetching import ReadAhead
-from streampack.load.groups import ReadGroup, in_groups, read_group
-from streampack.load.planned_loading import GROUP_BYTES, MOST_AT_ONCE, PlannedLoading
+from streampack.load.groups import GROUP_BYTES, MOST_AT_ONCE, ReadGroup, in_groups, read_group
+from streampack.load.planned_loading import PlannedLoading
 from streampack.plan import DeviceBatch
 from streampack.streams.mosaic import MDSWriter
 from streampack.types import Packs

@@ -17,11 +17,30 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from streampack.load.buffers import BYTES_PER_TOKEN
 from streampack.load.fetching import ReadAhead
 from streampack.load.reader import BatchReader
 from streampack.plan import DeviceBatch
 
-__all__ = ["ReadGroup", "in_groups", "read_group"]
+__all__ = ["MOST_AT_ONCE", "ReadGroup", "in_groups", "most_together", "read_group"]
+
+MOST_AT_ONCE = 8
+GROUP_BYTES = 1 << 23  # what is larger is no longer in the cache when it is read
+
+
+def most_together(read: BatchReader, batch_tokens: int) -> int:
+    """Return how many batches a thread reads at once, if there is room for them.
+
+    Args:
+        read: What reads them.
+        batch_tokens: Token slots of one.
+    """
+    if read.keeps_rows and read.gatherer.has_labels:
+        return 1  # such a batch has labels if its own samples do, which is known of a group only
+    each = np.dtype(read.gatherer.dtype).itemsize if read.keeps_rows else BYTES_PER_TOKEN
+    return min(max(1, GROUP_BYTES // (each * batch_tokens)), MOST_AT_ONCE)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

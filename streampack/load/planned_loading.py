@@ -35,7 +35,13 @@ from streampack.config import Packing
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.dataset import PackedStreamingDataset
 from streampack.load.fetching import NO_FETCHES, ReadAhead
-from streampack.load.groups import ReadGroup, in_groups, read_group
+from streampack.load.groups import (
+    MOST_AT_ONCE,
+    ReadGroup,
+    in_groups,
+    most_together,
+    read_group,
+)
 from streampack.load.handover import FoldingReader
 from streampack.load.ring import Ring, RingReader
 from streampack.load.tally import Tally
@@ -54,13 +60,9 @@ __all__ = ["PlannedLoading"]
 
 # A hand-over costs as much for a small batch as for a large one, so several go together. A loop
 # that waits for the first of them waits for all.
-MOST_AT_ONCE = 8
 HANDOVER_TOKENS = 1 << 19
-GROUP_BYTES = (
-    1 << 23
-)  # of what threads read at once: more is no longer in the cache when it is read
 
-# Groups that a thread plans before it reads one: planning comes in pieces of several groups.
+# What a thread plans before it reads: batches, or groups, for planning comes in pieces of several.
 FEW_AT_HAND, MANY_AT_HAND = 2, 4
 
 
@@ -198,13 +200,9 @@ class PlannedLoading:
         # What a limited cache must hold counts on little being planned ahead.
         if dataset.buffers.cache_limit is not None:
             return 1
-        if num_workers:
-            fitting = HANDOVER_TOKENS // batch_tokens if read.is_light else 1
-        elif not self._num_threads or (read.keeps_rows and read.gatherer.has_labels):
-            return 1  # whether a batch of rows has labels is known of all that is read at once
-        else:
-            each = np.dtype(read.gatherer.dtype).itemsize if read.keeps_rows else BYTES_PER_TOKEN
-            fitting = GROUP_BYTES // (each * batch_tokens)
+        if not num_workers:
+            return most_together(read, batch_tokens) if self._num_threads else 1
+        fitting = HANDOVER_TOKENS // batch_tokens if read.is_light else 1
         return min(max(1, fitting), MOST_AT_ONCE)
 
     def _choose_handing(self, num_workers: int) -> RingReader | FoldingReader:
@@ -268,22 +266,12 @@ class PlannedLoading:
     def _batches(self, plans: _Plans) -> Iterator[Batch]:
         if self._workers is not None:
             return self._from_workers(plans, self._workers)
-        if not self._num_threads:
-            return map(self._read_here, self._when_here(plans))
         groups = in_groups(plans, self._group, plans.ahead)
-        depth, num_threads = self._ahead, self._num_threads
-        made = work_ahead(groups, self._read_group, depth, num_threads, self._at_hand)
+        made: Iterator[ReadGroup] = map(self._read_group, groups)
+        if self._num_threads:
+            depth, num_threads = self._ahead, self._num_threads
+            made = work_ahead(groups, self._read_group, depth, num_threads, self._at_hand)
         return chain.from_iterable(made)
-
-    def _when_here(self, plans: _Plans) -> Iterator[DeviceBatch]:
-        """Yield plans once their shards are here."""
-        for plan in plans:
-            plans.ahead.need_for(plan)
-            yield plan
-
-    def _read_here(self, plan: DeviceBatch) -> Any:
-        batch = self._read(plan)
-        return pin(batch) if self._pins else batch
 
     def _read_group(self, plans: list[DeviceBatch]) -> ReadGroup:
         group = read_group(self._read, plans)

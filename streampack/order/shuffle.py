@@ -53,13 +53,10 @@ class _Block:
     """Which pass it belongs to."""
     first: int
     """Its first element, counted over all passes."""
+    stop: int
+    """One past its last."""
     rows: Int64Array
     """Sample and tokens of each element, shape (n, 2)."""
-
-    @property
-    def stop(self) -> int:
-        """One past its last element."""
-        return self.first + len(self.rows)
 
     @property
     def lengths(self) -> Int64Array:
@@ -81,12 +78,17 @@ def _scratch(length: int) -> Scratch:
 
 @compiled
 def _put_rows(
-    rows: Int64Array, places: Int64Array, taken: Int64Array, begin: int, head: tuple[int, int]
+    rows: Int64Array,
+    places: Int64Array,
+    taken: Int64Array,
+    begin: int,
+    number: int,
+    passes: int,
 ) -> None:
-    """Write the head and rows begin, begin + 1, ... of `taken` to some places in `rows`."""
+    """Write stream, pass and rows begin, begin + 1, ... of `taken` to some places in `rows`."""
     for turn in range(len(places)):
         place = places[turn]
-        rows[place, 0], rows[place, 1] = head
+        rows[place, 0], rows[place, 1] = number, passes
         rows[place, 2] = taken[begin + turn, 0]
         rows[place, 3] = taken[begin + turn, 1]
 
@@ -153,12 +155,15 @@ class Passes:
             places: Which rows, one for each element.
             number: What to write as the stream.
         """
-        while len(places):
+        while (num_left := len(places)) > 0:
             block = self._block_at(cursor)
-            here = places[: block.stop - cursor]
-            _put_rows(rows, here, block.rows, cursor - block.first, (number, block.passes))
-            places = places[len(here) :]
-            cursor += len(here)
+            num_here = min(num_left, block.stop - cursor)
+            here = places if num_here == num_left else places[:num_here]
+            _put_rows(rows, here, block.rows, cursor - block.first, number, block.passes)
+            if num_here == num_left:
+                return
+            places = places[num_here:]
+            cursor += num_here
 
     def block_of(self, cursor: int) -> int:
         """Return the number of the block that holds an element, counted over all passes."""
@@ -302,7 +307,9 @@ class Passes:
             place = ("block", *self._place, passes, block)
             shuffle_rows(length, scratch, rows, self._seed, *place)
         first = passes * self.num_samples + block * self._block_size
-        self._block = _Block(number=number, passes=passes, first=first, rows=rows)
+        self._block = _Block(
+            number=number, passes=passes, first=first, stop=first + length, rows=rows
+        )
         return self._block
 
     def _fill(self, rows: Int64Array, extents: Extents) -> None:
