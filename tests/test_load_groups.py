@@ -153,18 +153,23 @@ def test_a_bad_sample_fails_its_own_batch_and_none_before_it(tmp_path: Path) -> 
     assert all(map(same, together, alone))
 
 
-def test_a_format_that_fails_is_asked_again_for_those_before(streams: list[Stream]) -> None:
+def test_a_format_of_ones_own_is_asked_for_a_batch_at_a_time(streams: list[Stream]) -> None:
+    asked = []
+
     def picky(batch: dict[str, Any]) -> dict[str, Any]:
+        asked.append(batch["position"])
         if batch["position"] == 60:
             raise ValueError("the 20th is not to my taste")
         return batch
 
     loader = PackedDataLoader(dataset_of(streams[:1], batch_format=picky))
+    assert group_of(loader) == 1
     positions = []
     with pytest.raises(ValueError, match="the 20th"):  # noqa: PT012 - a loop
         for batch in loader:
             positions.append(batch["position"])
     assert positions == list(range(3, 60, 3))
+    assert len(set(asked)) == len(asked)
 
 
 # Which plans go together.

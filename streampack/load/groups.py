@@ -37,6 +37,8 @@ def most_together(read: BatchReader, batch_tokens: int) -> int:
         read: What reads them.
         batch_tokens: Token slots of one.
     """
+    if not read.is_light:
+        return 1  # nothing would be saved, and who waits for the first would wait for all
     if read.keeps_rows and read.gatherer.has_labels:
         return 1  # such a batch has labels if its own samples do, which is known of a group only
     each = np.dtype(read.gatherer.dtype).itemsize if read.keeps_rows else BYTES_PER_TOKEN
