@@ -183,7 +183,7 @@ class Ahead(ReadAhead):
         self.waited: list[int] = []
 
     def has(self, batch: DeviceBatch) -> bool:
-        return batch.epoch not in self.late
+        return batch.epoch not in self.late and batch.epoch != self.lost
 
     def need_for(self, batch: DeviceBatch) -> None:
         if batch.epoch == self.lost:

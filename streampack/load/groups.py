@@ -75,10 +75,11 @@ def in_groups(
     size = 1
     try:
         for plan in plans:
-            if group and not ahead.has(plan):
-                yield group
-                group = []
-            ahead.need_for(plan)
+            if not ahead.has(plan):
+                if group:
+                    yield group
+                    group = []
+                ahead.need_for(plan)
             group.append(plan)
             if len(group) >= size or len(plan.packs) < plan.num_rows:
                 yield group
