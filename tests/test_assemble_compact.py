@@ -18,7 +18,7 @@ from test_formats import same
 
 import streampack
 from streampack import Packing, Stream
-from streampack.assemble import make_batch, make_compact
+from streampack.assemble import make_batch, make_compacts
 from streampack.assemble.compact import expand_on, to_compact
 from streampack.errors import ConfigError, DataError
 from streampack.load import PackedDataLoader, PackedStreamingDataset
@@ -49,7 +49,7 @@ def test_an_expanded_batch_is_the_native_one(
         labels=None if labels is None else labels.astype(np.int32),
     )
     where: dict[str, Any] = {"epoch": 3, "position": 40, "positions": positions}
-    compact = make_compact(short, packs, **where)
+    [compact] = make_compacts(short, packs, steps=[(3, 40)], positions=positions)
     assert same(expand(compact), make_batch(native, packs, **where))
 
 

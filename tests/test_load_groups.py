@@ -66,7 +66,7 @@ def test_batches_that_are_read_at_once_are_those_that_are_read_alone(
     streams: list[Stream], packing: dict[str, Any], batch_format: str, which: str, most: int
 ) -> None:
     chosen = {"plain": streams[:1], "masked": streams[1:], "both": streams}[which]
-    # Two devices, and eight packs a step of four: an epoch ends with batches of padding.
+    # Four steps of four packs a global batch: an epoch ends with steps of padding alone.
     dataset = dataset_of(
         chosen,
         packing=packing,
@@ -97,15 +97,19 @@ def test_a_loader_reads_groups_and_delivers_the_batches_of_the_dataset(
     )
     assert group_of(loader) == MOST_AT_ONCE
     # All are held: no two batches may lie in the same memory.
-    assert all(map(same, list(loader), expected))
+    found = list(loader)
+    assert len(found) == len(expected)
+    assert all(map(same, found, expected))
     half = len(expected) // 2 + 3
     list(islice(loader, half))
     state = loader.state_dict()
     again = PackedDataLoader(dataset_of(streams[:1], batch_format=batch_format))
     again.load_state_dict(state)
-    first, second = dataset_of(streams[:1], batch_format=batch_format), list(again)
-    first.set_epoch(1)
-    assert all(map(same, second, list(first)[half:]))
+    whole = dataset_of(streams[:1], batch_format=batch_format)
+    whole.set_epoch(1)
+    rest, gone_on = list(whole)[half:], list(again)
+    assert len(gone_on) == len(rest) > 10
+    assert all(map(same, gone_on, rest))
 
 
 def group_of(loader: PackedDataLoader) -> int:
@@ -232,7 +236,9 @@ def test_plans_stay_in_order_and_none_waits_for_what_only_a_later_one_needs(
         assert is_lost
     else:
         assert not is_lost
-    assert list(chain.from_iterable(groups)) == list(range(lost if is_lost else num))
+    end = lost if is_lost else num
+    assert list(chain.from_iterable(groups)) == list(range(end))
+    assert ahead.waited == sorted(number for number in late if number < end)
 
 
 def test_batches_of_a_group_are_let_go_one_by_one() -> None:

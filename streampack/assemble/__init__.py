@@ -5,7 +5,6 @@ from streampack.assemble.batch import (
     fill_compact,
     make_batch,
     make_batches,
-    make_compact,
     make_compacts,
 )
 from streampack.assemble.blocks import Blocks, Scratch
@@ -56,7 +55,6 @@ __all__ = [
     "loss_weights",
     "make_batch",
     "make_batches",
-    "make_compact",
     "make_compacts",
     "segment_starts",
     "to_compact",

@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streampack.assemble.blocks import Blocks
+from streampack.assemble.blocks import Blocks, cut
 from streampack.assemble.fill import END, NUM_BOUNDS, Int32Array, fill_batches, lay_out
 from streampack.read.gather import Rows
-from streampack.types import NUM_COLUMNS, Int64Array, IntArray, Packs
+from streampack.types import NUM_COLUMNS, Int64Array, Packs
 
 __all__ = [
     "Batch",
@@ -39,7 +39,6 @@ __all__ = [
     "fill_compact",
     "make_batch",
     "make_batches",
-    "make_compact",
     "make_compacts",
 ]
 
@@ -50,26 +49,26 @@ Step: TypeAlias = tuple[int, int]
 NO_LABELS = np.zeros((0, 0), np.int32)
 
 
-def make_compact(
+def make_compacts(
     rows: Rows,
     packs: Packs,
     *,
-    epoch: int,
-    position: int,
+    steps: Sequence[Step],
     positions: str,
-    tokens: Tensor | None = None,
-) -> Batch:
-    """Return the compact batch of some packs.
+    tokens: Sequence[Tensor] | None = None,
+) -> list[Batch]:
+    """Return the compact batches of some packs, each of as many rows.
 
     Args:
-        rows: Their tokens; rows after the packs are padding. The batch shares their memory.
-        packs: The plan that the tokens came from.
-        epoch: The epoch they belong to.
-        position: Packs of the epoch delivered over all ranks once this step is done.
+        rows: The tokens of all, batch after batch; rows after the packs are padding. The batches
+            share their memory.
+        packs: The plan that the tokens came from; only the last batch may have fewer than rows.
+        steps: Of each batch, its epoch and position.
         positions: "restart" or "continue": input_pos of a split sample's later pieces.
-        tokens: The tensor that `rows.tokens` looks at, if there is one.
+        tokens: The tensors that `rows.tokens` consists of, one a batch, if there are any.
 
     Returns:
+        Of each batch of B rows:
         tokens: int32 or uint16, shape (B, S).
         labels: int32, shape (B, S); only if a stream has labels or a loss mask.
         next_tokens: int64, shape (n,); the sample's token after each segment, -100 at its end.
@@ -83,40 +82,13 @@ def make_compact(
     >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
     >>> packs = Packs(segments=segments, ends=np.array([1]))
     >>> rows = Rows(tokens=np.array([[5, 6, 0]]), next_tokens=np.array([-100]), labels=None)
-    >>> batch = make_compact(rows, packs, epoch=0, position=1, positions="restart")
+    >>> [batch] = make_compacts(rows, packs, steps=[(0, 1)], positions="restart")
     >>> batch["cu_seqlens"].tolist(), batch["next_tokens"].tolist(), "labels" in batch
     ([0, 2, 3], [-100], False)
     """
-    made = make_compacts(
-        rows,
-        packs,
-        steps=[(epoch, position)],
-        positions=positions,
-        tokens=None if tokens is None else [tokens],
-    )
-    return made[0]
-
-
-def make_compacts(
-    rows: Rows,
-    packs: Packs,
-    *,
-    steps: Sequence[Step],
-    positions: str,
-    tokens: Sequence[Tensor] | None = None,
-) -> list[Batch]:
-    """Return the compact batches of some packs, each of as many rows; see `make_compact`.
-
-    Args:
-        rows: The tokens of all, batch after batch, whose memory the batches share.
-        packs: The plan that the tokens came from; only the last batch may have fewer than rows.
-        steps: Of each batch, its epoch and position.
-        positions: "restart" or "continue".
-        tokens: The tensors that `rows.tokens` consists of, one a batch, if there are any.
-    """
     laid = _lay_out(rows, packs, len(steps))
-    tokens = _cut(rows.tokens, len(steps)) if tokens is None else tokens
-    labels = None if rows.labels is None else _cut(rows.labels, len(steps))
+    tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
+    labels = None if rows.labels is None else cut(rows.labels, len(steps))
     nexts = laid.of_segments(rows.next_tokens)
     return [
         {
@@ -130,12 +102,6 @@ def make_compacts(
         }
         for number, ((epoch, position), edges) in enumerate(zip(steps, laid.fields(), strict=True))
     ]
-
-
-def _cut(array: IntArray, num_parts: int) -> list[Tensor]:
-    """Return tensors of an array's parts, each of as many rows."""
-    size = len(array) // num_parts
-    return [torch.from_numpy(array[at : at + size]) for at in range(0, num_parts * size, size)]
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +166,7 @@ def fill_compact(batch: Batch) -> Batch:
     """Return the native batch that a compact one stands for, all of it on the CPU.
 
     Args:
-        batch: What `make_compact` returns; it is copied.
+        batch: One of those that `make_compacts` returns; it is copied.
     """
     rows = Rows(
         tokens=batch["tokens"].numpy(),
@@ -237,7 +203,7 @@ def make_batch(
     Returns:
         tokens, labels, input_pos: int64, shape (B, S); labels are shifted, -100 is ignored.
         document_ids: int32, shape (B, S); 1..n in a pack, 0 is padding.
-        cu_seqlens, max_seqlen, segments, epoch, position: as `make_compact` says.
+        cu_seqlens, max_seqlen, segments, epoch, position: as `make_compacts` says.
 
     >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
     >>> packs = Packs(segments=segments, ends=np.array([1]))

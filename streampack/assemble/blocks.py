@@ -29,7 +29,7 @@ from torch import Tensor
 
 from streampack.types import IntArray
 
-__all__ = ["Blocks", "Scratch", "Shape"]
+__all__ = ["Blocks", "Scratch", "Shape", "cut"]
 
 KEPT = 4  # blocks that wait for use
 ALIGNMENT = 64  # bytes; a cache line, and more than any type needs
@@ -117,23 +117,29 @@ class Blocks:
         begins, num_bytes = _lay_out(shapes)
         if self._pinned:
             whole = _pinned(shapes, begins, num_bytes)
-            pieces = [tensor.chunk(num_parts) for tensor in whole]
-            parts = [list(part) for part in zip(*pieces, strict=True)]
-            return [tensor.numpy() for tensor in whole], parts
+            pieces = [list(tensor.chunk(num_parts)) for tensor in whole]
+            return [tensor.numpy() for tensor in whole], _by_part(pieces)
         block = np.asarray(_Lease(self._waiting.take(np.uint8, (num_bytes,)), self._waiting))
         arrays: list[IntArray] = [
             np.ndarray(shape, dtype, block, begin)
             for (dtype, shape), begin in zip(shapes, begins, strict=True)
         ]
-        sizes = [len(array) // num_parts for array in arrays]
-        parts = [
-            [
-                torch.from_numpy(array[part * size : (part + 1) * size])
-                for array, size in zip(arrays, sizes, strict=True)
-            ]
-            for part in range(num_parts)
-        ]
-        return arrays, parts
+        return arrays, _by_part([cut(array, num_parts) for array in arrays])
+
+
+def cut(array: IntArray, num_parts: int) -> list[Tensor]:
+    """Return tensors of an array's parts, each of as many rows.
+
+    >>> [part.tolist() for part in cut(np.array([5, 6, 7, 8]), 2)]
+    [[5, 6], [7, 8]]
+    """
+    size = len(array) // num_parts
+    return [torch.from_numpy(array[part * size : (part + 1) * size]) for part in range(num_parts)]
+
+
+def _by_part(pieces: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Return what was listed by array, listed by part."""
+    return [list(part) for part in zip(*pieces, strict=True)]
 
 
 def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:

@@ -29,7 +29,6 @@ from streampack.read.kernels import IGNORED
 from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, IntArray
 
 __all__ = [
-    "EDGES",
     "END",
     "NUM_BOUNDS",
     "ROW",

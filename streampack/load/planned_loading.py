@@ -53,7 +53,7 @@ from streampack.load.workers import (
     pin,
 )
 from streampack.plan import DeviceBatch, EpochSequence, Progress
-from streampack.read.prefetch import work_ahead
+from streampack.read.prefetch import AT_HAND, work_ahead
 from streampack.types import Int64Array, State
 
 __all__ = ["PlannedLoading"]
@@ -62,8 +62,7 @@ __all__ = ["PlannedLoading"]
 # that waits for the first of them waits for all.
 HANDOVER_TOKENS = 1 << 19
 
-# What a thread plans before it reads: batches, or groups, for planning comes in pieces of several.
-FEW_AT_HAND, MANY_AT_HAND = 2, 4
+GROUPS_AT_HAND = 4  # that a thread plans before it reads one: planning comes in pieces of several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,7 +161,7 @@ class PlannedLoading:
         self._read = dataset.reader(pinned=self._pins)
         self._num_threads = options.prefetch_threads
         at_once = self._at_once(num_workers)
-        self._at_hand = FEW_AT_HAND if at_once == 1 else MANY_AT_HAND
+        self._at_hand = AT_HAND if at_once == 1 else GROUPS_AT_HAND
         wanted = options.prefetch_factor
         if not num_workers:
             # What is at hand; and what threads and a loop that would wait make, and what is made.

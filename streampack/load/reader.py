@@ -122,4 +122,4 @@ class BatchReader:
         if self.keeps_rows:
             return make_compacts(rows, packs, steps=steps, positions=positions, tokens=tokens)
         made = make_batches(rows, packs, steps=steps, positions=positions, blocks=self.blocks)
-        return made if self.convert is to_native else [self.convert(batch) for batch in made]
+        return [self.convert(batch) for batch in made]

@@ -53,10 +53,13 @@ class _Block:
     """Which pass it belongs to."""
     first: int
     """Its first element, counted over all passes."""
-    stop: int
-    """One past its last."""
     rows: Int64Array
     """Sample and tokens of each element, shape (n, 2)."""
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.first + len(self.rows)
 
     @property
     def lengths(self) -> Int64Array:
@@ -155,15 +158,12 @@ class Passes:
             places: Which rows, one for each element.
             number: What to write as the stream.
         """
-        while (num_left := len(places)) > 0:
+        while len(places):
             block = self._block_at(cursor)
-            num_here = min(num_left, block.stop - cursor)
-            here = places if num_here == num_left else places[:num_here]
+            here = places[: block.stop - cursor]
             _put_rows(rows, here, block.rows, cursor - block.first, number, block.passes)
-            if num_here == num_left:
-                return
-            places = places[num_here:]
-            cursor += num_here
+            places = places[len(here) :]
+            cursor += len(here)
 
     def block_of(self, cursor: int) -> int:
         """Return the number of the block that holds an element, counted over all passes."""
@@ -307,9 +307,7 @@ class Passes:
             place = ("block", *self._place, passes, block)
             shuffle_rows(length, scratch, rows, self._seed, *place)
         first = passes * self.num_samples + block * self._block_size
-        self._block = _Block(
-            number=number, passes=passes, first=first, stop=first + length, rows=rows
-        )
+        self._block = _Block(number=number, passes=passes, first=first, rows=rows)
         return self._block
 
     def _fill(self, rows: Int64Array, extents: Extents) -> None:

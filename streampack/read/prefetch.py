@@ -26,7 +26,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from streampack.errors import WorkerError
 
-__all__ = ["work_ahead"]
+__all__ = ["AT_HAND", "work_ahead"]
 
 ALIVE_S = 5.0  # how often whoever waits looks whether somebody works
 
