@@ -20,13 +20,12 @@ from streampack.load import PackedDataLoader, PackedStreamingDataset
 from streampack.load.fetching import ReadAhead
 from streampack.load.groups import GROUP_BYTES, MOST_AT_ONCE, ReadGroup, in_groups, read_group
 from streampack.load.planned_loading import PlannedLoading
-from streampack.plan import DeviceBatch
+from streampack.plan import DevicePlan
 from streampack.streams.mosaic import MDSWriter
 from streampack.types import Packs
 from streampack.world import World
 
 LENGTHS = np.random.default_rng(7).integers(1, 200, 300).tolist()
-FULL = Packs(segments=np.zeros((2, 6), np.int64), ends=np.array([1, 2]))
 
 
 def dataset_of(streams: list[Stream], **options: Any) -> PackedStreamingDataset:
@@ -79,8 +78,7 @@ def test_batches_that_are_read_at_once_are_those_that_are_read_alone(
     dataset.set_epoch(0)
     read, sequence = dataset.reader(), dataset.begin()
     has_labels = which != "plain" and batch_format == "compact"
-    plans = iter(sequence.next, None)
-    groups = in_groups(plans, 1 if has_labels else most, ReadAhead(None, sequence))
+    groups = in_groups(sequence.next, 1 if has_labels else most, ReadAhead(None, sequence))
     found = list(chain.from_iterable(read_group(read, group) for group in groups))
     assert len(found) == len(expected) > 50
     assert all(map(same, found, expected))
@@ -180,58 +178,73 @@ def test_a_format_of_ones_own_is_asked_for_a_batch_at_a_time(streams: list[Strea
 
 
 class Ahead(ReadAhead):
-    """Shards that are here, or come once they are waited for; a plan's epoch is its number."""
+    """Shards that are here, or come once they are waited for; batch n ends at position n + 1."""
 
     def __init__(self, late: set[int], lost: int | None = None) -> None:
         self.late, self.lost = set(late), lost
         self.waited: list[int] = []
 
-    def has(self, batch: DeviceBatch) -> bool:
-        return batch.epoch not in self.late and batch.epoch != self.lost
+    def has(self, plan: DevicePlan) -> bool:
+        return not self.late.union({self.lost}).intersection(numbers_of(plan))
 
-    def need_for(self, batch: DeviceBatch) -> None:
-        if batch.epoch == self.lost:
+    def need_for(self, plan: DevicePlan) -> None:
+        [number] = numbers_of(plan)
+        if number == self.lost:
             raise DataError("the shard is lost")
-        if batch.epoch in self.late:
-            self.late.remove(batch.epoch)
-            self.waited.append(batch.epoch)
+        if number in self.late:
+            self.late.remove(number)
+            self.waited.append(number)
 
 
-def plans_of(num: int, short: set[int]) -> Iterator[DeviceBatch]:
-    for number in range(num):
-        packs = FULL.slice(0, 1) if number in short else FULL
-        yield DeviceBatch(packs=packs, num_rows=2, epoch=number, position=0)
+class Planner:
+    """Plans of `num` batches, of as many as are asked for, or as are left before a stop."""
+
+    def __init__(self, num: int, stops: set[int]) -> None:
+        self.at, self.num = 0, num
+        self.stops = stops | {num - 1}  # the last batch of all has padding
+
+    def next(self, most: int) -> DevicePlan | None:
+        if self.at == self.num:
+            return None
+        first = self.at
+        self.at = min([first + most, self.num, *(stop for stop in self.stops if stop > first)])
+        size = self.at - first
+        num_packs = 2 * size - (self.at == self.num)
+        segments = np.zeros((num_packs, 6), np.int64)
+        packs = Packs(segments=segments, ends=np.arange(1, num_packs + 1))
+        positions = list(range(first + 1, self.at + 1))
+        return DevicePlan(packs=packs, num_rows=2, epoch=0, positions=positions)
 
 
-def numbers_of(groups: Iterator[list[DeviceBatch]]) -> list[list[int]]:
-    return [[plan.epoch for plan in group] for group in groups]
+def numbers_of(plan: DevicePlan) -> list[int]:
+    assert len(plan.packs) == 2 * plan.num_batches or plan.num_batches == 1
+    return [position - 1 for position in plan.positions]
 
 
 def test_groups_grow_so_that_the_first_batch_comes_as_soon_as_alone() -> None:
-    groups = numbers_of(in_groups(plans_of(20, set()), 8, Ahead(set())))
-    assert [len(group) for group in groups] == [1, 2, 4, 8, 5]
+    groups = list(map(numbers_of, in_groups(Planner(20, set()).next, 8, Ahead(set()))))
+    assert [len(group) for group in groups] == [1, 2, 4, 8, 4, 1]
     assert list(chain.from_iterable(groups)) == list(range(20))
 
 
 @given(
     num=st.integers(0, 40),
     most=st.integers(1, 9),
-    short=st.sets(st.integers(0, 39)),
+    stops=st.sets(st.integers(0, 39)),
     late=st.sets(st.integers(0, 39)),
     lost=st.none() | st.integers(0, 39),
 )
 def test_plans_stay_in_order_and_none_waits_for_what_only_a_later_one_needs(
-    num: int, most: int, short: set[int], late: set[int], lost: int | None
+    num: int, most: int, stops: set[int], late: set[int], lost: int | None
 ) -> None:
     ahead, groups, is_lost = Ahead(late, lost), [], lost is not None and lost < num
     try:
-        for group in in_groups(plans_of(num, short), most, ahead):
-            numbers = [plan.epoch for plan in group]
-            groups.append(numbers)
-            # Whoever is waited for comes first of its group; only the last may be short.
-            assert not late.intersection(numbers[1:])
-            assert not short.intersection(numbers[:-1])
-            assert 1 <= len(numbers) <= most
+        for plan in in_groups(Planner(num, stops).next, most, ahead):
+            groups.append(numbers_of(plan))
+            assert 1 <= plan.num_batches <= most
+            # Nothing that comes later was waited for, and of several nothing at all.
+            assert max(ahead.waited, default=0) <= groups[-1][-1]
+            assert plan.num_batches == 1 or not ahead.late.intersection(groups[-1])
     except DataError:
         assert is_lost
     else:

@@ -9,7 +9,7 @@ import pytest
 from planning import recipe
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import DeviceView, EpochSequence, Recipe, sequence
+from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe, sequence
 from streampack.plan.columns import Columns
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -79,3 +79,33 @@ def test_packs_are_taken_for_many_batches_together(method, epoch_end, monkeypatc
     batches = seen(make(method, epoch_end), DeviceView(batch_size=2))
 
     assert len(batches) > 10 * len(gathered)
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4), (2, 1)])
+def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devices, batch_size):
+    r = make(method, epoch_end)
+    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
+
+    def rows(plan: DevicePlan, snapshots: list) -> tuple:
+        packs = plan.packs
+        return packs.segments.tolist(), packs.ends.tolist(), plan.position, json.dumps(snapshots)
+
+    alone, together = (EpochSequence(r, view, epoch=1) for _ in range(2))
+    sizes = []
+    while (plan := together.next(len(sizes) % 7 + 1)) is not None:
+        sizes.append(plan.num_batches)
+        assert 1 <= plan.num_batches <= (len(sizes) - 1) % 7 + 1
+        # Fewer packs than rows: in a batch that comes alone.
+        assert plan.num_batches == 1 or len(plan.packs) == plan.num_batches * plan.num_rows
+        for number in range(plan.num_batches):
+            one, expected = plan.part(number, number + 1), alone.next()
+            assert rows(one, together.snapshots()) == rows(expected, alone.snapshots())
+        assert together.position == alone.position
+        assert together.substituted == alone.substituted
+        assert together.overlong.tolist() == alone.overlong.tolist()
+    assert alone.next() is None
+    assert max(sizes) > 1
+    together.close()
+    alone.close()

@@ -2,7 +2,7 @@
 
 ::
 
-    PackedStreamingDataset --plan--> DeviceBatch (integers) --read, assemble--> batch (tensors)
+    PackedStreamingDataset --plan--> DevicePlan (integers) --read, assemble--> batch (tensors)
            |                                                        ^
            '-- PackedDataLoader: plans here, reads in threads or workers
            '-- torch's DataLoader(dataset, batch_size=None): every worker plans and reads its share
@@ -354,6 +354,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                     batch = read(plan)
                     self._delivered = Progress(epoch=epoch, position=position)
                     yield batch
+                    del batch
                 ahead.finish(finished)
         finally:
             ahead.close()

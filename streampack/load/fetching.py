@@ -24,7 +24,7 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.load.build import Blueprint
-from streampack.plan import DeviceBatch, DeviceView, EpochSequence, Recipe, touched_lanes
+from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe, touched_lanes
 from streampack.read import FETCH_THREADS, FetchLimits, ShardFetcher
 from streampack.types import Int64Array
 from streampack.world import World
@@ -203,14 +203,14 @@ class ReadAhead:
         self._fetcher.follow(needs)
         return None if needs is None else needs.finished
 
-    def has(self, batch: DeviceBatch) -> bool:
-        """Whether the shards of a batch are here."""
-        return self._fetcher is None or self._fetcher.has(batch.packs)
+    def has(self, plan: DevicePlan) -> bool:
+        """Whether the shards of a plan are here."""
+        return self._fetcher is None or self._fetcher.has(plan.packs)
 
-    def need_for(self, batch: DeviceBatch) -> None:
-        """Wait until the shards of a batch are here."""
+    def need_for(self, plan: DevicePlan) -> None:
+        """Wait until the shards of a plan are here."""
         if self._fetcher is not None:
-            self._fetcher.need_for(batch.packs)
+            self._fetcher.need_for(plan.packs)
 
     def finish(self, finished: Int64Array | None) -> None:
         """Say that what `look` returned is delivered."""

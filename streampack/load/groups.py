@@ -2,9 +2,9 @@
 
 ::
 
-    plans     0 | 1 2 | 3 4 5 6 | ...    groups grow, so that the first batch comes as soon as alone
-    reader    one gather, one pass over the packs, one block of memory for a group
-    plan 4 is bad, or cannot be had      3, then the error, as if each were read alone
+    batches   0 | 1 2 | 3 4 5 6 | ...    groups grow, so that the first comes as soon as alone
+    a plan    of a group: one gather, one pass over the packs, one block of memory
+    batch 4 is bad, or cannot be had     3, then the error, as if each were read alone
 
 Cost: some 10 us a group. Memory: a group's batches live as long as the last of them.
 """
@@ -12,19 +12,21 @@ Cost: some 10 us a group. Memory: a group's batches live as long as the last of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from streampack.load.buffers import BYTES_PER_TOKEN
 from streampack.load.fetching import ReadAhead
 from streampack.load.reader import BatchReader
-from streampack.plan import DeviceBatch
+from streampack.plan import DevicePlan
 
 __all__ = ["MOST_AT_ONCE", "ReadGroup", "in_groups", "most_together", "read_group"]
+
+NextPlan: TypeAlias = Callable[[int], DevicePlan | None]
 
 MOST_AT_ONCE = 8
 GROUP_BYTES = 1 << 23  # what is larger is no longer in the cache when it is read
@@ -61,46 +63,37 @@ class ReadGroup:
             raise self.failure
 
 
-def in_groups(
-    plans: Iterable[DeviceBatch], most: int, ahead: ReadAhead
-) -> Iterator[list[DeviceBatch]]:
-    """Yield plans in groups whose shards are here; those before a failure come before it.
+def in_groups(next_plan: NextPlan, most: int, ahead: ReadAhead) -> Iterator[DevicePlan]:
+    """Yield plans of several batches whose shards are here; those before a failure come before it.
 
     Args:
-        plans: All of them, in order.
-        most: Plans of a group.
-        ahead: What brings their shards. A group does not wait for what only a later plan needs.
+        next_plan: Returns the plan of so many batches at most, and None at the end.
+        most: Batches of a plan.
+        ahead: What brings their shards. While one is not here yet, batches come one by one: none
+            waits for what only a later one needs.
     """
-    group: list[DeviceBatch] = []
     size = 1
-    try:
-        for plan in plans:
-            if not ahead.has(plan):
-                if group:
-                    yield group
-                    group = []
-                ahead.need_for(plan)
-            group.append(plan)
-            if len(group) >= size or len(plan.packs) < plan.num_rows:
-                yield group
-                group, size = [], min(2 * size, most)
-    except Exception:
-        if group:
-            yield group
-        raise
-    if group:
-        yield group
+    while (plan := next_plan(size)) is not None:
+        for number in range(plan.num_batches):
+            rest = plan.part(number, plan.num_batches)
+            if ahead.has(rest):
+                yield rest
+                break
+            one = plan.part(number, number + 1)
+            ahead.need_for(one)
+            yield one
+        size = min(2 * size, most)
 
 
-def read_group(read: BatchReader, plans: list[DeviceBatch]) -> ReadGroup:
-    """Read plans at once; if that fails one by one, up to the one that is to blame."""
-    if len(plans) > 1:
+def read_group(read: BatchReader, plan: DevicePlan) -> ReadGroup:
+    """Read batches at once; if that fails one by one, up to the one that is to blame."""
+    if plan.num_batches > 1:
         with suppress(Exception):
-            return ReadGroup(batches=deque(read.read(plans)))
+            return ReadGroup(batches=deque(read.read(plan)))
     group = ReadGroup()
     try:
-        for plan in plans:
-            group.batches.append(read(plan))
+        for number in range(plan.num_batches):
+            group.batches.append(read(plan.part(number, number + 1)))
     except Exception as failure:  # to be raised where its batch is asked for
         group.failure = failure
     return group

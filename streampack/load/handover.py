@@ -27,7 +27,7 @@ from torch import Tensor
 
 from streampack.assemble import Batch
 from streampack.load.reader import BatchReader
-from streampack.plan import DeviceBatch
+from streampack.plan import DevicePlan
 
 __all__ = [
     "LARGEST_IN_PIPE",
@@ -138,15 +138,15 @@ class FoldingReader:
 
     reader: BatchReader
 
-    def tasks(self, plans: Iterable[DeviceBatch]) -> Iterable[DeviceBatch]:
+    def tasks(self, plans: Iterable[DevicePlan]) -> Iterable[DevicePlan]:
         """Return the plans."""
         return plans
 
-    def __call__(self, plan: DeviceBatch) -> Any:
+    def __call__(self, plan: DevicePlan) -> Any:
         """Read a batch; in a worker."""
         batch = self.reader(plan)
         return fold(batch) if isinstance(batch, dict) else batch
 
-    def finish(self, _plan: DeviceBatch, got: Any) -> Any:
+    def finish(self, _plan: DevicePlan, got: Any) -> Any:
         """Return the batch; in the training process."""
         return got.unfold() if isinstance(got, Folded) else got

@@ -41,7 +41,7 @@ from torch.utils import _pytree as pytree
 from streampack.assemble import Batch, Blocks, Formatter, make_batch, to_native
 from streampack.load.handover import LARGEST_IN_PIPE, Folded, fold, is_plain, one_thread, sendable
 from streampack.load.reader import BatchReader
-from streampack.plan import DeviceBatch
+from streampack.plan import DevicePlan
 from streampack.read import Rows
 from streampack.types import IntArray, Packs
 
@@ -141,8 +141,8 @@ class ParcelReader:
 
     reader: BatchReader
 
-    def __call__(self, plan: DeviceBatch) -> Any:
-        """Read one planned device batch, in the dataset's `batch_format`."""
+    def __call__(self, plan: DevicePlan) -> Any:
+        """Read the plan of one batch, in the dataset's `batch_format`."""
         read = self.reader
         if not read.is_light or read.keeps_rows:
             return parcel(read(plan))
@@ -157,7 +157,8 @@ class ParcelReader:
             positions=read.packing.positions,
             convert=read.convert,
         )
-        return parcel(read.finish(plan, rows, tokens), ingredients)
+        [batch] = read.finish(plan, rows, [tokens])
+        return parcel(batch, ingredients)
 
 
 Sent = tuple[list[str], Batch | Folded, Ingredients | None, Any, Any]

@@ -52,7 +52,7 @@ from streampack.load.workers import (
     check_socket_path,
     pin,
 )
-from streampack.plan import DeviceBatch, EpochSequence, Progress
+from streampack.plan import DevicePlan, EpochSequence, Progress
 from streampack.read.prefetch import AT_HAND, work_ahead
 from streampack.types import Int64Array, State
 
@@ -85,19 +85,24 @@ class _Losses:
         return cls(dropped=np.zeros(num_streams, np.int64))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Planned:
-    """A planned batch that was not delivered yet."""
+    """Planned batches that were not delivered yet."""
 
-    batch: DeviceBatch
-    after: Progress
-    """Where the run stands once it is."""
+    plan: DevicePlan
+    snapshots: list[State]
+    """After each of them."""
     losses: _Losses
     """Of this iteration so far."""
     packer_tokens: int
     """The most that the packers held so far."""
     finished: Int64Array | None
-    """Rows (stream, shard) that are finished with it."""
+    """Rows (stream, shard) that are finished with the last of them."""
+
+    def after(self, number: int) -> Progress:
+        """Return where the run stands once this one of them is delivered."""
+        position = self.plan.positions[number]
+        return Progress(epoch=self.plan.epoch, position=position, snapshots=self.snapshots)
 
 
 class _Plans:
@@ -111,28 +116,48 @@ class _Plans:
         self._before = _Losses(dropped=sequence.overlong, substituted=sequence.substituted)
         self._no_drops = np.zeros_like(self._before.dropped)
         self.waiting: deque[_Planned] = deque()
+        self._num_asked, self._num_delivered = 0, 0
 
-    def __iter__(self) -> Iterator[DeviceBatch]:
+    def next(self, most: int) -> DevicePlan | None:
+        """Return the plan of so many batches at most; None at the epoch's end."""
         sequence = self.sequence
-        self.ahead.look()
-        while (batch := sequence.next()) is not None:
-            finished = self.ahead.look()
-            after = Progress(
-                epoch=batch.epoch, position=batch.position, snapshots=sequence.snapshots()
+        plan = sequence.next(most)
+        if plan is None:
+            return None
+        finished = self.ahead.look()
+        losses = _Losses(
+            dropped=self._dropped(),
+            substituted=sequence.substituted - self._before.substituted,
+        )
+        self._num_asked += plan.num_batches
+        self.waiting.append(
+            _Planned(
+                plan=plan,
+                snapshots=sequence.snapshots(),
+                losses=losses,
+                packer_tokens=sequence.buffered_tokens,
+                finished=finished,
             )
-            self.waiting.append(
-                _Planned(
-                    batch=batch,
-                    after=after,
-                    losses=_Losses(
-                        dropped=self._dropped(),
-                        substituted=sequence.substituted - self._before.substituted,
-                    ),
-                    packer_tokens=sequence.buffered_tokens,
-                    finished=finished,
-                )
-            )
-            yield batch
+        )
+        return plan
+
+    @property
+    def num_waiting(self) -> int:
+        """How many batches are planned and not delivered."""
+        return self._num_asked - self._num_delivered
+
+    def one_by_one(self) -> Iterator[DevicePlan]:
+        """Yield the plans of single batches."""
+        while (plan := self.next(1)) is not None:
+            yield plan
+
+    def delivered(self) -> Iterator[tuple[_Planned, int]]:
+        """Yield what was planned of each batch, and which of its plan's it is."""
+        while True:
+            planned = self.waiting.popleft()
+            for number in range(planned.plan.num_batches):
+                self._num_delivered += 1
+                yield planned, number
 
     def _dropped(self) -> Int64Array:
         if not self._drops:
@@ -249,11 +274,16 @@ class PlannedLoading:
     def _deliver(self, plans: _Plans) -> Iterator[Batch]:
         sequence = plans.sequence
         try:
+            plans.ahead.look()
+            delivered = plans.delivered()
+            # No zip, no enumerate: they hold on to a batch until the next is there.
             for batch in self._batches(plans):
-                planned = plans.waiting.popleft()
-                self._note(planned, len(plans.waiting))
+                planned, number = next(delivered)
+                self._note(planned, number, plans.num_waiting)
                 yield batch
-                plans.ahead.finish(planned.finished)
+                del batch
+                if number + 1 == planned.plan.num_batches:
+                    plans.ahead.finish(planned.finished)
                 plans.ahead.check()
             rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
             snapshots = sequence.snapshots() if rolls_on else []
@@ -265,31 +295,33 @@ class PlannedLoading:
     def _batches(self, plans: _Plans) -> Iterator[Batch]:
         if self._workers is not None:
             return self._from_workers(plans, self._workers)
-        groups = in_groups(plans, self._group, plans.ahead)
+        groups = in_groups(plans.next, self._group, plans.ahead)
         made: Iterator[ReadGroup] = map(self._read_group, groups)
         if self._num_threads:
             depth, num_threads = self._ahead, self._num_threads
             made = work_ahead(groups, self._read_group, depth, num_threads, self._at_hand)
         return chain.from_iterable(made)
 
-    def _read_group(self, plans: list[DeviceBatch]) -> ReadGroup:
-        group = read_group(self._read, plans)
+    def _read_group(self, plan: DevicePlan) -> ReadGroup:
+        group = read_group(self._read, plan)
         if self._pins:
             group.batches = deque(pin(batch) for batch in group.batches)
         return group
 
     def _from_workers(self, plans: _Plans, workers: ReadingWorkers) -> Iterator[Batch]:
         handing = self._handing
-        for got in workers.results(handing.tasks(plans)):
-            batch = handing.finish(plans.waiting[0].batch, got)
+        for got in workers.results(handing.tasks(plans.one_by_one())):
+            batch = handing.finish(plans.waiting[0].plan, got)
             yield pin(batch) if self._pins else batch
             del batch
 
-    def _note(self, planned: _Planned, num_waiting: int) -> None:
-        self._progress = planned.after
-        self._tally.add(planned.batch)
+    def _note(self, planned: _Planned, number: int, num_waiting: int) -> None:
+        plan = planned.plan
+        self._progress = planned.after(number)
         self._now = planned.losses
         self._packer_tokens = max(self._packer_tokens, planned.packer_tokens)
+        first = number * plan.num_rows
+        self._tally.add(plan.packs, first, min(first + plan.num_rows, len(plan.packs)))
         # torch asks for one more plan before it hands a batch over, threads do afterwards.
         self._most_waiting = max(self._most_waiting, num_waiting + (not self.num_workers))
 
@@ -316,7 +348,7 @@ class PlannedLoading:
         shards: fetched by this process (ahead of their need or for lengths), with their bytes;
         waited for, and how long; the most bytes of shards that were here ahead of their end.
         Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
-        by one rank.
+        by one rank; slots that another stream served up to eight batches ahead.
         """
         batch_tokens = self.dataset.footprint().batch_tokens
         waiting = self._most_waiting * batch_tokens

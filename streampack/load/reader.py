@@ -5,7 +5,7 @@
     plan --gather--> rows of int32, in the cache --finish--> native --convert--> batch
                      in a worker: in shared memory           'compact': the rows as they are
 
-Several batches that are read at once cost less each: some 60 us of calls and memory are shared.
+Several batches of a plan are read at once and cost less each: calls and memory are shared.
 
 Cost: see `read` and `assemble`. Memory: the rows of what is read at once, besides the batches that
 are alive.
@@ -31,9 +31,9 @@ from streampack.assemble import (
     to_native,
 )
 from streampack.config import Packing
-from streampack.plan import DeviceBatch
+from streampack.plan import DevicePlan
 from streampack.read import Gatherer, Rows
-from streampack.types import IntArray, Packs
+from streampack.types import IntArray
 
 __all__ = ["BatchReader"]
 
@@ -67,28 +67,23 @@ class BatchReader:
         """Whether batches cost little beside their tokens: those are all that workers hand over."""
         return self.convert in LIGHT
 
-    def __call__(self, plan: DeviceBatch) -> Any:
-        """Read one planned device batch, in the dataset's `batch_format`."""
-        return self.read([plan])[0]
+    def __call__(self, plan: DevicePlan) -> Any:
+        """Read the plan of one batch, in the dataset's `batch_format`."""
+        return self.read(plan)[0]
 
-    def read(self, plans: Sequence[DeviceBatch]) -> list[Any]:
-        """Read planned device batches of as many rows, in the dataset's `batch_format`.
-
-        Args:
-            plans: All but the last are full. They are read at once, and lie in one block.
-        """
+    def read(self, plan: DevicePlan) -> list[Any]:
+        """Read the batches of a plan, in the dataset's `batch_format`; they lie in one block."""
         gatherer = self.gatherer
-        packs, num_rows = Packs.join([plan.packs for plan in plans]), plans[0].num_rows
-        all_rows = num_rows * len(plans)
+        num_rows = plan.num_rows * plan.num_batches
         if self.keeps_rows:
-            [room], parts = self._room(num_rows, len(plans))
-            rows = gatherer.gather(packs, all_rows, out=room)
-            return self._make(plans, packs, rows, [tokens for [tokens] in parts])
-        shape = self._shape(all_rows)
+            [room], parts = self._room(plan.num_rows, plan.num_batches)
+            rows = gatherer.gather(plan.packs, num_rows, out=room)
+            return self.finish(plan, rows, [tokens for [tokens] in parts])
+        shape = self._shape(num_rows)
         room = self.scratch.take(gatherer.dtype, shape)
         labels = self.label_scratch.take(np.int32, shape) if gatherer.has_labels else None
-        rows = gatherer.gather(packs, all_rows, out=room, labels_out=labels)
-        batches = self._make(plans, packs, rows)
+        rows = gatherer.gather(plan.packs, num_rows, out=room, labels_out=labels)
+        batches = self.finish(plan, rows)
         self.scratch.give_back(room)
         if labels is not None:
             self.label_scratch.give_back(labels)
@@ -106,20 +101,19 @@ class BatchReader:
         [array], [[tensor]] = self._room(num_rows, 1)
         return array, tensor
 
-    def finish(self, plan: DeviceBatch, rows: Rows, tokens: Tensor | None = None) -> Any:
-        """Make the batch of a plan whose rows were read, `tokens` being theirs if it keeps them."""
-        return self._make([plan], plan.packs, rows, None if tokens is None else [tokens])[0]
-
-    def _make(
-        self,
-        plans: Sequence[DeviceBatch],
-        packs: Packs,
-        rows: Rows,
-        tokens: Sequence[Tensor] | None = None,
+    def finish(
+        self, plan: DevicePlan, rows: Rows, tokens: Sequence[Tensor] | None = None
     ) -> list[Any]:
-        steps = [(plan.epoch, plan.position) for plan in plans]
+        """Make the batches of a plan whose rows were read.
+
+        Args:
+            plan: What was read.
+            rows: Its rows.
+            tokens: The tensors that these consist of, one a batch, if batches keep them.
+        """
+        steps = [(plan.epoch, position) for position in plan.positions]
         positions = self.packing.positions
         if self.keeps_rows:
-            return make_compacts(rows, packs, steps=steps, positions=positions, tokens=tokens)
-        made = make_batches(rows, packs, steps=steps, positions=positions, blocks=self.blocks)
+            return make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
+        made = make_batches(rows, plan.packs, steps=steps, positions=positions, blocks=self.blocks)
         return [self.convert(batch) for batch in made]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from streampack.load.handover import one_thread
 from streampack.load.reader import BatchReader
-from streampack.plan import DeviceBatch
+from streampack.plan import DevicePlan
 from streampack.read import Rows
 from streampack.types import Int64Array
 
@@ -42,7 +42,7 @@ __all__ = ["Landed", "Ring", "RingReader", "Slotted"]
 class Slotted:
     """A plan, and where its tokens go."""
 
-    plan: DeviceBatch
+    plan: DevicePlan
     slot: int
 
 
@@ -93,7 +93,7 @@ class RingReader:
     reader: BatchReader
     ring: Ring
 
-    def tasks(self, plans: Iterable[DeviceBatch]) -> Iterator[Slotted]:
+    def tasks(self, plans: Iterable[DevicePlan]) -> Iterator[Slotted]:
         """Give each plan its slot."""
         for number, plan in enumerate(plans):
             yield Slotted(plan=plan, slot=number % self.ring.num_slots)
@@ -109,7 +109,7 @@ class RingReader:
         )
         return Landed(slot=slot, next_tokens=rows.next_tokens, has_labels=rows.labels is not None)
 
-    def finish(self, plan: DeviceBatch, landed: Landed) -> Any:
+    def finish(self, plan: DevicePlan, landed: Landed) -> Any:
         """Make the batch of a filled slot, which is free afterwards; in the training process."""
         tokens, labels = self.ring.tokens[landed.slot], None
         if landed.has_labels and self.ring.labels is not None:
@@ -128,4 +128,4 @@ class RingReader:
             multiple=self.reader.packing.pad_to_multiple or 1,
         )
         with one_thread() if self.reader.computes else nullcontext():
-            return self.reader.finish(plan, rows, tokens)
+            return self.reader.finish(plan, rows, [tokens])[0]

@@ -5,16 +5,17 @@ Cost: about 1 us a batch; segments are counted some hundred batches at a time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from streampack.plan import DeviceBatch, Recipe
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, no_segments
+from streampack.plan import Recipe
+from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs, no_segments
 
 __all__ = ["Tally", "shares"]
 
-MAX_UNCOUNTED = 256  # batches; a few KB each
+MAX_UNCOUNTED = 64  # runs of packs that were planned together; some 10 KB each
 
 
 def shares(counts: list[int]) -> list[float]:
@@ -25,6 +26,15 @@ def shares(counts: list[int]) -> list[float]:
     """
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
+
+
+@dataclass(slots=True)
+class _Delivered:
+    """A run of packs that is not counted yet."""
+
+    packs: Packs
+    first: int
+    last: int
 
 
 class Tally:
@@ -42,17 +52,28 @@ class Tally:
         self._split = np.zeros(num, np.int64)
         self._truncated = np.zeros(num, np.int64)
         self._num_packs = 0
-        self._uncounted: list[Int64Array] = []
+        self._uncounted: list[_Delivered] = []
 
-    def add(self, batch: DeviceBatch) -> None:
-        """Count one delivered batch."""
-        self._num_packs += len(batch.packs)
-        self._uncounted.append(batch.packs.segments)
+    def add(self, packs: Packs, first: int, last: int) -> None:
+        """Count delivered packs.
+
+        Args:
+            packs: Some, of which more are delivered later.
+            first: The first that is delivered now.
+            last: One past the last.
+        """
+        before = self._uncounted[-1] if self._uncounted else None
+        if before is not None and before.packs is packs and before.last == first:
+            before.last = last
+            return
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self._count()
+        self._uncounted.append(_Delivered(packs, first, last))
 
     def _count(self) -> None:
-        segments = np.concatenate([no_segments(), *self._uncounted])
+        delivered = [each.packs.slice(each.first, each.last) for each in self._uncounted]
+        segments = np.concatenate([no_segments(), *(packs.segments for packs in delivered)])
+        self._num_packs += sum(map(len, delivered))
         self._uncounted.clear()
         num = len(self._samples)
         streams = segments[:, STREAM]

@@ -3,11 +3,11 @@
 from streampack.plan.ahead import ShardNeeds
 from streampack.plan.ends import count_packs
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.sequence import DeviceBatch, DeviceView, EpochSequence, touched_lanes
+from streampack.plan.sequence import DevicePlan, DeviceView, EpochSequence, touched_lanes
 from streampack.plan.state import Progress, pack_state, run_shape, saving_worker, unpack_state
 
 __all__ = [
-    "DeviceBatch",
+    "DevicePlan",
     "DeviceView",
     "EpochSequence",
     "PlanStream",

@@ -28,7 +28,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.walk import ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, Walk
 from streampack.types import Int64Array, Packs, State
 
-__all__ = ["DeviceBatch", "DeviceView", "EpochSequence", "touched_lanes"]
+__all__ = ["DevicePlan", "DeviceView", "EpochSequence", "touched_lanes"]
 
 AHEAD = 4096  # slots that are walked ahead at most, where nothing has to be learnt for them
 TOGETHER = 512  # packs, at most, that are taken at once where a batch has fewer
@@ -64,16 +64,38 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DeviceBatch:
-    """The plan of one device batch."""
+class DevicePlan:
+    """The plan of a device's next batch, or of several."""
 
     packs: Packs
-    """What lies in its packs; fewer than num_rows at a padded end."""
+    """What lies in their packs, batch after batch; fewer than num_rows each at a padded end, and
+    then of one batch."""
     num_rows: int
-    """Packs in the batch, padding packs included."""
+    """Packs in each batch, padding packs included."""
     epoch: int
-    position: int
-    """Packs of the epoch delivered over all ranks once this step is done."""
+    positions: list[int]
+    """Of each batch: packs of the epoch delivered over all ranks once its step is done."""
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches these are."""
+        return len(self.positions)
+
+    @property
+    def position(self) -> int:
+        """Packs of the epoch delivered over all ranks once all of these steps are done."""
+        return self.positions[-1]
+
+    def part(self, first: int, last: int) -> DevicePlan:
+        """Return the plan of batches `first` to `last` - 1 of these."""
+        if first == 0 and last == len(self.positions):
+            return self
+        return DevicePlan(
+            packs=self.packs.slice(first * self.num_rows, last * self.num_rows),
+            num_rows=self.num_rows,
+            epoch=self.epoch,
+            positions=self.positions[first:last],
+        )
 
 
 def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0) -> set[int]:
@@ -196,27 +218,29 @@ class EpochSequence:
         """
         return self._columns.overlong
 
-    def next(self, *, fetch: bool = True) -> DeviceBatch | None:
-        """Return the plan of this device's next batch; None at the epoch's end.
+    def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
+        """Return the plan of this device's next batches; None at the epoch's end.
 
         Args:
-            fetch: False passes the batch over: it comes back with no packs.
+            most: Batches, at most. One comes, and more where all of them are full and planned
+                already, and `snapshots` stays the same after each.
+            fetch: False passes one batch over: it comes back with no packs.
         """
         view = self._view
-        end = self._at + view.window
-        self._walk_to(end)
+        self._walk_to(self._at + view.window)
         stop = self._end_of_epoch()
         if stop is not None and self._at >= stop:
             return None
-        first = view.first_slot(self._at)
-        packs = self._packs(first, first + view.batch_size) if fetch else Packs.none()
-        self._release(end)
-        last, self._at = self._at, end
-        return DeviceBatch(
+        packs, num_batches = self._packs(most) if fetch else (Packs.none(), 1)
+        first, self._at = self._at, self._at + num_batches * view.window
+        self._walk_to(self._at)  # these are known: they count as asked for
+        self._release(self._at)
+        begins = range(first, self._at, view.window)
+        return DevicePlan(
             packs=packs,
             num_rows=view.batch_size,
             epoch=self._epoch,
-            position=self._count(last, end),
+            positions=[self._count(begin, begin + view.window) for begin in begins],
         )
 
     def _count(self, begin: int, end: int) -> int:
@@ -354,19 +378,34 @@ class EpochSequence:
             self._total = self._total // size * size
         return -(-self._total // size) * size
 
-    def _packs(self, first: int, last: int) -> Packs:
-        """Return the packs of slots `first` to `last` - 1, one device batch, in order."""
-        if self._total is not None:
-            last = min(last, self._total)
-        if last <= first:
-            return Packs.none()
+    def _packs(self, most: int) -> tuple[Packs, int]:
+        """Return the packs of the next batches, in order, and of how many batches they are."""
         view = self._view
+        first, size = view.first_slot(self._at), view.batch_size
+        if self._total is not None:
+            size = min(size, self._total - first)
+        if size <= 0:
+            return Packs.none(), 1
         row = (first - self._gathered_from) // view.window * view.batch_size
-        if row + last - first > len(self._gathered):
+        if row + size > len(self._gathered):
             self._gathered = self._columns.gather(self._own_slots(first), view.batch_size)
             self._gathered_from, row = first, 0
             self._quiet_until = 0
-        return self._gathered.slice(row, row + last - first)
+        num_batches = 1
+        if most > 1 and size == view.batch_size:
+            known = (len(self._gathered) - row) // size
+            num_batches = min(most, known, 1 + self._num_alike())
+        return self._gathered.slice(row, row + num_batches * size), num_batches
+
+    def _num_alike(self) -> int:
+        """Return how many batches after the next are full, walked, and change no snapshot."""
+        end, size = self._at + self._view.window, self._recipe.global_batch_size
+        self._release(end)
+        self._look()
+        stop = self._asked + (self._num_walked - self._asked) // size * size
+        if self._total is not None:
+            stop = min(stop, self._total)
+        return max(0, min(stop, self._quiet_until - 1) - end) // self._view.window
 
     def _own_slots(self, first: int) -> Int64Array:
         """Return the walked slots of this device's batches from `first` on, one batch at least."""
