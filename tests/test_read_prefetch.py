@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from itertools import count, islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampack.read import prefetch
 from streampack.read.prefetch import work_ahead
 
 
@@ -169,3 +171,53 @@ def test_several_threads_work_at_the_same_time_on_items_asked_for_one_by_one():
 
 def reading_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("streampack-read")]
+
+
+def wait_for_the_end() -> None:
+    ended = time.monotonic() + 10
+    while reading_threads():
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+
+
+def test_leaving_does_not_wait_for_ever_for_items_that_do_not_come(monkeypatch):
+    monkeypatch.setattr(prefetch, "LEAVE_S", 0.2)
+    comes = threading.Event()
+
+    def items():
+        yield 1
+        comes.wait(60)
+
+    results = work_ahead(items(), lambda item: item, depth=4)
+    assert next(results) == 1
+    begun = time.monotonic()
+    results.close()
+    assert 0.1 < time.monotonic() - begun < 10
+    comes.set()
+    wait_for_the_end()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_thread_may_be_the_one_that_leaves(num_threads, monkeypatch):
+    """As where the garbage collector finds an iteration that nobody holds on to any more."""
+    monkeypatch.setattr(prefetch, "LEAVE_S", 0.2)
+    left = []
+
+    def items():
+        yield 1
+        may_leave.wait(10)
+        try:
+            results.close()
+        except BaseException as failure:
+            left.append(failure)
+        else:
+            left.append(None)
+        yield 2
+
+    may_leave = threading.Event()
+    results = work_ahead(items(), lambda item: item, depth=4, num_threads=num_threads)
+    assert next(results) == 1
+    may_leave.set()
+    wait_for_the_end()
+    assert left == [None]
+    assert list(results) == []

@@ -10,7 +10,8 @@ take. A thread asks for at least one item more than it works on, so that there i
 with; a caller that always finds a result, as a training loop does, never works on one itself.
 
 The threads start at the first item and end with the iteration, so none is alive when a process
-forks. A failure surfaces where the result is asked for, with its own traceback.
+forks, but for one whose items do not come for some seconds. A failure surfaces where the result is
+asked for, with its own traceback.
 
 Cost: one hand-over an item, about 20 us. Memory: `depth` results.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeAlias, TypeVar
@@ -29,6 +31,7 @@ from streampack.errors import WorkerError
 __all__ = ["AT_HAND", "work_ahead"]
 
 ALIVE_S = 5.0  # how often whoever waits looks whether somebody works
+LEAVE_S = 5.0  # how long threads are waited for that are to end
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -105,13 +108,17 @@ class _Maker(Generic[Item, Result]):
                     ) from None
 
     def leave(self) -> None:
-        """End the threads, whatever they do."""
+        """End the threads, once they have done what they are at; wait for them a while."""
         self._is_over = True
         self._to_do.clear()
         for _ in self._threads:
             self.give_back()
+        # Whoever leaves may be one of them: the garbage collector runs in any thread. And what they
+        # wait for may not come: then they end once it does, or with the process.
+        deadline_s = time.monotonic() + LEAVE_S
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join(max(deadline_s - time.monotonic(), 0))
 
     def _run(self) -> None:
         while True:
