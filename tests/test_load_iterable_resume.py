@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 from iterables import Again, WithState, pieces, rows_of, same
@@ -18,6 +19,7 @@ from streampack import (
     PackedIterableDataset,
     Packing,
     ResumeError,
+    WorkerError,
     World,
 )
 
@@ -241,13 +243,33 @@ def test_a_state_after_the_last_batch_goes_on_with_the_next_epoch(num_workers):
     assert {batch["epoch"] for batch in resumed} == {1}
 
 
-def test_epochs_go_on_after_a_resume_with_workers():
+@pytest.mark.parametrize("persistent_workers", [True, False])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_epochs_go_on_after_a_resume_with_workers(persistent_workers, is_over):
+    options = {"num_workers": 2, "persistent_workers": persistent_workers}
+    loader = PackedDataLoader(dataset(), **options)
+    states = [loader.state_dict() for _ in loader]
+    resumed = PackedDataLoader(dataset(), **options)
+    resumed.load_state_dict(states[-1 if is_over else 0])
+
+    got = [[batch["epoch"] for batch in resumed] for _ in range(3)]
+    assert [set(epochs) for epochs in got] == [{e} for e in ((1, 2, 3) if is_over else (0, 1, 2))]
+    assert len(got[1]) == len(got[2]) > 20
+
+
+def test_an_iteration_after_a_dead_worker_does_not_go_back_to_the_state():
     loader = PackedDataLoader(dataset(), num_workers=2)
     next(iter(loader))
     resumed = PackedDataLoader(dataset(), num_workers=2)
     resumed.load_state_dict(loader.state_dict())
+    batches = iter(resumed)
+    next(batches)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with pytest.raises(WorkerError, match="died"):
+        list(batches)
 
-    assert [{batch["epoch"] for batch in resumed} for _ in range(3)] == [{0}, {1}, {2}]
+    assert {batch["epoch"] for batch in resumed} == {1}
 
 
 def test_another_number_of_workers_is_refused():

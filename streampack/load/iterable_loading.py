@@ -55,6 +55,10 @@ class _WithStates(IterableDataset[Delivered | None]):
         self._dataset = dataset
         self._start = start
 
+    def forget_start(self) -> None:
+        """Begin an epoch in workers that are made from now on."""
+        self._start = None
+
     def __iter__(self) -> Iterator[Delivered | None]:
         info = get_worker_info()
         worker = info.id if info else 0
@@ -92,6 +96,7 @@ class IterableLoading:
         )
         self._options = replace(options, prefetch_factor=self._ahead)
         self._pins = options.pin_memory and torch.cuda.is_available()
+        self._source = _WithStates(dataset, None)  # what the workers were given
         self._workers: Iterations | None = None
         self._start: State | None = None
         self._epoch = 0
@@ -205,11 +210,14 @@ class IterableLoading:
         if self._workers is None or start is not None:
             if start is not None:
                 self._dataset.set_epoch(self._epoch)
-            loader = WorkersLoader(
-                _WithStates(self._dataset, start), batch_size=None, **self._options.for_torch()
-            )
+            self._source = _WithStates(self._dataset, start)
+            loader = WorkersLoader(self._source, batch_size=None, **self._options.for_torch())
             self._workers = Iterations(loader)
-        return self._workers.begin()
+        try:
+            return self._workers.begin()
+        finally:
+            # Each worker forgot it in its own copy; a later iteration may make new ones.
+            self._source.forget_start()
 
     def stats(self) -> dict[str, Any]:
         """Return what this rank delivered of the epoch under way, or of the last one."""
