@@ -7,6 +7,7 @@ import multiprocessing
 
 import pytest
 from iterables import Again, WithState, pieces, rows_of, same
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streampack import (
@@ -270,6 +271,39 @@ def test_an_iteration_after_a_dead_worker_does_not_go_back_to_the_state():
         list(batches)
 
     assert {batch["epoch"] for batch in resumed} == {1}
+
+
+LOADERS = {
+    "torch": lambda dataset, num: DataLoader(dataset, batch_size=None, num_workers=num),
+    "ours": lambda dataset, num: PackedDataLoader(dataset, num_workers=num),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_workers_refuse_a_state_that_was_loaded_beside_them_and_is_not_theirs(kind):
+    original = dataset()
+    next(iter(original))
+    resumed = dataset()
+    resumed.load_state_dict(original.state_dict())
+    loader = LOADERS[kind](resumed, 2)
+
+    with pytest.raises(ResumeError, match=r"of worker 0 of 1, but is loaded in [01] of 2; .* as"):
+        list(loader)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_worker_goes_on_once_from_a_state_that_was_loaded_beside_it(kind):
+    original = dataset()
+    next(iter(original))
+    rest = len(list(dataset())) - 1
+    resumed = dataset()
+    resumed.load_state_dict(original.state_dict())
+    loader = LOADERS[kind](resumed, 1)
+
+    got = [[int(batch["epoch"]) for batch in loader] for _ in range(2)]
+    assert got == [[0] * rest, [1] * (rest + 1)]
+    # What this process still holds of the state is not gone on from, either.
+    assert {int(batch["epoch"]) for batch in resumed} == {2}
 
 
 def test_another_number_of_workers_is_refused():

@@ -73,6 +73,7 @@ class FlowDataset(IterableDataset[Batch]):
         self._num_iterations = 0
         self._parts: tuple[PartPlace, list[SourcePart]] | None = None
         self._start: State | None = None
+        self._is_start_own = False  # loaded by this very worker
         self._delivered: State | None = None
         batches_ahead(self.buffers, self.footprint(0), 1)
 
@@ -114,7 +115,11 @@ class FlowDataset(IterableDataset[Batch]):
         self._ledger.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch, or go on where a loaded state says; in a torch worker, its share."""
+        """Begin an epoch, or go on where a loaded state says; in a torch worker, its share.
+
+        Raises:
+            ResumeError: If that state is not of this worker.
+        """
         batches = map(self.convert, self.native_batches())
         return batches if get_worker_info() is None else map(parcel, batches)
 
@@ -127,7 +132,7 @@ class FlowDataset(IterableDataset[Batch]):
             # The workers are the parallelism: threads in each would only take turns.
             os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         place = self.place(worker, num_workers)
-        start, self._start = self._start, None
+        start = self._take_start(place)
         token = info.seed - info.id if info else os.getpid()
         key = f"{token}:{self._num_iterations}"
         self._num_iterations += 1
@@ -135,6 +140,21 @@ class FlowDataset(IterableDataset[Batch]):
         # At once, not at the first batch: a worker may be asked for its state before that.
         self._delivered = start or self.state_at_start(epoch, place)
         return self._batches(epoch, place, start)
+
+    def _take_start(self, place: PartPlace) -> State | None:
+        """Return the state to go on from, if one was loaded and nobody did so before.
+
+        Raises:
+            ResumeError: If it was loaded beside the workers, and is not of this one.
+        """
+        start, self._start = self._start, None
+        if start is None or self._is_start_own:
+            return start
+        # Every worker that is made gets a copy of it, in each epoch anew.
+        if self._ledger.has_begun:
+            return None
+        check_state(start, self.digest, place)
+        return start
 
     def place(self, worker: int, num_workers: int) -> PartPlace:
         """Return which part of the sources a worker of this rank takes."""
@@ -198,6 +218,7 @@ class FlowDataset(IterableDataset[Batch]):
         place = self.place(info.id, info.num_workers) if info else self.place(0, 1)
         check_state(state, self.digest, place)
         self._start, self._delivered = state, None
+        self._is_start_own = info is not None
         self._ledger.set_epoch(int(state["epoch"]))
 
 
