@@ -306,6 +306,31 @@ def test_a_worker_goes_on_once_from_a_state_that_was_loaded_beside_it(kind):
     assert {int(batch["epoch"]) for batch in resumed} == {2}
 
 
+@pytest.mark.parametrize("has_iterated", [False, True])
+def test_a_state_is_refused_where_workers_of_another_loader_iterate(has_iterated):
+    ours = dataset()
+    if has_iterated:
+        next(iter(ours))
+    batches = iter(DataLoader(ours, batch_size=None, num_workers=1))
+    next(batches)
+
+    with pytest.raises(ResumeError, match=r"delivered by a loader.*; use PackedDataLoader or"):
+        ours.state_dict()
+    ours.set_epoch(3)
+    assert ours.state_dict()["epoch"] == 3
+
+
+def test_an_iteration_without_workers_tells_its_state_while_workers_iterate_too():
+    ours = dataset()
+    loader = PackedDataLoader(ours)
+    batches = iter(loader)
+    next(batches)
+    others = iter(DataLoader(ours, batch_size=None, num_workers=1))
+    next(others)
+
+    assert int(next(batches)["epoch"]) == loader.state_dict()["workers"][0]["epoch"] == 0
+
+
 def test_another_number_of_workers_is_refused():
     state = PackedDataLoader(dataset(), num_workers=2).state_dict()
 

@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch, BatchFormat, Formatter, check_format, to_native
 from streampack.config import Buffers, Mixing, Order, Packing, read_integer
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, ResumeError
 from streampack.load.arguments import check_batch_size, check_configs, check_streams
 from streampack.load.buckets import Bucketing
 from streampack.load.buffers import Footprint, batches_ahead
@@ -75,6 +75,7 @@ class FlowDataset(IterableDataset[Batch]):
         self._start: State | None = None
         self._is_start_own = False  # loaded by this very worker
         self._delivered: State | None = None
+        self._next_epoch = 0  # when this process began to iterate, if it did
         batches_ahead(self.buffers, self.footprint(0), 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,6 +140,7 @@ class FlowDataset(IterableDataset[Batch]):
         epoch = self._ledger.begin(worker, key, None if start is None else int(start["epoch"]))
         # At once, not at the first batch: a worker may be asked for its state before that.
         self._delivered = start or self.state_at_start(epoch, place)
+        self._next_epoch = self._ledger.next_epoch
         return self._batches(epoch, place, start)
 
     def _take_start(self, place: PartPlace) -> State | None:
@@ -179,6 +181,7 @@ class FlowDataset(IterableDataset[Batch]):
         if start is not None and not num_batches and get_worker_info() is None:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
             self._ledger.begin(place.worker, f"after {epoch}:{self._num_iterations}", epoch + 1)
+            self._next_epoch = self._ledger.next_epoch
             yield from self._batches(epoch + 1, place, None)
         elif get_worker_info() is None:
             self._delivered = self.state_at_start(epoch + 1, place)
@@ -200,7 +203,21 @@ class FlowDataset(IterableDataset[Batch]):
         """Return where this process stands after the batch last delivered, as JSON.
 
         A source's own state is part of it as the source gives it.
+
+        Raises:
+            ResumeError: If this process cannot know, because workers of a loader iterate.
         """
+        elsewhere = self._delivered is None or self._ledger.next_epoch != self._next_epoch
+        if get_worker_info() is None and elsewhere and self._ledger.has_begun:
+            raise ResumeError(
+                "batches were delivered by a loader's workers, so the dataset cannot know where "
+                "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
+                "loader's state_dict()"
+            )
+        return self.state_here()
+
+    def state_here(self) -> State:
+        """Return where this process's own iteration stands, whoever else iterates."""
         if self._delivered is not None:
             return self._delivered
         info = get_worker_info()

@@ -69,7 +69,7 @@ class _WithStates(IterableDataset[Delivered | None]):
         if start is not None and worker < start["next_worker"]:
             yield None  # its turn comes after the others'
         for batch in batches:
-            yield worker, fold(batch) if info else batch, _Told(self._dataset.state_dict())
+            yield worker, fold(batch) if info else batch, _Told(self._dataset.state_here())
 
 
 def _same(item: Delivered | None) -> Delivered | None:
