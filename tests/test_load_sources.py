@@ -112,6 +112,12 @@ def test_a_list_of_streams_has_no_other_name(written, option):
         dataset_of(written.streams(), **option)
 
 
+def test_a_list_of_streams_has_no_common_split(written):
+    message = r"streams and split='train' were passed; .*Stream\(\.\.\., split='train'\)"
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(written.streams(), split="train")
+
+
 def test_streams_with_different_columns_are_mixed_each_by_its_own(tmp_path):
     lengths = [[30] * 40, [50] * 30, [20] * 50]
     specs: list[dict[str, Any]] = [

@@ -40,11 +40,14 @@ def resolve_streams(
     """
     single = {**place, "stream_name": stream_name, "stream_config": stream_config}
     if streams is not None:
-        passed = [f"{k}={v!r}" for k, v in single.items() if v is not None and k != "split"]
+        passed = [f"{k}={v!r}" for k, v in single.items() if v is not None]
         if passed:
+            way_out = "pass one or the other"
+            if place["split"] is not None:
+                way_out += f", and set Stream(..., split={place['split']!r}) on each of a list"
             raise ConfigError(
                 f"streams and {', '.join(passed)} were passed; these stand for a single stream, "
-                "so pass one or the other"
+                f"so {way_out}"
             )
         check_streams(streams, mosaic.Stream)
         return streams
