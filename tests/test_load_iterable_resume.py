@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 
+import numpy as np
 import pytest
 from iterables import Again, WithState, pieces, rows_of, same
 from torch.utils.data import DataLoader
@@ -359,6 +360,63 @@ def test_a_state_of_something_else_is_refused(change, message):
 
     with pytest.raises(ResumeError, match=message):
         dataset().load_state_dict(state)
+
+
+class ByChar:
+    """A tokenizer that takes each character for a token."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[ord(character) for character in text] for text in texts]
+
+
+TEXTS = {"tokenizer": ByChar()}
+LABELS = {"labels": "labels", "labels_shifted": False}
+IMAGES = {"payloads": {"images": "spans"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"tokens": "ids"}, r"tokens=\['tokens'\], but this dataset has tokens=\['ids'\]"),
+        (TEXTS, TEXTS | {"text": "body"}, r"text=\['text'\], but .* text=\['body'\]"),
+        ({}, LABELS, r"labels=\[None\], but .* labels=\['labels'\]"),
+        (LABELS, LABELS | {"labels_shifted": True}, r"labels_shifted=\[False\], but .*=\[True\]"),
+        ({"loss_mask": "mask"}, {"loss_mask": "m"}, r"loss_mask=\['mask'\], but .*=\['m'\]"),
+        (
+            {"token_fields": {"w": "int32"}},
+            {"token_fields": {"w": "f4"}},
+            r"token_fields=\[{'w': 'i",
+        ),
+        (IMAGES, {"payloads": {"images": None}}, r"payloads=\[{'images': 'spans'}\], but .*: None"),
+        (IMAGES, IMAGES | {"split_payloads": True}, r"split_payloads=\[False\], but .*=\[True\]"),
+        (IMAGES, IMAGES | {"length_fn": len}, r"length_fns=\[False\], but .*=\[True\]"),
+        ({}, {"on_bad_sample": "skip"}, r"on_bad_sample=\['raise'\], but .*=\['skip'\]"),
+        ({}, {"sharded": True}, r"sharded=\[False\], but .*=\[True\]"),
+        ({"repeat": 1.5}, {"repeat": 2}, r"repeats=\[1.5\], but this dataset has repeats=\[2.0\]"),
+        ({"proportion": 3}, {"choose": 3}, r"are_quotas=False, but .*are_quotas=True"),
+    ],
+)
+def test_a_state_is_refused_where_samples_are_read_or_counted_otherwise(before, after, message):
+    make = lambda options: PackedIterableDataset(  # noqa: E731
+        [IterableStream(Again([]), name="a", **options)], packing=Packing(max_seq_len=32)
+    )
+    state = json.loads(json.dumps(make(before).state_dict()))
+    make(before).load_state_dict(state)
+
+    with pytest.raises(ResumeError, match=message):
+        make(after).load_state_dict(state)
+
+
+def test_a_state_fits_where_what_differs_does_not_decide_the_batches():
+    make = lambda **options: PackedIterableDataset(  # noqa: E731
+        [IterableStream(Again([]), name="a", **options)], packing=Packing(max_seq_len=32)
+    )
+    make(text="body", max_bad_samples=3, repeat=2.0).load_state_dict(
+        make(replay=True, repeat=2).state_dict()
+    )
+    make(token_fields={"w": "f4"}).load_state_dict(
+        make(token_fields={"w": np.dtype("float32")}).state_dict()
+    )
 
 
 def test_a_planned_state_is_refused_by_the_loader():

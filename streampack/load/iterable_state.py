@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from streampack.errors import ResumeError
 from streampack.load.iterable_plan import FlowPlan
 from streampack.streams.part import PartPlace
@@ -27,10 +29,23 @@ __all__ = ["check_state", "fingerprint", "pack_state"]
 
 STATE_VERSION = 1
 KIND = "iterable"
+# Of a stream, as it is written: what its samples are read as.
+STREAM_FIELDS = (
+    "labels",
+    "labels_shifted",
+    "loss_mask",
+    "split_payloads",
+    "sharded",
+    "on_bad_sample",
+)
 
 
 def fingerprint(plan: FlowPlan) -> dict[str, Any]:
-    """Return what the batches are a function of, beside the sources, as JSON."""
+    """Return what the batches are a function of, beside the sources, as JSON.
+
+    Of a tokenizer or another function it says only whether there is one: they have no value.
+    """
+    streams, amounts = plan.streams, plan.amounts
     return {
         **asdict(plan.packing),
         **asdict(plan.mixing),
@@ -39,9 +54,20 @@ def fingerprint(plan: FlowPlan) -> dict[str, Any]:
         "seed": plan.seed,
         "shuffle_block_size": plan.shuffle_block_size,
         "streams": list(plan.names),
-        "amounts": list(plan.amounts.amounts),
+        "amounts": list(amounts.amounts),
+        "repeats": [None if each is None else float(each) for each in amounts.repeats],
+        "are_quotas": amounts.are_quotas,
         "bucketing": None if plan.bucketing is None else asdict(plan.bucketing),
-        "tokenizers": [stream.tokenizer is not None for stream in plan.streams],
+        "tokenizers": [stream.tokenizer is not None for stream in streams],
+        "text": [None if stream.tokenizer is None else stream.text for stream in streams],
+        "tokens": [stream.tokens if stream.tokenizer is None else None for stream in streams],
+        **{key: [getattr(stream, key) for stream in streams] for key in STREAM_FIELDS},
+        "token_fields": [
+            {name: np.dtype(dtype).name for name, dtype in stream.token_fields.items()}
+            for stream in streams
+        ],
+        "payloads": [dict(stream.payloads) for stream in streams],
+        "length_fns": [stream.length_fn is not None for stream in streams],
     }
 
 
