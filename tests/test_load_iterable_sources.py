@@ -8,7 +8,7 @@ import logging
 import datasets
 import pytest
 from builders import write_stream_files
-from iterables import Again, pieces, rows_of, same
+from iterables import Again, WithState, pieces, rows_of, same
 from streaming import StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
 from test_streams_text import words
@@ -25,6 +25,7 @@ from streampack import (
     World,
 )
 from streampack.streams import mosaic  # noqa: F401 - before anything of `streaming`
+from streampack.streams.part import PartPlace, SourcePart
 
 PACKING = Packing(max_seq_len=16)
 
@@ -288,6 +289,38 @@ def test_a_sample_longer_than_a_pack_is_an_error_where_that_is_asked_for():
 def test_a_buffer_smaller_than_one_pack_is_refused():
     with pytest.raises(ConfigError, match="buffer_tokens=8 cannot hold one pack"):
         Packing(max_seq_len=16, buffer_tokens=8)
+
+
+class CountsStates(WithState):
+    """Knows how often it was asked for its state."""
+
+    num_asked = 0
+
+    def state_dict(self):
+        self.num_asked += 1
+        return super().state_dict()
+
+
+def test_a_source_that_is_skipped_through_is_asked_for_its_state_once_where_that_ends():
+    rows = rows_of(0, [3] * 1000)
+    source = CountsStates(rows)
+    part = SourcePart(source, "a", PartPlace(worker=1, num_workers=2))
+
+    assert part.count() == 500
+    assert source.num_asked == 0
+
+    part.begin(0, 400)
+    assert source.num_asked == 1
+    item = part.next()
+    assert item.value == rows[801]
+    base = part.base(0, 400)
+    assert (base["taken"], source.num_asked) == (400, 1)
+
+    resumed = SourcePart(WithState(rows), "a", PartPlace(worker=1, num_workers=2))
+    resumed.resume(base)
+    assert resumed.next() == item
+    part.begin(0, 600)  # the pass has only 500: no state is of its item 600
+    assert part.base(0, 500) == {"pass": 0, "taken": 0}
 
 
 def test_there_is_no_len():

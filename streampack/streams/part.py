@@ -13,8 +13,8 @@ A place in a part is (pass, taken): taken items of that pass came before. To go 
 with an index jump; those with `state_dict` and `load_state_dict` are put to the last of their
 states before it; all others begin the pass again and skip.
 
-Cost: one call of the source's own iterator an item; every 64 items a state of sources that have
-one. Memory: a shuffled block's numbers, those states.
+Cost: one call of the source's own iterator an item; every 64 items that are not skipped a state of
+sources that have one. Memory: a shuffled block's numbers, those states.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class SourcePart:
             and not (replay or self.has_index or is_mosaic(source))
             and not forgets_its_buffer(source)
         )
+        self._keeps = self._has_state  # a state, every so many items
         self._has_begun = False
         self._is_put = False  # where a state of its own said, and stays there
         self._items: Iterator[Any] = iter(())
@@ -161,8 +162,7 @@ class SourcePart:
             return known
         if self._counted is None:
             self.begin(0)
-            while self.next() is not None:
-                pass
+            self._skip(None)
             self._counted = self.taken
         return self._counted
 
@@ -177,8 +177,19 @@ class SourcePart:
         if self.has_index:
             self.taken = taken
             return
-        while self.taken < taken and self.next() is not None:
-            pass
+        self._skip(taken)
+        if self._has_state and self.taken == taken > 0:
+            self._keep_state()
+
+    def _skip(self, taken: int | None) -> None:
+        """Go on until so many items were taken; None: to the end of the pass."""
+        # States on the way are asked for by nobody, and each is a copy.
+        self._keeps = False
+        try:
+            while self.taken != taken and self.next() is not None:
+                pass
+        finally:
+            self._keeps = self._has_state
 
     def _start(self, pass_: int) -> None:
         self.check_not_used_up(pass_)
@@ -231,7 +242,7 @@ class SourcePart:
             if self._reads_ahead:
                 self._read_ahead(nth, number, total)
             return self.get(self.pass_, self.taken - 1, number)
-        if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
+        if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
         part, num_parts = self._part, self._num_parts
         while True:
