@@ -419,6 +419,94 @@ def test_a_state_fits_where_what_differs_does_not_decide_the_batches():
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"worker": 3}, "the state's worker is 3, not two numbers; load what"),
+        ({"device": [0]}, r"the state's device is \[0\], not two numbers; load what"),
+        ({"epoch": "x"}, "the state's epoch is 'x', not an integer of at least 0 .*; load what"),
+        ({"epoch": -1}, "the state's epoch is -1, not an integer"),
+        (
+            {"epoch": 2**40},
+            "the state's epoch is 1099511627776, not an integer .* 2147483646; load",
+        ),
+        ({"fingerprint": "abc"}, "the state has no fingerprint; load what"),
+        ({"flow": []}, r"the state's flow is \[\], neither None nor .*; load what"),
+    ],
+)
+def test_a_damaged_state_is_refused(change, message):
+    state = dataset().state_dict() | change
+
+    with pytest.raises(ResumeError, match=message):
+        dataset().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": []}, r"the state holds 0 workers', but this loader has 2; load what"),
+        ({"workers": 5}, r"the state holds no workers', but this loader has 2; load what"),
+        ({"next_worker": None}, r"the state's next_worker is None, not a worker from 0 to 1; load"),
+        ({"next_worker": 2}, r"the state's next_worker is 2, not a worker"),
+        ({"num_workers": None}, r"saved with num_workers=None, but"),
+    ],
+)
+def test_a_damaged_state_is_refused_by_the_loader(change, message):
+    loader = PackedDataLoader(dataset(), num_workers=2)
+    state = loader.state_dict() | change
+
+    with pytest.raises(ResumeError, match=message):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == PackedDataLoader(dataset(), num_workers=2).state_dict()
+
+
+def places_in(node, above=()):
+    """Where each value of a state lies; what must be equal counts as one."""
+    if above:
+        yield above
+    numbered = enumerate(node) if isinstance(node, list) else ()
+    for key, value in node.items() if isinstance(node, dict) else numbered:
+        yield from [(*above, key)] if key == "fingerprint" else places_in(value, (*above, key))
+
+
+@pytest.mark.parametrize("damage", ["del", None, "x", []])
+def test_no_damage_of_a_state_is_an_error_of_anyone_elses(damage):
+    loader = PackedDataLoader(dataset(WithState), num_workers=0)
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    saved = json.dumps(loader.state_dict())
+
+    num_refused = 0
+    for *above, last in places_in(json.loads(saved)):
+        state = node = json.loads(saved)
+        for key in above:
+            node = node[key]
+        if damage == "del":
+            del node[last]
+        else:
+            node[last] = damage
+        resumed = PackedDataLoader(dataset(WithState))
+        try:
+            resumed.load_state_dict(state)
+            next(iter(resumed))
+        except (DataError, ResumeError):
+            num_refused += 1
+    assert num_refused > 100
+
+
+def test_a_damaged_place_in_a_worker_is_named():
+    original = dataset()
+    next(iter(original))
+    state = original.state_dict()
+    del state["flow"]["lanes"]
+    resumed = dataset()
+    resumed.load_state_dict(state)
+
+    with pytest.raises(ResumeError, match=r"is damaged, or .* \(KeyError: 'lanes'\); load what"):
+        next(iter(resumed))
+
+
 def test_a_planned_state_is_refused_by_the_loader():
     with pytest.raises(ResumeError, match="not of a PackedDataLoader over a PackedIterable"):
         PackedDataLoader(dataset()).load_state_dict({"version": 1, "epoch": 0})

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from streampack.assemble import Batch, Blocks, make_batch
-from streampack.errors import DataError
+from streampack.errors import DataError, ResumeError, StreampackError
 from streampack.load.buckets import one_row_each
 from streampack.load.held import HeldSamples, joined
 from streampack.load.iterable_intake import Intake, Taken
@@ -391,7 +391,19 @@ class PackFlow:
 
         Raises:
             DataError: If a source does not give again what it gave before.
+            ResumeError: If it is no state of such a worker.
         """
+        try:
+            self._restore(state)
+        except StreampackError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ResumeError(
+                "the state is damaged, or a source cannot go on from its own part of it "
+                f"({type(error).__name__}: {error}); load what state_dict() returned, unchanged"
+            ) from error
+
+    def _restore(self, state: State) -> None:
         held = [_key(address) for address in state["held"]]
         slicing = [lane["pending"] for lane in state["lanes"]]
         keys = {*held, *(_key(each[0]) for each in slicing if each is not None)}
@@ -418,7 +430,7 @@ class PackFlow:
         self._look_for_only()
         self._is_stopping = bool(state["is_stopping"])
         self.num_batches = int(state["num_batches"])
-        self._served = [int(count) for count in state["served"]]
+        self._served = [int(n) for n, _ in zip(state["served"], self._served, strict=True)]
         self._substituted, self._num_packs = int(state["substituted"]), int(state["num_packs"])
         self._num_slots = int(state["num_slots"])
         self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)

@@ -142,22 +142,37 @@ class IterableLoading:
                 "BucketedIterableDataset; load what "
                 "its state_dict() returned, unchanged"
             )
-        saved = state["num_workers"]
+        saved = state.get("num_workers")
         if saved != self._num_workers:
             raise ResumeError(
                 f"the state was saved with num_workers={saved}, but this loader has num_workers="
                 f"{self._num_workers}; samples in buffers belong to their worker, so resume with "
                 f"num_workers={saved}"
             )
+        self._check_layout(state)
         for worker, each in enumerate(state["workers"]):
             place = self._dataset.place(worker, len(self._states))
             check_state(each, self._dataset.digest, place)
         self._start = state
         self._epoch = max(int(each["epoch"]) for each in state["workers"])
-        self._next_worker = int(state["next_worker"])
+        self._next_worker = state["next_worker"]
         self._states = list(copy.deepcopy(state["workers"]))
         self._flows = [each["flow"] for each in state["workers"]]
         self._workers = None  # running workers would not hear of it
+
+    def _check_layout(self, state: State) -> None:
+        """Refuse what has not a state for each worker, as a damaged file may give."""
+        num, workers, next_worker = len(self._states), state["workers"], state.get("next_worker")
+        wrong = None
+        if not isinstance(workers, list) or len(workers) != num:
+            saved = len(workers) if isinstance(workers, list) else "no"
+            wrong = f"the state holds {saved} workers', but this loader has {num}"
+        elif type(next_worker) is not int or not 0 <= next_worker < num:
+            wrong = (
+                f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
+            )
+        if wrong:
+            raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on from the state that was loaded."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from streampack.errors import ResumeError
 from streampack.load.iterable_plan import FlowPlan
+from streampack.load.ledger import MAX_EPOCH
 from streampack.streams.part import PartPlace
 from streampack.types import State
 
@@ -101,21 +102,45 @@ def check_state(state: State, digest: dict[str, Any], place: PartPlace) -> None:
             f"the state has version {state.get('version')!r}, this release reads {STATE_VERSION}; "
             "load it with the release that saved it"
         )
+    _check_layout(state)
     for key, name, own in (
         ("device", "rank (of those with batches of their own)", [place.device, place.num_devices]),
         ("worker", "worker", [place.worker, place.num_workers]),
     ):
-        saved = list(state.get(key) or [None, None])
+        saved = list(state[key])
         if saved != own:
             raise ResumeError(
                 f"the state is of {name} {saved[0]} of {saved[1]}, but is loaded in {own[0]} of "
                 f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
                 "ranks and workers, each with its own state"
             )
-    saved_digest = state.get("fingerprint") or {}
+    saved_digest = state["fingerprint"]
     for key, value in digest.items():
         if saved_digest.get(key) != value:
             raise ResumeError(
                 f"the state was saved with {key}={saved_digest.get(key)!r}, but this dataset has "
                 f"{key}={value!r}; resume with the saved value, or start anew without the state"
             )
+
+
+def _check_layout(state: State) -> None:
+    """Refuse what is no state of this version, as a damaged file may give.
+
+    Raises:
+        ResumeError: Naming the part.
+    """
+    wrong = None
+    epoch, flow = state.get("epoch"), state.get("flow", ...)
+    if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+        limits = f"an integer of at least 0 and at most {MAX_EPOCH}"
+        wrong = f"the state's epoch is {epoch!r:.80}, not {limits}"
+    for key in ("device", "worker"):
+        pair = state.get(key)
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            wrong = f"the state's {key} is {pair!r:.80}, not two numbers"
+    if not isinstance(state.get("fingerprint"), dict):
+        wrong = "the state has no fingerprint"
+    if not isinstance(flow, dict | None):
+        wrong = f"the state's flow is {flow!r:.80}, neither None nor a dict"
+    if wrong:
+        raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")

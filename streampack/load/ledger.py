@@ -25,13 +25,14 @@ import numpy as np
 
 from streampack.types import Int64Array
 
-__all__ = ["EpochLedger"]
+__all__ = ["MAX_EPOCH", "EpochLedger"]
 
 MAX_WORKERS = 1000
 NEXT, RUN = 0, 1  # words before the workers': the epoch to begin with, and what `run` holds
 NUM_RUN = 6
 HEAD = RUN + NUM_RUN
 EPOCH_BITS = 31
+MAX_EPOCH = (1 << EPOCH_BITS) - 2
 
 
 class EpochLedger:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streampack.errors import ResumeError
 from streampack.mix.apportion import scaled_shares
 from streampack.types import State
 
@@ -92,7 +93,18 @@ class Deficits:
         return {"amounts": list(self._amounts), "deficits": list(self._deficits)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the one stood whose state this is."""
-        self._amounts = [int(amount) for amount in state["amounts"]]
-        self._deficits = [int(deficit) for deficit in state["deficits"]]
+        """Go on where the one stood whose state this is.
+
+        Raises:
+            ResumeError: If it is of another number of sources.
+        """
+        amounts = [int(amount) for amount in state["amounts"]]
+        deficits = [int(deficit) for deficit in state["deficits"]]
+        if not len(amounts) == len(deficits) == len(self._amounts):
+            raise ResumeError(
+                f"the state holds amounts of {len(amounts)} sources and deficits of "
+                f"{len(deficits)}, but there are {len(self._amounts)}; load what state_dict() "
+                "returned, unchanged"
+            )
+        self._amounts, self._deficits = amounts, deficits
         self._shares = self._shares_of_live()
