@@ -274,6 +274,38 @@ def test_an_iteration_after_a_dead_worker_does_not_go_back_to_the_state():
     assert {batch["epoch"] for batch in resumed} == {1}
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_before_the_first_batch_names_the_epoch_that_begins(num_workers):
+    ours = dataset()
+    loader = PackedDataLoader(ours, num_workers=num_workers)
+    epoch_of = lambda: {each["epoch"] for each in loader.state_dict()["workers"]}  # noqa: E731
+    ours.set_epoch(3)
+    assert epoch_of() == {3}
+    next(iter(loader))
+    assert epoch_of() == {3}
+    batches = iter(loader)  # the epoch before was left after a batch
+    state = loader.state_dict()
+    assert epoch_of() == {4}
+    first = next(batches)
+
+    resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+    resumed.load_state_dict(state)
+    assert same(next(iter(resumed)), first)
+
+
+def test_a_loader_begins_where_a_state_of_its_dataset_says():
+    original = dataset()
+    batches = iter(original)
+    next(batches)
+    resumed = dataset()
+    resumed.load_state_dict(original.state_dict())
+    state = PackedDataLoader(resumed).state_dict()
+
+    loader = PackedDataLoader(dataset())
+    loader.load_state_dict(state)
+    assert same(next(iter(loader)), next(batches))
+
+
 LOADERS = {
     "torch": lambda dataset, num: DataLoader(dataset, batch_size=None, num_workers=num),
     "ours": lambda dataset, num: PackedDataLoader(dataset, num_workers=num),

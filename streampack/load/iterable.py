@@ -149,14 +149,16 @@ class FlowDataset(IterableDataset[Batch]):
         Raises:
             ResumeError: If it was loaded beside the workers, and is not of this one.
         """
-        start, self._start = self._start, None
-        if start is None or self._is_start_own:
-            return start
-        # Every worker that is made gets a copy of it, in each epoch anew.
-        if self._ledger.has_begun:
-            return None
-        check_state(start, self.digest, place)
+        start, self._start = self._unused_start, None
+        if start is not None and not self._is_start_own:
+            check_state(start, self.digest, place)
         return start
+
+    @property
+    def _unused_start(self) -> State | None:
+        # Every worker that is made gets a copy of what was loaded beside it, in each epoch anew.
+        is_used = not self._is_start_own and self._ledger.has_begun
+        return None if is_used else self._start
 
     def place(self, worker: int, num_workers: int) -> PartPlace:
         """Return which part of the sources a worker of this rank takes."""
@@ -222,7 +224,11 @@ class FlowDataset(IterableDataset[Batch]):
             return self._delivered
         info = get_worker_info()
         place = self.place(info.id, info.num_workers) if info else self.place(0, 1)
-        return self._start or self.state_at_start(self._ledger.next_epoch, place)
+        return self.next_state(place)
+
+    def next_state(self, place: PartPlace) -> State:
+        """Return where the next iteration of a worker begins."""
+        return self._unused_start or self.state_at_start(self._ledger.next_epoch, place)
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration.

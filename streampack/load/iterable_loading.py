@@ -99,7 +99,8 @@ class IterableLoading:
         self._source = _WithStates(dataset, None)  # what the workers were given
         self._workers: Iterations | None = None
         self._start: State | None = None
-        self._epoch = 0
+        # Of the batch last delivered, or of a state; None: whichever begins next.
+        self._epoch: int | None = None
         self._num_begun = 0
         self._next_worker = 0
         # The latest state of each worker; None: nothing of this epoch yet.
@@ -112,6 +113,8 @@ class IterableLoading:
         if state is not None:
             return state
         place = self._dataset.place(worker, max(self._num_workers, 1))
+        if self._epoch is None:
+            return self._dataset.next_state(place)
         return self._dataset.state_at_start(self._epoch, place)
 
     def __len__(self) -> int:
@@ -178,7 +181,7 @@ class IterableLoading:
         """Begin the next epoch, or go on from the state that was loaded."""
         start, self._start = self._start, None
         if start is None:
-            self._next_worker = 0
+            self._epoch, self._next_worker = None, 0
             self._states = [None] * len(self._states)
             self._flows = [None] * len(self._states)
         self._num_begun += 1
@@ -201,8 +204,7 @@ class IterableLoading:
             self._check_turn(number)
         # Without workers the dataset itself goes on with the next epoch where nothing was left.
         is_over = start is not None and not num_batches and self._num_workers
-        self._epoch += 1
-        self._next_worker = 0
+        self._epoch, self._next_worker = None, 0
         self._states = [None] * len(self._states)
         if is_over:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
@@ -224,7 +226,7 @@ class IterableLoading:
             return map(pin, items) if self._pins else items
         if self._workers is None or start is not None:
             if start is not None:
-                self._dataset.set_epoch(self._epoch)
+                self._dataset.set_epoch(max(int(each["epoch"]) for each in start["workers"]))
             self._source = _WithStates(self._dataset, start)
             loader = WorkersLoader(self._source, batch_size=None, **self._options.for_torch())
             self._workers = Iterations(loader)

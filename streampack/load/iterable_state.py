@@ -130,7 +130,7 @@ def _check_layout(state: State) -> None:
         ResumeError: Naming the part.
     """
     wrong = None
-    epoch, flow = state.get("epoch"), state.get("flow", ...)
+    epoch, flow = state.get("epoch"), state.get("flow", "missing")
     if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
         limits = f"an integer of at least 0 and at most {MAX_EPOCH}"
         wrong = f"the state's epoch is {epoch!r:.80}, not {limits}"
