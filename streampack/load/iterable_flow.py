@@ -20,7 +20,7 @@ Memory: each packer's bound, one batch, and one sample being sliced per packer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -367,11 +367,12 @@ class PackFlow:
         """Return where the worker stands between two batches, as JSON: addresses, no tokens."""
         pending = [lane.pending for lane in self._lanes]
         keys = {*self._held.keys, *(each.key for each in pending if each is not None)}
+        keys_of = _by_stream(keys)
         return {
             "epoch": self._epoch,
             "num_batches": self.num_batches,
             "sources": [
-                intake.state_dict([key for key in keys if key[0] == number])
+                intake.state_dict(keys_of.get(number, ()))
                 for number, intake in enumerate(self._intakes)
             ],
             "deficits": self._deficits.state_dict(),
@@ -407,10 +408,12 @@ class PackFlow:
         held = [_key(address) for address in state["held"]]
         slicing = [lane["pending"] for lane in state["lanes"]]
         keys = {*held, *(_key(each[0]) for each in slicing if each is not None)}
+        keys_of = _by_stream(sorted(keys))
         prepared: dict[Key, tuple[Prepared, Int64Array]] = {}
         for number, intake in enumerate(self._intakes):
-            wanted = sorted(key for key in keys if key[0] == number)
-            again = intake.load_state_dict(state["sources"][number], self._quotas[number], wanted)
+            again = intake.load_state_dict(
+                state["sources"][number], self._quotas[number], keys_of.get(number, ())
+            )
             for key, sample in again.items():
                 taken = Taken(key[1], key[2], None, sample)
                 ready = self._prepare(number, taken)
@@ -440,6 +443,14 @@ class PackFlow:
 def _key(address: Sequence[int]) -> Key:
     stream, pass_, number = map(int, address[:3])
     return stream, pass_, number
+
+
+def _by_stream(keys: Iterable[Key]) -> dict[int, list[Key]]:
+    """Return the keys of each stream that has any, in their order."""
+    found: dict[int, list[Key]] = {}
+    for key in keys:
+        found.setdefault(key[0], []).append(key)
+    return found
 
 
 def _lane_state(lane: _Lane) -> State:
