@@ -162,7 +162,10 @@ def put_labels(
     shifted: bool,
     out: Int64Array,
 ) -> None:
-    """Write the shifted labels of one sample, see `shifted_labels`.
+    """Write the shifted labels of one sample.
+
+    A token is a target if its labels and loss mask say so; an added EOS goes by the token before
+    it.
 
     Args:
         tokens: With BOS and EOS, shape (n,).

@@ -20,55 +20,15 @@ import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import DataError
+from streampack.load.held_kernels import put_labels
 from streampack.pack import fit_samples
 from streampack.read.kernels import IGNORED
 from streampack.streams import IterableSample
 from streampack.types import Int64Array
 
-__all__ = ["Key", "Prepared", "prepare", "segment_rows", "shifted_labels"]
+__all__ = ["Key", "Prepared", "prepare", "segment_rows"]
 
 Key = tuple[int, int, int]  # stream, pass, sample
-
-
-def shifted_labels(
-    sample: IterableSample, packing: Packing, *, labels_shifted: bool
-) -> tuple[Int64Array, Int64Array]:
-    """Return a sample's tokens and shifted labels, with BOS and EOS where they are missing.
-
-    A token is a target if its labels and loss mask say so; an added EOS goes by the token before
-    it.
-
-    Args:
-        sample: Tokens, and labels or a loss mask if there are any.
-        packing: Says which ids to add.
-        labels_shifted: Whether labels[i] speaks of token i + 1 (True) or of token i.
-
-    Returns:
-        Tokens and labels, both of shape (n,).
-
-    >>> sample = IterableSample(tokens=np.array([5, 6]), labels=None, loss_mask=None)
-    >>> [part.tolist() for part in shifted_labels(sample, Packing(max_seq_len=8, eos_id=1),
-    ...                                           labels_shifted=False)]
-    [[5, 6, 1], [6, 1, -100]]
-    """
-    tokens = sample.tokens
-    targets = tokens.copy()  # targets[i]: token i as a target, or IGNORED
-    after = None  # the last label of a shifted column, which speaks of what follows
-    if sample.labels is not None and labels_shifted:
-        targets[0], targets[1:], after = IGNORED, sample.labels[:-1], int(sample.labels[-1])
-    elif sample.labels is not None:
-        targets = sample.labels.copy()
-    if sample.loss_mask is not None:
-        targets[sample.loss_mask == 0] = IGNORED
-    bos, eos = packing.bos_id, packing.eos_id
-    is_target = targets[-1] != IGNORED if after is None else after != IGNORED
-    last = IGNORED if after is None else after
-    if bos is not None and tokens[0] != bos:
-        tokens, targets = np.append(bos, tokens), np.append(IGNORED, targets)
-    if eos is not None and tokens[-1] != eos:
-        tokens, targets = np.append(tokens, eos), np.append(targets, eos if is_target else IGNORED)
-        last = IGNORED
-    return tokens, np.append(targets[1:], last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,11 +65,17 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
     >>> ready.tokens.tolist(), ready.labels.tolist()
     ([5, 6, 9, 9], [6, -100, -100, -100])
     """
-    tokens, labels = shifted_labels(sample, packing, labels_shifted=labels_shifted)
+    bos, eos = packing.bos_id, packing.eos_id
+    tokens, num_own, lead = _row(sample.tokens), len(sample.tokens), 0
+    if bos is not None and tokens[0] != bos:
+        tokens, lead = np.append(bos, tokens), 1
+    if eos is not None and tokens[-1] != eos:
+        tokens = np.append(tokens, eos)
+    labels = np.empty_like(tokens)
+    own, mask = _row(sample.labels), _row(sample.loss_mask)
+    put_labels(tokens, (lead, num_own), own, mask, labels_shifted, labels)
     if not (sample.extra_cost or sample.payloads or sample.token_fields):
         return Prepared(tokens=tokens, labels=labels, token_fields={}, payloads={})
-    num_own = len(sample.tokens)
-    lead = int(packing.bos_id is not None and sample.tokens[0] != packing.bos_id)
     tail = len(tokens) - num_own - lead + sample.extra_cost
     if sample.extra_cost:
         tokens = np.append(tokens, np.full(sample.extra_cost, packing.padding_id))
@@ -126,6 +92,11 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
     }
     fields = {name: np.pad(values, (lead, tail)) for name, values in sample.token_fields.items()}
     return Prepared(tokens=tokens, labels=labels, token_fields=fields, payloads=payloads)
+
+
+def _row(values: Int64Array | None) -> Int64Array:
+    # A copy: the kernel is compiled for arrays that can be written and have no gaps.
+    return np.array([] if values is None else values, np.int64)
 
 
 def segment_rows(
