@@ -60,18 +60,13 @@ class EpochAmounts:
             return Quota(amount=own, skipped=epoch * own if self.is_balanced else 0)
         total = num_items(part.source) if part.num_items is not None else None
         if total is None:
-            return Quota(amount=_own(amount or 0, place))
+            return Quota(amount=place.num_of(amount or 0))
         begin = epoch * (amount or 0) if self.is_balanced else 0
         first, last = (
-            at // total * (part.num_items or 0) + _own(at % total, place) if total else 0
+            at // total * (part.num_items or 0) + place.num_of(at % total) if total else 0
             for at in (begin, begin + (amount or 0))
         )
         return Quota(amount=last - first, skipped=first)
-
-
-def _own(total: int, place: PartPlace) -> int:
-    """Return how many of `total` items in turn are this part's."""
-    return -(-max(total - place.part, 0) // place.num_parts)
 
 
 def epoch_amounts(

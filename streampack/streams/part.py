@@ -66,6 +66,14 @@ class PartPlace:
         """All parts."""
         return self.num_devices * self.num_workers
 
+    def num_of(self, total: int) -> int:
+        """Return how many of `total` items in turn are this part's.
+
+        >>> [PartPlace(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
+        [3, 3, 2]
+        """
+        return -(-max(total - self.part, 0) // self.num_parts)
+
 
 class Item(NamedTuple):
     """What a source gave; a tuple, because one is made for every sample."""
@@ -146,9 +154,7 @@ class SourcePart:
     def num_items(self) -> int | None:
         """Items of this part in a pass; None if nobody knows before it was gone through."""
         total = None if self._splits_itself else num_items(self._source)
-        if total is None:
-            return None
-        return -(-max(total - self._place.part, 0) // self._place.num_parts)
+        return None if total is None else self._place.num_of(total)
 
     @property
     def num_parts(self) -> int:
