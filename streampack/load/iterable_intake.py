@@ -25,7 +25,7 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.load.held import NO_VALUES
 from streampack.load.prepared import Key
-from streampack.read.targets import labels_are_shifted
+from streampack.read.targets import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable import Plain
 from streampack.streams.part import Item, SourcePart
@@ -36,7 +36,6 @@ __all__ = ["Intake", "Quota", "Taken"]
 
 TEXTS_TOGETHER = 64
 CHARACTERS_TOGETHER = 65_536
-NUM_LOOKED_AT = 64  # samples that tell whether labels are shifted
 
 log = logging.getLogger(__name__)
 
@@ -275,11 +274,7 @@ class Intake:
             if self.labels_shifted is not None:
                 return
         if looked_at:
-            raise DataError(
-                f"stream {self._name!r}: the labels of its first samples do not tell whether they "
-                "are shifted; say so with labels_shifted=True (labels[i] is for tokens[i + 1]) or "
-                "labels_shifted=False (for tokens[i])"
-            )
+            raise unclear_shift(self._name, len(looked_at))
 
     # State.
 

@@ -32,7 +32,7 @@ from streampack.read.kernels import IGNORED
 from streampack.streams.opened import OpenStream
 from streampack.types import IntArray
 
-__all__ = ["detect_shift", "labels_are_shifted"]
+__all__ = ["NUM_LOOKED_AT", "detect_shift", "labels_are_shifted", "unclear_shift"]
 
 NUM_LOOKED_AT = 64  # samples that tell how labels are stored
 
@@ -58,6 +58,15 @@ def labels_are_shifted(samples: Iterable[tuple[IntArray, IntArray]]) -> bool | N
     return shifted if shifted != unshifted else None
 
 
+def unclear_shift(name: str, num_samples: int) -> DataError:
+    """Return the error of a stream whose first samples fit both ways of storing labels, or none."""
+    return DataError(
+        f"stream {name!r}: the labels of its first {num_samples} samples do not tell "
+        "whether they are shifted; say so with labels_shifted=True (labels[i] is for "
+        "tokens[i + 1]) or labels_shifted=False (for tokens[i])"
+    )
+
+
 def detect_shift(stream: OpenStream) -> bool:
     """Look at a stream's first samples for how its labels are stored.
 
@@ -73,11 +82,7 @@ def detect_shift(stream: OpenStream) -> bool:
             return shifted
         if len(looked_at) >= NUM_LOOKED_AT:
             break
-    raise DataError(
-        f"stream {stream.name!r}: the labels of its first {len(looked_at)} samples do not tell "
-        "whether they are shifted; say so with labels_shifted=True (labels[i] is for "
-        "tokens[i + 1]) or labels_shifted=False (for tokens[i])"
-    )
+    raise unclear_shift(stream.name, len(looked_at))
 
 
 def _first_samples(
