@@ -1,9 +1,13 @@
-"""Decorators for the integer kernels: numba, without the GIL, cached on disk where it can be.
+"""Decorators for the integer kernels: numba, cached on disk where it can be.
 
 ::
 
-    compiled            a kernel that works on the arrays that it is given
+    compiled            a kernel that works on the arrays that it is given, without the GIL
+    compiled_brief      one that is called from Python and takes some us: it keeps the GIL
     compiled_to_make    one that makes arrays, or gets some that another kernel has made
+
+Where two threads are at work, whoever lets go of the GIL may have to sleep until the other does: a
+wait of tens of us, worth it for a kernel of hundreds.
 
 numba counts references to an array wherever a kernel takes a part of it or hands it on: an atomic
 operation, for which a processor waits until all that it was asked for is read and written. Arrays
@@ -24,15 +28,15 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import numba
-from numba.core import options
+from numba.core.options import DefaultOptions
 
-__all__ = ["compiled", "compiled_to_make"]
+__all__ = ["compiled", "compiled_brief", "compiled_to_make"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 # numba has a private name for the runtime that counts; without that option kernels only get slower.
-_UNCOUNTED = {"_nrt": False} if hasattr(options.DefaultOptions, "_nrt") else {}
+_UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
 _warned: set[str] = set()
 
@@ -45,6 +49,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return _compiled(function, _UNCOUNTED)
 
 
+def compiled_brief(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` as `compiled` does; it runs with the GIL."""
+    return _compiled(function, _UNCOUNTED | {"nogil": False})
+
+
 def compiled_to_make(function: Callable[P, R]) -> Callable[P, R]:
     """Compile `function` as `compiled` does; it may make arrays and return them."""
     return _compiled(function, {})
@@ -52,8 +61,9 @@ def compiled_to_make(function: Callable[P, R]) -> Callable[P, R]:
 
 def _compiled(function: Callable[P, R], more: dict[str, bool]) -> Callable[P, R]:
     kernel: Any
+    options = {"nogil": True} | more
     try:
-        kernel = numba.njit(nogil=True, cache=True, **more)(function)
+        kernel = numba.njit(cache=True, **options)(function)
     except RuntimeError as error:
         if "cache" not in _warned:
             _warned.add("cache")
@@ -63,5 +73,5 @@ def _compiled(function: Callable[P, R], more: dict[str, bool]) -> Callable[P, R]
                 RuntimeWarning,
                 stacklevel=3,
             )
-        kernel = numba.njit(nogil=True, **more)(function)
+        kernel = numba.njit(**options)(function)
     return kernel  # type: ignore[no-any-return]

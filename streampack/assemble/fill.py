@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled, compiled_brief
 from streampack.read.kernels import IGNORED
 from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, IntArray
 
@@ -78,7 +78,7 @@ def _place(first: int, document: int, input_pos: Int64Array, document_ids: Int32
         document_ids[i] = document
 
 
-@compiled
+@compiled_brief
 def lay_out(
     segments: Int64Array,
     ends: Int64Array,

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled_brief
 from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
 from streampack.plan.walk import COLUMN, ENDLESS, LANE, PACK
@@ -28,7 +28,7 @@ from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 __all__ = ["Columns"]
 
 
-@compiled
+@compiled_brief
 def _copy_packs(
     segments: Int64Array, begins: Int64Array, sizes: Int64Array, starts: Int64Array, out: Int64Array
 ) -> None:

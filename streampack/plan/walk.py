@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled, compiled_brief
 from streampack.mix import Schedule
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
@@ -106,7 +106,7 @@ def _choose(columns: Int64Array, wanted: int) -> tuple[int, int, int]:
     return (best, -1, -1) if best_lane == -1 else (-1, best_lane, best)
 
 
-@compiled
+@compiled_brief
 def _walk(
     wanted: Int64Array,
     holds: int,

@@ -35,7 +35,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from streampack.compiled import compiled
+from streampack.compiled import compiled, compiled_brief
 from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, BoolArray, Int64Array, IntArray
 
 __all__ = [
@@ -233,7 +233,7 @@ def find_shards(
     return -1
 
 
-@compiled
+@compiled_brief
 def are_here(
     segments: Int64Array, bases: Int64Array, first_samples: Int64Array, is_here: BoolArray
 ) -> bool:
@@ -253,7 +253,7 @@ def are_here(
     return True
 
 
-@compiled
+@compiled_brief
 def find_places(
     segments: Int64Array,
     bases: Int64Array,
