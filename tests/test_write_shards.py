@@ -118,9 +118,25 @@ def test_a_sample_unlike_the_first_is_refused(tmp_path):
         write_stream(rows, tmp_path / "s")
 
 
-def test_negative_token_ids_are_refused(tmp_path):
-    with pytest.raises(DataError, match="sample 0: token id -100, but ids must be 0 to"):
-        write_stream([[-100, 1]], tmp_path / "s")
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "bad"),
+    [
+        ([-100, 1], "int32", -100),
+        (np.array([1, -100, 1], np.int32), "int32", -100),
+        (np.array([1, 2**32 - 1, 1]), "int64", 2**32 - 1),
+        (np.array([1, 2**40, 1], np.uint64), "int64", 2**40),
+    ],
+)
+def test_impossible_token_ids_are_refused_wherever_they_stand(tmp_path, tokens, dtype, bad):
+    message = rf"sample 1: token id {bad}, but ids must be 0 to {2**32 - 2}; write labels and"
+    with pytest.raises(DataError, match=message):
+        write_stream([[1, 2], tokens], tmp_path / "s", dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_token_id_is_written(tmp_path):
+    write_stream([[1, 2**32 - 2, 1]], tmp_path / "s", dtype="int64")
+    assert read_all(tmp_path / "s") == [[1, 2**32 - 2, 1]]
 
 
 @pytest.mark.parametrize("samples", [[], [[]]])

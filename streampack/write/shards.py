@@ -213,13 +213,7 @@ class _StreamWriter:
                 f"({type(error).__name__}: {error}); make all samples like the first"
             ) from error
         self._lengths.append(len(tokens))
-        for token in (int(tokens[0]), int(tokens[-1])):
-            if not 0 <= token < NO_TOKEN:
-                raise DataError(
-                    f"sample {number}: token id {token}, but ids must be 0 to {NO_TOKEN - 1}; "
-                    "write labels and masks in columns of their own"
-                )
-            self._edges.append(token)
+        self._edges.extend((int(tokens[0]), int(tokens[-1])))
 
 
 def _make_writer(columns: dict[str, str], options: dict[str, Any]) -> Any:
@@ -239,11 +233,17 @@ def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:
             f"sample {number}: holds {tokens.dtype} of shape {tokens.shape}, but must be one row "
             "of integer token ids; tokenize it first"
         )
+    least, most = int(tokens.min()), int(tokens.max())
     limits = np.iinfo(dtype)
-    if tokens.dtype != dtype and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+    if not limits.min <= least <= most <= limits.max:
         raise DataError(
-            f"sample {number}: token ids {tokens.min()} to {tokens.max()} do not fit {dtype} "
+            f"sample {number}: token ids {least} to {most} do not fit {dtype} "
             f"({limits.min} to {limits.max}); set dtype='int32' or wider"
+        )
+    if least < 0 or most >= NO_TOKEN:
+        raise DataError(
+            f"sample {number}: token id {least if least < 0 else most}, but ids must be 0 to "
+            f"{NO_TOKEN - 1}; write labels and masks in columns of their own"
         )
     return tokens.astype(dtype, copy=False)
 
