@@ -310,6 +310,8 @@ def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
         assert each.high_water_samples <= 8
         assert each.num_buffered_tokens <= each.high_water_tokens <= 8 * 40
     left = packer.num_buffered_samples
+    assert len(packer.buffered) == left
+    assert packer.buffered[:, 4].sum() == packer.num_buffered_tokens
     later, again = packer.add(rows[at:]), resumed.add(rows[at:])
     flushed, flushed_again = packer.flush(), resumed.flush()
 

@@ -227,12 +227,15 @@ def test_buffers_stay_within_their_bounds_and_high_water_is_the_most_seen(case, 
     packer = make_packer(packing)
 
     begin, most = 0, (0, 0)
+    num_out = 0
     while begin < len(rows):
         size = chunks[begin % len(chunks)]
-        packer.add(rows[begin : begin + size])
+        num_out += packer.add(rows[begin : begin + size]).segments[:, LENGTH].sum()
         begin += size
         held = packer.num_buffered_tokens, packer.num_buffered_samples
         most = max(most[0], held[0]), max(most[1], held[1])
+        assert len(packer.buffered) == packer.num_buffered_samples
+        assert num_out + packer.buffered[:, LENGTH].sum() == rows[:begin, LENGTH].sum()
     packer.flush()
 
     assert most[0] <= packer.high_water_tokens <= packing.buffer_limit

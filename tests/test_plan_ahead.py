@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import recipe, synthetic_stream
 
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Method, Mixing, Order, Packing
 from streampack.order import Extents, Passes
 from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.sequence import touched_lanes
@@ -77,6 +78,27 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
     sequence.close()
     # A chunk of samples is planned at once, and an epoch of these is less than one.
     assert num_finished > 10 or epoch_end == "carry"
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
+    options = {"short_seq_len": 16} if method == "two_tiers" else {}
+    lengths = np.random.default_rng(4).choice([3, 5, 9, 16, 33, 60], 20_000)
+    r = recipe(
+        [lengths],
+        packing=Packing(max_seq_len=64, method=method, **options),
+        order=Order(seed=3, shuffle_block_size=100),
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=8), epoch=0)
+    needed = set(keys(sequence.shards_ahead().ahead))
+    num_finished = 0
+    while (batch := sequence.next()) is not None:
+        assert shards_of(r, batch) <= needed
+        needs = sequence.shards_ahead()
+        if needs is not None:
+            num_finished += len(needs.finished)
+            needed = set(keys(needs.ahead))
+    assert num_finished > 100
 
 
 @pytest.mark.parametrize("epoch_end", ["pad", "carry"])

@@ -131,6 +131,11 @@ class BucketPacker:
         )
 
     @property
+    def buffered(self) -> Int64Array:
+        """All segment rows in the buffer now, shape (n, 6), in arrival order."""
+        return np.array(list(self._waiting.values()), np.int64).reshape(-1, NUM_COLUMNS)
+
+    @property
     def num_buffered_samples(self) -> int:
         """Segments in the buffer now."""
         return len(self._waiting)

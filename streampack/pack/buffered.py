@@ -53,6 +53,11 @@ class BufferedPacker(ABC):
         """Return the packs that these segments complete; `final`: all that is buffered too."""
 
     @property
+    def buffered(self) -> Int64Array:
+        """All segment rows in the buffer now, shape (n, 6); not to be changed."""
+        return self._buffered
+
+    @property
     def num_buffered_tokens(self) -> int:
         """Tokens in the buffer now, with the padding of `pad_to_multiple`."""
         return int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].sum())

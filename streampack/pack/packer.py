@@ -44,6 +44,10 @@ class Packer(Protocol):
         """Return packs of all that is buffered; the buffer is empty then."""
 
     @property
+    def buffered(self) -> Int64Array:
+        """All segment rows in the buffer now, shape (n, 6); not to be changed."""
+
+    @property
     def num_buffered_tokens(self) -> int:
         """Tokens in the buffer now."""
 

@@ -64,11 +64,6 @@ class _Pool(KernelPacker):
         self._waited = tier.waited[:num_buffered].copy()
         self._high_water = (tokens, samples)
 
-    @property
-    def buffered(self) -> Int64Array:
-        """What is buffered, the oldest first, shape (n, 6)."""
-        return self._buffered
-
 
 class TwoTiersPacker(BufferedPacker):
     """Two exact fits, one over the other."""
@@ -97,6 +92,11 @@ class TwoTiersPacker(BufferedPacker):
             )
         )
         self._items: list[Int64Array] = []  # the segments of what the long tier buffers, in order
+
+    @property
+    def buffered(self) -> Int64Array:
+        """All segment rows in the buffer now, of both tiers and of what is collected for them."""
+        return np.concatenate([self._buffered, self._short.buffered, *self._items])
 
     @property
     def num_buffered_tokens(self) -> int:

@@ -27,7 +27,7 @@ from streampack.pack import count_long, fit_samples, make_packer
 from streampack.plan.arrivals import Blocks, make_arrivals
 from streampack.plan.recipe import Recipe
 from streampack.plan.walk import ENDLESS
-from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
+from streampack.types import Int64Array, Packs, State
 
 __all__ = ["ColumnPlanner"]
 
@@ -40,6 +40,8 @@ class _Snapshot:
     """Packs of the column before it."""
     arrivals: list[int]
     packer: State
+    held: Int64Array
+    """The segments that the packer held, shape (n, 6)."""
     overlong: list[int]
     """Samples over max_seq_len met before it, per stream."""
     blocks: Callable[[], Blocks]
@@ -93,6 +95,7 @@ class ColumnPlanner:
                 num_packs=self.num_known,
                 arrivals=self._arrivals.state(),
                 packer=self._packer.state_dict(),
+                held=self._packer.buffered,
                 overlong=self.overlong.tolist(),
                 blocks=self._arrivals.blocks(),
             )
@@ -196,8 +199,7 @@ class ColumnPlanner:
 
     def held(self) -> Int64Array:
         """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
-        packer = self._snapshots[0].packer if self._snapshots else self._packer.state_dict()
-        return np.array(packer["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
+        return self._snapshots[0].held if self._snapshots else self._packer.buffered
 
     def snapshot(self, number: int) -> list[State]:
         """Return what `restore` needs to plan on from at or before pack `number`, integers only."""
