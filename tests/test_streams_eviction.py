@@ -18,6 +18,7 @@ from streampack.streams.bring import Store
 from streampack.streams.disk import Disk
 from streampack.streams.fetch import fetch, fetch_if_there
 from streampack.streams.recent import RecentShards
+from streampack.streams.records import Records
 from tests import builders
 
 LENGTHS = [200] * 40  # 10 shards of 4 samples, all of one size
@@ -257,9 +258,62 @@ def test_a_shard_under_way_counts_before_it_is_here(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, keep_zip):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=keep_zip)
+    shards = open_stream(stream, 0).index.shards
+    raw = [shard.raw.num_bytes for shard in shards]
+    packed = [shard.packed.num_bytes for shard in shards]
+    seen = []
+
+    def watching(files, basename, to, **options):
+        if basename == shards[1].packed.basename:
+            other.bring(2)
+            seen.extend(here(tmp_path / "l"))
+        return fetch(files, basename, to, **options)
+
+    # Room for shard 0, and for 1 and 2 as they come, but for one byte.
+    there = raw[0] + packed[0] * keep_zip
+    limit = there + sum(raw[1:3]) + sum(packed[1:3]) - 1
+    store = Store(fetch=watching, fetch_if_there=fetch_if_there)
+    (other,) = open_streams([stream], cache_limit=limit)
+    (opened,) = open_streams([stream], cache_limit=limit, store=store)
+    opened.bring(0)
+    opened.bring(1)
+    assert seen == [2]
+    # Once a file is here, what does not stay does not count.
+    records = Records(tmp_path / "l", Disk())
+    for shard in shards[1:3]:
+        assert records.read(shard.raw.basename) is not None
+        assert (records.read(shard.packed.basename) is not None) == keep_zip
+
+
+def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    (opened,) = open_streams([stream], cache_limit=10**6)
+    (path / opened.index.shards[0].packed.basename).unlink()
+    with pytest.raises(DataError, match="cannot be fetched"):
+        opened.bring(0)
+    assert not list((tmp_path / "l" / ".streampack").glob("*.json"))
+
+
+def test_a_compressed_file_of_somebody_else_is_not_taken_for_ours(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    (opened,) = open_streams([stream], cache_limit=1)
+    theirs = tmp_path / "l" / opened.index.shards[0].packed.basename
+    shutil.copy(path / theirs.name, theirs)
+    opened.bring(0)
+    opened.bring(1)
+    assert here(tmp_path / "l") == [1]
+    assert theirs.exists()
+
+
 def test_room_kept_by_a_process_that_was_killed_is_given_back(tmp_path):
     opened, _ = limited(tmp_path, 1)
-    opened.cache._bringer.limit.reserve(tmp_path / "l", "shard.00000.mds", 10)
+    opened.cache._bringer.limit.reserve(tmp_path / "l", [opened.index.shards[0].raw])
     assert (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").is_file()
     opened.bring(1)
     assert not (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").exists()

@@ -97,12 +97,13 @@ class ShardBringer:
         return path
 
     def _make(self, shard: Shard, home: Path, locks: FileLocks) -> None:
-        path = home / shard.raw.basename
         if self._stays(home, shard.raw):
             return
+        parts = [shard.raw]
+        if shard.packed is not None and self.is_remote:
+            parts.append(shard.packed)
         if self.limit is not None:
-            packed_bytes = shard.packed.num_bytes if shard.packed else 0
-            self.limit.reserve(home, shard.raw.basename, shard.raw.num_bytes + packed_bytes)
+            self.limit.reserve(home, [part for part in parts if self._is_missing(home, part)])
         # Both named after the raw file, whose lock guards them.
         raw, packed = (locks.temporary(shard.raw.basename) for _ in range(2))
         try:
@@ -113,14 +114,16 @@ class ShardBringer:
             self._name(raw, home, shard.raw)
             if shard.packed is not None and self._keeps(packed):
                 self._name(packed, self.files.folder, shard.packed)
-        except BaseException:
-            with suppress(OSError):
-                if self.disk.state(path) is None:
-                    Records(home, self.disk).remove(shard.raw.basename)
-            raise
         finally:
             self.discard(raw)
             self.discard(packed)
+            for part in parts:
+                with suppress(OSError):
+                    if self._is_missing(home, part):
+                        Records(home, self.disk).remove(part.basename)
+
+    def _is_missing(self, home: Path, part: Part) -> bool:
+        return self.disk.state(home / part.basename) is None
 
     def _keeps(self, packed: Path) -> bool:
         return bool(self.files.stream.safe_keep_zip) and self.disk.state(packed) is not None

@@ -8,8 +8,8 @@
 
 Only files that streampack put there and that have not changed since are ever removed, never one
 whose lock is held. Room is kept under one lock for all streams of a dataset, and a file that is
-under way counts in full. A file that a process has mapped can be read on, and leaves the disk when
-the last one lets go.
+under way counts in full, a compressed one beside the raw one that is made of it. A file that a
+process has mapped can be read on, and leaves the disk when the last one lets go.
 
 Cost: one listing of each stream's notes per file that is brought; one `stat` and four system calls
 per file that goes.
@@ -86,13 +86,12 @@ class CacheLimit:
         self._homes = tuple(homes)
         self._disk = disk
 
-    def reserve(self, folder: Path, basename: str, num_bytes: int) -> None:
-        """Make room for a file and note that it comes; the file's lock must be held.
+    def reserve(self, folder: Path, parts: Sequence[Part]) -> None:
+        """Make room for a shard's files and note that they come; its lock must be held.
 
         Args:
-            folder: Where it will lie.
-            basename: The file.
-            num_bytes: What it takes while it is brought.
+            folder: Where they will lie.
+            parts: The files, none of which lies there: a record makes a file ours.
 
         Raises:
             DataError: If other processes keep the limit's lock for themselves.
@@ -102,22 +101,25 @@ class CacheLimit:
         self._disk.make_folder(lock.parent)
         try:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
-                self._make_room(folder, basename, num_bytes)
-                Records(folder, self._disk).reserve(basename)
+                self._make_room(folder, parts)
+                for part in parts:
+                    Records(folder, self._disk).reserve(part.basename)
         except LockBusyError as error:
             raise DataError(
                 f"{lock}: another process has held this lock for {LIMIT_TIMEOUT_S:.0f} s; "
                 "see whether it hangs"
             ) from error
 
-    def _make_room(self, folder: Path, basename: str, num_bytes: int) -> None:
-        # The file itself may have a record from before: it is counted as what comes.
+    def _make_room(self, folder: Path, parts: Sequence[Part]) -> None:
+        # A file that comes may have a record from before: it is counted once.
+        coming = {(folder, part.basename) for part in parts}
         entries = [
             entry
             for entry in self._entries()
-            if (entry.home.folder, entry.part.basename) != (folder, basename)
+            if (entry.home.folder, entry.part.basename) not in coming
         ]
-        excess = sum(entry.part.num_bytes for entry in entries) + num_bytes - self.num_bytes
+        num_bytes = sum(part.num_bytes for part in (*parts, *(entry.part for entry in entries)))
+        excess = num_bytes - self.num_bytes
         if excess <= 0:
             return
         for entry in sorted(entries, key=self._last_planned_ns):
