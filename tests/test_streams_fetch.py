@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -371,17 +372,25 @@ def test_bytes_that_stay_damaged_are_an_error_after_four_downloads(bucket, kind)
     assert os.listdir(bucket.local) == []
 
 
-def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket):
+def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
     files = bucket.files()
     assert not fetch_if_there(files, "b.mds", bucket.to)
     assert fetch_if_there(files, "a.mds", bucket.to)
     bucket.assert_whole_and_alone()
     bucket.to.unlink()
+    assert not caplog.records
 
     # Where listing is not allowed, S3 says 403 of what does not exist.
     refusal = bucket.server.add("status", status=403)
     assert not fetch_if_there(files, "b.mds", bucket.to)
     assert refusal.given <= 2
+    message = (
+        rf"{bucket.remote}/b\.mds: was refused \(HTTP 403, ClientError: .*\) and is taken for "
+        r"none: a node that gets it plans another sequence; give all nodes the same access to it, "
+        r"or, if there is none, write it \(streampack index\)"
+    )
+    assert caplog.records[-1].levelname == "WARNING"
+    assert re.fullmatch(message, caplog.messages[-1])
     bucket.server.add("status", status=500)
     with pytest.raises(DataError, match=r"a\.mds: cannot be fetched"):
         fetch_if_there(bucket.files(0.4), "a.mds", bucket.to)
@@ -396,10 +405,11 @@ class Keyed(Stream):
         return str(path)
 
 
-def test_a_class_of_its_own_may_say_that_there_is_none_with_any_error(tmp_path):
+def test_a_class_of_its_own_may_say_that_there_is_none_with_any_error(tmp_path, caplog):
     files = StreamFiles.of(Keyed(remote="s3://nowhere/at-all", local=str(tmp_path)))
 
     assert not fetch_if_there(files, "lengths.bin", tmp_path / "x.tmp")
+    assert "lengths.bin: was refused (KeyError: 'lengths.bin') and is taken for none" in caplog.text
     assert fetch_if_there(files, "a.mds", tmp_path / "x.tmp")
 
 

@@ -113,19 +113,24 @@ def _fetch(job: _Job, check: Callable[[Path], None] | None) -> Fetched:
         if kind in (Failure.PASSING, Failure.UNKNOWN):
             way_out += ", or raise download_retry= and download_timeout="
         times = "attempt" if job.attempts == 1 else "attempts"
-        status = status_of(error)
-        said = type(error).__name__ if status is None else f"HTTP {status}, {type(error).__name__}"
         raise job.error(
             f"cannot be fetched, {job.attempts} {times} in {job.elapsed_s:.1f} s "
-            f"({said}: {error}); {way_out}"
+            f"({_what_failed(error)}: {error}); {way_out}"
         ) from error
     return Fetched(attempts=job.attempts, elapsed_s=job.elapsed_s)
 
 
-def fetch_if_there(files: StreamFiles, basename: str, to: Path) -> bool:
-    """Bring an object that may well not exist; return whether it does.
+def _what_failed(error: BaseException) -> str:
+    status = status_of(error)
+    kind = type(error).__name__
+    return kind if status is None else f"HTTP {status}, {kind}"
 
-    A class that fetches in its own way may say with any of Python's errors that there is none.
+
+def fetch_if_there(files: StreamFiles, basename: str, to: Path) -> bool:
+    """Bring the length file, which may well not exist; return whether it does.
+
+    A store that may not be listed says "denied" of what does not exist, and a class that fetches in
+    its own way may say so with any of Python's errors: both are told, since they may mean more.
 
     Raises:
         DataError: If the store neither gives it nor says that there is none.
@@ -136,10 +141,19 @@ def fetch_if_there(files: StreamFiles, basename: str, to: Path) -> bool:
         _fetch(job, None)
     except DataError as error:
         cause = error.__cause__ or error
-        # Stores that may not be listed say "denied" of what does not exist.
-        if job.kind_of(cause) not in (Failure.MISSING, Failure.DENIED, Failure.UNKNOWN):
+        kind = job.kind_of(cause)
+        if kind in (Failure.DENIED, Failure.UNKNOWN):
+            logger.warning(
+                "%s/%s: was refused (%s: %s) and is taken for none: a node that gets it plans "
+                "another sequence; give all nodes the same access to it, or, if there is none, "
+                "write it (streampack index)",
+                files.remote,
+                basename,
+                _what_failed(cause),
+                cause,
+            )
+        elif kind is not Failure.MISSING:
             raise
-        logger.debug("no %s at %s: %s", basename, files.remote, cause)
         return False
     return True
 
