@@ -42,6 +42,17 @@ class Gate(OpenStream):
         self.notes.append(("finished", shards.tolist()))
 
 
+class Gates(Gate):
+    """A stream whose shards wait one by one, and whose first one another process brings."""
+
+    gates: dict[int, threading.Event]
+
+    def bring(self, shard: int, *, is_waiting: bool = True) -> bool:
+        self.asked.append(shard)
+        assert self.gates[shard].wait(30)
+        return (shard > 0 or is_waiting) and OpenStream.bring(self, shard)
+
+
 @pytest.fixture
 def remote(tmp_path) -> Path:
     return builders.write_stream_files(tmp_path / "remote", LENGTHS, compression="zstd")[0]
@@ -49,12 +60,23 @@ def remote(tmp_path) -> Path:
 
 @pytest.fixture
 def stream(remote, tmp_path) -> Gate:
-    opened = open_streams([Stream(remote=str(remote), local=str(tmp_path / "local"))])[0]
-    gate = Gate(**{name: getattr(opened, name) for name in OpenStream.__slots__})
-    for name, value in {"asked": [], "gate": threading.Event(), "notes": []}.items():
-        object.__setattr__(gate, name, value)
+    gate = gated(Gate, remote, tmp_path / "local", gate=threading.Event())
     gate.gate.set()
     return gate
+
+
+@pytest.fixture
+def gates(remote, tmp_path) -> Gates:
+    events = {shard: threading.Event() for shard in range(8)}
+    return gated(Gates, remote, tmp_path / "local", gates=events)
+
+
+def gated(kind: type[Gate], remote: Path, local: Path, **values: object) -> Gate:
+    opened = open_streams([Stream(remote=str(remote), local=str(local))])[0]
+    stream = kind(**{name: getattr(opened, name) for name in OpenStream.__slots__})
+    for name, value in {"asked": [], "notes": [], **values}.items():
+        object.__setattr__(stream, name, value)
+    return stream
 
 
 def rows(*shards: int) -> np.ndarray:
@@ -106,6 +128,46 @@ def test_what_a_reader_waits_for_goes_before_all_others(stream):
     assert stream.asked[:2] == [0, 3]
     assert fetcher.stats()["waited_for"] == 1
     assert fetcher.stats()["waited_s"] > 0
+    fetcher.close()
+
+
+def test_what_a_reader_waits_for_stays_first_while_another_process_brings_it(gates):
+    fetcher = ShardFetcher([gates], FetchLimits(num_threads=2))
+    fetcher.follow(ShardNeeds(ahead=rows(*range(8))))
+    until(lambda: sorted(gates.asked) == [0, 1])
+    reader = threading.Thread(target=fetcher.need, args=([(0, 0)],))
+    reader.start()
+    until(lambda: fetcher._urgent)
+    gates.gates[1].set()  # its thread finds that 0 is with the other one
+    until(lambda: 2 in gates.asked)
+    gates.gates[0].set()
+    reader.join(30)
+    assert not reader.is_alive()
+    assert gates.asked[2:4] == [2, 0]
+    for gate in gates.gates.values():
+        gate.set()
+    fetcher.close()
+
+
+def test_what_a_reader_waits_for_is_not_forgotten_when_the_plan_goes_on(gates):
+    gates.gates[1].set()
+    fetcher = ShardFetcher([gates], FetchLimits(num_threads=2))
+    readers = [
+        threading.Thread(target=fetcher.need, args=([(0, 1), (0, last)],), daemon=True)
+        for last in (5, 6)
+    ]
+    for reader in readers:
+        reader.start()
+    until(lambda: sorted(gates.asked) == [1, 5, 6])
+    for reader, last in zip(readers, (5, 6), strict=True):
+        fetcher.follow(ShardNeeds(ahead=rows(7)))
+        gates.gates[last].set()
+        reader.join(10)
+        assert not reader.is_alive()
+    gates.gates[7].set()
+    until(lambda: (0, 7) in fetcher._here)
+    fetcher.follow(ShardNeeds(ahead=rows(7)))
+    assert fetcher._here == {(0, 7)}
     fetcher.close()
 
 

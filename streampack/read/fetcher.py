@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,6 +116,7 @@ class ShardFetcher:
         self._urgent: deque[Key] = deque()
         self._ahead: deque[Key] = deque()
         self._needed: set[Key] = set()
+        self._awaited: Counter[Key] = Counter()  # by how many readers just now
         self._here: set[Key] = set()
         self._busy: set[Key] = set()
         self._failure: BaseException | None = None
@@ -137,10 +138,12 @@ class ShardFetcher:
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]
         with self._lock:
             self._needed = set(ahead)
-            for key in self._here - self._needed:
+            # A reader that waits has yet to see what came for it.
+            kept = self._needed | self._awaited.keys()
+            for key in self._here - kept:
                 self._all.mark(key, is_here=False)
-            self._here &= self._needed
-            self._new &= self._needed
+            self._here &= kept
+            self._new &= kept
             self._ahead = deque(_own_first(self._within_limit(ahead), self._limits))
             self._notes.append(lambda: self._note(ahead, is_finished=False))
             self._start()
@@ -169,7 +172,11 @@ class ShardFetcher:
             self._start()
             self._changed.notify_all()
             begin_s = time.monotonic()
-            self._wait_for(missing)
+            self._awaited.update(missing)
+            try:
+                self._wait_for(missing)
+            finally:
+                self._awaited -= Counter(missing)
             num_late = len(self._new.intersection(missing))
             self._counts["waited_for"] += num_late
             self._waited_s += time.monotonic() - begin_s if num_late else 0.0
@@ -246,11 +253,14 @@ class ShardFetcher:
         stream = self._streams[number]
         is_new = not stream.is_here(shard)
         if is_new and not stream.bring(shard, is_waiting=is_waiting):
-            # Another process brings it: there are others to do meanwhile.
+            # Another process brings it: there are others to do meanwhile, unless a reader waits.
             with self._lock:
                 self._busy.discard(key)
-                self._ahead.append(key)
-                self._changed.wait(BUSY_S)
+                if key in self._awaited:
+                    self._urgent.append(key)
+                else:
+                    self._ahead.append(key)
+                    self._changed.wait(BUSY_S)
             return
         with self._lock:
             self._busy.discard(key)
