@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, WorkerError
 from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
 from streampack.load.iterations import Iterations, WorkersLoader
-from streampack.load.workers import SharedMemory
+from streampack.load.workers import SharedMemory, pin
 from streampack.streams import IterableStream, Stream
 from tests import conformance
 from tests.conformance import Written, show
@@ -376,3 +376,33 @@ def test_an_interrupt_wherever_a_lock_is_taken_lets_the_iteration_end(
         for thread in threading.enumerate():
             if thread.name.startswith("streampack-"):
                 within(20, thread.join)
+
+
+class Pinnable:
+    """Something that says whether it was pinned."""
+
+    is_pinned = False
+
+    def pin_memory(self) -> Pinnable:
+        pinned = Pinnable()
+        pinned.is_pinned = True
+        return pinned
+
+
+class Pair(NamedTuple):
+    """A batch as some formats make it."""
+
+    tokens: Any
+    labels: Any
+
+
+def test_batches_of_every_form_are_pinned_and_keep_their_form():
+    batch = {"a": Pair(Pinnable(), [Pinnable(), 3]), "b": (Pinnable(), "x")}
+    pinned = pin(batch)
+    assert isinstance(pinned["a"], Pair)
+    assert pinned["a"].tokens.is_pinned
+    assert isinstance(pinned["a"].labels, list)
+    assert pinned["a"].labels[0].is_pinned
+    assert isinstance(pinned["b"], tuple)
+    assert pinned["b"][0].is_pinned
+    assert (pinned["a"].labels[1], pinned["b"][1]) == (3, "x")

@@ -198,6 +198,8 @@ def pin(batch: Any) -> Any:
     """Return a batch, of whatever format, with its tensors in pinned memory."""
     if isinstance(batch, dict):
         return {key: pin(value) for key, value in batch.items()}
+    if hasattr(batch, "_fields"):  # a NamedTuple takes its values one by one
+        return type(batch)(*map(pin, batch))
     if isinstance(batch, tuple | list):
         return type(batch)(pin(value) for value in batch)
     return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
