@@ -111,20 +111,28 @@ def is_weight(value: Any) -> bool:
     return is_number and bool(0 <= value < float("inf"))
 
 
-def check_positive(
-    name: str, value: object, way_out: str = "leave it out for the default"
-) -> int | None:
-    """Return a count as an int, and refuse what is no integer or below 1; None stays None.
+def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:
+    """Return a count as an int, and refuse what is no integer, None among them, or below 1.
 
     Raises:
         ConfigError: Naming it.
+
+    >>> read_count("num_ranks", 8.0)
+    8
     """
-    if value is None:
-        return None
     count = read_integer(name, value, WRITE_COUNT)
     if count < 1:
         raise ConfigError(f"{name}={count} must be at least 1; {way_out}")
     return count
+
+
+def check_positive(name: str, value: object) -> int | None:
+    """Return a count as an int, as `read_count`; None stays None.
+
+    Raises:
+        ConfigError: Naming it.
+    """
+    return None if value is None else read_count(name, value, "leave it out for the default")
 
 
 def _keep_counts(config: object, *names: str) -> None:
@@ -229,9 +237,8 @@ class Packing:
 
     def __post_init__(self) -> None:
         for name in ("max_seq_len", "buffer_samples"):  # None means nothing here
-            count = read_integer(name, getattr(self, name), WRITE_COUNT)
-            check_positive(name, count, WRITE_COUNT)
-        _keep_counts(self, "max_seq_len", "buffer_samples", "buffer_tokens", "pad_to_multiple")
+            object.__setattr__(self, name, read_count(name, getattr(self, name)))
+        _keep_counts(self, "buffer_tokens", "pad_to_multiple")
         _keep_counts(self, *(name for name in OPTION_METHODS if name != "split_gap"))
         check_choice("method", self.method, Method)
         check_choice("overflow", self.overflow, Overflow)

@@ -449,5 +449,7 @@ def test_an_unknown_mask_of_torchtune_is_refused() -> None:
 
 
 def test_megatron_refuses_a_multiple_below_1() -> None:
+    whole = formats.to_megatron(the_batch(), pad_segments_to=4.0)
+    assert whole["tokens"].equal(formats.to_megatron(the_batch(), pad_segments_to=4)["tokens"])
     with pytest.raises(ConfigError, match="pad_segments_to=0 must be at least 1"):
         formats.to_megatron(the_batch(), pad_segments_to=0)

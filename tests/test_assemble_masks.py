@@ -247,6 +247,9 @@ def test_more_segments_than_capacity_are_refused() -> None:
     cu_seqlens = native_batch(ROWS_OF_4, 24)["cu_seqlens"]
     with pytest.raises(ConfigError, match=r"8 segments, padding included, but capacity=7; raise"):
         fixed_cu_seqlens(cu_seqlens, 7)
+    with pytest.raises(ConfigError, match="capacity=None is no integer; write a whole number"):
+        fixed_cu_seqlens(cu_seqlens, None)  # type: ignore[arg-type]
+    assert len(fixed_cu_seqlens(cu_seqlens, 9.0)) == 10  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="capacity=0 must be at least 1"):
         fixed_cu_seqlens(cu_seqlens, 0)
 

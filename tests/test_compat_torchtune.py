@@ -185,6 +185,15 @@ def test_a_sample_that_is_too_long_is_refused_by_its_number():
         PackedDataset(samples_of([2, 5]), max_seq_len=4)
 
 
+def test_counts_are_kept_as_ints():
+    packed = PackedDataset(samples_of([2, 5, 3]), max_seq_len=5.0, max_packs=1.0)
+    assert len(packed) == 1
+    assert packed[0]["tokens"].shape == (5,)
+    assert (type(packed.max_seq_len), type(packed.max_packs)) == (int, int)
+    with pytest.raises(ConfigError, match="max_seq_len=None is no integer; write a whole number"):
+        PackedDataset(samples_of([2]), max_seq_len=None)
+
+
 def test_samples_that_lack_something_are_refused_by_their_number():
     with pytest.raises(DataError, match="sample 0 has no 'labels', only 'tokens'"):
         PackedDataset([{"tokens": [1]}], max_seq_len=4)

@@ -98,6 +98,17 @@ def test_a_sample_that_fits_no_batch_is_refused_by_its_number(length):
         buckets.add(length)
 
 
+def test_limits_are_whole_numbers_and_kept_as_ints():
+    buckets = LengthBuckets(12.0, buffer_samples=4.0, max_samples=2.0)
+    assert [buckets.add(length) for length in (2, 2, 2)] == [[]] * 3
+    assert buckets.add(2) == [[0, 1]]
+    with pytest.raises(DataError, match="to max_tokens=12; cut it"):
+        buckets.add(13)
+    for name in ("max_tokens", "buffer_samples"):
+        with pytest.raises(ConfigError, match=f"{name}=None is no integer; write a whole number"):
+            LengthBuckets(**{"max_tokens": 12, name: None})
+
+
 def test_limits_below_one_are_refused():
     with pytest.raises(ConfigError, match="max_tokens=0 must be at least 1"):
         LengthBuckets(0)

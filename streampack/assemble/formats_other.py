@@ -30,7 +30,7 @@ from streampack.assemble.layout import (
     segment_starts,
     unshifted_labels,
 )
-from streampack.config import check_positive
+from streampack.config import read_count
 from streampack.errors import ConfigError
 from streampack.read.kernels import IGNORED
 
@@ -61,8 +61,8 @@ def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str
     """
     check_carried(batch, "megatron")
     if pad_segments_to is not None:
-        check_positive("pad_segments_to", pad_segments_to)
-        return _with_padded_segments(batch, pad_segments_to)
+        multiple = read_count("pad_segments_to", pad_segments_to)
+        return _with_padded_segments(batch, multiple)
     edges = row_edges(batch)
     return _megatron(batch, edges, batch["tokens"].shape[1])
 

@@ -26,7 +26,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils.data import get_worker_info
 
-from streampack.config import check_choice, check_positive
+from streampack.config import check_choice, read_count
 from streampack.errors import ConfigError
 
 __all__ = [
@@ -199,7 +199,7 @@ def fixed_cu_seqlens(cu_seqlens: torch.Tensor, capacity: int) -> torch.Tensor:
     >>> fixed_cu_seqlens(torch.tensor([0, 3, 8], dtype=torch.int32), 4).tolist()
     [0, 3, 8, 8, 8]
     """
-    check_positive("capacity", capacity)
+    capacity = read_count("capacity", capacity)
     num_segments = len(cu_seqlens) - 1
     if num_segments > capacity:
         raise ConfigError(

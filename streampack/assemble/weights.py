@@ -21,7 +21,7 @@ import torch
 
 from streampack.assemble.batch import Batch
 from streampack.assemble.layout import begins, check_native
-from streampack.config import check_choice, check_positive
+from streampack.config import check_choice, read_count
 from streampack.errors import ConfigError
 from streampack.read.kernels import IGNORED
 
@@ -61,7 +61,7 @@ def loss_weights(
     >>> loss_weights(batch, average="samples", units=1).mul(3).round()[0].int().tolist()
     [1, 1, 1, 0, 3, 0]
     """
-    check_positive("num_ranks", num_ranks)
+    num_ranks = read_count("num_ranks", num_ranks)
     if units is not None and units < 1:
         raise ConfigError(
             f"units={units} must be at least 1; a step without any target has no loss: skip its "

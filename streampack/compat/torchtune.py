@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from streampack.config import check_choice, check_positive, read_integer
+from streampack.config import check_choice, read_count, read_integer
 from streampack.errors import ConfigError, DataError
 
 __all__ = ["PackedDataset", "padded_collate_packed"]
@@ -68,11 +68,12 @@ class PackedDataset(Dataset[Item]):
         max_packs: int | None = None,
         split_across_pack: bool = False,
     ) -> None:
-        check_positive("max_seq_len", max_seq_len)
-        if max_packs is not None and read_integer("max_packs", max_packs, "None packs all") < 0:
-            raise ConfigError(f"max_packs={max_packs} must be at least 0; None packs all")
+        if max_packs is not None:
+            max_packs = read_integer("max_packs", max_packs, "None packs all")
+            if max_packs < 0:
+                raise ConfigError(f"max_packs={max_packs} must be at least 0; None packs all")
         self.ds = ds
-        self.max_seq_len = max_seq_len
+        self.max_seq_len = read_count("max_seq_len", max_seq_len)
         self.padding_idx = padding_idx
         self.max_packs = max_packs
         self.split_across_pack = split_across_pack

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from reprlib import repr as short_repr
 
-from streampack.config import Buffers, Mixing, Order, Packing, check_positive
+from streampack.config import Buffers, Mixing, Order, Packing, read_count
 from streampack.errors import ConfigError
 from streampack.world import World
 
@@ -92,10 +92,9 @@ def check_batch_size(batch_size: object) -> int:
     >>> check_batch_size(4)
     4
     """
-    size = check_positive("batch_size", batch_size)
-    if size is None:
+    if batch_size is None:
         raise ConfigError("batch_size=None says no number of packs; leave it out for 1")
-    return size
+    return read_count("batch_size", batch_size, "leave it out for the default")
 
 
 def _short(value: object) -> str:

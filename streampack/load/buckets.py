@@ -16,14 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack.config import Overflow, Packing, check_positive, read_integer
+from streampack.config import Overflow, Packing, check_positive, read_count
 from streampack.errors import ConfigError
 from streampack.pack.buckets import LengthBuckets
 from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
 
 __all__ = ["BucketPacker", "Bucketing", "one_row_each"]
-
-WRITE_COUNT = "write a whole number of at least 1, such as 8192"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +56,8 @@ class Bucketing:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "buffer_samples"):  # None means nothing here
-            count = read_integer(name, getattr(self, name), WRITE_COUNT)
-            check_positive(name, count, WRITE_COUNT)
-        for name in ("max_tokens", "buffer_samples", "max_samples", "max_seq_len"):
+            object.__setattr__(self, name, read_count(name, getattr(self, name)))
+        for name in ("max_samples", "max_seq_len"):
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         if not isinstance(self.include_padding, bool):
             raise ConfigError(

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from streampack.config import check_positive
+from streampack.config import check_positive, read_count
 from streampack.errors import DataError
 
 __all__ = ["LengthBuckets"]
@@ -57,13 +57,10 @@ class LengthBuckets:
         buffer_samples: int = 1000,
         max_samples: int | None = None,
     ) -> None:
-        check_positive("max_tokens", max_tokens)
-        check_positive("buffer_samples", buffer_samples)
-        check_positive("max_samples", max_samples)
-        self._max_tokens = max_tokens
+        self._max_tokens = read_count("max_tokens", max_tokens)
         self._include_padding = include_padding
-        self._buffer_samples = buffer_samples
-        self._max_samples = max_samples
+        self._buffer_samples = read_count("buffer_samples", buffer_samples)
+        self._max_samples = check_positive("max_samples", max_samples)
         self._num_arrived = 0
         self._by_length: list[_Waiting] = []
         self._by_age: deque[_Waiting] = deque()  # holds some that have left
