@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -271,3 +272,11 @@ def test_a_fraction_that_no_float_can_hold_is_kept():
         1,
         2,
     ]
+
+
+def test_relative_weights_of_thousands_of_streams_are_resolved_at_once():
+    weights = [Weight(name=f"s{i}", proportion=1 / (i + 1)) for i in range(2000)]
+    begin = time.perf_counter()
+    quotas = resolve_weights(weights, [(1000, 100_000)] * 2000, epoch_size=10**6)
+    assert sum(quota.amount for quota in quotas) == 10**6
+    assert time.perf_counter() - begin < 3

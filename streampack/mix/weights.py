@@ -128,7 +128,8 @@ def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> 
     """Split an epoch of `total` by relative `shares`."""
     if arithmetic == "exact":
         exact = [exact_share(share) for share in shares]
-        return largest_remainders(total, [share / sum(exact) for share in exact])
+        whole = sum(exact)
+        return largest_remainders(total, [share / whole for share in exact])
     # MosaicML Streaming 0.13: floors of float64 products, the shortfall to streams drawn by chance.
     normal = np.array(shares, np.float64)
     normal /= normal.sum()
