@@ -107,8 +107,10 @@ def is_weight(value: Any) -> bool:
     >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan"))
     (True, False, False)
     """
-    is_number = isinstance(value, Real | Decimal)
-    return is_number and bool(0 <= value < float("inf"))
+    if isinstance(value, Decimal):
+        return value.is_finite() and value >= 0  # one that is no number cannot be compared
+    is_real = isinstance(value, Real)
+    return is_real and bool(0 <= value < float("inf"))
 
 
 def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from importlib.metadata import entry_points
 
 import pytest
@@ -47,6 +48,13 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
         ({"local": "x", "repeat": -1}, "repeat=-1: a weight must be"),
         ({"local": "x", "choose": -1}, "choose=-1: a weight must be"),
         ({"local": "x", "proportion": float("nan")}, "proportion=nan: a weight must be"),
+        (
+            {"local": "x", "proportion": Decimal("nan")},
+            r"proportion=Decimal\('NaN'\): a weight must",
+        ),
+        ({"local": "x", "repeat": Decimal("sNaN")}, r"repeat=Decimal\('sNaN'\): a weight must"),
+        ({"local": "x", "choose": Decimal("inf")}, r"choose=Decimal\('Infinity'\): a weight must"),
+        ({"local": "x", "choose": Decimal(-1)}, r"choose=Decimal\('-1'\): a weight must"),
         ({"local": "x", "proportion": float("inf")}, "proportion=inf: a weight must be"),
         ({"local": "x", "proportion": "0.5"}, "proportion='0.5': a weight must be a number"),
         ({"local": "x", "choose": "1k"}, "choose='1k': a weight must be a number"),

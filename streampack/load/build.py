@@ -12,10 +12,11 @@ Cost: reading each stream's index.json. No shard is touched.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import count
 
 import numpy as np
 
@@ -52,16 +53,19 @@ class Blueprint:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Number the names that occur more than once.
+    """Number the names that occur more than once, with numbers that make no other one's name.
 
     >>> unique_names(["code", "docs", "code"])
     ['code-0', 'docs', 'code-1']
+    >>> unique_names(["code", "code", "code-0"])
+    ['code-1', 'code-2', 'code-0']
     """
-    count, seen = Counter(names), Counter[str]()
+    occurs, numbers = Counter(names), defaultdict[str, Iterator[int]](count)
     unique = []
     for name in names:
-        unique.append(f"{name}-{seen[name]}" if count[name] > 1 else name)
-        seen[name] += 1
+        numbered = (f"{name}-{number}" for number in numbers[name])
+        is_twice = occurs[name] > 1
+        unique.append(next(new for new in numbered if new not in occurs) if is_twice else name)
     return unique
 
 
