@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -181,12 +182,7 @@ def test_after_a_resume_the_shards_of_buffered_samples_are_needed_too(method):
 def test_looking_costs_nothing_like_the_size_of_the_stream():
     asked: list[int] = []
     r = recipe([np.ones(10, np.int64)])
-    r = type(r)(
-        **{
-            **{name: getattr(r, name) for name in r.__slots__},
-            "streams": (synthetic_stream(50_000_000, asked=asked),),
-        }
-    )
+    r = replace(r, streams=(synthetic_stream(50_000_000, asked=asked),))
     sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
     assert len(sequence.shards_ahead().ahead) <= 16
     assert not asked, "no length is needed to look ahead"
@@ -233,13 +229,7 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
 )
 def test_the_lanes_of_a_device_are_those_of_its_slots(lanes, run, devices, size, data):
     r = make("random", "pad", 1)
-    r = type(r)(
-        **{
-            **{name: getattr(r, name) for name in r.__slots__},
-            "num_lanes": lanes,
-            "lane_run": run,
-        }
-    )
+    r = replace(r, num_lanes=lanes, lane_run=run)
     view = DeviceView(
         place=data.draw(st.integers(0, devices - 1)), num_devices=devices, batch_size=size
     )

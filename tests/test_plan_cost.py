@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 import tracemalloc
 from dataclasses import replace
@@ -14,7 +15,9 @@ from planning import covered, global_batches, recipe, synthetic_stream
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
+from streampack.order import deal
 from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import recipe as recipe_module
 from streampack.types import LENGTH
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -57,6 +60,39 @@ def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
     # A block is 262,144 samples: six or seven shards of 50,000 in each of the two large streams.
     assert len(set(asked)) <= 16
     assert time.perf_counter() - begin < 5
+
+
+def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(monkeypatch):
+    num_deals = 0
+
+    def counting(*args):
+        nonlocal num_deals
+        num_deals += 1
+        return deal(*args)
+
+    monkeypatch.setattr(recipe_module, "deal", counting)
+    lengths = [np.full(n, 9) for n in (4000, 3000, 50)]  # the last one is shared by all lanes
+    r = recipe(lengths, mixing=Mixing(batching_method="stratified"), num_lanes=8)
+    for _ in range(2):
+        sequence = EpochSequence(r, DeviceView(batch_size=4), epoch=0)
+        while sequence.next() is not None:
+            pass
+    assert num_deals == 3
+
+    sizes = [r.lane_stream(number, lane).range_of(0)[1] for number in range(3) for lane in range(8)]
+    other = replace(r, num_lanes=4)
+    assert sum(sizes) == sum(map(len, lengths))
+    assert other.lane_stream(0, 3).range_of(0)[1] == 1000
+
+
+def test_a_recipe_that_was_asked_for_lanes_pickles_no_larger():
+    stream = replace(synthetic_stream(100_000), lengths_of=len)
+    r = replace(recipe([np.ones(9, np.int64)]), streams=(stream,), num_lanes=8)
+    num_bytes = len(pickle.dumps(r))
+    whole = r.lane_stream(0, 5)
+    again = pickle.loads(pickle.dumps(r))
+    assert len(pickle.dumps(r)) == num_bytes
+    assert again.lane_stream(0, 5).shards_in(0).tolist() == whole.shards_in(0).tolist()
 
 
 def peak_bytes(run) -> int:

@@ -12,7 +12,7 @@ neighbouring runs and share the shard that a cut fell into: for every number of 
 product of the leading prime factors of the lanes (1, 2 and 4 of 4; 1, 2 and 6 of 6). No number of
 nodes enters, so the deal is the same in every world.
 
-Cost: O(shards). No sample is looked at.
+Cost: O(shards) a lane. No sample is looked at.
 """
 
 from __future__ import annotations

@@ -5,14 +5,15 @@
     streams, quotas, packing, mixing, order, num_lanes, lane_run, global_batch_size
                      '--> Recipe --> lane_streams(lane) --> what an epoch takes there
 
-Nothing here knows ranks, nodes or workers. Cost: O(shards) a lane, when the lane is first asked
-for.
+Nothing here knows ranks, nodes or workers. Cost: a stream is dealt to all lanes at once, when one
+of them is first asked for: O(shards) a lane, some 30 us for 2,000 shards. The deal is kept, 24
+bytes a shard and some 500 a lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -65,11 +66,11 @@ class LaneStream:
     """One stream as one lane sees it: an endless sequence, of which each epoch takes the next part.
 
     Args:
-        stream: The stream.
+        recipe: Streams, lanes, seed, block size and packing.
+        number: Which stream.
         extents: What a pass goes through: the lane's samples, or all of a shared stream's.
-        share: This lane's place among `shares`, the lanes' sizes.
-        shares: Samples of each lane; for a shared stream a 1 for each lane.
-        recipe: Seed, block size and packing.
+        lane: Which lane.
+        shares: Samples of each lane, shape (num_lanes,); None: the stream is shared by all.
     """
 
     def __init__(
@@ -214,6 +215,16 @@ class LaneStream:
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last
 
 
+class _Deals(dict[int, tuple[list[Extents], Int64Array | None]]):
+    """The extents of each lane, and the samples of each; or of a shared stream all, and None.
+
+    It follows from the recipe: a pickled one is empty.
+    """
+
+    def __reduce__(self) -> tuple[type[_Deals], tuple[()]]:
+        return _Deals, ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recipe:
     """Everything that decides which segments lie in pack q of an epoch."""
@@ -229,6 +240,7 @@ class Recipe:
     """Packs that come from one lane in a row."""
     global_batch_size: int
     """Packs in one optimizer step over all ranks."""
+    _deals: _Deals = field(default_factory=_Deals, init=False, repr=False)
 
     @property
     def order_seed(self) -> int:
@@ -284,11 +296,17 @@ class Recipe:
 
     def lane_stream(self, number: int, lane: int) -> LaneStream:
         """Return one stream as one lane sees it."""
+        if number not in self._deals:
+            self._deals[number] = self._deal(number)
+        runs, shares = self._deals[number]
+        extents = runs[0] if shares is None else runs[lane]
+        return LaneStream(self, number, extents, lane, shares)
+
+    def _deal(self, number: int) -> tuple[list[Extents], Int64Array | None]:
         stream = self.streams[number]
         samples = np.diff(stream.first_sample)
-        if stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes and self.num_lanes > 1:
-            everything = deal(samples, stream.raw_bytes, 1, self.order_seed, (number,))[0]
-            return LaneStream(self, number, everything, lane, None)
-        runs = deal(samples, stream.raw_bytes, self.num_lanes, self.order_seed, (number,))
-        shares = np.array([run.num_samples for run in runs])
-        return LaneStream(self, number, runs[lane], lane, shares)
+        is_small = stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes
+        is_shared = is_small and self.num_lanes > 1
+        num_runs = 1 if is_shared else self.num_lanes
+        runs = deal(samples, stream.raw_bytes, num_runs, self.order_seed, (number,))
+        return runs, None if is_shared else np.array([run.num_samples for run in runs])
