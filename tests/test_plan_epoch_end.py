@@ -17,7 +17,7 @@ from planning import (
 )
 
 from streampack.config import Mixing, Packing
-from streampack.plan import Recipe
+from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.planner import ColumnPlanner
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 
@@ -170,3 +170,15 @@ def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
     assert [len(own) for own in batches] == [1] * 6
     assert [len(own[0].packs) for own in batches] == [1, 0, 0, 0, 0, 0]
     assert batches[0][0].packs[0][:, TOTAL].tolist() in ([30, 20], [20, 30])
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
+    r = recipe([np.full(1000, 9)], mixing=Mixing(epoch_end=epoch_end), global_batch_size=8)
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    sequence._walk_to(10**6)
+    total = sequence._total
+    num_slots = sequence.num_slots
+    assert sequence._total == total
+    assert (num_slots // 8 * 8, num_slots) == (num_slots, sequence.num_slots)
+    assert epoch_end == "pad" or total == num_slots

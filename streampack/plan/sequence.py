@@ -151,7 +151,7 @@ class EpochSequence:
         self._first_slot = 0  # of these
         self._released = 0  # slots that are passed
         self._asked = 0  # slots that had to be walked: whole global batches
-        self._total: int | None = None
+        self._total: int | None = None  # packs of the epoch, once they are known
         self._substituted = 0  # before the first slot
         self._gathered = Packs.none()  # of this device's batches from a slot on
         self._gathered_from = 0
@@ -360,9 +360,12 @@ class EpochSequence:
     def _walk_on(self, num_slots: int) -> None:
         """Walk some slots further, and as many more as can be without learning more."""
         walked = self._walk.next(num_slots)
+        num_walked = self._num_walked + len(walked)
         if len(walked) < num_slots:
-            self._total = self._num_walked + len(walked)
-        room = AHEAD if self._total is None else self._total - self._num_walked - len(walked)
+            drops = self._recipe.mixing.epoch_end == "drop"
+            size = self._recipe.global_batch_size
+            self._total = num_walked // size * size if drops else num_walked
+        room = AHEAD if self._total is None else max(self._total - num_walked, 0)
         ahead = self._walk.next(min(room, AHEAD), may_learn=False)
         self._note_passed()
         self._slots = np.concatenate([self._slots, walked, ahead])
@@ -374,8 +377,6 @@ class EpochSequence:
         if self._total is None:
             return None
         size = self._recipe.global_batch_size
-        if self._recipe.mixing.epoch_end == "drop":
-            self._total = self._total // size * size
         return -(-self._total // size) * size
 
     def _packs(self, most: int) -> tuple[Packs, int]:
