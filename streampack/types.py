@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "IGNORED",
     "LENGTH",
     "NUM_COLUMNS",
     "PASS",
@@ -42,6 +43,9 @@ State: TypeAlias = dict[str, Any]
 
 STREAM, PASS, SAMPLE, START, LENGTH, TOTAL = range(6)
 NUM_COLUMNS = 6
+
+IGNORED = -100
+"""The label of a token that is no target: losses skip it."""
 
 
 def no_segments() -> Int64Array:

@@ -196,3 +196,13 @@ def test_every_pinned_version_is_one_that_the_project_allows():
 
     assert {line.split(">=")[0].lower() for line in wanted} <= {name.lower() for name in pins}
     assert not [name for name, version in pins.items() if "+" in version], "a build of one machine"
+
+
+def test_the_label_that_losses_skip_has_one_home():
+    homes = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "-100"
+    ]
+    assert homes == ["types.py"]

@@ -24,7 +24,7 @@ from streampack.assemble.fill import ROW, ROW_LENGTH, ROW_START
 from streampack.assemble.layout import check_carried, segment_starts
 from streampack.config import MAX_ID
 from streampack.errors import ConfigError, DataError
-from streampack.read.kernels import IGNORED
+from streampack.types import IGNORED
 
 __all__ = ["expand", "to_compact"]
 

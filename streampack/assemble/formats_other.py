@@ -32,7 +32,7 @@ from streampack.assemble.layout import (
 )
 from streampack.config import read_count
 from streampack.errors import ConfigError
-from streampack.read.kernels import IGNORED
+from streampack.types import IGNORED
 
 __all__ = ["to_llm_foundry", "to_megatron", "to_olmo_core"]
 

@@ -24,7 +24,7 @@ import torch
 from streampack.assemble.batch import Batch
 from streampack.assemble.fill import ROW_LENGTH
 from streampack.errors import ConfigError
-from streampack.read.kernels import IGNORED
+from streampack.types import IGNORED
 
 __all__ = [
     "CARRIED",

@@ -23,7 +23,7 @@ from streampack.assemble.batch import Batch
 from streampack.assemble.layout import begins, check_native
 from streampack.config import check_choice, read_count
 from streampack.errors import ConfigError
-from streampack.read.kernels import IGNORED
+from streampack.types import IGNORED
 
 __all__ = ["Average", "count_units", "loss_weights"]
 

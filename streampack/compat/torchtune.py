@@ -27,10 +27,10 @@ from torch.utils.data import Dataset
 
 from streampack.config import check_choice, read_count, read_integer
 from streampack.errors import ConfigError, DataError
+from streampack.types import IGNORED
 
 __all__ = ["PackedDataset", "padded_collate_packed"]
 
-IGNORED = -100
 PadMask = Literal["causal", "identity"]
 
 Item = dict[str, Tensor]

@@ -36,7 +36,17 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from streampack.compiled import compiled, compiled_brief
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, BoolArray, Int64Array, IntArray
+from streampack.types import (
+    IGNORED,
+    LENGTH,
+    SAMPLE,
+    START,
+    STREAM,
+    TOTAL,
+    BoolArray,
+    Int64Array,
+    IntArray,
+)
 
 __all__ = [
     "IGNORED",
@@ -49,8 +59,6 @@ __all__ = [
     "gather_labels",
     "gather_tokens",
 ]
-
-IGNORED = -100  # the label that losses skip
 
 # What is read: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,);
 # place rows of open shards, (m, PLACE_COLUMNS); which of them each segment lies in, (n,), as

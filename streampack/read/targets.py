@@ -28,9 +28,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.read.kernels import IGNORED
 from streampack.streams.opened import OpenStream
-from streampack.types import IntArray
+from streampack.types import IGNORED, IntArray
 
 __all__ = ["NUM_LOOKED_AT", "detect_shift", "labels_are_shifted", "unclear_shift"]
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from streampack.assemble import block_causal_mask
+from streampack.types import IGNORED
 
 __all__ = ["Decoder", "next_token_loss"]
 
 ROTARY_BASE = 10_000.0
-IGNORED = -100  # the label of a token that is no target
 
 
 class Block(nn.Module):
