@@ -10,7 +10,9 @@
 Both ways give the same batches. The constructor reads index.json of each stream and checks
 everything that can be checked; planning starts at the first batch.
 
-Cost: see `plan` and `read`. Memory: the packers' buffers (integers), one batch, mapped shards.
+Cost: see `plan` and `read`. Memory: the packers' buffers (integers), one batch, mapped shards, and
+for each stream of each lane that this process plans a shuffle block: 16 bytes a sample, at most
+262,144 of them by default, which is 4 MiB.
 """
 
 from __future__ import annotations

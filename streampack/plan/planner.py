@@ -10,8 +10,9 @@ A lane has one column where packs mix streams, else one a stream. Packs are aske
 number in the column, so what was planned ahead is never lost, and a column planned twice gives the
 same packs.
 
-Cost: about 0.2-0.4 us a sample. Memory: a chunk of segments (48 bytes each) and the packer's
-buffer.
+Cost: about 0.2-0.4 us a sample. Memory: a chunk of segments (48 bytes each), the packer's buffer,
+and a shuffle block of each stream: 16 bytes for each of its samples in the lane, at most 262,144 by
+default.
 """
 
 from __future__ import annotations

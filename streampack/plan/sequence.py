@@ -10,7 +10,8 @@ Nothing in the sequence depends on the world: a world only chooses which slots i
 lanes end is found by planning them, in a thread, once they could be near their end. Slots are
 walked, and packs taken, for several batches at once where that plans nothing before its time.
 
-Cost: the planners', and a few us a batch. Memory: a chunk of segments a column.
+Cost: the planners', and a few us a batch. Memory: a chunk of segments a column, and a shuffle block
+(16 bytes a sample, at most 262,144 by default: 4 MiB) for each stream of each lane that is planned.
 """
 
 from __future__ import annotations
