@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from streampack import ConfigError, DataError, Stream
+from streampack.cli import show_packers, show_stream
 from streampack.cli.app import build_app
 from streampack.streams import LENGTH_FILE, open_stream
 from tests import builders
@@ -178,3 +179,28 @@ def test_inspect_of_many_shards_shows_the_first_and_counts_the_rest(call, tmp_pa
 def test_inspect_of_a_folder_that_is_no_stream_is_refused(call, tmp_path):
     with pytest.raises(DataError, match=r"index\.json"):
         call("inspect", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("s3://bucket/stream", True),
+        ("dbfs:/Volumes/streams/a", True),
+        ("file:///streams/a", True),
+        ("/streams/a", False),
+        ("streams/a", False),
+    ],
+)
+def test_every_verb_takes_the_same_paths_for_urls(call, monkeypatch, path, expected):
+    described = []
+
+    def describe(**options):
+        described.append((options["remote"], options["local"]))
+        raise DataError("enough is known")
+
+    for verb, module in (("inspect", show_stream), ("compare-packers", show_packers)):
+        monkeypatch.setattr(module, "Stream", describe)
+        option = ["--stream"] if verb == "compare-packers" else []
+        with pytest.raises(DataError, match="enough is known"):
+            call(verb, *option, path)
+    assert described == [(path, None) if expected else (None, path)] * 2

@@ -20,6 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from streampack import write as room
+from streampack.cli.paths import is_url
 from streampack.errors import ConfigError
 
 __all__ = ["index"]
@@ -74,4 +75,4 @@ def index(
 
 
 def _is_in_a_store(path: str) -> bool:
-    return path.startswith("dbfs:/") or ("://" in path and not path.startswith("file://"))
+    return is_url(path) and not path.startswith("file://")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.console import Console
 
+from streampack.cli.paths import is_url
 from streampack.errors import ConfigError, suggest
 from streampack.report import (
     KINDS,
@@ -76,8 +77,8 @@ def _all_lengths(
             )
         yield kind, synthetic_lengths(kind, num_samples)
     for path in streams:
-        is_url = "://" in path
-        described = Stream(remote=path if is_url else None, local=None if is_url else path)
+        is_remote = is_url(path)
+        described = Stream(remote=path if is_remote else None, local=None if is_remote else path)
         stream = open_stream(described, 0)
         parts = [stream.shard_lengths(shard) for shard in range(stream.num_shards)]
         lengths = np.concatenate(parts).astype(np.int64)

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from streampack.cli.paths import is_url
 from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
 from streampack.read import Gatherer
@@ -52,10 +53,10 @@ def show_stream(
     Raises:
         DataError: If the stream is not what it should be.
     """
-    is_url = "://" in path
+    is_remote = is_url(path)
     described = Stream(
-        remote=path if is_url else None,
-        local=None if is_url else path,
+        remote=path if is_remote else None,
+        local=None if is_remote else path,
         tokens=tokens,
         tokens_dtype=tokens_dtype,
     )
