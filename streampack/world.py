@@ -51,7 +51,7 @@ class World:
             raise ConfigError(
                 f"rank={self.rank} is not one of num_ranks={self.num_ranks}; ranks count from 0"
             )
-        per_node = self._per_node
+        per_node = self.num_local_ranks
         if per_node < 1 or self.num_ranks % per_node:
             raise ConfigError(
                 f"num_ranks={self.num_ranks} is no multiple of ranks_per_node={per_node}; "
@@ -107,18 +107,19 @@ class World:
         return world
 
     @property
-    def _per_node(self) -> int:
+    def num_local_ranks(self) -> int:
+        """Processes on this rank's node, as on every other."""
         return self.num_ranks if self.ranks_per_node is None else self.ranks_per_node
 
     @property
     def node(self) -> int:
         """The node that this rank runs on."""
-        return self.rank // self._per_node
+        return self.rank // self.num_local_ranks
 
     @property
     def num_nodes(self) -> int:
         """All nodes."""
-        return self.num_ranks // self._per_node
+        return self.num_ranks // self.num_local_ranks
 
     @property
     def num_devices(self) -> int:
@@ -129,6 +130,6 @@ class World:
     def place(self) -> int:
         """Which device batch of every `num_devices` this rank takes."""
         device = self.rank // self.replication
-        devices_per_node = max(self._per_node // self.replication, 1)
+        devices_per_node = max(self.num_local_ranks // self.replication, 1)
         num_groups = self.num_devices // devices_per_node
         return (device % devices_per_node) * num_groups + device // devices_per_node

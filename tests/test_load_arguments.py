@@ -15,7 +15,7 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.load.arguments import check_batch_size, check_configs, check_streams
+from streampack.load.arguments import check_batch_size, check_configs, check_epoch, check_streams
 from streampack.streams import mosaic
 
 PLAIN = mosaic.Stream(local="nowhere")
@@ -113,3 +113,22 @@ def test_a_batch_size_is_returned_as_an_int(size):
 def test_a_batch_size_that_is_no_positive_integer_is_refused(size, message):
     with pytest.raises(ConfigError, match=message):
         check_batch_size(size)
+
+
+@pytest.mark.parametrize("epoch", [0, 3.0, np.int64(7)])
+def test_an_epoch_is_kept_as_an_int(epoch):
+    assert type(check_epoch(epoch)) is int
+    assert check_epoch(epoch) == epoch
+
+
+@pytest.mark.parametrize(
+    ("epoch", "message"),
+    [
+        (-1, "epoch=-1 must be at least 0"),
+        (0.5, r"epoch=0\.5 is no integer; epochs are counted 0, 1, 2"),
+        (None, "epoch=None is no integer; epochs are counted"),
+    ],
+)
+def test_what_is_no_epoch_is_refused(epoch, message):
+    with pytest.raises(ConfigError, match=message):
+        check_epoch(epoch)

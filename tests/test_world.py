@@ -152,3 +152,10 @@ def test_numpy_numbers_are_kept_as_ints():
 
     assert world == World(rank=1, num_ranks=2)
     assert {type(world.rank), type(world.num_ranks), type(world.ranks_per_node)} == {int}
+
+
+@given(ranks=worlds())
+def test_the_ranks_of_a_node_are_as_many_as_it_says(ranks):
+    for rank in ranks:
+        assert rank.num_local_ranks * rank.num_nodes == rank.num_ranks
+        assert sum(other.node == rank.node for other in ranks) == rank.num_local_ranks

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from reprlib import repr as short_repr
 
-from streampack.config import Buffers, Mixing, Order, Packing, read_count
+from streampack.config import Buffers, Mixing, Order, Packing, read_count, read_integer
 from streampack.errors import ConfigError
 from streampack.world import World
 
@@ -95,6 +95,21 @@ def check_batch_size(batch_size: object) -> int:
     if batch_size is None:
         raise ConfigError("batch_size=None says no number of packs; leave it out for 1")
     return read_count("batch_size", batch_size, "leave it out for the default")
+
+
+def check_epoch(epoch: object) -> int:
+    """Return an epoch's number as an int.
+
+    Raises:
+        ConfigError: If it is no integer of at least 0.
+
+    >>> check_epoch(2)
+    2
+    """
+    number = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
+    if number < 0:
+        raise ConfigError(f"epoch={number} must be at least 0")
+    return number
 
 
 def _short(value: object) -> str:

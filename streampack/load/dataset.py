@@ -30,9 +30,9 @@ from streampack.assemble import (
     Blocks,
     check_format,
 )
-from streampack.config import Buffers, Mixing, Order, Packing, read_integer
+from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError, ResumeError
-from streampack.load.arguments import check_batch_size, check_configs
+from streampack.load.arguments import check_batch_size, check_configs, check_epoch
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
 from streampack.load.fetching import CacheNeeds, ReadAhead, cache_needs, make_fetcher
@@ -372,10 +372,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         Raises:
             ConfigError: If it is no integer of at least 0.
         """
-        epoch = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch} must be at least 0")
-        self._go_to(Progress(epoch=epoch))
+        self._go_to(Progress(epoch=check_epoch(epoch)))
 
     def state_dict(self) -> State:
         """Return where this process stands, as JSON.

@@ -20,12 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from streampack.errors import ConfigError
 from streampack.load.build import Blueprint
 from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe, touched_lanes
-from streampack.read import FETCH_THREADS, FetchLimits, ShardFetcher
+from streampack.read import FETCH_THREADS, FetchLimits, ShardFetcher, cached_bytes
 from streampack.types import Int64Array
 from streampack.world import World
 
@@ -51,9 +49,8 @@ class CacheNeeds:
 
 
 def _ranks_of_node(world: World) -> list[World]:
-    per_node = world.num_ranks // world.num_nodes
-    first = world.node * per_node
-    return [replace(world, rank=rank) for rank in range(first, first + per_node)]
+    first = world.node * world.num_local_ranks
+    return [replace(world, rank=rank) for rank in range(first, first + world.num_local_ranks)]
 
 
 def cache_needs(blueprint: Blueprint, recipe: Recipe) -> CacheNeeds:
@@ -61,7 +58,7 @@ def cache_needs(blueprint: Blueprint, recipe: Recipe) -> CacheNeeds:
     world = blueprint.world
     fetched = [n for n, stream in enumerate(blueprint.streams) if stream.needs_fetch]
     if not fetched or blueprint.cache_limit is None:
-        return CacheNeeds(ranks_per_node=world.num_ranks // world.num_nodes)
+        return CacheNeeds(ranks_per_node=world.num_local_ranks)
 
     def lanes_of(rank: World) -> set[int]:
         return touched_lanes(
@@ -80,7 +77,7 @@ def cache_needs(blueprint: Blueprint, recipe: Recipe) -> CacheNeeds:
         for lane in node_lanes
     }
     raw = sum(int(blueprint.streams[n].raw_bytes.sum()) for n in fetched)
-    largest = max(_largest_shard(blueprint, n) for n in fetched)
+    largest = max(int(cached_bytes(blueprint.streams[n]).max()) for n in fetched)
     return CacheNeeds(
         node_bytes=sum(lane_bytes.values()),
         own_bytes=sum(lane_bytes[lane] for lane in own_lanes),
@@ -90,20 +87,9 @@ def cache_needs(blueprint: Blueprint, recipe: Recipe) -> CacheNeeds:
     )
 
 
-def _packed_bytes(blueprint: Blueprint, number: int) -> Int64Array:
-    shards = blueprint.streams[number].index.shards
-    return np.array([s.packed.num_bytes if s.packed else 0 for s in shards], np.int64)
-
-
 def _kept_bytes(blueprint: Blueprint, number: int) -> Int64Array:
-    raw_bytes = blueprint.streams[number].raw_bytes
-    if not blueprint.keeps_packed[number]:
-        return raw_bytes
-    return raw_bytes + _packed_bytes(blueprint, number)
-
-
-def _largest_shard(blueprint: Blueprint, number: int) -> int:
-    return int((blueprint.streams[number].raw_bytes + _packed_bytes(blueprint, number)).max())
+    stream = blueprint.streams[number]
+    return cached_bytes(stream) if blueprint.keeps_packed[number] else stream.raw_bytes
 
 
 def fetch_limits(

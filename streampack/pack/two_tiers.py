@@ -27,7 +27,7 @@ from streampack.errors import ResumeError
 from streampack.pack import kernels
 from streampack.pack.buffered import BufferedPacker, KernelPacker, rooms
 from streampack.pack.kernels import NO_LIMIT, Limits, Tier, Tiers
-from streampack.pack.limits import limits_of
+from streampack.pack.limits import TOLERANCE, limits_of
 from streampack.types import (
     LENGTH,
     NUM_COLUMNS,
@@ -79,7 +79,7 @@ class TwoTiersPacker(BufferedPacker):
                 max_seq_len=short_seq_len,
                 buffer_tokens=short_tokens,
                 window=min(short_seq_len, limits.window),
-                tolerance=short_seq_len // 1000,
+                tolerance=short_seq_len // TOLERANCE,
                 split_gap=short_seq_len,
             )
         )
