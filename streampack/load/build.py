@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
+from typing import cast
 
 import numpy as np
 
-from streampack.config import Mixing, Order, Packing, parse_count
+from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import PlanStream, Recipe
@@ -48,7 +49,7 @@ class Blueprint:
     world: World
     cache_limit: int | None = None
     """Bytes of fetched shards on this node; None: no limit."""
-    keeps_packed: tuple[bool, ...] = ()
+    keeps_packed: tuple[bool, ...]
     """Of each stream, whether a fetched shard stays beside what was decompressed of it."""
 
 
@@ -168,7 +169,7 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
             for n, s in zip(names, blueprint.streams, strict=True)
         ],
         [(s.num_samples, t) for s, t in zip(blueprint.streams, totals, strict=True)],
-        epoch_size=parse_count("epoch_size", mixing.epoch_size),
+        epoch_size=cast("int | None", mixing.epoch_size),  # Mixing has read it
         unit=mixing.weight_unit,
         arithmetic=mixing.arithmetic,
         seed=order.seed,

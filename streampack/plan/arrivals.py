@@ -68,7 +68,7 @@ class Chosen:
         begin, self._end = lane_stream.range_of(epoch)
         self.cursor, self.offset = begin, 0
         if self.by_tokens:
-            self.cursor, self.offset = lane_stream.find_tokens(begin, recipe.weigh)
+            self.cursor, self.offset = lane_stream.find_tokens(begin)
         self._begin = self.cursor
 
     @property

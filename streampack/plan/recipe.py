@@ -83,6 +83,7 @@ class LaneStream:
         self._num_lanes = recipe.num_lanes
         self._fixed = recipe.mixing.sampling_method == "fixed"
         self._drops = recipe.packing.overflow == "drop"
+        self._weigh = recipe.weigh
         self._passes: Passes | None = None
         self._prepared = -1
         if extents.num_samples:
@@ -174,9 +175,7 @@ class LaneStream:
             prepare(self.shards_in(block))
             self._prepared = block
 
-    def find_tokens(
-        self, tokens: int, weigh: Callable[[Int64Array], Int64Array]
-    ) -> tuple[int, int]:
+    def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens`, and the tokens before it."""
         if self._passes is None or tokens <= 0:
             return 0, 0
@@ -184,7 +183,7 @@ class LaneStream:
             return self._passes.find_tokens(tokens)
         cursor = before = 0
         while True:  # a shared stream is small: walk it
-            weights = weigh(self.take(cursor, 1024).lengths)
+            weights = self._weigh(self.take(cursor, 1024).lengths)
             starts = before + np.cumsum(weights) - weights
             inside = int(np.searchsorted(starts, tokens, side="left"))
             if inside < len(weights):

@@ -21,9 +21,7 @@ INCHES_PER_PACK = 0.24
 DOTS_PER_INCH = 120
 
 
-def plot_packs(
-    bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int, title: str = ""
-) -> None:
+def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int) -> None:
     """Write a PNG of packs, coloured by stream.
 
     Args:
@@ -31,7 +29,6 @@ def plot_packs(
         path: Where to write.
         names: The streams' names, by number.
         max_seq_len: Tokens in a full pack.
-        title: What to say above it; nothing says how many packs there are.
     """
     # No pyplot: it keeps every figure of the process, and picks a backend for all of it.
     figure = Figure(figsize=(11, 1.4 + INCHES_PER_PACK * len(bars)), layout="constrained")
@@ -50,7 +47,7 @@ def plot_packs(
     axes.set(
         xlim=(0, max_seq_len), ylim=(max(len(bars), 1) - 0.5, -0.5), xlabel="token", ylabel="pack"
     )
-    axes.set_title(title or f"{len(bars)} packs of {max_seq_len:,} tokens", loc="left")
+    axes.set_title(f"{len(bars)} packs of {max_seq_len:,} tokens", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour(number), label=name) for number, name in enumerate(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6))

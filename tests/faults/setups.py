@@ -220,6 +220,7 @@ def _make_setup(
         order=Order(seed=number, shuffle_block_size=5),
         batch_size=1,
         world=World(),
+        keeps_packed=(False,) * len(opened),
     )
     recipe = build_recipe(blueprint, (num_lanes, 2, GLOBAL_BATCH))
     tokens, num_packs = zip(
