@@ -43,8 +43,9 @@ class Scratch:
     >>> scratch = Scratch()
     >>> first = scratch.take(np.int32, (2, 3))
     >>> scratch.give_back(first)
-    >>> scratch.take(np.int32, (2, 3)) is first, scratch.take(np.int32, (2, 3)) is first
-    (True, False)
+    >>> again, other = scratch.take(np.int32, (1, 3)), scratch.take(np.int32, (1, 3))
+    >>> again.shape, np.shares_memory(first, again), np.shares_memory(first, other)
+    ((1, 3), True, False)
     """
 
     def __init__(self) -> None:
@@ -55,19 +56,20 @@ class Scratch:
         return {"_waiting": deque(maxlen=KEPT)}
 
     def take(self, dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> IntArray:
-        """Return an array of this type and shape, its values not set."""
+        """Return an array of this type and shape, its values not set; a part of one if need be."""
         while True:
             try:
                 array = self._waiting.pop()
             except IndexError:
                 return np.empty(shape, dtype)
-            # Others are of a batch of another shape, and there will be no more of those.
-            if array.shape == shape and array.dtype == dtype:
-                return array
+            # Smaller ones are of the first batches, which are read in smaller groups.
+            is_like = array.shape[1:] == shape[1:] and array.dtype == dtype
+            if is_like and len(array) >= shape[0]:
+                return array[: shape[0]]
 
     def give_back(self, array: IntArray) -> None:
         """Let others have an array that was taken; do not look at it again."""
-        self._waiting.append(array)
+        self._waiting.append(array if array.base is None else array.base)
 
 
 class _Lease:
