@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.compiled import compiled, compiled_brief
-from streampack.read.kernels import IGNORED
-from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, IntArray
+from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, Int64Array, IntArray
 
 __all__ = [
     "END",

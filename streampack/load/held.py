@@ -41,9 +41,9 @@ from streampack.load.held_kernels import (
 )
 from streampack.load.prepared import Key, Prepared
 from streampack.read import Rows
-from streampack.read.kernels import IGNORED
 from streampack.streams.iterable import Plain
 from streampack.types import (
+    IGNORED,
     NUM_COLUMNS,
     START,
     Int64Array,

@@ -15,8 +15,7 @@ Cost: some 20 ns a piece, and a copy of its tokens.
 from __future__ import annotations
 
 from streampack.compiled import compiled
-from streampack.read.kernels import IGNORED
-from streampack.types import LENGTH, START, TOTAL, Int64Array
+from streampack.types import IGNORED, LENGTH, START, TOTAL, Int64Array
 
 __all__ = [
     "AFTER",

@@ -24,9 +24,14 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch, BatchFormat, Formatter, check_format, to_native
-from streampack.config import Buffers, Mixing, Order, Packing, read_integer
+from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, ResumeError
-from streampack.load.arguments import check_batch_size, check_configs, check_streams
+from streampack.load.arguments import (
+    check_batch_size,
+    check_configs,
+    check_epoch,
+    check_streams,
+)
 from streampack.load.buckets import Bucketing
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import unique_names
@@ -109,11 +114,9 @@ class FlowDataset(IterableDataset[Batch]):
         Raises:
             ConfigError: If it is no integer of at least 0.
         """
-        epoch = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch} must be at least 0")
+        number = check_epoch(epoch)
         self._start = self._delivered = None
-        self._ledger.set_epoch(epoch)
+        self._ledger.set_epoch(number)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch, or go on where a loaded state says; in a torch worker, its share.

@@ -236,7 +236,7 @@ class PlannedLoading:
         each = Ring.bytes_per_token(read) if read.is_light else BYTES_PER_TOKEN + 1
         # What workers have read ahead, as many more that are being handed on, and as many to spare.
         num_groups = num_workers * self._ahead + 2
-        room = SharedMemory.asked(num_workers, world.num_ranks // world.num_nodes)
+        room = SharedMemory.asked(num_workers, world.num_local_ranks)
         while self._group > 1 and not room.has(2 * num_groups * self._group * batch_tokens * each):
             self._group //= 2  # half of it is left to others
         num_slots = num_groups * self._group

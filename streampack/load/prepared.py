@@ -22,9 +22,8 @@ from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.load.held_kernels import put_labels
 from streampack.pack import fit_samples
-from streampack.read.kernels import IGNORED
 from streampack.streams import IterableSample
-from streampack.types import Int64Array
+from streampack.types import IGNORED, Int64Array
 
 __all__ = ["Key", "Prepared", "prepare", "segment_rows"]
 
