@@ -121,6 +121,8 @@ class _Plans:
     def next(self, most: int) -> DevicePlan | None:
         """Return the plan of so many batches at most; None at the epoch's end."""
         sequence = self.sequence
+        if not self._num_asked:
+            self.ahead.look()  # not before: it starts threads, and by now the workers are forked
         plan = sequence.next(most)
         if plan is None:
             return None
@@ -274,7 +276,6 @@ class PlannedLoading:
     def _deliver(self, plans: _Plans) -> Iterator[Batch]:
         sequence = plans.sequence
         try:
-            plans.ahead.look()
             delivered = plans.delivered()
             # No zip, no enumerate: they hold on to a batch until the next is there.
             for batch in self._batches(plans):
