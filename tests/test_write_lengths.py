@@ -64,10 +64,11 @@ def test_what_is_no_stream_is_refused(tmp_path):
     assert not (path / "lengths.bin").exists()
 
 
-def test_a_column_of_negative_values_is_no_token_column(tmp_path):
-    values = {"labels": [np.full(n, -100) for n in LENGTHS]}
+@pytest.mark.parametrize("value", [-100, 2**32 - 1])
+def test_a_column_of_what_is_no_token_id_is_no_token_column(tmp_path, value):
+    values = {"labels": [np.full(n, value) for n in LENGTHS]}
     path, _ = builders.write_stream_files(
         tmp_path / "s", LENGTHS, columns={"labels": "ndarray:int64"}, values=values
     )
-    with pytest.raises(DataError, match="shard 0: token id -100, but ids must be 0 to"):
+    with pytest.raises(DataError, match=f"shard 0: token id {value}, but ids must be 0 to"):
         write_lengths(path, column="labels")

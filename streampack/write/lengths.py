@@ -165,12 +165,12 @@ def edges_of(data: ByteArray, places: Places, where: str) -> UInt32Array:
     some = places.counts > 0
     begins, counts = places.begins[some], places.counts[some]
     full = Places(begins=begins, counts=counts, dtype=places.dtype)
-    edges[some, 0] = full.at(data, np.zeros_like(counts))
-    edges[some, 1] = full.at(data, counts - 1)
-    bad = (edges < 0) | (edges > NO_TOKEN)
+    ids = np.stack([full.at(data, np.zeros_like(counts)), full.at(data, counts - 1)], axis=1)
+    bad = (ids < 0) | (ids >= NO_TOKEN)
     if bad.any():
         raise DataError(
-            f"{where}: token id {edges[bad][0]}, but ids must be 0 to {NO_TOKEN - 1}; "
+            f"{where}: token id {ids[bad][0]}, but ids must be 0 to {NO_TOKEN - 1}; "
             "name the column of the tokens"
         )
+    edges[some] = ids
     return edges.astype(np.uint32)
