@@ -31,7 +31,7 @@ TINY = {
 PROCESSES = {  # of their own, which import everything again
     "bench_loader": [
         *["--workload", "sft", "--max-seq-len", "512", "--num-samples", "3000"],
-        *["--seconds", "0.05", "--way", "workers_2"],
+        *["--seconds", "0.05", "--way", "workers_1"],
     ],
     "bench_start": ["--samples", "40000"],
     "bench_tokenize": ["--megabytes", "0.2"],
