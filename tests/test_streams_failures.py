@@ -10,10 +10,23 @@ from urllib.error import HTTPError
 import google.api_core.exceptions as google
 import pytest
 import requests
-from azure.core.exceptions import HttpResponseError, ResourceNotFoundError, ServiceRequestError
-from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceNotFoundError,
+    ServiceRequestError,
+)
+from azure.identity import CredentialUnavailableError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+from google.auth.exceptions import DefaultCredentialsError, TransportError
 from huggingface_hub.errors import LocalEntryNotFoundError
-from oci.exceptions import ServiceError
+from oci.exceptions import ConfigFileNotFound, InvalidConfig, ServiceError
 
 from streampack.streams.failures import Failure, NoClientError, kind_of
 
@@ -53,19 +66,28 @@ def because(error: Exception, cause: Exception) -> Exception:
         (ClientError({"Error": {"Code": "AccessDenied"}}, "GetObject"), Failure.DENIED),
         (ClientError({}, "GetObject"), Failure.PASSING),
         (EndpointConnectionError(endpoint_url="http://127.0.0.1:1"), Failure.PASSING),
-        (NoCredentialsError(), Failure.PASSING),
+        (NoCredentialsError(), Failure.NO_CREDENTIALS),
+        (PartialCredentialsError(provider="env", cred_var="x"), Failure.NO_CREDENTIALS),
+        (ProfileNotFound(profile="x"), Failure.NO_CREDENTIALS),
         (requests_error(404), Failure.MISSING),
         (requests_error(403), Failure.DENIED),
         (requests_error(502), Failure.PASSING),
         (azure_error(403), Failure.DENIED),
         (azure_error(500), Failure.PASSING),
+        (azure_error(401), Failure.DENIED),
+        (ClientAuthenticationError("no token"), Failure.NO_CREDENTIALS),
+        (CredentialUnavailableError("no account"), Failure.NO_CREDENTIALS),
         (because(ResourceNotFoundError("none"), azure_error(404)), Failure.MISSING),
         (ServiceRequestError("no route"), Failure.PASSING),
         (google.NotFound("none"), Failure.MISSING),
         (google.Forbidden("no"), Failure.DENIED),
         (google.TooManyRequests("slowly"), Failure.PASSING),
         (google.ServiceUnavailable("later"), Failure.PASSING),
+        (because(ValueError("GCS_KEY"), DefaultCredentialsError("none")), Failure.NO_CREDENTIALS),
+        (TransportError("no route"), Failure.PASSING),
         (ServiceError(404, "ObjectNotFound", {}, "none"), Failure.MISSING),
+        (ConfigFileNotFound("no ~/.oci/config"), Failure.NO_CREDENTIALS),
+        (InvalidConfig({"user": "missing"}), Failure.NO_CREDENTIALS),
         (ServiceError(429, "TooManyRequests", {}, "slowly"), Failure.PASSING),
         (HTTPError("http://x", 410, "gone", Message(), None), Failure.MISSING),
         (LocalEntryNotFoundError("the hub cannot be reached"), Failure.PASSING),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import NoCredentialsError
 
 from streampack.errors import DataError
 from streampack.streams import Stream, mosaic
@@ -216,6 +217,39 @@ def test_what_is_refused_is_asked_for_once(bucket, status):
     with pytest.raises(DataError, match=r"1 attempt in .*; check the path and the access to it$"):
         fetch(bucket.files(60.0), "a.mds", bucket.to)
     assert bucket.server.count(method="GET|HEAD") == 1
+
+
+@pytest.mark.parametrize(
+    ("remote", "without", "said"),
+    [
+        ("s3://bucket", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "NoCredentialsError"),
+        ("s3://bucket", ["AWS_SECRET_ACCESS_KEY"], "PartialCredentialsError"),
+        ("gs://bucket", [], "ValueError: Either set the environment variables `GCS_KEY`"),
+    ],
+)
+def test_who_has_no_credentials_at_all_is_told_so_at_once(
+    tmp_path, monkeypatch, remote, without, said
+):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with FaultServer(folder=tmp_path) as server, servers.s3_environment(server.url):
+        for variable in without:
+            monkeypatch.delenv(variable)
+        with pytest.raises(DataError, match=said) as raised:
+            fetch(files_of(remote, tmp_path / "l", 60.0), "a.mds", tmp_path / "l" / "xyz.tmp")
+        assert server.count() == 0
+    assert f"{remote}/a.mds: cannot be fetched, 3 attempts in" in str(raised.value)
+    assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert raised.value.elapsed_s < BOUND_S
+
+
+def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
+    lost = [NoCredentialsError(), NoCredentialsError()]
+    stream = _Own(tmp_path, lost)
+    assert fetch(StreamFiles.of(stream), "a.mds", tmp_path / "xyz.tmp").attempts == 3
+    # Without them nobody knows whether there is a length file.
+    stream.failures = [NoCredentialsError()] * 3
+    with pytest.raises(DataError, match="cannot be fetched, 3 attempts in"):
+        fetch_if_there(StreamFiles.of(stream), "a.mds", tmp_path / "xyz.tmp")
 
 
 def test_a_client_is_used_again_and_replaced_once_when_it_is_refused(bucket):

@@ -3,6 +3,7 @@
 ::
 
     error --its causes--> HTTP status, kind of error --> permanent | denied | disk | passing
+                          name of its class          --> no credentials
 
 Each store has errors of its own, mostly wrapped in others: the whole chain is looked at. What is
 not known to last is taken to pass.
@@ -30,6 +31,17 @@ STATUS_OF_WORD = {
     "NoSuchBucket": 404,
     "PERMISSION_DENIED": 403,
 }
+# What is raised without asking the store, since there is nothing to ask it with: by botocore,
+# google-auth, oci and azure-core. By name: whoever uses one of them need not have the others.
+NO_CREDENTIALS = {
+    "ClientAuthenticationError",
+    "ConfigFileNotFound",
+    "DefaultCredentialsError",
+    "InvalidConfig",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+}
 # What Hugging Face raises where the hub cannot be reached; a FileNotFoundError all the same.
 UNREACHABLE = "LocalEntryNotFoundError"
 
@@ -49,6 +61,8 @@ class Failure(Enum):
     """The store has no such object."""
     DENIED = "denied"
     """The store refuses; a client whose credentials are newer may be let in."""
+    NO_CREDENTIALS = "no credentials"
+    """The store was not even asked: nothing here says who asks."""
     DISK = "disk"
     """The local disk is full, or cannot be written."""
     BROKEN = "broken"
@@ -133,6 +147,8 @@ def _kind_of_status(status: int) -> Failure:
 def _kind_of_type(error: BaseException, place: str) -> Failure | None:
     if isinstance(error, ImportError | NoClientError):
         return Failure.BROKEN
+    if not NO_CREDENTIALS.isdisjoint(each.__name__ for each in type(error).__mro__):
+        return Failure.NO_CREDENTIALS
     if not isinstance(error, OSError):
         return None
     if error.errno in FULL_DISK:

@@ -40,6 +40,8 @@ SLOWEST_BYTES_PER_S = 1_000_000
 FIRST_WAIT_S = 0.1
 WAITS_PER_BUDGET = 20
 MAX_DAMAGED = 3
+# A machine's own credentials come over a network, too, from a service that may miss a call.
+MAX_WITHOUT_CREDENTIALS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +114,11 @@ def _fetch(job: _Job, check: Callable[[Path], None] | None) -> Fetched:
         way_out = "check the path and the access to it"
         if kind in (Failure.PASSING, Failure.UNKNOWN):
             way_out += ", or raise download_retry= and download_timeout="
+        if kind is Failure.NO_CREDENTIALS:
+            way_out = (
+                "give this process credentials for the store, in the environment, a file or a role "
+                "of the machine, as the store's own tools read them"
+            )
         times = "attempt" if job.attempts == 1 else "attempts"
         raise job.error(
             f"cannot be fetched, {job.attempts} {times} in {job.elapsed_s:.1f} s "
@@ -181,6 +188,7 @@ class _Job:
         self._was_client_used = False
         self.attempts = 0
         self.num_damaged = 0
+        self._num_without_credentials = 0
 
     @property
     def folder(self) -> Path:
@@ -240,6 +248,9 @@ class _Job:
             # Its credentials may have expired; a new client reads them again.
             self._needs_new_client = True
             return True
+        if kind is Failure.NO_CREDENTIALS:
+            self._num_without_credentials += 1
+            return self._num_without_credentials < MAX_WITHOUT_CREDENTIALS
         return kind in self._retried
 
     def _wait_s(self, state: RetryCallState) -> float:
