@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -466,6 +467,22 @@ def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
     files.stream.remote = "nonsense://bucket"
     with pytest.raises(DataError, match=r"1 attempt in .*nonsense://bucket"):
         fetch(files, "a.mds", tmp_path / "xyz.tmp")
+
+
+@pytest.mark.parametrize(
+    ("remote", "module", "extra"),
+    [("alipan:///books", "alipcs_py", "alipan"), ("hf://datasets/a/b", "huggingface_hub", "hf")],
+)
+def test_a_library_that_is_missed_only_when_it_is_asked_is_named(
+    tmp_path, monkeypatch, remote, module, extra
+):
+    monkeypatch.setenv("ALIPAN_WEB_REFRESH_TOKEN", "x")
+    monkeypatch.setitem(sys.modules, module, None)
+    message = (
+        rf"1 attempt in .*{module}.*; install .*: pip install 'mosaicml-streaming\[{extra}\]'$"
+    )
+    with pytest.raises(DataError, match=message):
+        fetch(files_of(remote, tmp_path / "l", 60.0), "a.mds", tmp_path / "l" / "xyz.tmp")
 
 
 def _fetch_in_child(number: int, bucket: Bucket) -> tuple[int, int, bytes]:

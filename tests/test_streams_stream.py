@@ -87,6 +87,19 @@ def test_impossible_arguments_are_refused(arguments, message):
         Stream(**arguments)
 
 
+@pytest.mark.parametrize("remote", ["dbfs:/data/books", "dbfs:/Volumes/data/books"])
+def test_a_store_whose_library_is_not_installed_is_refused_with_what_to_install(
+    tmp_path, monkeypatch, remote
+):
+    monkeypatch.setitem(sys.modules, "databricks", None)
+    message = (
+        rf"remote='{remote}'\): dbfs: needs a library that is not installed; pip install "
+        r"'mosaicml-streaming\[databricks\]'$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Stream(remote=remote, local=str(tmp_path))
+
+
 def test_an_unset_local_follows_from_the_remote_as_in_mosaicml(tmp_path):
     remote = str(tmp_path / "r")
     ours = Stream(remote=remote, split="train").local

@@ -20,7 +20,22 @@ from typing import Any
 
 from streampack.streams import mosaic
 
-__all__ = ["ClientPool", "process_clients"]
+__all__ = ["ClientPool", "library_of", "process_clients"]
+
+# Stores whose libraries do not come with mosaicml-streaming, by the extra that brings them.
+EXTRAS = {"alipan": "alipan", "dbfs": "databricks", "hf": "hf"}
+
+
+def library_of(remote: str) -> str:
+    """Return how to install what speaks to a store.
+
+    >>> library_of("dbfs:/Volumes/books")
+    "pip install 'mosaicml-streaming[databricks]'"
+    """
+    extra = EXTRAS.get(remote.partition(":")[0])
+    return (
+        f"pip install 'mosaicml-streaming[{extra}]'" if extra else "pip install mosaicml-streaming"
+    )
 
 
 class ClientPool:

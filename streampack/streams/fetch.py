@@ -30,7 +30,7 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
 from streampack.errors import DataError, StreampackError
-from streampack.streams.clients import process_clients
+from streampack.streams.clients import library_of, process_clients
 from streampack.streams.failures import DamagedError, Failure, NoClientError, kind_of, status_of
 from streampack.streams.files import StreamFiles
 
@@ -119,6 +119,8 @@ def _fetch(job: _Job, check: Callable[[Path], None] | None) -> Fetched:
                 "give this process credentials for the store, in the environment, a file or a role "
                 "of the machine, as the store's own tools read them"
             )
+        if isinstance(error, ImportError):
+            way_out = f"install what speaks to such a store: {library_of(job.remote)}"
         times = "attempt" if job.attempts == 1 else "attempts"
         raise job.error(
             f"cannot be fetched, {job.attempts} {times} in {job.elapsed_s:.1f} s "
@@ -193,6 +195,10 @@ class _Job:
     @property
     def folder(self) -> Path:
         return self._files.folder
+
+    @property
+    def remote(self) -> str:
+        return str(self._files.remote)
 
     @property
     def elapsed_s(self) -> float:

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from streampack.config import is_weight
 from streampack.errors import ConfigError, suggest
 from streampack.streams import mosaic
+from streampack.streams.clients import library_of
 from streampack.streams.mds import DTYPES
 
 __all__ = ["Stream"]
@@ -86,6 +87,12 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
             super().__init__(remote=remote, local=os.fspath(local), split=split, **others)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"Stream(remote={remote!r}, local={local!r}): {error}") from error
+        except ImportError as error:
+            scheme = str(remote).partition(":")[0]
+            raise ConfigError(
+                f"Stream(remote={remote!r}): {scheme}: needs a library that is not installed; "
+                f"{library_of(str(remote))}"
+            ) from error
         self.name = name
         self.tokens = tokens
         self.tokens_dtype = tokens_dtype
