@@ -527,6 +527,73 @@ def test_no_damage_of_a_state_is_an_error_of_anyone_elses(damage):
     assert num_refused > 100
 
 
+def changed(state, path, value):
+    """A state whose value at a dotted path is another."""
+    state = json.loads(json.dumps(state))
+    *above, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    node = state
+    for key in above:
+        node = node[key]
+    node[last] = value
+    return state
+
+
+@pytest.fixture(scope="module")
+def after_9():
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("counts", [], r"flow\.counts is \[\], not a list of 2; load what"),
+        ("counts.1", [0] * 4, r"flow\.counts\.1 is \[0, 0, 0, 0\], not a list of 5; load"),
+        ("counts.1.0", -1, r"flow\.counts\.1 is -1, not an integer of at least 0"),
+        ("num_slots", None, r"flow\.num_slots is None, not an integer"),
+        ("high_water_tokens", 1.5, r"flow\.high_water_tokens is 1\.5, not an integer"),
+        ("served.0", True, r"flow\.served\.0 is True, not an integer"),
+        ("sources.1", 3, r"flow\.sources\.1 is 3, not a dict; load"),
+        ("sources.0.bad", "x", r"flow\.sources\.0\.bad is 'x', not an integer"),
+        ("sources.0.pass", 10**30, r"flow\.sources\.0\.pass is 10+, not an integer .* most 92233"),
+        ("sources.0.base", 3, r"flow\.sources\.0\.base is 3, not None or a dict; load"),
+        ("sources.0.base.taken", None, r"flow\.sources\.0\.base\.taken is None, not an integer"),
+        ("epoch", 1, r"flow\.epoch is 1, not 0, which is the state's epoch; load"),
+        ("num_batches", 10**15, r"flow counts 10+ batches, 18 packs, \d+ tokens and \d+ slots"),
+        ("num_packs", 10**15, r"flow counts 9 batches, 10+ packs, .*, which do not"),
+        ("num_slots", 3, r"flow counts 9 batches, 18 packs, \d+ tokens and 3 slots"),
+    ],
+)
+def test_counts_and_places_that_cannot_be_are_refused_where_they_are_loaded(
+    after_9, path, value, message
+):
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    with pytest.raises(ResumeError, match=message):
+        loader.load_state_dict(changed(after_9, f"workers.0.flow.{path}", value))
+    assert loader.stats()["packs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("pass", 10**15, r"stream 'a': the state is \d+ samples into pass 10+, but took only"),
+        ("taken", 10**15, r"stream 'a': the state is 10+ samples into pass 0, but took only"),
+        ("base.pass", 1, r"stream 'a': the state goes on from 0 samples into pass 1, but its old"),
+        ("base.taken", 999, r"stream 'a': the state goes on from 999 samples into pass 0, but"),
+    ],
+)
+def test_a_place_that_nobody_can_have_come_to_is_refused_and_not_walked_to(
+    after_9, path, value, message
+):
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    loader.load_state_dict(changed(after_9, f"workers.0.flow.sources.0.{path}", value))
+    with pytest.raises(ResumeError, match=message):
+        next(iter(loader))
+
+
 def test_a_damaged_place_in_a_worker_is_named():
     original = dataset()
     next(iter(original))

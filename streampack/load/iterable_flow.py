@@ -412,7 +412,10 @@ class PackFlow:
         prepared: dict[Key, tuple[Prepared, Int64Array]] = {}
         for number, intake in enumerate(self._intakes):
             again = intake.load_state_dict(
-                state["sources"][number], self._quotas[number], keys_of.get(number, ())
+                state["sources"][number],
+                self._epoch,
+                self._quotas[number],
+                keys_of.get(number, ()),
             )
             for key, sample in again.items():
                 taken = Taken(key[1], key[2], None, sample)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.errors import DataError
+from streampack.errors import DataError, ResumeError
 from streampack.load.held import NO_VALUES
 from streampack.load.prepared import Key
 from streampack.read.targets import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
@@ -284,27 +284,53 @@ class Intake:
         Args:
             held: Samples of it that did not leave yet.
         """
-        first = (self._pass, self._taken)
-        if not self._part.has_index:
-            oldest = min(((pass_, number) for _, pass_, number in held), default=None)
-            if oldest is not None:  # numbers are places, times the parts, plus which part
-                first = min(first, (oldest[0], oldest[1] // self._part.num_parts))
         return {
             "pass": self._pass,
             "taken": self._taken,
-            "base": None if self._part.has_index else self._part.base(*first),
+            "base": None if self._part.has_index else self._part.base(*self._oldest(held)),
             "amount_taken": self.amount_taken,
             "bad": self.num_bad,
             "labels_shifted": self.labels_shifted,
         }
 
+    def _oldest(self, held: Iterable[Key]) -> tuple[int, int]:
+        """Return the place of the oldest sample that is held, or of the next one."""
+        # Numbers are places, times the parts, plus which part.
+        places = [(pass_, number // self._part.num_parts) for _, pass_, number in held]
+        return min([(self._pass, self._taken), *places])
+
+    def _check_place(self, epoch: int, base: State | None, held: Iterable[Key]) -> None:
+        """Refuse a place that nobody can have come to: the way there may have no end."""
+        # Of every pass at least a sample was taken, but for the one that the epoch began in.
+        skipped = self._quota.skipped
+        most = max(epoch, skipped) + 1 + skipped + self.amount_taken + self.num_bad
+        if max(self._pass, self._taken) > most:
+            raise ResumeError(
+                f"stream {self._name!r}: the state is {self._taken} samples into pass "
+                f"{self._pass}, but took only {self.amount_taken} in epoch {epoch}; load what "
+                "state_dict() returned, unchanged"
+            )
+        if base is None:
+            return
+        first, begin = self._oldest(held), (base["pass"], base["taken"])
+        if begin > first or begin[0] != first[0]:
+            raise ResumeError(
+                f"stream {self._name!r}: the state goes on from {begin[1]} samples into pass "
+                f"{begin[0]}, but its oldest sample is {first[1]} into pass {first[0]}; load what "
+                "state_dict() returned, unchanged"
+            )
+
     def load_state_dict(
-        self, state: State, quota: Quota, held: Iterable[Key]
+        self, state: State, epoch: int, quota: Quota, held: Iterable[Key]
     ) -> dict[Key, IterableSample]:
         """Go on where the stream stood whose state this is, and read again what was held.
 
         Returns:
             The samples that were held.
+
+        Raises:
+            DataError: If the source does not give again what it gave before.
+            ResumeError: If nobody can have come to such a place.
         """
         self._quota = quota
         self._ready.clear()
@@ -316,6 +342,7 @@ class Intake:
         wanted = {(pass_, number): (stream, pass_, number) for stream, pass_, number in held}
         if self._has_ended:
             return {}
+        self._check_place(epoch, state["base"], held)
         items = self._by_index(wanted) if self._part.has_index else self._again(state, wanted)
         found = {}
         for item, ids, seen in self._encoded(items):

@@ -30,6 +30,10 @@ __all__ = ["check_state", "fingerprint", "pack_state"]
 
 STATE_VERSION = 1
 KIND = "iterable"
+MAX_NUMBER = 2**63 - 1
+TOTALS = ("num_batches", "num_packs", "num_slots", "substituted", "high_water_tokens")
+NUM_COUNTS = 5  # of a stream: samples begun, tokens, samples split, truncated, dropped
+PLACE = ("pass", "taken", "amount_taken", "bad")
 # Of a stream, as it is written: what its samples are read as.
 STREAM_FIELDS = (
     "labels",
@@ -121,6 +125,8 @@ def check_state(state: State, digest: dict[str, Any], place: PartPlace) -> None:
                 f"the state was saved with {key}={saved_digest.get(key)!r}, but this dataset has "
                 f"{key}={value!r}; resume with the saved value, or start anew without the state"
             )
+    if state["flow"] is not None:
+        _check_flow(state["flow"], state["epoch"], digest)
 
 
 def _check_layout(state: State) -> None:
@@ -144,3 +150,68 @@ def _check_layout(state: State) -> None:
         wrong = f"the state's flow is {flow!r:.80}, neither None nor a dict"
     if wrong:
         raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
+
+
+def _check_flow(flow: State, epoch: int, digest: dict[str, Any]) -> None:
+    """Refuse places and counts that cannot be; the sources' own states are theirs to refuse.
+
+    Raises:
+        ResumeError: Naming the first.
+    """
+    num = len(digest["streams"])
+    sources, served, counts = (
+        _rows(key, flow.get(key), num) for key in ("sources", "served", "counts")
+    )
+    for number, source in enumerate(sources):
+        _check_source(f"sources.{number}", source)
+    for number, count in enumerate(served):
+        _check_number(f"served.{number}", count)
+    for number, row in enumerate(counts):
+        for count in _rows(f"counts.{number}", row, NUM_COUNTS):
+            _check_number(f"counts.{number}", count)
+    for key in TOTALS:
+        _check_number(key, flow.get(key))
+    if flow.get("epoch") != epoch:
+        raise _damaged("epoch", flow.get("epoch"), f"{epoch}, which is the state's epoch")
+    num_tokens = sum(row[1] for row in counts)
+    num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
+    # No batch is without a pack, nor a pack without a token.
+    most_packs = min(num_batches * digest["batch_size"], num_tokens)
+    if not num_batches <= num_packs <= most_packs or num_tokens > num_slots:
+        raise ResumeError(
+            f"the state's flow counts {num_batches} batches, {num_packs} packs, {num_tokens} "
+            f"tokens and {num_slots} slots, which do not go together; load what state_dict() "
+            "returned, unchanged"
+        )
+
+
+def _rows(where: str, value: Any, length: int) -> list[Any]:
+    if not isinstance(value, list | tuple) or len(value) != length:
+        raise _damaged(where, value, f"a list of {length}")
+    return list(value)
+
+
+def _check_source(where: str, source: Any) -> None:
+    if not isinstance(source, dict):
+        raise _damaged(where, source, "a dict")
+    for key in PLACE:
+        _check_number(f"{where}.{key}", source.get(key))
+    base = source.get("base", "missing")
+    if base is None:
+        return
+    if not isinstance(base, dict):
+        raise _damaged(f"{where}.base", base, "None or a dict")
+    for key in ("pass", "taken", *(("raw",) if "source" in base else ())):
+        _check_number(f"{where}.base.{key}", base.get(key))
+
+
+def _check_number(where: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise _damaged(where, value, f"an integer of at least 0 and at most {MAX_NUMBER}")
+
+
+def _damaged(where: str, value: Any, wanted: str) -> ResumeError:
+    return ResumeError(
+        f"the state's flow.{where} is {value!r:.80}, not {wanted}; load what state_dict() "
+        "returned, unchanged"
+    )
