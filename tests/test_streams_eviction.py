@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -126,6 +127,41 @@ def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
     for shard in range(opened.num_shards):
         opened.bring(shard)
     assert len(here(tmp_path / "l")) == opened.num_shards
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_file_that_came_after_a_killed_download_is_not_ours(tmp_path, is_damaged):
+    def die(*_, **__):
+        os._exit(9)
+
+    opened, _ = limited(tmp_path, 2, store=Store(fetch=die))
+    child = multiprocessing.get_context("fork").Process(target=opened.bring, args=(3,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 9
+    local, theirs = tmp_path / "l", tmp_path / "l" / "shard.00003.mds"
+    record = local / ".streampack" / f"{theirs.name}.json"
+    assert record.exists()
+    shutil.copy(tmp_path / "r" / theirs.name, local)
+    if is_damaged:
+        theirs.write_bytes(b"theirs")
+
+    stream = Stream(remote=str(tmp_path / "r"), local=str(local))
+    limit = 2 * int(opened.raw_bytes[0])
+    (again,) = open_streams([stream], cache_limit=limit)
+    if is_damaged:
+        with pytest.raises(
+            DataError, match=r"shard\.00003\.mds: has 6 bytes, but index\.json says"
+        ):
+            again.bring(3)
+        assert theirs.read_bytes() == b"theirs"
+    else:
+        again.bring(3)
+    again.finished(np.array([3]))
+    for shard in range(3):
+        again.bring(shard)
+    assert here(local) == [1, 2, 3]  # theirs takes none of the room
+    assert not record.exists()
 
 
 def test_a_file_that_we_did_not_bring_never_goes(tmp_path):

@@ -30,10 +30,11 @@ def test_what_was_found_is_remembered_for_one_version_hash_and_boot_of_a_file(tm
     assert [file.name for file in (tmp_path / ".streampack").iterdir()] == ["a_b.mds.json"]
 
 
-def test_a_file_under_way_is_ours_and_of_no_version(tmp_path):
+def test_a_file_under_way_is_of_no_version_and_what_lies_there_is_not_ours(tmp_path):
     records = Records(tmp_path, Disk())
     records.reserve("a")
     assert not records.read("a").is_of(STATE)
+    assert not records.has("a")
     records.remove("a")
     assert records.read("a") is None
     records.remove("a")
@@ -47,6 +48,7 @@ def test_a_record_that_cannot_be_read_still_says_that_the_file_is_ours(tmp_path,
     records.reserve("a")
     records.path("a").write_text(text)
     assert not records.read("a").is_of(STATE)
+    assert records.has("a")
 
 
 def test_values_of_other_types_are_not_believed(tmp_path):

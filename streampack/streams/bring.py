@@ -137,7 +137,7 @@ class ShardBringer:
         path = home / part.basename
         if self.disk.state(path) is None:
             return False
-        if Records(home, self.disk).read(part.basename) is None:
+        if not Records(home, self.disk).has(part.basename):
             self.checked.refuse(path, part)
             return True
         self.disk.remove(path)

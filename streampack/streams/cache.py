@@ -226,7 +226,7 @@ class ShardCache:
             if state is not None and state.num_bytes == shard.raw.num_bytes:
                 return False
             part, field = shard.raw, "raw_data"
-            is_ours = state is not None and Records(self.folder, self._disk).read(part.basename)
+            is_ours = state is not None and Records(self.folder, self._disk).has(part.basename)
             if shard.packed is not None and (state is None or is_ours):
                 part, field = shard.packed, "zip_data"
                 path = self.folder / part.basename

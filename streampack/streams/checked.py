@@ -105,7 +105,7 @@ class CheckedFiles:
             is_known = record is not None and record.says_of(state, wanted, boot_id)
             if wanted and not is_known and file_digest(self._disk, path, wanted) != wanted:
                 return False
-            if record is not None and not is_known:
+            if record is not None and not record.is_promise and not is_known:
                 with suppress(OSError):  # only a speed-up
                     records.remember(part.basename, state, wanted, boot_id)
         except OSError:

@@ -151,8 +151,12 @@ class CacheLimit:
             record = entry.records.read(basename)
             state = self._disk.state(folder / basename)
             if state is not None and (record is None or not record.is_of(state)):
-                return False  # somebody else put this one there
-            # In this order: a file without a record would never be removed.
-            self._disk.remove(folder / basename)
+                # Somebody else put this one there; if whoever was to bring it was killed, it stays
+                # without a record, and takes none of the room.
+                if record is None or not record.is_promise:
+                    return False
+            else:
+                # In this order: a file without a record would never be removed.
+                self._disk.remove(folder / basename)
             entry.records.remove(basename)
             return True

@@ -7,7 +7,9 @@
 
 A record exists for the files that streampack fetched or unpacked, and for no others: only those
 may ever be replaced or evicted. It is written before its file gets its name, and again whenever the
-file was checked anew. After a restart of the machine nothing that it says of the bytes is believed.
+file was checked anew. Under a cache limit it is there before the download, as a promise: a file
+that lies beside one was put there by somebody else. After a restart of the machine nothing that it
+says of the bytes is believed.
 
 Cost: reading a record takes some 50 us, hashing 0.1 ms (xxhash) to 1 ms (sha1, md5) a MB.
 """
@@ -40,13 +42,18 @@ class Record:
     """What is remembered of a file of ours."""
 
     num_bytes: int
-    """Its size when it was last found whole; -1: it is being brought."""
+    """Its size when it was last found whole; -1: it is being brought; -2: nobody can read it."""
     mtime_ns: int
     """Its time then."""
     hash: str
     """Which hash it had, as "algorithm:digest"; empty if index.json has none."""
     boot_id: str
     """The machine's boot since which that is known."""
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether the file was yet to come: whoever was to bring it was killed, or is at it."""
+        return self == PROMISE
 
     def is_of(self, state: FileState) -> bool:
         """Return whether it speaks of this version of the file."""
@@ -57,7 +64,8 @@ class Record:
         return self.is_of(state) and (self.hash, self.boot_id) == (wanted, boot_id)
 
 
-NOTHING_KNOWN = Record(num_bytes=-1, mtime_ns=0, hash="", boot_id="")
+PROMISE = Record(num_bytes=-1, mtime_ns=0, hash="", boot_id="")
+UNREADABLE = Record(num_bytes=-2, mtime_ns=0, hash="", boot_id="")
 
 
 class Records:
@@ -78,12 +86,17 @@ class Records:
         return self._folder / f"{note_name(basename)}.json"
 
     def read(self, basename: str) -> Record | None:
-        """Return a file's record; None if the file is not ours."""
+        """Return a file's record; None if there is none."""
         try:
             with self._disk.open(self.path(basename)) as file:
                 return _parse(file.read())
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def has(self, basename: str) -> bool:
+        """Return whether a file that lies there is ours."""
+        record = self.read(basename)
+        return record is not None and not record.is_promise
 
     def write(self, basename: str, record: Record) -> None:
         """Write a file's record, at once or not at all; its folder is made if need be.
@@ -105,7 +118,7 @@ class Records:
         Raises:
             OSError: If it cannot be written.
         """
-        self.write(basename, NOTHING_KNOWN)
+        self.write(basename, PROMISE)
 
     def remember(self, basename: str, state: FileState, wanted: str, boot_id: str) -> None:
         """Say that a file of ours was found whole.
@@ -131,9 +144,9 @@ def _parse(text: bytes) -> Record:
         fields = json.loads(text)
         record = Record(**fields)
     except (ValueError, TypeError, RecursionError):
-        return NOTHING_KNOWN
+        return UNREADABLE
     is_sound = isinstance(record.num_bytes, int) and isinstance(record.mtime_ns, int)
-    return record if is_sound else NOTHING_KNOWN
+    return record if is_sound else UNREADABLE
 
 
 def wanted_hash(part: Part, validate_hash: str | None, uri: str) -> str:
