@@ -227,6 +227,15 @@ def test_groups_grow_so_that_the_first_batch_comes_as_soon_as_alone() -> None:
     assert list(chain.from_iterable(groups)) == list(range(20))
 
 
+def test_batches_before_a_late_shard_come_together() -> None:
+    ahead = Ahead({13, 14})
+    groups = list(map(numbers_of, in_groups(Planner(23, set()).next, 8, ahead)))
+    #       planned 1, 2, 4, 8 (of which the 7th and 8th are late) and 8
+    assert [len(group) for group in groups] == [1, 2, 4, 4, 2, 1, 1, 7, 1]
+    assert list(chain.from_iterable(groups)) == list(range(23))
+    assert ahead.waited == [13, 14]
+
+
 @given(
     num=st.integers(0, 40),
     most=st.integers(1, 9),

@@ -69,19 +69,21 @@ def in_groups(next_plan: NextPlan, most: int, ahead: ReadAhead) -> Iterator[Devi
     Args:
         next_plan: Returns the plan of so many batches at most, and None at the end.
         most: Batches of a plan.
-        ahead: What brings their shards. While one is not here yet, batches come one by one: none
-            waits for what only a later one needs.
+        ahead: What brings their shards. While one is not here yet, half as many batches come
+            together, and so on: none waits for what only a later one needs.
     """
     size = 1
     while (plan := next_plan(size)) is not None:
-        for number in range(plan.num_batches):
-            rest = plan.part(number, plan.num_batches)
-            if ahead.has(rest):
-                yield rest
-                break
-            one = plan.part(number, number + 1)
-            ahead.need_for(one)
-            yield one
+        first = 0
+        while first < plan.num_batches:
+            last = plan.num_batches
+            while not ahead.has(plan.part(first, last)):
+                if last == first + 1:
+                    ahead.need_for(plan.part(first, last))
+                    break
+                last = (first + last) // 2
+            yield plan.part(first, last)
+            first = last
         size = min(2 * size, most)
 
 
