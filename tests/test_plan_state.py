@@ -6,6 +6,7 @@ import copy
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -222,10 +223,14 @@ RECIPES += [
         {"method": "concat"},
     )
 ]
-SAVED = [
-    pack_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1)))
-    for r in RECIPES
-]
+
+
+@cache
+def saved(number: int) -> dict:
+    """The state that a run of a recipe was saved with."""
+    r = RECIPES[number]
+    progress = Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1))
+    return pack_state(r, DIGESTS, progress)
 
 
 def places(value: object, path: tuple = ()) -> list[tuple]:
@@ -249,7 +254,7 @@ def put(state: dict, path: tuple, value: object) -> None:
 @settings(max_examples=3000)
 @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
 def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):
-    state = json.loads(json.dumps(SAVED[number]))
+    state = json.loads(json.dumps(saved(number)))
     state["snapshots"] = json.loads(state["snapshots"])  # so that what is inside is damaged too
     for _ in range(data.draw(st.integers(1, 2))):
         found = places(state)
