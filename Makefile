@@ -39,9 +39,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/streampack demo
 
-# Two at a time: much of it waits for servers and processes. A file's tests stay together.
+# Two at a time: much of it waits for servers and processes. A file's tests stay together, and files
+# begin in the order of tests/conftest.py, the longest first; xdist's own would be by numbers of tests.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow
