@@ -1,14 +1,18 @@
-"""Kernels work where numba can keep nothing on disk, and say so once."""
+"""Kernels work where numba can keep nothing on disk, and are compiled no more often than needed."""
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import streampack
+from streampack.pack import kernels
 from streampack.pack.kernels import search
 from streampack.read.kernels import gather_tokens
 
@@ -20,13 +24,14 @@ with warnings.catch_warnings(record=True) as caught:
     import streampack
     from streampack.config import Packing
     from streampack.pack import make_packer
-    packer = make_packer(Packing(max_seq_len=8))
+    packer = make_packer(Packing(max_seq_len=8, method="next_fit"))  # quick to compile
     packs = packer.add(np.array([[0, 0, s, 0, n, n] for s, n in enumerate([5, 4, 6, 2, 1, 3])]))
 print(streampack.__file__)
-print(packs[0][:, 2].tolist())
+print([pack[:, 2].tolist() for pack in packs])
 for warning in caught:
     print(warning.category.__name__, warning.message)
 """
+PACKED = "[[0], [1], [2, 3]]"
 
 
 def run_script(package: Path, **env: str) -> list[str]:
@@ -63,7 +68,7 @@ def test_kernels_work_with_one_warning_where_neither_package_nor_home_can_be_wri
         package, HOME=nowhere, XDG_CACHE_HOME=nowhere, NUMBA_CACHE_DIR=nowhere
     )
 
-    assert packed == "[0, 3, 4]"
+    assert packed == PACKED
     assert len(warned) == 1
     assert warned[0].startswith("RuntimeWarning kernels are compiled anew in this process")
     assert "set NUMBA_CACHE_DIR" in warned[0]
@@ -73,10 +78,23 @@ def test_kernels_are_kept_in_numba_cache_dir_without_a_warning(tmp_path):
     package = copy_package(tmp_path / "site")
     cache = tmp_path / "cache"
 
-    assert run_script(package, NUMBA_CACHE_DIR=str(cache)) == ["[0, 3, 4]"]
-    assert list(cache.rglob("kernels.exact_fit*.nbc"))
+    assert run_script(package, NUMBA_CACHE_DIR=str(cache)) == [PACKED]
+    assert list(cache.rglob("kernels.next_fit*.nbc"))
 
 
 def test_kernels_that_make_no_arrays_count_no_references_to_them():
     for kernel in (search, gather_tokens):
         assert kernel.targetoptions["_nrt"] is False
+
+
+@pytest.mark.parametrize("kernel", ["fill_room", "one_pack", "run_tier", "run_tiers", "search"])
+def test_what_takes_seconds_to_compile_is_called_with_no_constant_of_pythons(kernel):
+    # numba would compile it for each of them: it took two_tiers three times as long.
+    tree = ast.parse(Path(kernels.__file__).read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    given = [arg for call in calls if ast.unparse(call.func) == kernel for arg in call.args]
+    given += [part for arg in given if isinstance(arg, ast.Tuple) for part in arg.elts]
+    assert given
+    assert not [arg.value for arg in given if isinstance(arg, ast.Constant)]
+    names = {arg.id for arg in given if isinstance(arg, ast.Name) and arg.id.isupper()}
+    assert not [name for name in names if isinstance(getattr(kernels, name), int)]

@@ -23,7 +23,7 @@ costs two atomic counts of its references, which took half of the time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,10 @@ ADDED, FILLED = range(2)  # of a row of sums
 FIRST_ROWS = 32  # rows of sums that are there at once; a web pack needs about 14
 COUNTED_ROWS = 256  # segments that a pack of limited samples chooses among
 NEVER = 20_000  # more samples than those rows are
+# numba compiles a kernel anew for each of Python's own constants that it is called with, and all
+# that the kernel calls; for numpy's, whose types say nothing of their values, it does so once.
+NOTHING = cast(int, np.int64(0))
+FINAL = cast(bool, np.bool_(True))
 ONE = np.uint64(1)
 LAST_BIT = np.uint64(63)
 ALL_BITS = np.uint64(2**64 - 1)
@@ -552,7 +556,7 @@ def exact_fit(limits: Limits, work: Work, final: bool) -> None:
 @compiled_to_make
 def close_oldest(limits: Limits, work: Work) -> None:
     """Close one pack of what is in the pool, which is not empty."""
-    one_pack(limits, work, first_sums(limits), True)
+    one_pack(limits, work, first_sums(limits), FINAL)
 
 
 @compiled_to_make
@@ -560,11 +564,11 @@ def fill_room(limits: Limits, work: Work, room: int) -> None:
     """Close a pack of at most `room` tokens out of the pool, whether or not it takes the oldest."""
     rows, pool, out, cursor = work
     sums = first_sums(limits)
-    looked = search(limits, rows, pool, out, cursor, sums, (0, room, True))
+    looked = search(limits, rows, pool, out, cursor, sums, (NOTHING, room, FINAL))
     while looked == TOO_SMALL:
         sums = larger(sums)
-        looked = search(limits, rows, pool, out, cursor, sums, (0, room, True))
-    commit(limits, rows, pool, out, cursor, (0, looked))
+        looked = search(limits, rows, pool, out, cursor, sums, (NOTHING, room, FINAL))
+    commit(limits, rows, pool, out, cursor, (NOTHING, looked))
 
 
 @compiled
@@ -602,7 +606,8 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
         close(cursor)
 
 
-ADD, FLUSH, CLOSE_OLDEST, FILL_ROOM = range(4)  # what a tier is to do
+ADD, FLUSH, CLOSE_OLDEST, FILL_ROOM = (cast(int, np.int64(task)) for task in range(4))  # of a tier
+SHORT, LONG = cast(bool, np.bool_(True)), cast(bool, np.bool_(False))  # which tier is meant
 HELD, MOST_TOKENS, MOST_SAMPLES = range(3)  # of a tier: segments, and the most that it ever held
 # Of both tiers: segments and tokens that are collected and the most there were, items that ever
 # were, their segments in all and in the buffer, and rows' segments and rows that were handed out.
@@ -752,12 +757,12 @@ def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> Non
     nothing = added[:0]
     ends = np.full(min(len(added), 1), len(added), np.int64)
     if is_short:
-        added, cursor = run_tier(tiers.short, added, (what, 0))
+        added, cursor = run_tier(tiers.short, added, (what, NOTHING))
         ends = cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]
         if len(ends) == 0:
             return
         what = ADD
-    made, cursor = run_tier(tiers.long, number(tiers, added, ends), (what, 0))
+    made, cursor = run_tier(tiers.long, number(tiers, added, ends), (what, NOTHING))
     first = 0
     for last in cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]:
         room = emit_items(tiers, made, first, last)
@@ -804,24 +809,24 @@ def two_tiers(
     for row in range(len(segments)):
         while num_held(tiers) >= buffer_samples:
             if counts[TURN]:
-                run_tiers(tiers, collected(tiers), True, ADD)
+                run_tiers(tiers, collected(tiers), SHORT, ADD)
             else:
                 run_tiers(tiers, nothing, tiers.long.counts[HELD] == 0, CLOSE_OLDEST)
         length = room_of(segments[row, LENGTH], multiple)
         is_long = length > short_seq_len
         if counts[TURN] and (is_long or counts[TURN_TOKENS] + length > turn_tokens):
-            run_tiers(tiers, collected(tiers), True, ADD)
+            run_tiers(tiers, collected(tiers), SHORT, ADD)
         if is_long:
-            run_tiers(tiers, segments[row : row + 1], False, ADD)
+            run_tiers(tiers, segments[row : row + 1], LONG, ADD)
         else:
             counts[TURN] = copy_rows(segments, row, row + 1, tiers.turn, counts[TURN])
             counts[TURN_TOKENS] += length
             if counts[TURN] == TURN_SAMPLES or length > turn_tokens:
-                run_tiers(tiers, collected(tiers), True, ADD)
+                run_tiers(tiers, collected(tiers), SHORT, ADD)
         counts[HIGH_TURN] = max(counts[HIGH_TURN], counts[TURN_TOKENS])
         counts[HIGH_HELD] = max(counts[HIGH_HELD], num_held(tiers))
     if final:
         if counts[TURN]:
-            run_tiers(tiers, collected(tiers), True, ADD)
-        run_tiers(tiers, nothing, True, FLUSH)
-        run_tiers(tiers, nothing, False, FLUSH)
+            run_tiers(tiers, collected(tiers), SHORT, ADD)
+        run_tiers(tiers, nothing, SHORT, FLUSH)
+        run_tiers(tiers, nothing, LONG, FLUSH)
