@@ -225,9 +225,11 @@ def serve(control: socket.socket) -> None:
     """Start a job for each request until the other side closes.
 
     Args:
-        control: Brings configs as JSON, each with the socket that hears of the job.
+        control: Hears when all is imported and compiled; then it brings configs as JSON, each with
+            the socket that hears of the job.
     """
     warm_up()
+    control.send(b"ready")
     for config, events in _requests(control):
         if os.fork() == 0:
             control.close()

@@ -43,6 +43,7 @@ __all__ = ["Bench", "Job", "Jobs", "batches", "outcome", "segments", "temporary_
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 60.0
+START_S = 300.0  # the server imports everything, and compiles kernels where none are kept
 SHARED_MEMORY = "256m"
 PRIVATE = f'mount -t tmpfs -o size={SHARED_MEMORY} tmpfs /dev/shm && exec "$@"'
 
@@ -130,6 +131,9 @@ class Jobs:
         command = [*private, *command] if self.is_private else command
         self._server = subprocess.Popen(command, cwd=ROOT, pass_fds=[other.fileno()])
         other.close()
+        ready, _, _ = select.select([self._control], [], [], START_S)
+        assert ready, f"the server is not ready after {START_S} s"
+        assert self._control.recv(10) == b"ready", "the server ended while it started"
         self._started: list[Job] = []
         # Short: Python's multiprocessing puts sockets there, whose paths may have 107 bytes.
         self._temporary = Path(tempfile.mkdtemp(prefix="jobs-"))
