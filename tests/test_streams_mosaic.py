@@ -13,14 +13,36 @@ from streampack.streams import mosaic
 PACKAGES = ["streaming", "streaming.base"]
 
 
+def said_by(script: str) -> str:
+    """Return what a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
 def test_what_is_used_of_streaming_comes_without_transformers_and_torchs_compiler():
-    check = """
+    assert (
+        said_by("""
 import sys, streampack.load, streaming, streaming.base.stream
 unused = {"transformers", "torch._dynamo", "torchvision", "streaming.text"}
 print(sorted(unused & set(sys.modules)), hasattr(streaming, "__wrapped__"))
-"""
-    done = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[] False"
+""")
+        == "[] False"
+    )
+
+
+def test_threads_that_ask_for_streaming_at_once_all_get_it():
+    assert (
+        said_by("""
+from concurrent.futures import ThreadPoolExecutor
+import streampack.load, streaming
+with ThreadPoolExecutor(8) as pool:
+    found = set(pool.map(lambda _: streaming.StreamingDataset, range(8)))
+    print(len(found), *(each.__name__ for each in found))
+""")
+        == "1 StreamingDataset"
+    )
 
 
 def test_all_of_streaming_is_there_once_it_is_asked_for_and_of_the_same_classes():

@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 from importlib.abc import Loader
 from types import ModuleType
 from typing import Any
@@ -83,18 +84,26 @@ def _put_off(name: str) -> None:
 
 
 def _run_init(package: ModuleType, loader: Loader, attribute: str) -> Any:
+    missing = AttributeError(f"module {package.__name__!r} has no attribute {attribute!r}")
     # Some look at every module there is for names like __wrapped__.
     if attribute.startswith("__") and attribute != "__all__":
-        raise AttributeError(f"module {package.__name__!r} has no attribute {attribute!r}")
-    put_off = vars(package).pop("__getattr__")
-    try:
-        loader.exec_module(package)
-    except BaseException:
-        vars(package)["__getattr__"] = put_off
-        raise
+        raise missing
+    with _init_lock:
+        # Who is in here while it runs is what it imports itself: other threads wait.
+        if package.__name__ in _running:
+            raise missing
+        if "__getattr__" in vars(package):
+            _running.add(package.__name__)
+            try:
+                loader.exec_module(package)
+            finally:
+                _running.remove(package.__name__)
+            del vars(package)["__getattr__"]
     return getattr(package, attribute)
 
 
+_init_lock = threading.RLock()
+_running: set[str] = set()  # packages whose `__init__` is under way
 _torchvision_library = _declare_torchvision_operators()
 for _name in ("streaming", "streaming.base"):
     _put_off(_name)
