@@ -8,17 +8,29 @@ With 2 nodes of 2 ranks and no replication::
 
 Places run over the nodes first, so that neighbouring device batches, which come from neighbouring
 lanes, go to different nodes: a node touches only its own lanes.
+
+Who knows where this process stands, the first that does::
+
+    world=World(...)            whoever made the dataset
+    torch.distributed           once it is initialised; torchrun's variables may not contradict it
+    RANK, WORLD_SIZE            torchrun, and launchers that set what it sets
+    nobody                      it is alone
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from streampack.config import read_integer
 from streampack.errors import ConfigError
 
 __all__ = ["World"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,30 +82,44 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], replication: int = 1) -> World:
-        """Read what torchrun sets: RANK, WORLD_SIZE, LOCAL_WORLD_SIZE; a lone process without them.
+        """Ask torch.distributed, if it is initialised, and what torchrun sets; else it is alone.
+
+        torchrun sets RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK. Without LOCAL_WORLD_SIZE
+        all ranks are taken to be on one node. SLURM's variables are not taken, as a job of many
+        tasks may be many trainings; there a warning is logged.
 
         Raises:
             ConfigError: If one of them is no integer, RANK or WORLD_SIZE is missing, or they do
-                not fit together (LOCAL_RANK, where it is set, too).
+                not fit together, or not to torch.distributed.
 
         >>> World.from_env({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}).node
         0
         """
+        group = _process_group()
         for key, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
-            if key in env and other not in env:
+            if group is None and key in env and other not in env:
                 raise ConfigError(
                     f"{key}={env[key]} is set without {other}: how many ranks there are, and which "
                     f"one this is, takes both; set {other}, unset {key}, or pass world=World(...)"
                 )
+        rank, num_ranks = group or (0, 1)
         try:
-            num_ranks = int(env.get("WORLD_SIZE", "1"))
-            rank = int(env.get("RANK", "0"))
-            per_node = int(env.get("LOCAL_WORLD_SIZE", str(num_ranks)))
+            stated = int(env.get("RANK", rank)), int(env.get("WORLD_SIZE", num_ranks))
+            per_node = int(env.get("LOCAL_WORLD_SIZE", stated[1]))
             local_rank = int(env["LOCAL_RANK"]) if "LOCAL_RANK" in env else None
         except ValueError as error:
             raise ConfigError(
                 f"RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK must be integers: {error}"
             ) from error
+        if group is not None and group != stated:
+            raise ConfigError(
+                f"torch.distributed says rank {rank} of {num_ranks}, but the variables RANK and "
+                f"WORLD_SIZE say rank {stated[0]} of {stated[1]}; unset them, or pass "
+                "world=World(...)"
+            )
+        if group is None and "RANK" not in env:
+            _tell_of_slurm(env.get("SLURM_PROCID"), env.get("SLURM_NTASKS"))
+        rank, num_ranks = stated
         world = cls(
             rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication
         )
@@ -105,6 +131,20 @@ class World:
                 "pass world=World(...)"
             )
         return world
+
+    def check_group(self) -> None:
+        """Refuse to go on as another rank than torch.distributed says by now.
+
+        Raises:
+            ConfigError: If it was initialised after this was found, and differs.
+        """
+        group = _process_group()
+        if group is not None and group != (self.rank, self.num_ranks):
+            raise ConfigError(
+                f"the dataset was made as rank {self.rank} of {self.num_ranks}, but now "
+                f"torch.distributed says rank {group[0]} of {group[1]}; make the dataset after "
+                "init_process_group, or pass world=World(...)"
+            )
 
     @property
     def num_local_ranks(self) -> int:
@@ -133,3 +173,27 @@ class World:
         devices_per_node = max(self.num_local_ranks // self.replication, 1)
         num_groups = self.num_devices // devices_per_node
         return (device % devices_per_node) * num_groups + device // devices_per_node
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Return the rank and the size that torch.distributed says; None: it is not initialised."""
+    # Never imported here: whoever initialised it has done so.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+@cache
+def _tell_of_slurm(task: str | None, num_tasks: str | None) -> None:
+    """Warn of tasks that would all train on the same data; once a process."""
+    if task is None or num_tasks in (None, "1"):
+        return
+    logger.warning(
+        "SLURM_PROCID=%s, SLURM_NTASKS=%s, but neither RANK nor an initialised torch.distributed: "
+        "each task takes itself to be alone, and gets all of the data; if they train together, "
+        "call init_process_group before the dataset is made, set RANK and WORLD_SIZE, or pass "
+        "world=World(...)",
+        task,
+        num_tasks,
+    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import distributed, multiprocessing
 from torch.utils.data import IterableDataset
 
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError
-from streampack.load import PackedStreamingDataset
+from streampack.load import PackedDataLoader, PackedStreamingDataset
 from streampack.streams import Stream, mosaic
 from streampack.world import World
 from tests import builders, conformance
@@ -80,6 +83,42 @@ def test_the_world_is_read_from_torchruns_variables(written, monkeypatch):
     assert [show(batch) for batch in own] == [
         show(batch) for batch in conformance.make(written, world=worlds(3)[2])
     ]
+
+
+def _packs_of_rank(rank, folder, written):
+    """Iterate as PyTorch's own tutorial does: no variables, a rank that was handed over."""
+    early = conformance.make(written, world=None)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    packs = [show(batch) for batch in conformance.make(written, world=None)]
+    refused = []
+    # A copy is what a spawned worker gets, which cannot see the group.
+    for use in (iter, lambda dataset: next(iter(PackedDataLoader(dataset))), pickle.dumps):
+        try:
+            use(early)
+        except ConfigError as error:
+            refused.append(str(error))
+    Path(folder, str(rank)).write_bytes(pickle.dumps([packs, refused]))
+    distributed.destroy_process_group()
+
+
+def test_ranks_that_know_each_other_by_torch_distributed_alone_share_the_data(
+    written, tmp_path, monkeypatch
+):
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    # Forked: importing the libraries once more in each rank would take longer than the test.
+    multiprocessing.start_processes(
+        _packs_of_rank, (str(tmp_path), written), nprocs=2, start_method="fork"
+    )
+    for rank in (0, 1):
+        packs, refused = pickle.loads((tmp_path / str(rank)).read_bytes())
+        own = conformance.make(written, world=worlds(2)[rank])
+        assert packs == [show(batch) for batch in own]
+        assert len(refused) == 3
+        for message in refused:
+            assert "the dataset was made as rank 0 of 1, but now torch.distributed says" in message
+            assert f"rank {rank} of 2; make the dataset after init_process_group" in message
 
 
 def test_a_batch_has_the_documented_keys_types_and_shapes(written):

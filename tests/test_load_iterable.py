@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 
 import iterables
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from streampack import (
@@ -112,6 +115,22 @@ def test_workers_and_ranks_take_every_sample_once(num_workers):
     found = pieces(batches)
 
     assert sorted(found) == [(0, i) for i in range(10)] + [(1, i) for i in range(15)]
+
+
+def test_a_process_group_that_came_after_the_dataset_is_refused_not_ignored():
+    early, own = dataset([9] * 20, world=None), dataset([9] * 20, world=World())
+    distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        late = dataset([9] * 20, world=None)
+        for use in (iter, pickle.dumps):
+            with pytest.raises(
+                ConfigError, match=r"rank 0 of 1, but now .* says rank 1 of 2; make"
+            ):
+                use(early)
+        assert [late.world, next(iter(late))["epoch"]] == [World(rank=1, num_ranks=2), 0]
+        assert next(iter(own))["epoch"] == 0
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

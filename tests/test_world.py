@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from streampack import ConfigError, World
 
@@ -152,6 +157,65 @@ def test_numpy_numbers_are_kept_as_ints():
 
     assert world == World(rank=1, num_ranks=2)
     assert {type(world.rank), type(world.num_ranks), type(world.ranks_per_node)} == {int}
+
+
+@contextmanager
+def process_group(rank, num_ranks):
+    """A group of torch's own backend that speaks to nobody, as its ranks are not there."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_an_initialised_process_group_says_which_rank_this_is():
+    with process_group(3, 4):
+        assert World.from_env({}) == World(rank=3, num_ranks=4)
+        assert World.from_env({"LOCAL_WORLD_SIZE": "2"}) == World(
+            rank=3, num_ranks=4, ranks_per_node=2
+        )
+        assert World.from_env({}, replication=2).num_devices == 2
+    assert World.from_env({}) == World()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"RANK": "1", "WORLD_SIZE": "4"}, {"RANK": "3", "WORLD_SIZE": "2"}, {"RANK": "1"}],
+)
+def test_a_process_group_that_the_variables_contradict_is_refused_naming_both(env):
+    message = (
+        rf"torch\.distributed says rank 3 of 4, but .* say rank {env['RANK']} of "
+        rf"{env.get('WORLD_SIZE', 4)}; unset them, or pass world="
+    )
+    with process_group(3, 4), pytest.raises(ConfigError, match=message):
+        World.from_env(env)
+
+
+def test_a_process_group_that_the_variables_agree_with_is_taken():
+    env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    with process_group(3, 4):
+        assert World.from_env(env) == World(rank=3, num_ranks=4, ranks_per_node=2)
+
+
+def test_tasks_of_slurm_that_nobody_made_ranks_are_told_of_once(caplog):
+    env = {"SLURM_PROCID": "1", "SLURM_NTASKS": "23"}
+    with caplog.at_level(logging.WARNING, logger="streampack"):
+        assert [World.from_env(env), World.from_env(env)] == [World(), World()]
+    assert len(caplog.messages) == 1
+    assert "SLURM_PROCID=1, SLURM_NTASKS=23, but neither RANK nor" in caplog.text
+    assert "call init_process_group before the dataset is made, set RANK" in caplog.text
+
+
+def test_slurm_is_no_matter_for_one_task_torchruns_ranks_or_a_process_group(caplog):
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "29"}
+    with caplog.at_level(logging.WARNING, logger="streampack"):
+        World.from_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+        World.from_env({"SLURM_NTASKS": "29"})  # as in salloc's own shell
+        assert World.from_env({**slurm, "RANK": "1", "WORLD_SIZE": "2"}).rank == 1
+        with process_group(1, 2):
+            assert World.from_env(slurm).rank == 1
+    assert caplog.messages == []
 
 
 @given(ranks=worlds())

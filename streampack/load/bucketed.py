@@ -38,7 +38,8 @@ class BucketedIterableDataset(FlowDataset):
         order: With shuffle, sources with an index (lists, map-style datasets) are shuffled by the
             seed; None: samples come as they are stored. Others come as they come.
         buffers: How much may be resident at once.
-        world: This process among the others; None: what torchrun's variables say.
+        world: This process among the others; None: as torch.distributed, if it is initialised, or
+            torchrun's variables say.
 
     Raises:
         ConfigError: If the arguments cannot work together.

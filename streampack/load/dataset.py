@@ -77,7 +77,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         batch_size: Packs in a device batch.
         batch_format: What batches look like: "native", or a trainer's format by name, such as
             "hf", or a function of the native batch; see `streampack.formats`.
-        world: This process among the others; None: what torchrun's variables say.
+        world: This process among the others; None: as torch.distributed, if it is initialised, or
+            torchrun's variables say.
 
     Raises:
         ConfigError: If the arguments cannot work together.
@@ -122,6 +123,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             cache_limit=self.buffers.cache_bytes,
             keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
         )
+        self._finds_world = world is None
         self._recipe = build_recipe(self._blueprint)
         self._cache_needs: tuple[Recipe, CacheNeeds] | None = None
         self._ledger = EpochLedger()
@@ -188,7 +190,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             rounded += size
         return rounded
 
+    def _check_world(self) -> None:
+        if self._finds_world:
+            self.world.check_group()
+
     def __getstate__(self) -> dict[str, Any]:
+        self._check_world()  # a worker that is spawned cannot see what the training process joined
         # A copy in a worker plans for itself.
         return self.__dict__ | {"_latest": None}
 
@@ -242,7 +249,11 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         Args:
             worker: Which of the processes that iterate together this is.
             key: The same in all of them.
+
+        Raises:
+            ConfigError: If torch.distributed says by now that this is another rank.
         """
+        self._check_world()
         key = key or f"{os.getpid()}:{id(self)}:{self._num_iterations}"
         self._num_iterations += 1
         self._delivered = None

@@ -58,7 +58,8 @@ class FlowDataset(IterableDataset[Batch]):
     Args:
         plan: What decides the batches.
         buffers: How much may be resident at once.
-        world: This process among the others; None: what torchrun's variables say.
+        world: This process among the others; None: as torch.distributed, if it is initialised, or
+            torchrun's variables say.
 
     Raises:
         ConfigError: If the buffers cannot hold one batch.
@@ -74,6 +75,7 @@ class FlowDataset(IterableDataset[Batch]):
         """Gives a native batch the look that was asked for."""
         self.buffers = buffers or Buffers()
         self.world = world or World.from_env(os.environ)
+        self._finds_world = world is None
         self._ledger = EpochLedger()
         self._num_iterations = 0
         self._parts: tuple[PartPlace, list[SourcePart]] | None = None
@@ -83,7 +85,12 @@ class FlowDataset(IterableDataset[Batch]):
         self._next_epoch = 0  # when this process began to iterate, if it did
         batches_ahead(self.buffers, self.footprint(0), 1)
 
+    def _check_world(self) -> None:
+        if self._finds_world:
+            self.world.check_group()
+
     def __getstate__(self) -> dict[str, Any]:
+        self._check_world()  # a worker that is spawned cannot see what the training process joined
         # Iterators stay in the process that began them.
         return {**self.__dict__, "_parts": None}
 
@@ -129,6 +136,7 @@ class FlowDataset(IterableDataset[Batch]):
 
     def native_batches(self) -> Iterator[Batch]:
         """Begin an epoch as iterating does; its batches are native ones, whatever was asked for."""
+        self._check_world()
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         batches_ahead(self.buffers, self.footprint(info.num_workers if info else 0), 1)
@@ -261,7 +269,8 @@ class PackedIterableDataset(FlowDataset):
         batch_size: Packs in a device batch.
         batch_format: What batches look like: "native", or a trainer's format by name, such as
             "hf", or a function of the native batch; see `streampack.formats`.
-        world: This process among the others; None: what torchrun's variables say.
+        world: This process among the others; None: as torch.distributed, if it is initialised, or
+            torchrun's variables say.
 
     Raises:
         ConfigError: If the arguments cannot work together.
