@@ -222,6 +222,25 @@ def test_labels_may_be_shifted_or_not(labels, shifted, expected):
     assert batch["labels"][0].tolist() == [*expected, -100, -100]
 
 
+@pytest.mark.parametrize("value", [-100, 2, -1])
+@pytest.mark.parametrize("make", [list, np.array, tuple])
+def test_a_loss_mask_of_other_values_than_0_and_1_is_refused(value, make):
+    rows = [{"tokens": make([5, 6, 7]), "mask": make([1, 0, 1])}]
+    rows += [{"tokens": make([5, 6, 7]), "mask": make([0, value, 1])}]
+    stream = IterableStream(rows, loss_mask="mask", name="chat")
+    message = rf"stream 'chat', sample 1: 'mask' holds {value}, but a loss mask holds 1 .* labels="
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "uint64"])
+def test_a_loss_mask_may_have_any_type_of_integers(dtype):
+    rows = [{"tokens": [5, 6, 7], "mask": np.array([1, 0, 1], dtype)}]
+    stream = IterableStream(rows, loss_mask="mask")
+    batch = next(iter(PackedIterableDataset([stream], packing=Packing(max_seq_len=3))))
+    assert batch["labels"].tolist() == [[-100, 7, -100]]
+
+
 def test_a_loss_mask_decides_the_label_before_its_token():
     stream = IterableStream([{"tokens": [5, 6, 7, 8], "mask": [1, 0, 1, 1]}], loss_mask="mask")
     [batch] = PackedIterableDataset([stream], packing=Packing(max_seq_len=6, bos_id=1, eos_id=2))

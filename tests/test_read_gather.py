@@ -42,9 +42,8 @@ STORED = [
     ("ndarray:int32", "int32", "mask"),
     ("ndarray:int32", "int32", "mask"),
 ]
-# How masks of these streams are stored, and what stands for a target: its low bytes are 0.
-MASKS = {1: ("uint8", 1), 5: ("int8", -1), 6: ("int16", 256), 7: ("uint32", 1 << 16)}
-MASKS |= {8: ("int64", 1 << 32)}
+# How masks of these streams are stored.
+MASKS = {1: "uint8", 5: "int8", 6: "int16", 7: "uint32", 8: "int64"}
 
 
 def own_tokens(stream: int, sample: int) -> list[int]:
@@ -81,8 +80,7 @@ def columns_of(stream: int, sample: int) -> dict[str, Any]:
     elif "shifted" in way:
         row["labels"] = np.array([*kept[1:], -100], np.int64)
     if "mask" in way:
-        mask_dtype, target = MASKS[stream]
-        row["loss_mask"] = np.array([target * is_target for is_target in targets], mask_dtype)
+        row["loss_mask"] = np.array(targets, MASKS[stream])
     return row
 
 
@@ -106,7 +104,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> list[OpenStream]:
             encodings["labels"] = "ndarray:int32" if way == "unshifted" else "ndarray:int64"
             options["labels"] = "labels"
         if "mask" in way:
-            encodings["loss_mask"] = f"ndarray:{MASKS[number][0]}"
+            encodings["loss_mask"] = f"ndarray:{MASKS[number]}"
             options["loss_mask"] = "loss_mask"
         write_stream(folder, [columns_of(number, i) for i in range(NUM_SAMPLES)], encodings)
         opened.append(open_stream(Stream(local=str(folder), **options), number))

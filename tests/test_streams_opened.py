@@ -345,3 +345,15 @@ def test_bytes_of_labels_and_masks_need_a_stated_dtype(tmp_path, option):
     message = f"column 'more' is stored as 'bytes', which say no dtype; set {option}_dtype='uint16'"
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path), **{option: "more"}), 0)
+
+
+def test_a_loss_mask_that_holds_other_values_than_0_and_1_is_refused(tmp_path):
+    masks = [np.ones(length, np.int32) for length in LENGTHS]
+    masks[3][2] = -100
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, columns={"mask": "ndarray:int32"}, values={"mask": masks}
+    )
+    stream = open_stream(Stream(local=str(path), loss_mask="mask", name="chat"), 0)
+    message = r"stream 'chat', sample 3: column 'mask' holds -100, but a loss mask .* labels="
+    with pytest.raises(DataError, match=message):
+        stream.open_shard(0)

@@ -83,7 +83,7 @@ class IterableStream:
     labels_shifted: bool | None = None
     """Whether labels[i] is the target at token i (True) or is token i (False); None: look."""
     loss_mask: str | None = None
-    """Field that says which tokens are targets, as many as tokens."""
+    """Field that says which tokens are targets, 1 or 0 for each token."""
     _: KW_ONLY
     repeat: float | None = None
     """Passes through the source in an epoch; a source that cannot say its size is counted first."""
@@ -185,7 +185,8 @@ class IterableStream:
             encoded: Token ids of its text, if it has one.
 
         Raises:
-            DataError: If a field is missing, holds no integers, or is not as long as the tokens.
+            DataError: If a field is missing, holds no integers, or is not as long as the tokens, or
+                a loss mask holds other values than 0 and 1.
         """
         where = self.where(number)
         if not isinstance(item, Mapping):
@@ -202,6 +203,12 @@ class IterableStream:
             None if name is None else _beside(tokens, item, name, where)
             for name in (self.labels, self.loss_mask)
         )
+        if loss_mask is not None and not _is_mask(loss_mask):
+            value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
+            raise DataError(
+                f"{where}: {self.loss_mask!r} holds {value}, but a loss mask holds 1 for a target "
+                "and 0 for any other token; token ids and -100 belong into labels="
+            )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
         return self._with_extras(sample, item, where) if self._has_extras else sample
 
@@ -238,7 +245,7 @@ class IterableStream:
         for name, row in ((self.labels, labels), (self.loss_mask, mask)):
             if name is not None and (row is None or len(row) != len(tokens)):
                 return None
-        return tokens, labels, mask
+        return None if mask is not None and not _is_mask(mask) else (tokens, labels, mask)
 
     def _field_of(self, item: dict[str, Any]) -> Any:
         found = item.get(self.tokens)
@@ -315,6 +322,11 @@ def _plain_row(value: Any) -> Any:
         return np.frombuffer(struct.pack(f"{len(value)}q", *value), np.int64)
     except (TypeError, struct.error):
         return None
+
+
+def _is_mask(values: Any) -> bool:
+    """Tell whether all are 0 or 1."""
+    return not (values >> 1).any()  # in one look, also of bools
 
 
 def _beside(tokens: Int64Array, item: Mapping[str, Any], name: str, where: str) -> Int64Array:

@@ -42,6 +42,7 @@ __all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream", "open_strea
 
 OTHER_NAMES = {"tokens": ("input_ids",)}
 """Column names that are found too where the default one is asked for."""
+MASKS_LOOKED_AT = 64  # samples of a shard that tell whether a loss mask is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class ColumnChoice:
     labels_shifted: bool | None = None
     """Whether labels[i] is the target at token i (True) or is token i (False); None: look."""
     loss_mask: str | None = None
-    """Which tokens are targets, as many as tokens."""
+    """Which tokens are targets, 1 or 0 for each token."""
     loss_mask_dtype: str | None = None
     """Type of the loss mask if stored as `bytes`."""
 
@@ -211,7 +212,8 @@ class OpenStream:
 
         Raises:
             DataError: If it cannot be had, is damaged, holds a sample without tokens, or one
-                whose labels or loss mask are not as many as its tokens.
+                whose labels or loss mask are not as many as its tokens, or begins with a loss mask
+                that holds other values than 0 and 1.
         """
         # Not the digest alone: of two copies of one stream, one may be damaged.
         key = (self.cache.folder, self.digest, shard)
@@ -301,7 +303,23 @@ class OpenStream:
             is_gone=is_gone,
         )
         self._check_counts(opened, shard)
+        self._check_mask(opened, shard)
         return opened
+
+    def _check_mask(self, opened: OpenShard, shard: int) -> None:
+        """Refuse a loss mask that is none, as its first samples in the shard tell."""
+        mask = opened.loss_mask
+        if mask is None:
+            return
+        for i in range(min(len(mask.counts), MASKS_LOOKED_AT)):
+            values = mask.read(opened.data, i)
+            if (values >> 1).any():  # 0 and 1 leave nothing
+                value = values[(values != 0) & (values != 1)][0]
+                raise DataError(
+                    f"stream {self.name!r}, sample {self._samples_of(shard)[0] + i}: column "
+                    f"{self.columns.loss_mask!r} holds {value}, but a loss mask holds 1 for a "
+                    "target and 0 for any other token; token ids and -100 belong into labels="
+                )
 
     def _check_counts(self, opened: OpenShard, shard: int) -> None:
         counts = opened.tokens.counts

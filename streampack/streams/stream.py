@@ -41,7 +41,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         labels_dtype: Type of the labels if stored as `bytes`; None: `tokens_dtype`.
         labels_shifted: Whether labels[i] is the target at token i, rather than token i itself
             or -100. None: the first samples tell.
-        loss_mask: Column that says which tokens are targets, as many as tokens.
+        loss_mask: Column that says which tokens are targets, 1 or 0 for each token.
         loss_mask_dtype: Type of the loss mask if stored as `bytes`; None: `tokens_dtype`.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
             download_retry, download_timeout, validate_hash, keep_zip.
