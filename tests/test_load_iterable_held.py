@@ -199,6 +199,19 @@ def test_a_negative_token_is_named_before_what_is_wrong_behind_it(bad):
     assert len(pieces(PackedIterableDataset([stream], packing=Packing(max_seq_len=64)))) == 2
 
 
+@pytest.mark.parametrize("options", [{}, {"overflow": "truncate", "max_seq_len": 2}])
+@pytest.mark.parametrize("token", [2**31, 2**40])
+@pytest.mark.parametrize("make", [list, np.array, tuple])
+def test_a_token_beyond_int32_is_refused_in_every_format(make, token, options):
+    rows = [make([1, 2, 3]), make([4, 5, token]), make([2**31 - 1])]
+    packing = Packing(**{"max_seq_len": 8, **options})
+    message = rf"stream 'mine', sample 1: token {token} is no token id; .* 0 to 2147483647"
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([IterableStream(rows, name="mine")], packing=packing))
+    stream = IterableStream(rows, on_bad_sample="skip")
+    assert len(pieces(PackedIterableDataset([stream], packing=packing))) == 2
+
+
 @pytest.mark.parametrize("form", [None, "numpy", "torch"])
 @pytest.mark.parametrize("order", [None, Order(seed=1, shuffle_block_size=24)])
 def test_rows_of_a_hugging_face_dataset_are_those_that_it_gives_one_by_one(form, order):

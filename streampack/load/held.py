@@ -41,7 +41,7 @@ from streampack.load.held_kernels import (
 )
 from streampack.load.prepared import Key, Prepared
 from streampack.read import Rows
-from streampack.streams.iterable import Plain
+from streampack.streams.iterable import Plain, no_ids
 from streampack.types import (
     IGNORED,
     NUM_COLUMNS,
@@ -148,7 +148,7 @@ class HeldSamples:
         """Hold what was put; return its segment rows, shape (n, 6).
 
         Args:
-            refuse: Told of the first sample that holds a token below 0; it raises.
+            refuse: Told of the first sample that holds what is no token id; it raises.
         """
         if not self._staged:
             return no_segments()
@@ -172,7 +172,7 @@ class HeldSamples:
             rows.tolist(), ends.tolist(), strict=True
         ):
             tokens = self._tokens[end - length : end].copy()
-            if any(token not in added for token in tokens[tokens < 0].tolist()):
+            if any(token not in added for token in no_ids(tokens).tolist()):
                 refuse((stream, pass_, sample), tokens)
 
     def hold(self, key: Key, ready: Prepared, start: int, length: int, *, ends: bool) -> None:

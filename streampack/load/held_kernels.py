@@ -15,6 +15,7 @@ Cost: some 20 ns a piece, and a copy of its tokens.
 from __future__ import annotations
 
 from streampack.compiled import compiled
+from streampack.config import MAX_ID
 from streampack.types import IGNORED, LENGTH, START, TOTAL, Int64Array
 
 __all__ = [
@@ -99,7 +100,7 @@ def settle_whole(
     place: tuple[int, int, int],
     rows: Int64Array,
 ) -> bool:
-    """Enter whole samples, whose tokens are there, into the table; tell whether any is below 0.
+    """Enter whole samples, whose tokens are there, into the table; tell whether any is no token id.
 
     Args:
         held: Table, heads and tokens.
@@ -119,16 +120,17 @@ def settle_whole(
         line[OFFSET], line[AFTER], line[RANK] = offset, IGNORED, rank + i
         offset += length
     enter(table, heads, first, first + len(staged))
-    return _smallest(tokens[begin:offset]) < 0
+    smallest, largest = _range(tokens[begin:offset])
+    return smallest < 0 or largest > MAX_ID
 
 
 @compiled
-def _smallest(tokens: Int64Array) -> int:
-    """Return the smallest token; 0 if none is below."""
-    smallest = 0
+def _range(tokens: Int64Array) -> tuple[int, int]:
+    """Return the smallest token, 0 if none is below, and the largest, 0 if none is above."""
+    smallest = largest = 0
     for i in range(len(tokens)):
-        smallest = min(smallest, tokens[i])
-    return smallest
+        smallest, largest = min(smallest, tokens[i]), max(largest, tokens[i])
+    return smallest, largest
 
 
 @compiled

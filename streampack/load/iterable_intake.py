@@ -27,7 +27,7 @@ from streampack.load.held import NO_VALUES
 from streampack.load.prepared import Key
 from streampack.read.targets import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
 from streampack.streams import IterableSample, IterableStream
-from streampack.streams.iterable import Plain
+from streampack.streams.iterable import Plain, no_ids
 from streampack.streams.part import Item, SourcePart
 from streampack.streams.text import encode_texts
 from streampack.types import Int64Array, State
@@ -59,7 +59,7 @@ class Taken(NamedTuple):
     pass_: int
     number: int
     plain: Plain | None
-    """Its arrays, where it needs no second look but for tokens below 0."""
+    """Its arrays, where it needs no second look but for what is no token id."""
     sample: IterableSample | None
     """All of it, otherwise."""
 
@@ -139,7 +139,7 @@ class Intake:
             if result is None and not isinstance(ids, DataError):
                 plain = self._stream.plain(item.value, ids)
             # Only what is skipped must be known at once: the next sample takes its place.
-            if plain is not None and not (self._skips and plain[0].min() < 0):
+            if plain is not None and not (self._skips and len(no_ids(plain[0]))):
                 self.amount_taken += len(plain[0]) if self._quota.by_tokens else 1
                 return Taken(item.pass_, item.number, plain, None)
             result = result or self._sample(item, ids)
@@ -155,7 +155,7 @@ class Intake:
         """Return all of a sample whose arrays were taken as they are."""
         tokens, labels, mask = taken.plain or (NO_VALUES, None, None)
         tokens = np.array(tokens, np.int64)
-        if tokens.min() < 0:
+        if len(no_ids(tokens)):
             self.refuse(taken.number, tokens)
         labels, mask = (None if row is None else np.array(row, np.int64) for row in (labels, mask))
         return IterableSample(tokens=tokens, labels=labels, loss_mask=mask)

@@ -22,13 +22,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streampack.config import check_choice, is_weight, read_integer
+from streampack.config import MAX_ID, check_choice, is_weight, read_integer
 from streampack.errors import ConfigError, DataError
 from streampack.streams.source_kinds import is_one_shot, num_items
 from streampack.streams.text import check_tokenizer
 from streampack.types import Int64Array
 
-__all__ = ["IterableSample", "IterableStream", "Plain"]
+__all__ = ["IterableSample", "IterableStream", "Plain", "no_ids"]
 
 OnBadSample = Literal["raise", "skip"]
 Plain: TypeAlias = tuple[Any, Any, Any]
@@ -194,11 +194,14 @@ class IterableStream:
         tokens = self._tokens(item, where) if encoded is None else encoded
         if len(tokens) == 0:
             raise DataError(f"{where}: 0 tokens, but a sample needs 1 or more; leave it out")
-        if tokens.min() < 0:
-            raise DataError(
-                f"{where}: token {tokens.min()} is negative; token ids count from 0, and what is "
-                "no target belongs into labels or a loss mask"
-            )
+        if len(wrong := no_ids(tokens)):
+            what = f"is no token id; they go from 0 to {MAX_ID}; tokenize the sample anew"
+            if wrong[0] < 0:
+                what = (
+                    "is negative; token ids count from 0, and what is no target belongs into "
+                    "labels or a loss mask"
+                )
+            raise DataError(f"{where}: token {wrong[0]} {what}")
         labels, loss_mask = (
             None if name is None else _beside(tokens, item, name, where)
             for name in (self.labels, self.loss_mask)
@@ -215,7 +218,7 @@ class IterableStream:
     def plain(self, item: Any, encoded: Int64Array | None = None) -> Plain | None:
         """Return the arrays of an item that needs no second look; None: ask `sample`.
 
-        That is what `sample` accepts without a change, but for token ids below 0.
+        That is what `sample` accepts without a change, but for what is no token id.
 
         Args:
             item: What the source gave; the arrays may be its own, and are to be copied.
@@ -309,6 +312,15 @@ class IterableStream:
             spans=spans,
             extra_cost=int(extra),
         )
+
+
+def no_ids(tokens: Any) -> Any:
+    """Return those of a row of integers that are no token ids.
+
+    >>> no_ids(np.array([7, -1, 2**40])).tolist()
+    [-1, 1099511627776]
+    """
+    return tokens[(tokens < 0) | (tokens > MAX_ID)]
 
 
 def _plain_row(value: Any) -> Any:
