@@ -222,6 +222,30 @@ def test_labels_may_be_shifted_or_not(labels, shifted, expected):
     assert batch["labels"][0].tolist() == [*expected, -100, -100]
 
 
+@pytest.mark.parametrize(
+    ("fields", "options", "told"),
+    [
+        ({"labels": [-100, 6, 7]}, {}, ["labels"]),
+        ({"assistant_masks": [0, 1, 1]}, {}, ["assistant_masks"]),
+        ({"loss_mask": np.array([0, 1, 1])}, {}, ["loss_mask"]),
+        ({"loss_mask": [0, 1, 1]}, {"loss_mask": "loss_mask"}, []),
+        ({"labels": [-100, 6, 7], "loss_mask": [0, 1, 1]}, {"loss_mask": "loss_mask"}, []),
+        ({"loss_mask": [0, 1, 1]}, {"token_fields": {"loss_mask": "int8"}}, []),
+        ({"labels": 3}, {}, []),
+        ({"labels": "yes"}, {}, []),
+    ],
+)
+def test_a_field_of_targets_that_nobody_asked_for_is_told_of_once(fields, options, told, caplog):
+    stream = IterableStream([{"input_ids": [5, 6, 7], **fields}] * 9, name="chat", **options)
+    part = PackedIterableDataset([stream], packing=Packing(max_seq_len=8))
+    with caplog.at_level("WARNING", logger="streampack"):
+        assert [len(list(part)) for _ in range(2)] == [5, 5]
+    assert len(caplog.messages) == len(told)
+    for name in told:
+        assert f"stream 'chat': its '{name}' is not read, so every token is a" in caplog.text
+        assert f"={name!r}) to read it, or, if it is left out on purpose, silence" in caplog.text
+
+
 @pytest.mark.parametrize("value", [-100, 2, -1])
 @pytest.mark.parametrize("make", [list, np.array, tuple])
 def test_a_loss_mask_of_other_values_than_0_and_1_is_refused(value, make):

@@ -357,3 +357,29 @@ def test_a_loss_mask_that_holds_other_values_than_0_and_1_is_refused(tmp_path):
     message = r"stream 'chat', sample 3: column 'mask' holds -100, but a loss mask .* labels="
     with pytest.raises(DataError, match=message):
         stream.open_shard(0)
+
+
+@pytest.mark.parametrize("column", ["labels", "loss_mask", "assistant_masks"])
+def test_a_column_of_targets_that_nobody_asked_for_is_told_of(tmp_path, caplog, column):
+    values = {column: [np.ones(length, np.int32) for length in LENGTHS]}
+    path, _ = builders.write_stream_files(
+        tmp_path / "chat", LENGTHS, columns={column: "ndarray:int32"}, values=values
+    )
+    option = "labels" if column == "labels" else "loss_mask"
+    with caplog.at_level("WARNING", logger="streampack"):
+        open_stream(Stream(local=str(path), **{option: column}), 0)
+        assert caplog.messages == []
+        open_stream(Stream(local=str(path)), 0)
+    (message,) = caplog.messages
+    assert f"stream 'chat': its '{column}' is not read, so every token is a target;" in message
+    assert f"set Stream({option}='{column}')" in message
+    assert "on purpose, silence the logger 'streampack.streams.unread'" in message
+
+
+def test_a_class_label_is_no_column_of_targets(tmp_path, caplog):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, columns={"labels": "int"}, values={"labels": [1] * len(LENGTHS)}
+    )
+    with caplog.at_level("WARNING", logger="streampack"):
+        open_stream(Stream(local=str(path)), 0)
+    assert caplog.messages == []

@@ -94,6 +94,7 @@ class Intake:
         self._is_text = stream.tokenizer is not None
         self._skips = stream.on_bad_sample == "skip"
         self._has_ended = False
+        self._looks = False  # whether to tell of what is not read of the next item
         self._num_in_pass = 0  # items pulled in this pass; a pass of none ends the stream
         self.amount_taken = 0
         self.num_bad = 0
@@ -103,6 +104,7 @@ class Intake:
     def begin(self, epoch: int, quota: Quota) -> None:
         """Begin an epoch."""
         self._quota = quota
+        self._looks = epoch == 0 and self._part.is_first  # not in every worker and epoch
         self._ready.clear()
         self._has_ended = quota.amount == 0
         self.amount_taken = self.num_bad = self._num_in_pass = 0
@@ -184,6 +186,9 @@ class Intake:
             item = self._part.next()
             if item is not None:
                 self._num_in_pass += 1
+                if self._looks:
+                    self._looks = False
+                    self._stream.tell_of_unread(item.value)
                 return item
             if self._part.gave_nothing:
                 raise DataError(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -26,6 +27,7 @@ from streampack.config import MAX_ID, check_choice, is_weight, read_integer
 from streampack.errors import ConfigError, DataError
 from streampack.streams.source_kinds import is_one_shot, num_items
 from streampack.streams.text import check_tokenizer
+from streampack.streams.unread import TARGET_COLUMNS, tell_of_unread
 from streampack.types import Int64Array
 
 __all__ = ["IterableSample", "IterableStream", "Plain", "no_ids"]
@@ -214,6 +216,17 @@ class IterableStream:
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
         return self._with_extras(sample, item, where) if self._has_extras else sample
+
+    def tell_of_unread(self, item: Any) -> None:
+        """Warn of fields of a first item that look like labels or a loss mask, and are not read."""
+        if self.tokenizer is not None or not self._is_tokens_only or not isinstance(item, Mapping):
+            return
+        for name in sorted(set(TARGET_COLUMNS) & set(item) - set(self.token_fields)):
+            if name == self.tokens:
+                continue
+            with suppress(DataError):  # no row of integers, one for each token: something else
+                _beside(self._tokens(item, ""), item, name, "")
+                tell_of_unread("IterableStream", self.name or "of an iterable", name)
 
     def plain(self, item: Any, encoded: Int64Array | None = None) -> Plain | None:
         """Return the arrays of an item that needs no second look; None: ask `sample`.

@@ -36,6 +36,7 @@ from streampack.streams.index import Layout, MdsIndex, parse_index
 from streampack.streams.lengths import LengthFile, index_digest, open_length_file
 from streampack.streams.mds import Places, find_column, sample_places
 from streampack.streams.recent import OpenShard, recent_shards
+from streampack.streams.unread import TARGET_COLUMNS, tell_of_unread
 from streampack.types import Int64Array
 
 __all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream", "open_streams"]
@@ -374,6 +375,7 @@ def open_stream(
     name = getattr(stream, "name", None) or _default_name(files)
     column = _check_columns(index, choice, name)
     cache.check(index)
+    _tell_of_unread(index, choice, name, column)
     return OpenStream(
         name=name,
         number=number,
@@ -452,6 +454,18 @@ def _check_columns(index: MdsIndex, choice: ColumnChoice, name: str) -> str:
             "write them in one, or make two streams of it"
         )
     return found.pop()
+
+
+def _tell_of_unread(index: MdsIndex, choice: ColumnChoice, name: str, tokens: str) -> None:
+    if choice.labels or choice.loss_mask:
+        return
+    layouts = {shard.layout for shard in index.shards}
+    columns = dict(chain(*(zip(each.names, each.encodings, strict=True) for each in layouts)))
+    for column in TARGET_COLUMNS:
+        # Of another encoding it is something else, such as the label of a class.
+        kind = columns.get(column, "").partition(":")[0]
+        if column != tokens and kind in ("ndarray", "bytes"):
+            tell_of_unread("Stream", name, column)
 
 
 def _open_lengths(

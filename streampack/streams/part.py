@@ -117,6 +117,7 @@ class SourcePart:
     ) -> None:
         self._name = name
         self._place = place
+        self.is_first = place.part == 0
         self._part, self._num_parts = place.part, place.num_parts
         self.source = source
         self._source = source
