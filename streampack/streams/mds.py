@@ -134,7 +134,8 @@ def _bytes_column(name: str, place: int, dtype: str | None, where: str, said_by:
     if dtype is None:
         raise DataError(
             f"{where}: column {name!r} is stored as 'bytes', which say no dtype; "
-            f"set {said_by}='uint16', or whatever it was written with"
+            f"set {said_by}= to what it was written with, one of {', '.join(DTYPES)}: another one "
+            "reads other values. Older scripts of LLM-Foundry write int64; newer ones state it"
         )
     return Column(name=name, place=place, dtype=dtype, num_values=None, has_shape=False)
 
