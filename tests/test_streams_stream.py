@@ -121,3 +121,11 @@ def test_mosaicmls_registry_finds_it_where_nobody_imported_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stream = Stream(remote="~/far", local="~/near")
+    assert (stream.remote, stream.local) == (f"{tmp_path}/far", f"{tmp_path}/near")
+    stream = Stream(remote="s3://bucket/~/far", local=f"{tmp_path}/a~")
+    assert (stream.remote, stream.local) == ("s3://bucket/~/far", f"{tmp_path}/a~")

@@ -32,7 +32,8 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
     Args:
         remote: Folder to fetch from: a store's url, `file://`, or a plain path.
         local: Folder to keep files in; with no remote, where the stream is. None: a folder under
-            the system's temporary one that follows from `remote`, and is used again.
+            the system's temporary one that follows from `remote`, and is used again. `~` is this
+            user's home, here and in a `remote` that is a plain path.
         split: Subfolder of both.
         name: What messages and reports call it; None: the last part of its path.
         tokens: Column of the tokens; as the default, "input_ids" is found too.
@@ -83,8 +84,9 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         if local is None:
             # MosaicML refuses to use its own temporary folder twice; given as local= it may be.
             local = self._get_temporary_directory()
+        local = os.path.expanduser(os.fspath(local))
         try:
-            super().__init__(remote=remote, local=os.fspath(local), split=split, **others)
+            super().__init__(remote=remote, local=local, split=split, **others)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"Stream(remote={remote!r}, local={local!r}): {error}") from error
         except ImportError as error:
@@ -146,7 +148,7 @@ def _check_columns(labels: str | None, labels_shifted: bool | None) -> None:
 
 def _plain_path(remote: str | None) -> str | None:
     if remote is None or not remote.startswith("file://"):
-        return remote
+        return remote and os.path.expanduser(remote)  # a url begins with no ~
     return unquote(urlsplit(remote).path)
 
 
