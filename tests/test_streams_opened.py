@@ -343,8 +343,8 @@ def test_bytes_of_labels_and_masks_need_a_stated_dtype(tmp_path, option):
         tmp_path / "s", LENGTHS, columns={"more": "bytes"}, values=values
     )
     message = (
-        f"column 'more' is stored as 'bytes', which say no dtype; set {option}_dtype= to what it was "
-        "written with, one of .*int64.*: another one reads other values.*LLM-Foundry write int64"
+        f"column 'more' is stored as 'bytes', which say no dtype; set {option}_dtype= to what it "
+        "was written with, one of .*int64.*: another one reads other .*LLM-Foundry write int64"
     )
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path), **{option: "more"}), 0)

@@ -71,7 +71,7 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
             r"Stream\(remote=None, local='x'\): `download_retry` must be non-negative",
         ),
         ({"local": "x", "download_timeout": 0}, "`download_timeout` must be positive"),
-        ({"remote": "nope://x", "local": "x"}, "Unsupported remote path: nope://x"),
+        ({"remote": "nope://x", "local": "x"}, "remote='nope://x': nothing here speaks nope:"),
         (
             {"local": "x", "proporton": 1},
             r"proporton=1: no argument of Stream - did you mean 'proportion'\?; it takes choose, ",
@@ -129,3 +129,14 @@ def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypa
     assert (stream.remote, stream.local) == (f"{tmp_path}/far", f"{tmp_path}/near")
     stream = Stream(remote="s3://bucket/~/far", local=f"{tmp_path}/a~")
     assert (stream.remote, stream.local) == ("s3://bucket/~/far", f"{tmp_path}/a~")
+
+
+@pytest.mark.parametrize("remote", ["http://x/y", "https://x/y", "ftp://x/y", "c:/books"])
+def test_a_url_that_nothing_speaks_is_refused_with_those_that_work(remote):
+    scheme = remote.partition(":")[0]
+    message = (
+        rf"remote='{remote}': nothing here speaks {scheme}:; a remote is a folder, or a url of "
+        r"alipan:, .* hf:, .* s3:, sftp: or file:; copy the files to one of them"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Stream(remote=remote)

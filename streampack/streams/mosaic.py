@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "DOWNLOADER_MAPPINGS",
     "CloudDownloader",
     "CloudUploader",
     "MDSWriter",
@@ -112,4 +113,5 @@ from streaming.base.compression import decompress, get_compressions  # noqa: E40
 from streaming.base.format import MDSWriter, get_index_basename  # noqa: E402
 from streaming.base.hashing import get_hash, get_hashes  # noqa: E402
 from streaming.base.storage import CloudDownloader, CloudUploader  # noqa: E402
+from streaming.base.storage.download import DOWNLOADER_MAPPINGS  # noqa: E402
 from streaming.base.stream import Stream, streams_registry  # noqa: E402

@@ -79,6 +79,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         )
         _check_columns(labels, labels_shifted)
         remote = _plain_path(None if remote is None else os.fspath(remote))
+        _check_scheme(remote)
         self.remote = remote
         self.split = split or ""
         if local is None:
@@ -143,6 +144,16 @@ def _check_columns(labels: str | None, labels_shifted: bool | None) -> None:
         raise ConfigError(
             f"labels_shifted={labels_shifted} speaks of a labels column, but labels=None; "
             "set labels= to its name, or leave labels_shifted out"
+        )
+
+
+def _check_scheme(remote: str | None) -> None:
+    scheme = urlsplit(remote or "").scheme
+    known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is asked as dbfs
+    if scheme and scheme not in known:
+        raise ConfigError(
+            f"remote={remote!r}: nothing here speaks {scheme}:; a remote is a folder, or a url of "
+            f"{', '.join(f'{each}:' for each in known)} or file:; copy the files to one of them"
         )
 
 
