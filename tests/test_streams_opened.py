@@ -386,3 +386,12 @@ def test_a_class_label_is_no_column_of_targets(tmp_path, caplog):
     with caplog.at_level("WARNING", logger="streampack"):
         open_stream(Stream(local=str(path)), 0)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("split", [None, "trian"])
+def test_a_folder_whose_subfolders_hold_streams_is_refused_with_their_names(tmp_path, split):
+    for name in ("val", "train"):
+        builders.write_stream_files(tmp_path / name, [3])
+    message = r"index\.json: there is no such file; set split='train' or split='val', whose folders"
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(tmp_path), split=split), 0)

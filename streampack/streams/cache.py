@@ -51,6 +51,8 @@ TOUCH_S = 1.0
 MAX_REMOVED = 10
 
 logger = logging.getLogger(__name__)
+
+NAMED_SPLITS = 8  # in a message
 _T = TypeVar("_T")
 
 
@@ -116,14 +118,23 @@ class ShardCache:
             text = self._read(path)
             if text is None and not self.is_remote:
                 raise DataError(
-                    f"{path}: there is no such file; give the folder of an MDS stream as local=, "
-                    "or set remote= to where it can be fetched"
+                    f"{path}: there is no such file; {self._splits()}give the folder of an MDS "
+                    "stream as local=, or set remote= to where it can be fetched"
                 )
             if text is None:
                 with self._locks.hold(basename, self._bringer.lock_s(None)):
                     text = self._read(path) or self._fetch_index(path, basename)
         self._check_version(text)
         return text
+
+    def _splits(self) -> str:
+        """Return what to say of subfolders that hold a stream."""
+        folder = Path(self._files.stream.local)
+        found = sorted(path.parent.name for path in folder.glob(f"*/{mosaic.get_index_basename()}"))
+        if not found:
+            return ""
+        which = " or ".join(f"split={name!r}" for name in found[:NAMED_SPLITS])
+        return f"set {which}{', ...' if found[NAMED_SPLITS:] else ''}, whose folders hold one; or "
 
     def _read(self, path: Path) -> bytes | None:
         try:
