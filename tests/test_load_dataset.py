@@ -41,6 +41,10 @@ def test_a_single_stream_can_be_named_by_its_place_alone(written, tmp_path):
     assert [show(batch) for batch in remote] == wanted
     split = dataset_of(local=str(written.paths[0].parent), split="s0")
     assert [show(batch) for batch in split] == wanted
+    by_path = dataset_of(
+        remote=written.paths[0], local=tmp_path / "cache", stream_name="streampack"
+    )
+    assert [show(batch) for batch in by_path] == wanted
 
 
 def test_mosaicmls_own_streams_are_taken_with_their_weights(written):

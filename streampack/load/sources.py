@@ -23,7 +23,7 @@ __all__ = ["make_named_stream", "resolve_streams"]
 
 def resolve_streams(
     streams: Sequence[Any] | None,
-    place: Mapping[str, str | None],
+    place: Mapping[str, Any],
     stream_name: str | None,
     stream_config: Mapping[str, Any] | None,
 ) -> Sequence[Any]:
@@ -56,7 +56,7 @@ def resolve_streams(
     return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, place)]
 
 
-def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, str | None]) -> Any:
+def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any]) -> Any:
     """Return a stream of a registered class.
 
     Args:

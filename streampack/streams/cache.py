@@ -49,10 +49,10 @@ __all__ = ["ShardCache"]
 
 TOUCH_S = 1.0
 MAX_REMOVED = 10
+NAMED_SPLITS = 8  # in a message
 
 logger = logging.getLogger(__name__)
 
-NAMED_SPLITS = 8  # in a message
 _T = TypeVar("_T")
 
 

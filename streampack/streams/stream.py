@@ -57,8 +57,8 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
     def __init__(  # noqa: PLR0913 - MosaicML's arguments, under their names
         self,
         *,
-        remote: str | None = None,
-        local: str | None = None,
+        remote: str | os.PathLike[str] | None = None,
+        local: str | os.PathLike[str] | None = None,
         split: str | None = None,
         name: str | None = None,
         tokens: str = "tokens",
