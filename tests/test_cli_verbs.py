@@ -113,6 +113,7 @@ def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, 
     written = call("write", rows, "--out", out, "--tokenizer", tokenizer)
     shown = call("inspect", out, "--tokenizer", tokenizer, "--pack", 16)
 
+    assert written.startswith("reading 1 files: 1 .jsonl\n")
     assert written.endswith("3 samples, 12 tokens in 1 shards, 1 without tokens left out\n")
     assert "numbers: 1 shards, 3 samples" in shown
     assert "12 tokens, counted in the length file" in shown

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import datasets
 import numpy as np
 import pytest
 import zstandard
@@ -163,17 +164,89 @@ def test_rows_that_hold_no_token_ids_are_refused(tmp_path, row, message):
 def test_files_that_cannot_be_read_are_refused(tmp_path, tokenizer):
     options = WriteOptions(rows=RowFormat(tokenizer=tokenizer))
     (tmp_path / "empty").mkdir()
-    (tmp_path / "binary").write_bytes(b"ab\xff")
+    (tmp_path / "binary.txt").write_bytes(b"ab\xff")
     (tmp_path / "a.jsonl.zst").write_bytes(b"no zstd")
     cases = {
         "none": "none: there is no such file or folder; check the path",
         "empty": "empty: 0 files; name text or JSONL files",
-        "binary": r"binary: byte 2 is no UTF-8; name text files only",
+        "binary.txt": r"binary\.txt: byte 2 is no UTF-8; name text files only",
         "a.jsonl.zst": r"a\.jsonl\.zst: cannot be decompressed",
     }
     for name, message in cases.items():
         with pytest.raises(DataError, match=message):
             write_texts([tmp_path / name], tmp_path / "s", options)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("d.csv", r"make .*datasets\.Dataset\.from_csv\('.*d\.csv'\)\.to_json\('rows\.jsonl'\)"),
+        ("d.tsv", r"make .*from_csv\('.*d\.tsv', sep='\\t'\)\.to_json\(.*\)"),
+        ("d.parquet", r"make .*from_parquet\('.*d\.parquet'\)\.to_json\(.*\)"),
+        ("README", "rename it if it is one of them"),
+        ("a.py.zst", "rename it if it is one of them"),
+    ],
+)
+def test_a_file_whose_name_says_neither_text_nor_jsonl_is_refused_alone_and_in_a_folder(
+    tmp_path, tokenizer, name, way_out
+):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / name).write_bytes(b"text,id")
+    (folder / "z.txt").write_text("alpha")
+    message = rf"{name}: is not read; .*\.txt, .*\.jsonl, .*; {way_out}, or leave it"
+    for path in (folder, folder / name):
+        with pytest.raises(DataError, match=message):
+            write_texts([path], tmp_path / "s", WriteOptions(rows=RowFormat(tokenizer=tokenizer)))
+    (folder / "x.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"\(and 1 more\): is not read"):
+        write_texts([folder], tmp_path / "s", WriteOptions())
+    assert not (tmp_path / "s").exists()
+
+
+# datasets leaves the files open that it reads.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_the_way_out_makes_of_a_table_is_read(tmp_path, tokenizer):
+    for name, text in (("d.csv", "text,id\nalpha,1\nbeta,2\n"), ("d.json", '[{"text": "gamma"}]')):
+        (tmp_path / name).write_text(text)
+    options = {"cache_dir": str(tmp_path / "cache")}
+    for read, name in ((datasets.Dataset.from_csv, "csv"), (datasets.Dataset.from_json, "json")):
+        rows = read(str(tmp_path / f"d.{name}"), **options)
+        rows.to_json(str(tmp_path / f"{name}.jsonl"))
+    paths = [tmp_path / "csv.jsonl", tmp_path / "json.jsonl"]
+    write_texts(paths, tmp_path / "s", WriteOptions(rows=RowFormat(tokenizer=tokenizer)))
+    assert decoded(tmp_path / "s", tokenizer) == ["alpha", "beta", "gamma"]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.JSONL", "rows.json.zst"])
+def test_json_lines_are_rows_however_their_file_spells_that(tmp_path, tokenizer, name):
+    write_jsonl(tmp_path / name, [{"text": "alpha"}, {"text": "beta"}])
+    options = WriteOptions(rows=RowFormat(tokenizer=tokenizer))
+    write_texts([tmp_path / name], tmp_path / "s", options)
+    assert decoded(tmp_path / "s", tokenizer) == ["alpha", "beta"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[\n{"text": "a"},\n{"text": "b"}]', r"a\.json:1: no JSON \(.*\); make lines of a JSON"),
+        ('{\n"version": 1}', r"a\.json:1: no JSON \(.*\); make lines of a JSON array"),
+        (
+            '[{"text": "a"}, {"text": "b"}]',
+            r"a\.json:1: an array of objects, but a line must be one row",
+        ),
+    ],
+)
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_json_that_is_no_json_lines_is_refused_with_the_way_to_make_them(
+    tmp_path, tokenizer, text, message, has_tokenizer
+):
+    (tmp_path / "a.json").write_text(text)
+    rows = RowFormat(tokenizer=tokenizer if has_tokenizer else None)
+    with pytest.raises(DataError, match=message) as raised:
+        write_texts([tmp_path / "a.json"], tmp_path / "s", WriteOptions(rows=rows))
+    assert f"from_json('{tmp_path}/a.json').to_json('rows.jsonl')" in str(raised.value)
 
 
 def test_impossible_options_are_refused(tmp_path):

@@ -10,6 +10,7 @@ a name of it, so that the help page comes at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,8 @@ NO_COMPRESSION = "none"
 
 def write(  # noqa: PLR0913 - one option each
     paths: Annotated[
-        list[Path], Argument(help="Text files, .jsonl (plain or .zst), folders of them.")
+        list[Path],
+        Argument(help="Text (.txt, .md), JSON lines (.jsonl, .json), plain or .zst; folders."),
     ],
     out: Annotated[Path, Option(help="The new stream's folder; must not hold anything.")],
     tokenizer: Annotated[
@@ -66,7 +68,11 @@ def write(  # noqa: PLR0913 - one option each
         num_processes=processes,
     )
     console = Console()
-    written = write_with_bar(paths, out, options, console)
+    files = room.list_files(paths)
+    kinds = Counter(map(room.kind_of, files)).items()
+    told = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds))
+    console.print(f"reading {len(files):,} files: {told}", highlight=False, soft_wrap=True)
+    written = write_with_bar(files, out, options, console)
     skipped = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
     console.print(
         f"{written.path}: {written.num_samples:,} samples, {written.num_tokens:,} tokens in "

@@ -1,7 +1,7 @@
 from streampack.write.chat import ChatEncoder, ChatSamples
 from streampack.write.lengths import Indexed, write_lengths
 from streampack.write.remote import write_remote_lengths
-from streampack.write.rows import RowFormat
+from streampack.write.rows import RowFormat, kind_of, list_files
 from streampack.write.shards import Written, write_stream
 from streampack.write.tokenize import Progress, WriteOptions, write_texts
 
@@ -13,6 +13,8 @@ __all__ = [
     "RowFormat",
     "WriteOptions",
     "Written",
+    "kind_of",
+    "list_files",
     "write_lengths",
     "write_remote_lengths",
     "write_stream",

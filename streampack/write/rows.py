@@ -5,8 +5,9 @@
     paths --> list_files --> read_chunks --> Chunk (some hundred rows) --> encode_chunk --> tokens
               sorted          one process                                 any process
 
-A text file is one sample; a line of JSONL is one. Nothing here imports `streaming`, so a process
-starts in a fraction of a second.
+A text file is one sample; a line of JSONL is one. A name says which of them a file is, and one that
+says neither is refused: a table or a page of settings would be trained on as it stands. Nothing
+here imports `streaming`, so a process starts in a fraction of a second.
 
 Cost: reading is some 200 MB/s; encoding is the tokenizer's, some 1 to 5 MB/s a process.
 """
@@ -28,11 +29,22 @@ import zstandard
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
 
-__all__ = ["Chunk", "RowFormat", "encode_chunk", "list_files", "load_tokenizer", "read_chunks"]
+__all__ = [
+    "Chunk",
+    "RowFormat",
+    "encode_chunk",
+    "kind_of",
+    "list_files",
+    "load_tokenizer",
+    "read_chunks",
+]
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20
-JSONL = (".jsonl", ".ndjson")
+TEXT = (".txt", ".text", ".md")
+JSONL = (".jsonl", ".ndjson", ".json")
+# How `datasets` reads what is not read here, to make JSON lines of it.
+TABLES = {".csv": "csv({!r})", ".tsv": "csv({!r}, sep='\\t')", ".parquet": "parquet({!r})"}
 DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # what `Stream` finds, too
 
 
@@ -67,7 +79,8 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files named by files and folders; a folder gives its files in sorted order.
 
     Raises:
-        DataError: If a path is not there, or there are no files at all.
+        DataError: If a path is not there, a file is of no kind that is read, or there are no files
+            at all.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -80,7 +93,37 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             raise DataError(f"{path}: there is no such file or folder; check the path")
     if not files:
         raise DataError(f"{', '.join(map(str, paths))}: 0 files; name text or JSONL files")
+    _check_kinds(files)
     return files
+
+
+def kind_of(path: Path) -> str:
+    """Return what a file's name says that it holds, whatever it is compressed with.
+
+    >>> kind_of(Path("rows.JSONL.zst"))
+    '.jsonl'
+    """
+    name = Path(path.stem) if path.suffix.lower() == ".zst" else path
+    return name.suffix.lower()
+
+
+def _check_kinds(files: Sequence[Path]) -> None:
+    others = [file for file in files if kind_of(file) not in (*TEXT, *JSONL)]
+    if others:
+        path, more = others[0], f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        reader = TABLES.get(kind_of(path))
+        way_out = "rename it if it is one of them"
+        if reader:
+            way_out = f"make JSON lines of it: {_to_jsonl(reader.format(str(path)))}"
+        raise DataError(
+            f"{path}{more}: is not read; what is read is text ({', '.join(TEXT)}) and JSON lines "
+            f"({', '.join(JSONL)}), plain or .zst; {way_out}, or leave it out: of a folder, name "
+            "the files that are to be read"
+        )
+
+
+def _to_jsonl(reader: str) -> str:
+    return f"datasets.Dataset.from_{reader}.to_json('rows.jsonl')"
 
 
 def _is_hidden(path: Path) -> bool:
@@ -90,15 +133,14 @@ def _is_hidden(path: Path) -> bool:
 def read_chunks(files: Sequence[Path]) -> Iterator[Chunk]:
     """Yield the rows of all files in order, some hundred at a time."""
     for path in files:
-        is_packed = path.suffix == ".zst"
-        kind = Path(path.stem).suffix if is_packed else path.suffix
+        is_packed = path.suffix.lower() == ".zst"
         with path.open("rb") as file:
             text: Any = file
             if is_packed:
                 reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
                 text = io.BufferedReader(reader, CHUNK_BYTES)
             try:
-                yield from _chunks_of(path, file, text, kind in JSONL)
+                yield from _chunks_of(path, file, text, kind_of(path) in JSONL)
             except zstandard.ZstdError as error:
                 raise DataError(
                     f"{path}: cannot be decompressed ({error}); copy it anew"
@@ -162,9 +204,20 @@ def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[d
 
 def _parse_json(path: Path, number: int, line: bytes) -> Any:
     try:
-        return json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}:{number}: no JSON ({error}); mend or remove the line") from error
+        # HF's `to_json` calls JSON lines .json, and so do others an array over many lines.
+        way_out = _lines_of(path) if kind_of(path) == ".json" else "mend or remove the line"
+        raise DataError(f"{path}:{number}: no JSON ({error}); {way_out}") from error
+    if isinstance(row, list) and row and isinstance(row[0], dict):
+        raise DataError(
+            f"{path}:{number}: an array of objects, but a line must be one row; {_lines_of(path)}"
+        )
+    return row
+
+
+def _lines_of(path: Path) -> str:
+    return f"make lines of a JSON array: {_to_jsonl(f'json({str(path)!r})')}"
 
 
 def _as_object(row: Any, where: str, way_out: str) -> dict[str, Any]:
