@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from streampack.errors import ConfigError, DataError
 from streampack.streams import Stream, open_stream
 from streampack.write import RowFormat, WriteOptions, write_texts
+from streampack.write.text_files import read_chunks
 
 TEXTS = [f"line {i}: " + "the quick brown fox " * (i % 9) for i in range(1500)]
 
@@ -49,12 +51,13 @@ def decoded(path, tokenizer) -> list[str]:
 
 def write_jsonl(path, rows) -> None:
     text = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-    if path.suffix == ".zst":
-        text = zstandard.compress(text)
-    path.write_bytes(text)
+    path.write_bytes(PACK.get(path.suffix, bytes)(text))
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
+PACK = {".zst": zstandard.compress, ".gz": gzip.compress}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz"])
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_jsonl_becomes_a_stream_in_order(tmp_path, tokenizer, num_processes, suffix):
     file = tmp_path / f"rows{suffix}"
@@ -166,11 +169,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, tokenizer):
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary.txt").write_bytes(b"ab\xff")
     (tmp_path / "a.jsonl.zst").write_bytes(b"no zstd")
+    (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
     cases = {
         "none": "none: there is no such file or folder; check the path",
         "empty": "empty: 0 files; name text or JSONL files",
         "binary.txt": r"binary\.txt: byte 2 is no UTF-8; name text files only",
         "a.jsonl.zst": r"a\.jsonl\.zst: cannot be decompressed",
+        "a.jsonl.gz": r"a\.jsonl\.gz: cannot be decompressed \(Not a gzipped file",
     }
     for name, message in cases.items():
         with pytest.raises(DataError, match=message):
@@ -247,6 +252,23 @@ def test_json_that_is_no_json_lines_is_refused_with_the_way_to_make_them(
     with pytest.raises(DataError, match=message) as raised:
         write_texts([tmp_path / "a.json"], tmp_path / "s", WriteOptions(rows=rows))
     assert f"from_json('{tmp_path}/a.json').to_json('rows.jsonl')" in str(raised.value)
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".gz"])
+def test_a_compressed_file_that_was_cut_anywhere_is_refused_and_a_chain_of_them_is_read(
+    tmp_path, suffix
+):
+    pack = PACK[suffix]
+    whole = pack(b"[1, 2]\n" * 3000) + pack(b"[3]\n") + pack(b"")
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(whole)
+    rows = [row for chunk in read_chunks([path]) for _, row in chunk.rows]
+    assert rows == [b"[1, 2]\n"] * 3000 + [b"[3]\n"]
+    between = {0, len(whole) - len(pack(b"")), len(whole) - len(pack(b"[3]\n") + pack(b""))}
+    for size in set(range(len(whole))) - between:
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"cannot be decompressed .*; copy it anew"):
+            list(read_chunks([path]))
 
 
 def test_impossible_options_are_refused(tmp_path):

@@ -29,7 +29,7 @@ NO_COMPRESSION = "none"
 def write(  # noqa: PLR0913 - one option each
     paths: Annotated[
         list[Path],
-        Argument(help="Text (.txt, .md), JSON lines (.jsonl, .json), plain or .zst; folders."),
+        Argument(help="Text (.txt, .md), JSON lines (.jsonl, .json), plain, .gz or .zst; folders."),
     ],
     out: Annotated[Path, Option(help="The new stream's folder; must not hold anything.")],
     tokenizer: Annotated[

@@ -2,21 +2,17 @@
 
 ::
 
-    paths --> list_files --> read_chunks --> Chunk (some hundred rows) --> encode_chunk --> tokens
-              sorted          one process                                 any process
+    text_files.py --> Chunk (some hundred rows) --> encode_chunk --> tokens
+    one process                                     any process
 
-A text file is one sample; a line of JSONL is one. A name says which of them a file is, and one that
-says neither is refused: a table or a page of settings would be trained on as it stands. Nothing
-here imports `streaming`, so a process starts in a fraction of a second.
+Nothing here imports `streaming`, so a process starts in a fraction of a second.
 
-Cost: reading is some 200 MB/s; encoding is the tokenizer's, some 1 to 5 MB/s a process.
+Cost: the tokenizer's, some 1 to 5 MB/s a process.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,27 +20,13 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-import zstandard
 
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
+from streampack.write.text_files import Chunk, kind_of, to_jsonl
 
-__all__ = [
-    "Chunk",
-    "RowFormat",
-    "encode_chunk",
-    "kind_of",
-    "list_files",
-    "load_tokenizer",
-    "read_chunks",
-]
+__all__ = ["RowFormat", "encode_chunk", "load_tokenizer"]
 
-CHUNK_ROWS = 512
-CHUNK_BYTES = 1 << 20
-TEXT = (".txt", ".text", ".md")
-JSONL = (".jsonl", ".ndjson", ".json")
-# How `datasets` reads what is not read here, to make JSON lines of it.
-TABLES = {".csv": "csv({!r})", ".tsv": "csv({!r}, sep='\\t')", ".parquet": "parquet({!r})"}
 DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # what `Stream` finds, too
 
 
@@ -61,106 +43,6 @@ class RowFormat:
     found too. A row may also be the list of ids itself."""
     extra_fields: tuple[str, ...] = ()
     """Fields of more integers, one for each token id, such as a loss mask; each a column."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Some rows that go to one process together."""
-
-    path: Path
-    """The file they come from."""
-    rows: tuple[tuple[int, bytes], ...]
-    """Line number, from 1 (0: the whole file is one row), and bytes of each."""
-    num_bytes: int
-    """Bytes of the file that they took, for the progress."""
-
-
-def list_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files named by files and folders; a folder gives its files in sorted order.
-
-    Raises:
-        DataError: If a path is not there, a file is of no kind that is read, or there are no files
-            at all.
-    """
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file())
-            files += [file for file in inside if not _is_hidden(file.relative_to(path))]
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise DataError(f"{path}: there is no such file or folder; check the path")
-    if not files:
-        raise DataError(f"{', '.join(map(str, paths))}: 0 files; name text or JSONL files")
-    _check_kinds(files)
-    return files
-
-
-def kind_of(path: Path) -> str:
-    """Return what a file's name says that it holds, whatever it is compressed with.
-
-    >>> kind_of(Path("rows.JSONL.zst"))
-    '.jsonl'
-    """
-    name = Path(path.stem) if path.suffix.lower() == ".zst" else path
-    return name.suffix.lower()
-
-
-def _check_kinds(files: Sequence[Path]) -> None:
-    others = [file for file in files if kind_of(file) not in (*TEXT, *JSONL)]
-    if others:
-        path, more = others[0], f" (and {len(others) - 1} more)" if len(others) > 1 else ""
-        reader = TABLES.get(kind_of(path))
-        way_out = "rename it if it is one of them"
-        if reader:
-            way_out = f"make JSON lines of it: {_to_jsonl(reader.format(str(path)))}"
-        raise DataError(
-            f"{path}{more}: is not read; what is read is text ({', '.join(TEXT)}) and JSON lines "
-            f"({', '.join(JSONL)}), plain or .zst; {way_out}, or leave it out: of a folder, name "
-            "the files that are to be read"
-        )
-
-
-def _to_jsonl(reader: str) -> str:
-    return f"datasets.Dataset.from_{reader}.to_json('rows.jsonl')"
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def read_chunks(files: Sequence[Path]) -> Iterator[Chunk]:
-    """Yield the rows of all files in order, some hundred at a time."""
-    for path in files:
-        is_packed = path.suffix.lower() == ".zst"
-        with path.open("rb") as file:
-            text: Any = file
-            if is_packed:
-                reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-                text = io.BufferedReader(reader, CHUNK_BYTES)
-            try:
-                yield from _chunks_of(path, file, text, kind_of(path) in JSONL)
-            except zstandard.ZstdError as error:
-                raise DataError(
-                    f"{path}: cannot be decompressed ({error}); copy it anew"
-                ) from error
-
-
-def _chunks_of(path: Path, file: Any, text: Any, is_jsonl: bool) -> Iterator[Chunk]:
-    if not is_jsonl:
-        rows: list[tuple[int, bytes]] = [(0, text.read())]
-        yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell())
-        return
-    rows, size, begin = [], 0, 0
-    for number, line in enumerate(text, 1):
-        if line.strip():
-            rows.append((number, line))
-            size += len(line)
-        if len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES:
-            yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell() - begin)
-            rows, size, begin = [], 0, file.tell()
-    yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell() - begin)
 
 
 @lru_cache(maxsize=2)
@@ -217,7 +99,7 @@ def _parse_json(path: Path, number: int, line: bytes) -> Any:
 
 
 def _lines_of(path: Path) -> str:
-    return f"make lines of a JSON array: {_to_jsonl(f'json({str(path)!r})')}"
+    return f"make lines of a JSON array: {to_jsonl(f'json({str(path)!r})')}"
 
 
 def _as_object(row: Any, where: str, way_out: str) -> dict[str, Any]:

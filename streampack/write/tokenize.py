@@ -24,15 +24,9 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.types import IntArray
-from streampack.write.rows import (
-    Chunk,
-    RowFormat,
-    encode_chunk,
-    list_files,
-    load_tokenizer,
-    read_chunks,
-)
+from streampack.write.rows import RowFormat, encode_chunk, load_tokenizer
 from streampack.write.shards import Written, write_stream
+from streampack.write.text_files import Chunk, list_files, read_chunks
 
 __all__ = ["Progress", "WriteOptions", "write_texts"]
 
@@ -91,7 +85,7 @@ def write_texts(
     options: WriteOptions,
     progress: Callable[[Progress], None] | None = None,
 ) -> Written:
-    """Write text files, folders of them, or JSONL files (plain or .zst) as one stream.
+    """Write text files, folders of them, or JSONL files (plain, .gz or .zst) as one stream.
 
     Args:
         paths: Files and folders, in order.

@@ -1,0 +1,181 @@
+"""The files that `streampack write` reads: which they are, and their rows as bytes.
+
+::
+
+    paths --> list_files --> read_chunks --> Chunk (some hundred rows) --> ...
+              sorted         .gz, .zst unpacked
+
+A text file is one row; a line of JSONL is one. A name says which of them a file is, and one that
+says neither is refused: a table or a page of settings would be trained on as it stands.
+
+Cost: some 200 MB/s; memory for a text file, or a chunk of rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from streampack.errors import DataError
+
+__all__ = ["Chunk", "kind_of", "list_files", "read_chunks", "to_jsonl"]
+
+CHUNK_ROWS = 512
+CHUNK_BYTES = 1 << 20
+PACKED_BYTES = 1 << 16  # decompressed at once
+TEXT = (".txt", ".text", ".md")
+JSONL = (".jsonl", ".ndjson", ".json")
+# How `datasets` reads what is not read here, to make JSON lines of it.
+TABLES = {".csv": "csv({!r})", ".tsv": "csv({!r}, sep='\\t')", ".parquet": "parquet({!r})"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some rows that go to one process together."""
+
+    path: Path
+    """The file they come from."""
+    rows: tuple[tuple[int, bytes], ...]
+    """Line number, from 1 (0: the whole file is one row), and bytes of each."""
+    num_bytes: int
+    """Bytes of the file that they took, for the progress."""
+
+
+def list_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files named by files and folders; a folder gives its files in sorted order.
+
+    Raises:
+        DataError: If a path is not there, a file is of no kind that is read, or there are no files
+            at all.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file())
+            files += [file for file in inside if not _is_hidden(file.relative_to(path))]
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise DataError(f"{path}: there is no such file or folder; check the path")
+    if not files:
+        raise DataError(f"{', '.join(map(str, paths))}: 0 files; name text or JSONL files")
+    _check_kinds(files)
+    return files
+
+
+def kind_of(path: Path) -> str:
+    """Return what a file's name says that it holds, whatever it is compressed with.
+
+    >>> kind_of(Path("rows.JSONL.zst"))
+    '.jsonl'
+    """
+    name = Path(path.stem) if path.suffix.lower() in PACKED else path
+    return name.suffix.lower()
+
+
+def _check_kinds(files: Sequence[Path]) -> None:
+    others = [file for file in files if kind_of(file) not in (*TEXT, *JSONL)]
+    if others:
+        path, more = others[0], f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        reader = TABLES.get(kind_of(path))
+        way_out = "rename it if it is one of them"
+        if reader:
+            way_out = f"make JSON lines of it: {to_jsonl(reader.format(str(path)))}"
+        raise DataError(
+            f"{path}{more}: is not read; what is read is text ({', '.join(TEXT)}) and JSON lines "
+            f"({', '.join(JSONL)}), plain, .gz or .zst; {way_out}, or leave it out: of a folder, "
+            "name the files that are to be read"
+        )
+
+
+def to_jsonl(reader: str) -> str:
+    """Return the line of Python that makes JSON lines of what `datasets` reads."""
+    return f"datasets.Dataset.from_{reader}.to_json('rows.jsonl')"
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+class _ZstdBytes(io.RawIOBase):
+    """The bytes of a .zst file, which must not end within a frame.
+
+    zstandard's own reader ends there without a word, and what was cut off would be missing.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._frame: Any = None
+        self._packed = self._bytes = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._bytes:
+            self._packed = self._packed or self._file.read(PACKED_BYTES)
+            is_between = self._frame is None or self._frame.eof
+            if not self._packed:
+                if not is_between:
+                    raise EOFError("it ends within a frame: it was cut short")
+                return 0
+            if is_between:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._bytes = self._frame.decompress(self._packed)
+            self._packed = self._frame.unused_data
+        num_bytes = min(len(buffer), len(self._bytes))
+        buffer[:num_bytes] = self._bytes[:num_bytes]
+        self._bytes = self._bytes[num_bytes:]
+        return num_bytes
+
+
+def _open_zstd(file: BinaryIO) -> Any:
+    return io.BufferedReader(_ZstdBytes(file), CHUNK_BYTES)
+
+
+def _open_gzip(file: BinaryIO) -> Any:
+    return gzip.GzipFile(fileobj=file)
+
+
+PACKED: dict[str, Callable[[BinaryIO], Any]] = {".gz": _open_gzip, ".zst": _open_zstd}
+
+
+def read_chunks(files: Sequence[Path]) -> Iterator[Chunk]:
+    """Yield the rows of all files in order, some hundred at a time.
+
+    Raises:
+        DataError: If a compressed file is damaged or cut short.
+    """
+    for path in files:
+        unpack = PACKED.get(path.suffix.lower())
+        with path.open("rb") as file:
+            text: Any = unpack(file) if unpack else file
+            try:
+                yield from _chunks_of(path, file, text, kind_of(path) in JSONL)
+            except (zstandard.ZstdError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+                raise DataError(
+                    f"{path}: cannot be decompressed ({error}); copy it anew"
+                ) from error
+
+
+def _chunks_of(path: Path, file: Any, text: Any, is_jsonl: bool) -> Iterator[Chunk]:
+    if not is_jsonl:
+        rows: list[tuple[int, bytes]] = [(0, text.read())]
+        yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell())
+        return
+    rows, size, begin = [], 0, 0
+    for number, line in enumerate(text, 1):
+        if line.strip():
+            rows.append((number, line))
+            size += len(line)
+        if len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell() - begin)
+            rows, size, begin = [], 0, file.tell()
+    yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell() - begin)
