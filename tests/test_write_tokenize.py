@@ -151,8 +151,14 @@ def test_a_malformed_row_is_refused_with_file_and_line(
         ({"tokens": [1, 2], "mask": [1]}, r"a\.jsonl:1: 2 tokens, but 1 values in 'mask'"),
         (
             {"tokens": [1, 2]},
-            r"a\.jsonl:1: no field 'mask'; the row has 'tokens'; set extra_fields",
+            r"a\.jsonl:1: no field 'mask'; the row has 'tokens'; set extra_fields \(--extra\)",
         ),
+        (
+            {"id": 1, "text": "a"},
+            r"set tokens_field \(--tokens-field\) to one of them, or give a tokenizer "
+            r"\(--tokenizer\) if 'text' is text$",
+        ),
+        ({"ids": [1]}, r"set tokens_field \(--tokens-field\) to one of them$"),
     ],
 )
 def test_rows_that_hold_no_token_ids_are_refused(tmp_path, row, message):
@@ -276,6 +282,8 @@ def test_impossible_options_are_refused(tmp_path):
     options = WriteOptions(rows=RowFormat(tokenizer=tmp_path / "none.json"))
     with pytest.raises(ConfigError, match=r"none\.json' cannot be loaded \(.*\); give a tokenizer"):
         write_texts([tmp_path / "a.txt"], tmp_path / "s", options)
+    with pytest.raises(ConfigError, match=r"a\.txt: is text, and tokenizer=None; give one \(--tok"):
+        write_texts([tmp_path / "a.txt"], tmp_path / "s", WriteOptions())
     with pytest.raises(ConfigError, match="num_processes=0 must be 1 or more; leave it out"):
         WriteOptions(num_processes=0)
 
@@ -306,7 +314,7 @@ def test_a_field_that_is_named_is_the_one_that_is_read(tmp_path):
     ("line", "extra", "message"),
     [
         ("3", (), "int, but a row must be a JSON object or a list of token ids"),
-        ('["a"]', (), r"\['a'\] is no list of integers; give a tokenizer"),
+        ('["a"]', (), r"\['a'\] is no list of integers; give a tokenizer \(--tok"),
         ("[1]", ("mask",), "list, but a row must be a JSON object"),
     ],
 )

@@ -27,6 +27,12 @@ from streampack.write.text_files import Chunk, kind_of, to_jsonl
 
 __all__ = ["RowFormat", "encode_chunk", "load_tokenizer"]
 
+# What the command line calls the fields of `RowFormat`.
+OPTIONS = {
+    "extra_fields": "--extra",
+    "text_field": "--text-field",
+    "tokens_field": "--tokens-field",
+}
 DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # what `Stream` finds, too
 
 
@@ -110,9 +116,12 @@ def _as_object(row: Any, where: str, way_out: str) -> dict[str, Any]:
 
 def _field(row: dict[str, Any], field: str, where: str, option: str) -> Any:
     if field not in row:
+        text = next((name for name, value in row.items() if isinstance(value, str)), None)
+        has_no_ids = option == "tokens_field" and text is not None
         raise DataError(
             f"{where}: no field {field!r}; the row has {', '.join(map(repr, row))}"
-            f"{suggest(field, row)}; set {option} to one of them"
+            f"{suggest(field, row)}; set {option} ({OPTIONS[option]}) to one of them"
+            f"{f', or give a tokenizer (--tokenizer) if {text!r} is text' if has_no_ids else ''}"
         )
     return row[field]
 
@@ -131,7 +140,8 @@ def _text_of(path: Path, number: int, line: bytes, text_field: str) -> str:
     if not isinstance(text, str):
         raise DataError(
             f"{path}:{number}: field {text_field!r} is {type(text).__name__}, but must be text; "
-            "set text_field to another, or leave out the tokenizer if these are token ids"
+            "set text_field (--text-field) to another, or leave out the tokenizer if these are "
+            "token ids"
         )
     return text
 
@@ -159,6 +169,7 @@ def _ids_of(row: Any, path: Path, number: int, rows: RowFormat) -> dict[str, Int
 def _integers(values: Any, where: str) -> IntArray:
     if not isinstance(values, list) or not all(type(value) in (int, bool) for value in values):
         raise DataError(
-            f"{where}: {repr(values)[:60]} is no list of integers; give a tokenizer for text"
+            f"{where}: {repr(values)[:60]} is no list of integers; give a tokenizer "
+            "(--tokenizer) for text"
         )
     return np.array(values, np.int64)

@@ -25,7 +25,7 @@ import zstandard
 
 from streampack.errors import DataError
 
-__all__ = ["Chunk", "kind_of", "list_files", "read_chunks", "to_jsonl"]
+__all__ = ["TEXT", "Chunk", "kind_of", "list_files", "read_chunks", "to_jsonl"]
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20

@@ -26,7 +26,7 @@ from streampack.errors import ConfigError
 from streampack.types import IntArray
 from streampack.write.rows import RowFormat, encode_chunk, load_tokenizer
 from streampack.write.shards import Written, write_stream
-from streampack.write.text_files import Chunk, list_files, read_chunks
+from streampack.write.text_files import TEXT, Chunk, kind_of, list_files, read_chunks
 
 __all__ = ["Progress", "WriteOptions", "write_texts"]
 
@@ -97,10 +97,17 @@ def write_texts(
         What was written.
 
     Raises:
-        ConfigError: If `out` holds something, or the tokenizer cannot be loaded.
+        ConfigError: If `out` holds something, the tokenizer cannot be loaded, or there is none for
+            a text file.
         DataError: Naming file and line, if a row is not what the options say.
     """
     files = list_files(paths)
+    text = next((file for file in files if kind_of(file) in TEXT), None)
+    if text is not None and options.rows.tokenizer is None:
+        raise ConfigError(
+            f"{text}: is text, and tokenizer=None; give one (--tokenizer tokenizer.json), or name "
+            "JSON lines of token ids"
+        )
     total_bytes = sum(file.stat().st_size for file in files)
     dtype = options.dtype or _choose_dtype(options.rows)
     num_processes = options.num_processes or _choose_processes(total_bytes)
