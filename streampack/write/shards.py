@@ -72,7 +72,7 @@ def write_stream(
     Args:
         samples: Token ids of each sample, a list or an array of shape (num_tokens,); or a dict of
             them under `column` and whatever else belongs to the sample: the first one decides on
-            the other columns (arrays, str, bytes, int; all else as JSON).
+            the other columns (arrays, str, bytes, int; all else as JSON), and all have the same.
         out: The stream's folder; must be new or empty.
         column: Name of the token column.
         dtype: Type of the stored tokens; "uint16" does for vocabularies up to 65,536.
@@ -85,7 +85,8 @@ def write_stream(
 
     Raises:
         ConfigError: If `out` holds something, or an argument is not known.
-        DataError: If there are no samples, or one holds no integers, or ids that do not fit.
+        DataError: If there are no samples, or one holds no integers, ids that do not fit, or other
+            fields than the first.
     """
     out = Path(out)
     if dtype not in DTYPES:
@@ -205,9 +206,15 @@ class _StreamWriter:
         if self._writer is None:
             columns = {name: _encoding_of(value) for name, value in row.items()}
             self._writer = _make_writer(columns, self._options)
+        if row.keys() != self._writer.columns.keys():
+            # MDSWriter would leave a field out that it has no column for.
+            raise DataError(
+                f"sample {number}: has {', '.join(map(repr, row))}, but the first sample has "
+                f"{', '.join(map(repr, self._writer.columns))}; give all samples the same fields"
+            )
         try:
             self._writer.write(row)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise DataError(
                 f"sample {number}: does not fit columns {self._writer.columns} "
                 f"({type(error).__name__}: {error}); make all samples like the first"
