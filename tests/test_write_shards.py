@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import datasets
 import numpy as np
 import pytest
 
@@ -52,9 +53,7 @@ def test_lists_and_dicts_are_taken_and_other_columns_kept(tmp_path):
         {"ids": [4], "mask": np.array([1], np.uint8), "source": "b", "n": 2, "m": {"x": [1]}},
     ]
     write_stream(rows, tmp_path / "s", column="ids", compression=None)
-    index = json.loads((tmp_path / "s" / "index.json").read_text())["shards"][0]
-    encodings = dict(zip(index["column_names"], index["column_encodings"], strict=True))
-    assert encodings == {
+    assert encodings_of(tmp_path / "s") == {
         "ids": "ndarray:int32",
         "m": "json",
         "mask": "ndarray:uint8",
@@ -123,6 +122,79 @@ def test_a_field_that_only_some_samples_have_is_refused_whichever_comes_first(tm
     for order in (rows, rows[::-1]):
         with pytest.raises(DataError, match=r"sample 1: has .*; give all samples the same fields"):
             write_stream(order, tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def encodings_of(path) -> dict[str, str]:
+    shard = json.loads((path / "index.json").read_text())["shards"][0]
+    return dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
+
+
+def read_targets(path, **options) -> list[list[int]]:
+    shard = open_stream(Stream(local=str(path), **options), 0).open_shard(0)
+    places = shard.labels or shard.loss_mask
+    return [places.read(shard.data, i).tolist() for i in range(len(places.counts))]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_lists_of_an_integer_for_each_token_are_read_back_as_masks_and_labels(tmp_path, dtype):
+    masks = [[False, True, True], [0, 1], (1,), np.array([True, False])]
+    labels = [[-100, 12, 13], [5, -100], [1], [-100, 2]]
+    rows = [
+        {"tokens": [7] * len(mask), "loss_mask": mask, "labels": label, "spans": [0, 1], "s": ["a"]}
+        for mask, label in zip(masks, labels, strict=True)
+    ]
+    write_stream(rows, tmp_path / "s", dtype=dtype)
+    encodings = encodings_of(tmp_path / "s")
+    assert encodings["labels"] == ("ndarray:int64" if dtype == "int64" else "ndarray:int32")
+    assert (encodings["spans"], encodings["s"]) == ("json", "json")
+    expected = [[0, 1, 1], [0, 1], [1], [1, 0]]
+    assert read_targets(tmp_path / "s", loss_mask="loss_mask") == expected
+    assert read_targets(tmp_path / "s", labels="labels") == labels
+
+
+def test_a_hugging_face_dataset_is_written_as_it_is_and_read_back(tmp_path):
+    rows = {"input_ids": [[11, 12, 13], [14]], "labels": [[-100, 12, 13], [14]], "id": [1, 2]}
+    write_stream(datasets.Dataset.from_dict(rows), tmp_path / "s")
+    assert read_all(tmp_path / "s") == rows["input_ids"]
+    assert read_targets(tmp_path / "s", labels="labels") == rows["labels"]
+
+
+def test_input_ids_are_found_where_no_column_is_named(tmp_path):
+    write_stream([{"input_ids": []}, {"input_ids": [1]}, [2, 3]], tmp_path / "s")
+    assert read_all(tmp_path / "s") == [[1], [2, 3]]
+    write_stream([{"tokens": [1], "input_ids": [2]}], tmp_path / "both")
+    assert read_all(tmp_path / "both") == [[1]]
+    with pytest.raises(DataError, match="sample 0: no 'ids'; it has 'input_ids'; set column="):
+        write_stream([{"input_ids": [1]}], tmp_path / "named", column="ids")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            [0.0, 1.0],
+            r"'loss_mask' holds \[0.0, 1.0\], but must hold one integer for each of the 2",
+        ),
+        (np.array([0.0, 1.0]), r"'loss_mask' holds float64 of shape \(2,\), but must hold"),
+        ([0, 1, 1], r"'loss_mask' holds \[0, 1, 1\], but must .* 2 tokens; write it so, or under"),
+        (np.array([1]), r"'loss_mask' holds int64 of shape \(1,\), but must"),
+        ([0, None], r"'loss_mask' holds \[0, None\], but must"),
+    ],
+)
+def test_a_loss_mask_that_no_stream_could_read_is_refused(tmp_path, field, message):
+    with pytest.raises(DataError, match=f"sample 0: {message}"):
+        write_stream([{"tokens": [5, 6], "loss_mask": field}], tmp_path / "s")
+    rows = [{"tokens": [5, 6], "kept": field}] * 2
+    write_stream(rows, tmp_path / "s")
+
+
+@pytest.mark.parametrize("later", [[0.5, 1], [2**31, 1], [[1], [1, 2]], [None, 1], [], 3, [1]])
+def test_a_list_unlike_the_first_samples_is_refused(tmp_path, later):
+    rows = [{"tokens": [5, 6], "mask": [0, 1]}, {"tokens": [5, 6], "mask": later}]
+    message = r"sample 1: 'mask' holds .* must hold one integer of .*2147483647 for each of the 2"
+    with pytest.raises(DataError, match=message):
+        write_stream(rows, tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -33,12 +33,14 @@ from streampack.streams import mosaic
 from streampack.streams.index import parse_index
 from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
 from streampack.streams.mds import DTYPES
+from streampack.streams.opened import ColumnChoice
 from streampack.types import IntArray
 
 __all__ = ["Written", "write_stream"]
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+TARGETS = {"labels", "loss_mask"}  # as docs and ChatEncoder call them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,11 @@ def write_stream(
     Args:
         samples: Token ids of each sample, a list or an array of shape (num_tokens,); or a dict of
             them under `column` and whatever else belongs to the sample: the first one decides on
-            the other columns (arrays, str, bytes, int; all else as JSON), and all have the same.
+            the other columns, and all have the same. Arrays, str, bytes and int are stored as
+            what they are; a list of one integer a token (a loss mask, labels) as an array; all
+            else as JSON.
         out: The stream's folder; must be new or empty.
-        column: Name of the token column.
+        column: Name of the token column; as the default, "input_ids" is found too.
         dtype: Type of the stored tokens; "uint16" does for vocabularies up to 65,536.
         compression: MosaicML's name of one, such as "zstd" or "zstd:7"; None: raw shards.
         size_limit: Bytes of a shard before compression, a number or such as "64mb".
@@ -148,7 +152,11 @@ class _StreamWriter:
 
     def __init__(self, column: str, dtype: str, options: dict[str, Any]) -> None:
         self._column = column
+        self._names = ColumnChoice(tokens=column).token_names
+        self._lists: set[str] = set()
         self._dtype = np.dtype(dtype)
+        # Labels are token ids or -100.
+        self._list_dtype = np.promote_types(self._dtype, np.int32)
         self._options = options
         self._writer: Any = None
         self._lengths = array("I")
@@ -193,6 +201,8 @@ class _StreamWriter:
 
     def _write(self, sample: Any, number: int) -> None:
         row = dict(sample) if isinstance(sample, Mapping) else {self._column: sample}
+        if self._writer is None:
+            self._column = next((name for name in self._names if name in row), self._column)
         if self._column not in row:
             raise DataError(
                 f"sample {number}: no {self._column!r}; it has {', '.join(map(repr, row))}; "
@@ -204,14 +214,20 @@ class _StreamWriter:
             return
         row[self._column] = tokens
         if self._writer is None:
-            columns = {name: _encoding_of(value) for name, value in row.items()}
-            self._writer = _make_writer(columns, self._options)
-        if row.keys() != self._writer.columns.keys():
+            self._lists = {name for name in row if _is_per_token(row[name], len(tokens))}
+        elif row.keys() != self._writer.columns.keys():
             # MDSWriter would leave a field out that it has no column for.
             raise DataError(
                 f"sample {number}: has {', '.join(map(repr, row))}, but the first sample has "
                 f"{', '.join(map(repr, self._writer.columns))}; give all samples the same fields"
             )
+        like = np.empty(len(tokens), self._list_dtype)
+        for name in self._lists:
+            row[name] = _as_integers(row[name], name, like, number)
+        _check_targets(row, tokens, number)
+        if self._writer is None:
+            columns = {name: _encoding_of(value) for name, value in row.items()}
+            self._writer = _make_writer(columns, self._options)
         try:
             self._writer.write(row)
         except (AttributeError, TypeError, ValueError) as error:
@@ -253,6 +269,46 @@ def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:
             f"{NO_TOKEN - 1}; write labels and masks in columns of their own"
         )
     return tokens.astype(dtype, copy=False)
+
+
+def _is_per_token(value: Any, num_tokens: int) -> bool:
+    """Whether a field is to be stored as an array of integers that is none of MDS's yet."""
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype == np.bool_ and value.shape == (num_tokens,))
+    is_list = isinstance(value, (list, tuple)) and len(value) == num_tokens
+    return is_list and all(isinstance(each, (int, np.integer, np.bool_)) for each in value)
+
+
+def _as_integers(values: Any, name: str, like: IntArray, number: int) -> IntArray:
+    """Return the integers of a field, of the shape and type of `like`."""
+    limits = np.iinfo(like.dtype)
+    with suppress(ValueError):  # of lists of several lengths
+        array: npt.NDArray[Any] = np.asarray(values)
+        is_fit = array.dtype.kind in "biu" and array.shape == like.shape
+        if is_fit and limits.min <= array.min() and array.max() <= limits.max:
+            return array.astype(like.dtype)
+    raise DataError(
+        f"sample {number}: {name!r} holds {repr(values)[:60]}, but by the first sample it must hold "
+        f"one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; mend it, "
+        "or put it into a dict in all samples if that is not what it means"
+    )
+
+
+def _check_targets(row: Mapping[str, Any], tokens: IntArray, number: int) -> None:
+    """Refuse labels and loss masks that `Stream(labels=..., loss_mask=...)` could not read."""
+    for name in TARGETS & row.keys():
+        value = row[name]
+        is_array = isinstance(value, np.ndarray)
+        if is_array and (value.dtype.name not in DTYPES or value.shape != tokens.shape):
+            got = f"{value.dtype} of shape {value.shape}"
+        elif isinstance(value, (list, tuple)):
+            got = repr(value)[:60]
+        else:
+            continue
+        raise DataError(
+            f"sample {number}: {name!r} holds {got}, but must hold one integer for each of the "
+            f"{len(tokens)} tokens; write it so, or under another name"
+        )
 
 
 def _encoding_of(value: Any) -> str:
