@@ -40,6 +40,12 @@ def test_the_version_is_the_packages():
     assert run("--version").stdout.strip() == streampack.__version__
 
 
+def test_the_package_runs_as_a_module_too():
+    command = [sys.executable, "-m", "streampack", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == run("--version").stdout
+
+
 def test_an_error_of_ours_is_a_red_line_and_exit_code_2(tmp_path):
     config = tmp_path / "x.yaml"
     config.write_text("streams: [{local: a, repat: 2}]\npacking: {max_seq_len: 8}\n")

@@ -288,9 +288,9 @@ def _as_integers(values: Any, name: str, like: IntArray, number: int) -> IntArra
         if is_fit and limits.min <= array.min() and array.max() <= limits.max:
             return array.astype(like.dtype)
     raise DataError(
-        f"sample {number}: {name!r} holds {repr(values)[:60]}, but by the first sample it must hold "
-        f"one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; mend it, "
-        "or put it into a dict in all samples if that is not what it means"
+        f"sample {number}: {name!r} holds {repr(values)[:60]}, but as in the first sample it must "
+        f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; mend "
+        "it, or put it into a dict in all samples if that is not what it means"
     )
 
 
