@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -231,6 +232,14 @@ def test_a_folder_that_holds_something_is_refused_and_kept(tmp_path):
     with pytest.raises(ConfigError, match="is there already and not empty; remove it, or name"):
         write_stream([[2]], tmp_path / "s")
     assert read_all(tmp_path / "s") == [[1]]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/code", Path("s3://bucket/code"), "file:///a/code"])
+def test_a_url_is_refused_with_the_way_to_upload(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"code' is a URL, but .* upload it with the store's own"):
+        write_stream([[1]], url)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory 
 
 from __future__ import annotations
 
+import re
 import shutil
 import uuid
 from array import array
@@ -40,6 +41,7 @@ __all__ = ["Written", "write_stream"]
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # of two letters or more: one is a drive
 TARGETS = {"labels", "loss_mask"}  # as docs and ChatEncoder call them
 
 
@@ -77,7 +79,7 @@ def write_stream(
             the other columns, and all have the same. Arrays, str, bytes and int are stored as
             what they are; a list of one integer a token (a loss mask, labels) as an array; all
             else as JSON.
-        out: The stream's folder; must be new or empty.
+        out: The stream's folder, on this machine; must be new or empty.
         column: Name of the token column; as the default, "input_ids" is found too.
         dtype: Type of the stored tokens; "uint16" does for vocabularies up to 65,536.
         compression: MosaicML's name of one, such as "zstd" or "zstd:7"; None: raw shards.
@@ -88,18 +90,14 @@ def write_stream(
         What was written.
 
     Raises:
-        ConfigError: If `out` holds something, or an argument is not known.
+        ConfigError: If `out` holds something or is a URL, or an argument is not known.
         DataError: If there are no samples, or one holds no integers, ids that do not fit, or other
             fields than the first.
     """
-    out = Path(out)
+    out = _local_folder(out)
     if dtype not in DTYPES:
         raise ConfigError(
             f"dtype={dtype!r} is not one of {'|'.join(DTYPES)}{suggest(dtype, DTYPES)}"
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"out={str(out)!r} is there already and not empty; remove it, or name another"
         )
     options: dict[str, Any] = {
         "compression": compression,
@@ -111,6 +109,21 @@ def write_stream(
         written = _StreamWriter(column, dtype, options).write_all(samples, partial, out)
         _give_name(partial, out)
     return Written(path=out, **written)
+
+
+def _local_folder(out: Path) -> Path:
+    # A Path of a URL has lost one of its slashes.
+    if URL.match(str(out)):
+        raise ConfigError(
+            f"out={str(out)!r} is a URL, but a stream is written to a folder of this machine; name "
+            "one, then upload it with the store's own tool, index.json last (aws s3 sync, for S3)"
+        )
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"out={str(out)!r} is there already and not empty; remove it, or name another"
+        )
+    return out
 
 
 @contextmanager
@@ -289,8 +302,8 @@ def _as_integers(values: Any, name: str, like: IntArray, number: int) -> IntArra
             return array.astype(like.dtype)
     raise DataError(
         f"sample {number}: {name!r} holds {repr(values)[:60]}, but as in the first sample it must "
-        f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; mend "
-        "it, or put it into a dict in all samples if that is not what it means"
+        f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
+        "mend it, or put it into a dict in all samples if that is not what it means"
     )
 
 
