@@ -99,10 +99,12 @@ def write_stream(
         raise ConfigError(
             f"dtype={dtype!r} is not one of {'|'.join(DTYPES)}{suggest(dtype, DTYPES)}"
         )
+    hashes = sorted(hashes)
+    _check_options(compression, hashes)
     options: dict[str, Any] = {
         "compression": compression,
         "size_limit": size_limit,
-        "hashes": sorted(hashes),
+        "hashes": hashes,
     }
     with _partial_folder(out) as partial:
         options["out"] = str(partial)
@@ -252,12 +254,38 @@ class _StreamWriter:
         self._edges.extend((int(tokens[0]), int(tokens[-1])))
 
 
+def _check_options(compression: str | None, hashes: Iterable[str]) -> None:
+    known = mosaic.get_compressions()
+    if compression is not None and compression not in known:
+        families = sorted({name.partition(":")[0] for name in known})
+        raise ConfigError(
+            f"compression={compression!r} is not one of {'|'.join(families)}, alone or with a "
+            f"level that it has, as zstd:7{suggest(compression, families)}; raw shards: None "
+            "(--compression none)"
+        )
+    for name in hashes:
+        if name not in mosaic.get_hashes():
+            raise ConfigError(
+                f"hashes: {name!r} is not one of {'|'.join(sorted(mosaic.get_hashes()))}"
+                f"{suggest(name, mosaic.get_hashes())}"
+            )
+
+
 def _make_writer(columns: dict[str, str], options: dict[str, Any]) -> Any:
+    size_limit = options["size_limit"]
     try:
-        return mosaic.MDSWriter(columns=columns, **options)
+        writer = mosaic.MDSWriter(columns=columns, **options)
     except (TypeError, ValueError) as error:
-        stated = {name: value for name, value in options.items() if name != "out"}
-        raise ConfigError(f"MDSWriter refuses columns={columns}, {stated}: {error}") from error
+        raise ConfigError(
+            f"MDSWriter refuses columns={columns}, size_limit={size_limit!r}: {error}"
+        ) from error
+    head_bytes = writer.extra_bytes_per_shard
+    if writer.size_limit is not None and writer.size_limit <= head_bytes:
+        raise ConfigError(
+            f"size_limit={size_limit!r} (bytes) leaves no room for a sample beside a shard's head "
+            f"of {head_bytes} bytes: each would get a shard of its own; write such as '64mb'"
+        )
+    return writer
 
 
 def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:
