@@ -142,6 +142,32 @@ def test_write_refuses_a_folder_that_holds_something(call, tmp_path, tokenizer):
         call("write", tmp_path / "a.txt", "--out", tmp_path, "--tokenizer", tokenizer)
 
 
+def test_a_tilde_that_no_shell_has_read_is_the_home_folder(
+    call, tmp_path, config, tokenizer, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one two")
+    before = set(tmp_path.iterdir())
+
+    call("write", "~/a.txt", "--out", "~/made/s", "--tokenizer", f"~/{tokenizer.name}")
+    (tmp_path / "made" / "s" / LENGTH_FILE).unlink()
+    output = call("index", "~/made")
+
+    assert output.startswith(f"{tmp_path}/made/s/{LENGTH_FILE}: 1 samples, 2 tokens")
+    shown = call("inspect", tmp_path / "made" / "s", "--tokenizer", f"~/{tokenizer.name}")
+    assert "one two" in shown
+    assert json.loads(call("run", f"~/{config.name}", "--json"))["steps"]
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "made"}
+
+
+def test_inspect_refuses_what_is_no_tokenizer(call, config, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer='.*run\.yaml' cannot be loaded .*; give a tok"
+    ):
+        call("inspect", tmp_path / "code", "--tokenizer", config)
+
+
 def test_index_writes_the_length_file_that_was_not_there(call, tmp_path):
     for name in ("code", "docs"):
         builders.write_stream_files(tmp_path / "all" / name, LENGTHS, lengths_file=False)

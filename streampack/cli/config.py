@@ -13,6 +13,7 @@ Cost: pydantic, a fifth of a second; only the verbs that read a config import it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -120,7 +121,9 @@ def read_config(path: Path) -> RunConfig:
             for each mistake, with the file and the place in it.
     """
     try:
-        written = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        # A shell leaves the `~` of --config=~/x.yaml as it is.
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+        written = yaml.load(text, Loader=_Loader)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:

@@ -28,6 +28,7 @@ from streampack.read import Gatherer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
 from streampack.streams import OpenStream, Stream, open_stream
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
+from streampack.write.rows import load_tokenizer
 
 __all__ = ["show_stream"]
 
@@ -68,7 +69,7 @@ def show_stream(
     console.print(_length_line(stream, lengths))
     console.print(histogram_table(lengths))
     packs = _busiest_pack(stream, lengths, pack)
-    decoder = None if tokenizer is None else Tokenizer.from_file(str(tokenizer))
+    decoder = None if tokenizer is None else load_tokenizer(tokenizer)
     console.print(_draw(packs, pack, console.width - MARGIN))
     console.print(_decode(stream, packs, pack, decoder))
 

@@ -70,9 +70,9 @@ def write_remote_lengths(
     with ExitStack() as stack:
         # First, so that a store that cannot be written is known before anything is read.
         uploader = None if keep_local else stack.enter_context(_uploader_of(remote))
-        folder = local
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")))
+        if local is None:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-"))
+        folder = Path(os.path.expanduser(name if local is None else local))
         cache = ShardCache(StreamFiles.of(Stream(remote=remote, local=str(folder))))
         text = cache.index_bytes()
         index = parse_index(text, cache.index_uri)

@@ -13,6 +13,7 @@ Cost: the tokenizer's, some 1 to 5 MB/s a process.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,7 +60,7 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
         ConfigError: If it is none.
     """
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(os.path.expanduser(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"

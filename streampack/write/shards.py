@@ -14,6 +14,7 @@ Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import uuid
@@ -120,7 +121,7 @@ def _local_folder(out: Path) -> Path:
             f"out={str(out)!r} is a URL, but a stream is written to a folder of this machine; name "
             "one, then upload it with the store's own tool, index.json last (aws s3 sync, for S3)"
         )
-    out = Path(out)
+    out = Path(os.path.expanduser(out))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"out={str(out)!r} is there already and not empty; remove it, or name another"

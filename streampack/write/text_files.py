@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             at all.
     """
     files: list[Path] = []
-    for path in map(Path, paths):
+    for path in map(Path, map(os.path.expanduser, paths)):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file())
             files += [file for file in inside if not _is_hidden(file.relative_to(path))]

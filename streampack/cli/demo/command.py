@@ -10,6 +10,7 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -29,4 +30,5 @@ def demo(
     steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = NUM_STEPS,
 ) -> None:
     """Real text, a small model, a crash and an exact resume; offline."""
+    out = Path(os.path.expanduser(out))
     import_module("streampack.cli.demo.show").show_demo(config, out, steps)

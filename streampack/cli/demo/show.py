@@ -13,6 +13,7 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
+import os
 import signal
 from itertools import islice
 from pathlib import Path
@@ -79,7 +80,9 @@ def show_demo(config: Path, out: Path, steps: int) -> None:
 
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:
     """Write the streams that are not there yet, and show what they hold."""
-    folders = {stream.name: Path(stream.local or "") for stream in described.streams}
+    folders = {
+        stream.name: Path(os.path.expanduser(stream.local or "")) for stream in described.streams
+    }
     if set(folders) != set(SOURCES):
         raise ConfigError(
             f"streams {sorted(map(str, folders))} are not the demo's; name them {sorted(SOURCES)}"
