@@ -401,8 +401,9 @@ class Slow(PreTrainedTokenizer):
         (byte_fallback(), {}, "<Tokenizer> has no apply_chat_template"),
         (Slow(chat_template=CHATML), {}, r"<Slow> .* fast tokenizer .* train_on='all'"),
         (tokenizer_of(), {"train_on": "response"}, "did you mean 'responses'"),
+        (tokenizer_of(), {"context_roles": "critic"}, r"is one text; write \['critic'\]"),
     ],
-    ids=["no template", "no transformers", "slow", "train_on"],
+    ids=["no template", "no transformers", "slow", "train_on", "context_roles"],
 )
 def test_what_cannot_work_is_refused_at_once(tokenizer, options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -448,6 +449,32 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
 def test_rows_that_are_no_conversation_are_named(row: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         ChatEncoder(tokenizer_of())(row)
+
+
+@pytest.mark.parametrize("role", ["model", "Assistant", "bot", "", None, 7])
+@pytest.mark.parametrize("train_on", ["responses", "last_response"])
+def test_a_role_that_nobody_knows_is_refused_not_left_unlearned(role: Any, train_on: Any) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+    message = (
+        rf"message 1 has role {role!r}, which is not one of assistant\|.*; rename it to 'assis"
+    )
+    with pytest.raises(DataError, match=message):
+        ChatEncoder(tokenizer_of(), train_on)(chat)
+
+
+def test_roles_of_ones_own_are_read_and_not_learned() -> None:
+    tokenizer = tokenizer_of()
+    chat = [*say("a", "b"), {"role": "critic", "content": "c"}, *say("d", role="assistant")]
+    sample = ChatEncoder(tokenizer, context_roles=["critic"])(chat)
+    assert learned(sample, tokenizer) == "b<|im_end|>d<|im_end|>"
+    assert ChatEncoder(tokenizer, "all")(chat)["loss_mask"].all()
+
+
+@pytest.mark.parametrize("role", ["tool", "ipython", "developer", "function", "observation"])
+def test_roles_of_known_templates_are_read_and_not_learned(role: str) -> None:
+    tokenizer = tokenizer_of()
+    chat = [{"role": role, "content": "a"}, *say("b", role="assistant")]
+    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == "b<|im_end|>"
 
 
 def labels_of(dataset: Any) -> dict[tuple[int, int], int]:

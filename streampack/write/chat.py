@@ -39,6 +39,10 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
+# Whose messages are read and not learned, in templates of known models: "developer" is gpt-oss',
+# "environment" OLMo's, "function" Functionary's, "ipython" Llama 3's, "observation" GLM's.
+OF_TEMPLATES = ("developer", "environment", "function", "ipython", "observation")
+CONTEXT_ROLES = ("system", "user", "tool", *OF_TEMPLATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,15 @@ class ChatEncoder:
     """A template, or the name of one of the tokenizer's; None: the tokenizer's own."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More for the template, such as ``{"enable_thinking": False}``."""
+    context_roles: Sequence[str] = ()
+    """More roles that the template knows and whose messages are no targets, such as "documents"."""
 
     def __post_init__(self) -> None:
         check_choice("train_on", self.train_on, TrainOn)
+        if isinstance(self.context_roles, str):
+            raise ConfigError(
+                f"context_roles={self.context_roles!r} is one text; write [{self.context_roles!r}]"
+            )
         kind = type(self.tokenizer).__name__
         if not hasattr(self.tokenizer, "apply_chat_template"):
             raise ConfigError(
@@ -107,9 +117,12 @@ class ChatEncoder:
 
         Raises:
             ConfigError: If the template does not let see where a response lies.
-            DataError: If this is no conversation, or one that the template refuses.
+            DataError: If this is no conversation, one that the template refuses, or one with a role
+                that is not known: its messages would not be learned.
         """
         messages, tools = _read_row(conversation)
+        if self.train_on != "all":
+            self._check_roles(messages)
         options = {"chat_template": self.chat_template, "tools": tools, **self.template_kwargs}
         rendering = Rendering(self.tokenizer, messages, options)
         text = rendering.text
@@ -123,6 +136,17 @@ class ChatEncoder:
             spans = rendering.spans(last_only=self.train_on == "last_response")
             mask = target_tokens(encoded["offset_mapping"], spans, len(text))
         return {"tokens": np.array(tokens, np.int32), "loss_mask": mask}
+
+    def _check_roles(self, messages: Messages) -> None:
+        known = (RESPONSE, *CONTEXT_ROLES, *self.context_roles)
+        for number, message in enumerate(messages):
+            role = message.get("role")
+            if role not in known:
+                raise DataError(
+                    f"message {number} has role {role!r}, which is not one of {'|'.join(known)}"
+                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it is to be "
+                    f"learned, or pass context_roles=[{role!r}] if it is not"
+                )
 
 
 @dataclass(frozen=True, slots=True)
