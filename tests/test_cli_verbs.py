@@ -124,14 +124,16 @@ def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, 
 
 def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"ids": [3, 1, 4], "loss_mask": [0, 1, 1]}\n')
+    masks = ("[0, 1, 1]", "[0, 0, 0]")
+    rows.write_text("".join(f'{{"ids": [3, 1, 4], "loss_mask": {mask}}}\n' for mask in masks))
     out = tmp_path / "ids"
     fields = ("--tokens-field", "ids", "--extra", "loss_mask", "--compression", "none")
 
-    call("write", rows, "--out", out, *fields)
+    output = call("write", rows, "--out", out, *fields)
 
+    assert output.endswith("in 1 shards, 1 whose loss_mask is 0 throughout\n")
     stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
-    assert stream.shard_edges(0).tolist() == [[3, 4]]
+    assert stream.shard_edges(0).tolist() == [[3, 4]] * 2
     assert stream.index.shards[0].packed is None
 
 

@@ -477,6 +477,13 @@ def test_roles_of_known_templates_are_read_and_not_learned(role: str) -> None:
     assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == "b<|im_end|>"
 
 
+def test_conversations_without_a_response_are_written_and_counted(tmp_path: Path) -> None:
+    encode = ChatEncoder(tokenizer_of())
+    written = write_stream(map(encode, [say("a", "b"), say("a"), say("c")]), tmp_path / "s")
+    assert (written.num_samples, written.num_without_targets) == (3, 2)
+    assert write_stream([[0, 0], [0]], tmp_path / "t").num_without_targets == 0
+
+
 def labels_of(dataset: Any) -> dict[tuple[int, int], int]:
     """Return the label of every token of an epoch, by its sample and place."""
     found: dict[tuple[int, int], int] = {}

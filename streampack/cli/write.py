@@ -74,6 +74,8 @@ def write(  # noqa: PLR0913 - one option each
     console.print(f"reading {len(files):,} files: {told}", highlight=False, soft_wrap=True)
     written = write_with_bar(files, out, options, console)
     skipped = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
+    if written.num_without_targets:
+        skipped += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
     console.print(
         f"{written.path}: {written.num_samples:,} samples, {written.num_tokens:,} tokens in "
         f"{written.num_shards:,} shards{skipped}",

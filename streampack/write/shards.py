@@ -60,6 +60,8 @@ class Written:
     """Shards in it."""
     num_skipped: int
     """Samples that were left out because they held no token."""
+    num_without_targets: int
+    """Samples in it whose `loss_mask` is 0 throughout: nothing of them is learned."""
 
 
 def write_stream(
@@ -178,6 +180,7 @@ class _StreamWriter:
         self._lengths = array("I")
         self._edges = array("I")
         self._num_skipped = 0
+        self._num_without_targets = 0
 
     def write_all(self, samples: Iterable[Any], folder: Path, out: Path) -> dict[str, int]:
         """Write all samples, index.json and the length file into a folder.
@@ -213,6 +216,7 @@ class _StreamWriter:
             "num_tokens": int(lengths.sum(dtype=np.int64)),
             "num_shards": len(index.shards),
             "num_skipped": self._num_skipped,
+            "num_without_targets": self._num_without_targets,
         }
 
     def _write(self, sample: Any, number: int) -> None:
@@ -251,6 +255,8 @@ class _StreamWriter:
                 f"sample {number}: does not fit columns {self._writer.columns} "
                 f"({type(error).__name__}: {error}); make all samples like the first"
             ) from error
+        if "loss_mask" in row and not np.any(row["loss_mask"]):
+            self._num_without_targets += 1
         self._lengths.append(len(tokens))
         self._edges.extend((int(tokens[0]), int(tokens[-1])))
 
