@@ -78,6 +78,8 @@ class Packs:
 
     def slice(self, first: int, last: int) -> Packs:
         """Return packs `first` to `last` - 1."""
+        if first == 0 and last == len(self.ends):
+            return self
         begin = int(self.ends[first - 1]) if first else 0
         ends = self.ends[first:last] - begin
         num_segments = int(ends[-1]) if len(ends) else 0

@@ -87,7 +87,7 @@ class _Losses:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Planned:
-    """Planned batches that were not delivered yet."""
+    """Batches that were planned together, and how many of them are delivered."""
 
     plan: DevicePlan
     snapshots: list[State]
@@ -98,11 +98,28 @@ class _Planned:
     """The most that the packers held so far."""
     finished: Int64Array | None
     """Rows (stream, shard) that are finished with the last of them."""
+    num_delivered: int = 0
+    num_counted: int = 0
+    """Of those delivered, the ones that are in the tally."""
 
-    def after(self, number: int) -> Progress:
-        """Return where the run stands once this one of them is delivered."""
-        position = self.plan.positions[number]
+    @property
+    def is_delivered(self) -> bool:
+        """Whether all of them are delivered."""
+        return self.num_delivered == self.plan.num_batches
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands after the one last delivered."""
+        position = self.plan.positions[self.num_delivered - 1]
         return Progress(epoch=self.plan.epoch, position=position, snapshots=self.snapshots)
+
+    def count(self, tally: Tally) -> None:
+        """Count what is delivered and was not counted before."""
+        packs, num_rows = self.plan.packs, self.plan.num_rows
+        if self.num_counted < self.num_delivered:
+            first, last = self.num_counted * num_rows, self.num_delivered * num_rows
+            tally.add(packs.slice(first, min(last, len(packs))))
+            self.num_counted = self.num_delivered
 
 
 class _Plans:
@@ -117,6 +134,8 @@ class _Plans:
         self._no_drops = np.zeros_like(self._before.dropped)
         self.waiting: deque[_Planned] = deque()
         self._num_asked, self._num_delivered = 0, 0
+        self.most_waiting = 0
+        """The most batches that were planned and not delivered."""
 
     def next(self, most: int) -> DevicePlan | None:
         """Return the plan of so many batches at most; None at the epoch's end."""
@@ -132,6 +151,7 @@ class _Plans:
             substituted=sequence.substituted - self._before.substituted,
         )
         self._num_asked += plan.num_batches
+        self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
         self.waiting.append(
             _Planned(
                 plan=plan,
@@ -143,23 +163,19 @@ class _Plans:
         )
         return plan
 
-    @property
-    def num_waiting(self) -> int:
-        """How many batches are planned and not delivered."""
-        return self._num_asked - self._num_delivered
-
     def one_by_one(self) -> Iterator[DevicePlan]:
         """Yield the plans of single batches."""
         while (plan := self.next(1)) is not None:
             yield plan
 
-    def delivered(self) -> Iterator[tuple[_Planned, int]]:
-        """Yield what was planned of each batch, and which of its plan's it is."""
-        while True:
-            planned = self.waiting.popleft()
-            for number in range(planned.plan.num_batches):
-                self._num_delivered += 1
-                yield planned, number
+    def deliver(self) -> _Planned:
+        """Note that one more batch is delivered; return those that were planned with it."""
+        planned = self.waiting[0]
+        planned.num_delivered += 1
+        self._num_delivered += 1
+        if planned.is_delivered:
+            self.waiting.popleft()
+        return planned
 
     def _dropped(self) -> Int64Array:
         if not self._drops:
@@ -200,13 +216,14 @@ class PlannedLoading:
         self._group = max(1, (ahead + beside) // (wanted + beside))
         self._ahead = min(ahead, wanted)
         self._workers: ReadingWorkers | None = None
-        self._progress: Progress | None = None
         self._tally = Tally(dataset.recipe)
-        # Left out and substituted in iterations before, and in the one under way.
-        self._before = _Losses.none(len(dataset.stream_names))
-        self._now = _Losses.none(len(dataset.stream_names))
+        # Where the run stands, and what was lost and held, but for what `_last` says.
+        self._progress: Progress | None = None
+        self._losses = _Losses.none(len(dataset.stream_names))
         self._packer_tokens = 0
         self._most_waiting = 0
+        self._plans: _Plans | None = None  # of the iteration under way
+        self._last: _Planned | None = None  # what the batch last delivered was planned with
         # Before the iteration under way.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
         self._read_ahead: ReadAhead | None = None
@@ -251,43 +268,42 @@ class PlannedLoading:
 
     def __len__(self) -> int:
         """Return the batches of this rank in a whole epoch: the one under way, or the next."""
-        if self._progress is None:
-            return len(self.dataset)
-        return self.dataset.num_batches(self._progress.epoch)
+        progress = self._reached
+        return len(self.dataset) if progress is None else self.dataset.num_batches(progress.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or go on from the state that was loaded."""
         if self._workers is not None and not self._workers.are_of_this_process:
             self._make_workers()  # those before the fork, and what they write to, are the parent's
+        self._settle()
         sequence = self.dataset.begin()
         recipe = self.dataset.recipe
         if self._progress is None:
             self._tally = Tally(recipe)
-            self._before = _Losses.none(len(recipe.streams))
+            self._losses = _Losses.none(len(recipe.streams))
             self._fetched = dict.fromkeys(NO_FETCHES, 0)
         else:
             self._fetched = self._shards()
-            self._before = self._before + self._now
-        self._now = _Losses.none(len(recipe.streams))
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
         self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
-        return self._deliver(_Plans(sequence, recipe.packing, self._read_ahead))
+        self._plans = _Plans(sequence, recipe.packing, self._read_ahead)
+        return self._deliver(self._plans)
 
     def _deliver(self, plans: _Plans) -> Iterator[Batch]:
         sequence = plans.sequence
         try:
-            delivered = plans.delivered()
             # No zip, no enumerate: they hold on to a batch until the next is there.
             for batch in self._batches(plans):
-                planned, number = next(delivered)
-                self._note(planned, number, plans.num_waiting)
+                self._last = planned = plans.deliver()
                 yield batch
                 del batch
-                if number + 1 == planned.plan.num_batches:
+                if planned.is_delivered:
+                    planned.count(self._tally)
                     plans.ahead.finish(planned.finished)
                 plans.ahead.check()
             rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
             snapshots = sequence.snapshots() if rolls_on else []
+            self._settle()
             self._progress = Progress(epoch=sequence.epoch + 1, snapshots=snapshots)
         finally:
             plans.ahead.close()
@@ -316,21 +332,27 @@ class PlannedLoading:
             yield pin(batch) if self._pins else batch
             del batch
 
-    def _note(self, planned: _Planned, number: int, num_waiting: int) -> None:
-        plan = planned.plan
-        self._progress = planned.after(number)
-        self._now = planned.losses
-        self._packer_tokens = max(self._packer_tokens, planned.packer_tokens)
-        first = number * plan.num_rows
-        self._tally.add(plan.packs, first, min(first + plan.num_rows, len(plan.packs)))
-        # torch asks for one more plan before it hands a batch over, threads do afterwards.
-        self._most_waiting = max(self._most_waiting, num_waiting + (not self.num_workers))
+    @property
+    def _reached(self) -> Progress | None:
+        """Where the run stands; None where it has not begun."""
+        return self._last.progress if self._last is not None else self._progress
+
+    def _settle(self) -> None:
+        """Add the iteration that comes to its end to those before."""
+        plans, last = self._plans, self._last
+        if plans is not None:
+            self._most_waiting = max(self._most_waiting, plans.most_waiting)
+        if last is not None:
+            last.count(self._tally)
+            self._progress = last.progress
+            self._losses = self._losses + last.losses
+            self._packer_tokens = max(self._packer_tokens, last.packer_tokens)
+        self._plans = self._last = None
 
     def state_dict(self) -> State:
         """Return where the run stands after the batch last delivered, as JSON."""
-        if self._progress is None:
-            return self.dataset.state_dict()
-        return self.dataset.state_at(self._progress)
+        progress = self._reached
+        return self.dataset.state_dict() if progress is None else self.dataset.state_at(progress)
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration.
@@ -339,6 +361,7 @@ class PlannedLoading:
             ResumeError: If it belongs to another sequence; the difference is named.
         """
         self.dataset.load_state_dict(state)
+        self._settle()
         self._progress = None
 
     def stats(self) -> dict[str, Any]:
@@ -351,11 +374,19 @@ class PlannedLoading:
         Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
         by one rank; slots that another stream served up to eight batches ahead.
         """
-        batch_tokens = self.dataset.footprint().batch_tokens
-        waiting = self._most_waiting * batch_tokens
-        per_worker = -(-self._most_waiting // max(self.num_workers, 1)) * batch_tokens
+        plans, last = self._plans, self._last
+        most_waiting, losses = self._most_waiting, self._losses
         packers = self._packer_tokens
-        losses = self._before + self._now
+        if plans is not None:
+            most_waiting = max(most_waiting, plans.most_waiting)
+        if last is not None:
+            last.count(self._tally)
+            losses, packers = losses + last.losses, max(packers, last.packer_tokens)
+        # torch asks for one more plan before it hands a batch over.
+        most_waiting = max(most_waiting - (self.num_workers > 0), 0)
+        batch_tokens = self.dataset.footprint().batch_tokens
+        waiting = most_waiting * batch_tokens
+        per_worker = -(-most_waiting // max(self.num_workers, 1)) * batch_tokens
         return self._tally.stats(losses.dropped.tolist()) | {
             "substituted": losses.substituted,
             "shards": self._shards(),

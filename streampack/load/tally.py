@@ -5,7 +5,6 @@ Cost: about 1 us a batch; segments are counted some hundred batches at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,15 +27,6 @@ def shares(counts: list[int]) -> list[float]:
     return [count / total if total else 0.0 for count in counts]
 
 
-@dataclass(slots=True)
-class _Delivered:
-    """A run of packs that is not counted yet."""
-
-    packs: Packs
-    first: int
-    last: int
-
-
 class Tally:
     """Counts of samples, tokens and packs that this rank delivered.
 
@@ -52,29 +42,19 @@ class Tally:
         self._split = np.zeros(num, np.int64)
         self._truncated = np.zeros(num, np.int64)
         self._num_packs = 0
-        self._uncounted: list[_Delivered] = []
+        self._uncounted: list[Packs] = []
 
-    def add(self, packs: Packs, first: int, last: int) -> None:
-        """Count delivered packs.
-
-        Args:
-            packs: Some, of which more are delivered later.
-            first: The first that is delivered now.
-            last: One past the last.
-        """
-        before = self._uncounted[-1] if self._uncounted else None
-        if before is not None and before.packs is packs and before.last == first:
-            before.last = last
-            return
+    def add(self, packs: Packs) -> None:
+        """Count delivered packs."""
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self._count()
-        self._uncounted.append(_Delivered(packs, first, last))
+        self._uncounted.append(packs)
 
     def _count(self) -> None:
-        delivered = [each.packs.slice(each.first, each.last) for each in self._uncounted]
+        delivered = self._uncounted
         segments = np.concatenate([no_segments(), *(packs.segments for packs in delivered)])
         self._num_packs += sum(map(len, delivered))
-        self._uncounted.clear()
+        self._uncounted = []
         num = len(self._samples)
         streams = segments[:, STREAM]
         begins = segments[:, START] == 0

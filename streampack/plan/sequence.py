@@ -353,10 +353,12 @@ class EpochSequence:
         """Walk whole global batches until `slot` slots of the epoch are known, or all lanes dry."""
         size = self._recipe.global_batch_size
         while self._asked < slot and (self._total is None or self._asked < self._total):
-            missing = self._asked + size - self._num_walked
-            if missing > 0:
-                self._walk_on(missing)
-            self._asked = min(self._asked + size, self._num_walked)
+            wanted = -(-slot // size) * size
+            if wanted > self._num_walked:  # one after the other: each may be the last
+                wanted = self._asked + size
+            if wanted > self._num_walked:
+                self._walk_on(wanted - self._num_walked)
+            self._asked = min(wanted, self._num_walked)
 
     def _walk_on(self, num_slots: int) -> None:
         """Walk some slots further, and as many more as can be without learning more."""

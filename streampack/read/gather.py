@@ -74,8 +74,8 @@ class _Held:
 class _Opened:
     """The shards that are open at a time; whoever holds this keeps them mapped."""
 
-    numbers: Int64Array
-    """Which, as indices into all streams' shards, in order; shape (m,)."""
+    place_of: Int64Array
+    """Of each shard of all streams, which of these it is, or -1; shape (num_shards,)."""
     places: Int64Array
     """Their place rows, shape (m, PLACE_COLUMNS)."""
     used: Int64Array
@@ -85,19 +85,28 @@ class _Opened:
     held: tuple[_Held, ...]
 
     @classmethod
-    def of(cls, held: dict[int, _Held], used: dict[int, int]) -> _Opened:
-        """Return these shards, by number, and when each was last read."""
-        numbers = sorted(held)
-        places = np.array([held[number].place for number in numbers], np.int64)
+    def of(cls, num_shards: int, held: dict[int, _Held], used: dict[int, int]) -> _Opened:
+        """Return these of so many shards, by number, and when each was last read."""
+        numbers = np.array(sorted(held), np.int64)
+        place_of = np.full(num_shards, -1, np.int64)
+        place_of[numbers] = np.arange(len(numbers))
+        ordered = tuple(held[number] for number in numbers.tolist())
+        places = np.array([each.place for each in ordered], np.int64)
         places = places.reshape(-1, kernels.PLACE_COLUMNS)
         codes = places[:, [kernels.LABELS + kernels.CODE, kernels.LOSS_MASK + kernels.CODE]]
         return cls(
-            numbers=np.array(numbers, np.int64),
+            place_of=place_of,
             places=places,
-            used=np.array([used[number] for number in numbers], np.int64),
+            used=np.array([used[number] for number in numbers.tolist()], np.int64),
             has_labels=(codes != kernels.NO_COLUMN).any(axis=1),
-            held=tuple(held[number] for number in numbers),
+            held=ordered,
         )
+
+    @property
+    def numbers(self) -> list[int]:
+        """Which they are, in order."""
+        numbers: list[int] = np.flatnonzero(self.place_of >= 0).tolist()
+        return numbers
 
 
 class _OpenShards:
@@ -113,7 +122,7 @@ class _OpenShards:
         # bases: where each stream's shards begin in first_samples; (num_streams + 1,).
         self.bases = np.cumsum([0] + [len(stream.first_sample) for stream in streams])
         self.first_samples = np.concatenate([stream.first_sample for stream in streams])
-        self.opened = _Opened.of({}, {})
+        self.opened = _Opened.of(len(self.first_samples), {}, {})
         self.batches = count(1)
         self._shifted: dict[int, bool] = {}
         self._lock = threading.Lock()
@@ -128,7 +137,7 @@ class _OpenShards:
         bases, firsts = self.bases, self.first_samples
         while True:
             bad, problem = kernels.find_places(
-                segments, bases, firsts, opened.numbers, opened.used, now, rows
+                segments, bases, firsts, opened.place_of, opened.used, now, rows
             )
             if problem != kernels.NOT_OPEN:
                 return opened, bad
@@ -139,7 +148,7 @@ class _OpenShards:
         new: dict[int, _Held] = {}
         while True:
             with self._lock:
-                missing = wanted.difference(self.opened.numbers.tolist(), new)
+                missing = wanted.difference(self.opened.numbers, new)
                 if not missing:
                     if new:
                         self.opened = self._replaced(new, wanted)
@@ -149,7 +158,7 @@ class _OpenShards:
 
     def _replaced(self, new: dict[int, _Held], wanted: set[int]) -> _Opened:
         """Return what is open now and `new`, but for what has no room and is not wanted."""
-        numbers, now = self.opened.numbers.tolist(), next(self.batches)
+        numbers, now = self.opened.numbers, next(self.batches)
         used = dict.fromkeys(new, now) | dict(zip(numbers, self.opened.used.tolist(), strict=True))
         held = new | dict(zip(numbers, self.opened.held, strict=True))
         num_samples = sum(int(each.place[kernels.COUNT]) for each in held.values())
@@ -159,7 +168,7 @@ class _OpenShards:
             has_room = len(held) <= MAX_OPEN_SHARDS and num_samples <= MAX_OPEN_SAMPLES
             if not has_room or (is_gone is not None and is_gone()):
                 num_samples -= int(held.pop(shard).place[kernels.COUNT])
-        return _Opened.of(held, used)
+        return _Opened.of(len(self.first_samples), held, used)
 
     def _open(self, number: int) -> _Held:
         stream_number = int(np.searchsorted(self.bases, number, "right")) - 1

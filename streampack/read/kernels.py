@@ -266,7 +266,7 @@ def find_places(
     segments: Int64Array,
     bases: Int64Array,
     first_samples: Int64Array,
-    numbers: Int64Array,
+    place_of: Int64Array,
     used: Int64Array,
     now: int,
     rows: Int64Array,
@@ -277,10 +277,10 @@ def find_places(
         segments: Segment rows, shape (n, 6).
         bases: Where each stream begins in `first_samples`, shape (num_streams + 1,).
         first_samples: First sample of each shard, and the number of samples, stream by stream.
-        numbers: The open shards, as indices into `first_samples`, in order; shape (m,).
+        place_of: Of each shard its place row, or -1 where it is not open; beside `first_samples`.
         used: Set to `now` for those that are read, shape (m,).
         now: A number that grows from call to call.
-        rows: Filled with indices into `numbers`, shape (n,); with shards where one is not open.
+        rows: Filled with place rows, shape (n,); with shards where one is not open.
 
     Returns:
         (segment, problem) of the first that does not exist, else of the first whose shard is not
@@ -290,10 +290,10 @@ def find_places(
     if bad >= 0:
         return bad, BAD_SAMPLE
     for k in range(len(segments)):
-        if len(numbers) == 0 or numbers[_at_or_below(numbers, 0, len(numbers), rows[k])] != rows[k]:
+        if place_of[rows[k]] < 0:
             return k, NOT_OPEN
     for k in range(len(segments)):
-        rows[k] = _at_or_below(numbers, 0, len(numbers), rows[k])
+        rows[k] = place_of[rows[k]]
         used[rows[k]] = now
     return -1, FINE
 
