@@ -491,6 +491,23 @@ def test_a_token_id_that_does_not_fit_in_int32_is_refused_by_name(tmp_path: Path
         gatherer.gather(packs_of([[0, 0, 1, 0, 3, 3]]), 1)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("at", [0, 40, 99])
+def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: int) -> None:
+    tokens = np.arange(100, dtype=dtype)
+    bad = tokens.copy()
+    bad[at] = -1  # as an id over the type's largest becomes
+    write_stream(
+        tmp_path / "s", [{"tokens": tokens}, {"tokens": bad}], {"tokens": f"ndarray:{dtype}"}
+    )
+    gatherer = Gatherer(
+        [open_stream(Stream(local=str(tmp_path / "s")), 0)], Packing(max_seq_len=100)
+    )
+    assert gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1).tokens.tolist() == [[*range(100)]]
+    with pytest.raises(DataError, match=r"sample 1: a token id of it is negative"):
+        gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
+
+
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 @pytest.mark.parametrize("max_seq_len", [1500, 8192])
 def test_samples_of_many_lines_of_memory_are_read_whole_wherever_they_begin_and_are_cut(

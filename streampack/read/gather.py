@@ -336,7 +336,8 @@ class Gatherer:
             kernels.BAD_RANGE: f"tokens {start} to {start + length} of {total} are planned",
             kernels.BAD_ROW: f"{length} tokens of it pass the end of a pack",
             kernels.BAD_COLUMN: "its labels or loss mask do not fit its tokens",
-            kernels.BAD_VALUE: f"a token id or label of it lies outside int32, +-{MAX_ID}",
+            kernels.BAD_VALUE: "a token id of it is negative, or one or a label "
+            f"lies outside int32, +-{MAX_ID}",
         }[problem]
         return DataError(
             f"stream {stream.name!r}, sample {sample}: {what}; the stream is damaged, or was "

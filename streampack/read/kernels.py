@@ -79,6 +79,7 @@ AHEAD_BYTES, PIECE_BYTES, LINE_BYTES = 8192, 4096, 64
 
 BEGINS, COUNTS, CODE = 0, 1, 2  # addresses of int64 arrays, and the type code
 NO_COLUMN = -1
+LEAST = -(1 << 31)  # of int32
 
 # Columns of the options.
 BOS, EOS, PADDING, TRUNCATES, MULTIPLE = 0, 1, 2, 3, 4
@@ -169,38 +170,56 @@ def value_at(address: int, code: int, index: int) -> int:
 
 
 @compiled
-def copy_values(address: int, code: int, first: int, out: IntArray) -> bool:
-    """Copy ``len(out)`` values from value `first` of those at `address`; return whether all fit."""
+def _copy_int32(start: int, out: IntArray) -> int:
+    """Copy ``len(out)`` int32 values; return their OR."""
+    seen = np.int32(0)
+    for i in range(len(out)):
+        value = _read_int32(start, i)
+        out[i] = value
+        seen = np.int32(seen | value)  # in 32 bits: twice as many at a time
+    return int(seen)
+
+
+@compiled
+def copy_values(address: int, code: int, first: int, out: IntArray, lowest: int) -> bool:
+    """Copy ``len(out)`` values from value `first` of those at `address`.
+
+    Args:
+        address: Where the values begin.
+        code: Their type.
+        first: The first that is copied.
+        out: Where they go.
+        lowest: The least that may be copied: 0, or `LEAST` with `out` of int32.
+
+    Returns:
+        Whether all of them lie between that and what `out` can hold.
+    """
     start = address + first * item_bytes(code)
-    cut = False
-    # One loop per type in common use: each becomes a run of vector instructions, and where a type
-    # always fits, no comparison is left in it.
+    # What lies in 0 to 2**n - 1 has no bit set from n on, the sign included; so has the OR of all
+    # of it. One loop per type in common use: each becomes a run of vector instructions.
+    seen = 0
     if code == INT32:
-        for i in range(len(out)):
-            value = _read_int32(start, i)
-            out[i] = value
-            cut |= np.int64(out[i]) != value
+        seen = _copy_int32(start, out) - lowest
     elif code == UINT16:
         for i in range(len(out)):
-            value = _read_uint16(start, i)
-            out[i] = value
-            cut |= np.int64(out[i]) != value
+            out[i] = _read_uint16(start, i)
     elif code == UINT32:
         for i in range(len(out)):
             value = _read_uint32(start, i)
             out[i] = value
-            cut |= np.int64(out[i]) != value
+            seen |= value - lowest
     elif code == INT64:
         for i in range(len(out)):
             value = _read_int64(start, i)
             out[i] = value
-            cut |= np.int64(out[i]) != value
+            seen |= value - lowest
     else:
         for i in range(len(out)):
             value = value_at(start, code, i)
             out[i] = value
-            cut |= np.int64(out[i]) != value
-    return not cut
+            seen |= value - lowest
+    num_bits = 32 if lowest < 0 else min(8 * out.itemsize, 31)
+    return bool(seen >> num_bits == 0)
 
 
 @compiled
@@ -416,7 +435,7 @@ def _gather_segment(
     while own < own_stop:
         last = min(own + piece, own_stop)
         _ask_ahead(ahead, (last - own) * item_bytes(code))
-        if not copy_values(address, code, own - before, room[own - start : last - start]):
+        if not copy_values(address, code, own - before, room[own - start : last - start], 0):
             return IGNORED, BAD_VALUE
         own = last
     if own_stop < stop:
@@ -497,9 +516,8 @@ def _apply_labels(segment: Int64Array, place: Int64Array, shape: Shape, room: In
     if shifted and first == before:
         room[first - start - 1] = IGNORED
         first += 1
-    if first < last and not copy_values(
-        address, code, first - before - shifted, room[first - start - 1 : last - start - 1]
-    ):
+    targets = room[first - start - 1 : last - start - 1]
+    if first < last and not copy_values(address, code, first - before - shifted, targets, LEAST):
         return BAD_VALUE
     end = before + count  # the place after the own tokens: an added EOS, or the sample's end
     if stop < end or segment[TOTAL] < end:
