@@ -20,7 +20,7 @@ unpacked while others are read; in one block (loader/zstd/block) the first batch
 What it unpacks into files takes fresh memory, which the host of a virtual machine may have to find
 first; loader/zstd/at_hand measures it right after as much was written and given back.
 Processor time is of this process and its workers, from the beginning of the iteration to its end.
-All take turns; the first round warms up and is not counted. Limits are the fastest of their runs.
+All take turns; the first round warms up and is not counted. Rates and limits are medians of rounds.
 
 Cost: about two minutes.
 """
@@ -240,7 +240,7 @@ class Workload:
             shutil.rmtree(local)
 
     def _measure_limits(self) -> None:
-        # A virtual machine's host may have to find the memory first, which is no limit of this one.
+        # The fastest: a virtual machine's host may have to find the memory first.
         write = max(timed(partial(write_fresh, FRESH_BYTES)) for _ in range(WRITES))
         unpack = timed(decompressions(self._packed)["zstd/reused"])
         self.limits.setdefault("write", []).append(write)
@@ -255,9 +255,9 @@ class Workload:
             key: statistics.median(epoch.rate for epoch in epochs[1:])
             for key, epochs in self.epochs.items()
         }
-        write = max(self.limits["write"])
+        write, unpack = (statistics.median(self.limits[name][1:]) for name in ("write", "zstd"))
         token_bytes = self._raw_bytes / int(workloads.lengths(self.name, self._samples()).sum())
-        unpack = max(self.limits["zstd"]) / token_bytes
+        unpack /= token_bytes
         for (name, batch_format), epochs in self.epochs.items():
             rate = middle[name, batch_format]
             fields: dict[str, Any] = {

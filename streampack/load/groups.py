@@ -28,7 +28,7 @@ __all__ = ["MOST_AT_ONCE", "ReadGroup", "in_groups", "most_together", "read_grou
 
 NextPlan: TypeAlias = Callable[[int], DevicePlan | None]
 
-MOST_AT_ONCE = 8
+MOST_AT_ONCE = 16
 GROUP_BYTES = 1 << 23  # what is larger is no longer in the cache when it is read
 
 

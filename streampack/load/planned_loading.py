@@ -36,7 +36,6 @@ from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.dataset import PackedStreamingDataset
 from streampack.load.fetching import NO_FETCHES, ReadAhead
 from streampack.load.groups import (
-    MOST_AT_ONCE,
     ReadGroup,
     in_groups,
     most_together,
@@ -61,6 +60,7 @@ __all__ = ["PlannedLoading"]
 # A hand-over costs as much for a small batch as for a large one, so several go together. A loop
 # that waits for the first of them waits for all.
 HANDOVER_TOKENS = 1 << 19
+MOST_HANDED_OVER = 8
 
 GROUPS_AT_HAND = 4  # that a thread plans before it reads one: planning comes in pieces of several
 
@@ -246,7 +246,7 @@ class PlannedLoading:
         if not num_workers:
             return most_together(read, batch_tokens) if self._num_threads else 1
         fitting = HANDOVER_TOKENS // batch_tokens if read.is_light else 1
-        return min(max(1, fitting), MOST_AT_ONCE)
+        return min(max(1, fitting), MOST_HANDED_OVER)
 
     def _choose_handing(self, num_workers: int) -> RingReader | FoldingReader:
         """Return what workers run and how their batches come over; refuse what has no room."""
@@ -372,7 +372,7 @@ class PlannedLoading:
         shards: fetched by this process (ahead of their need or for lengths), with their bytes;
         waited for, and how long; the most bytes of shards that were here ahead of their end.
         Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
-        by one rank; slots that another stream served up to eight batches ahead.
+        by one rank; slots that another stream served as far ahead as is read at once.
         """
         plans, last = self._plans, self._last
         most_waiting, losses = self._most_waiting, self._losses
