@@ -508,6 +508,32 @@ def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: 
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", 2),
+        ("int8", -1),
+        ("int16", 256),
+        ("int32", -100),
+        ("uint32", 2**16),
+        ("int64", 2**32),
+    ],
+)
+def test_a_loss_mask_of_other_values_than_0_and_1_is_refused_by_name(
+    tmp_path: Path, dtype: str, value: int
+) -> None:
+    masks = np.ones((2, 100), dtype)
+    masks[1, 37] = value
+    samples = [{"tokens": np.arange(100, dtype=np.int32), "mask": mask} for mask in masks]
+    columns = {"tokens": "ndarray:int32", "mask": f"ndarray:{dtype}"}
+    write_stream(tmp_path / "s", samples, columns)
+    stream = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="mask", name="chat"), 0)
+    gatherer = Gatherer([stream], Packing(max_seq_len=100))
+    gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1)
+    with pytest.raises(DataError, match=r"'chat', sample 1: its loss mask .* belong into labels="):
+        gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
+
+
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 @pytest.mark.parametrize("max_seq_len", [1500, 8192])
 def test_samples_of_many_lines_of_memory_are_read_whole_wherever_they_begin_and_are_cut(

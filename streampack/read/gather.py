@@ -336,6 +336,8 @@ class Gatherer:
             kernels.BAD_RANGE: f"tokens {start} to {start + length} of {total} are planned",
             kernels.BAD_ROW: f"{length} tokens of it pass the end of a pack",
             kernels.BAD_COLUMN: "its labels or loss mask do not fit its tokens",
+            kernels.BAD_MASK: "its loss mask holds other values than 0 and 1: token ids and -100 "
+            "belong into labels=",
             kernels.BAD_VALUE: "a token id of it is negative, or one or a label "
             f"lies outside int32, +-{MAX_ID}",
         }[problem]

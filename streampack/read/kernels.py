@@ -86,7 +86,8 @@ BOS, EOS, PADDING, TRUNCATES, MULTIPLE = 0, 1, 2, 3, 4
 
 # What can be wrong with a segment.
 FINE, BAD_SAMPLE, BAD_BYTES, BAD_LENGTH, BAD_RANGE, BAD_ROW, BAD_COLUMN, BAD_VALUE = range(8)
-NOT_OPEN = 8  # nothing wrong: its shard is to be opened first
+BAD_MASK = 8
+NOT_OPEN = 9  # nothing wrong: its shard is to be opened first
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, INT64 = range(7)  # code >> 1 is log2 of the bytes
 _CODES = {"u1": UINT8, "b1": UINT8, "i1": INT8, "u2": UINT16, "i2": INT16, "u4": UINT32}
@@ -537,23 +538,39 @@ def _apply_labels(segment: Int64Array, place: Int64Array, shape: Shape, room: In
 
 
 @compiled
-def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> None:
-    """Ignore the targets in `out` beside values that are 0, from value `first` of those there."""
+def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bool:
+    """Ignore the targets in `out` beside values that are 0, from value `first` of those there.
+
+    Returns:
+        Whether all of these values are 0 or 1.
+    """
     width = item_bytes(code)
     start = address + first * width
     # No sign makes a value 0 or not; a loop for each width becomes vector instructions.
+    seen = 0
     if width == 1:
+        few = np.uint8(0)
         for i in range(len(out)):
-            out[i] = IGNORED if _read_uint8(start, i) == 0 else out[i]
+            value = _read_uint8(start, i)
+            out[i] = IGNORED if value == 0 else out[i]
+            few = np.uint8(few | value)
+        seen = int(few)
     elif width == 2:
         for i in range(len(out)):
-            out[i] = IGNORED if _read_uint16(start, i) == 0 else out[i]
+            value = _read_uint16(start, i)
+            out[i] = IGNORED if value == 0 else out[i]
+            seen |= value
     elif width == 4:
         for i in range(len(out)):
-            out[i] = IGNORED if _read_uint32(start, i) == 0 else out[i]
+            value = _read_uint32(start, i)
+            out[i] = IGNORED if value == 0 else out[i]
+            seen |= value
     else:
         for i in range(len(out)):
-            out[i] = IGNORED if _read_int64(start, i) == 0 else out[i]
+            value = _read_int64(start, i)
+            out[i] = IGNORED if value == 0 else out[i]
+            seen |= value
+    return bool(seen >> 1 == 0)
 
 
 @compiled
@@ -566,7 +583,8 @@ def _apply_mask(segment: Int64Array, place: Int64Array, shape: Shape, room: IntA
     code = place[LOSS_MASK + CODE]
     first = segment[START] + 1 - before  # the own token that room[0] is for
     own_stop = max(min(count - first, len(room)), 0)
-    _ignore_where_zero(address, code, first, room[:own_stop])
+    if not _ignore_where_zero(address, code, first, room[:own_stop]):
+        return BAD_MASK
     # What follows the last own token, an added EOS, goes by that token.
     if own_stop < len(room) and value_at(address, code, count - 1) == 0:
         room[own_stop:] = IGNORED

@@ -43,7 +43,6 @@ __all__ = ["ColumnChoice", "OpenShard", "OpenStream", "open_stream", "open_strea
 
 OTHER_NAMES = {"tokens": ("input_ids",)}
 """Column names that are found too where the default one is asked for."""
-MASKS_LOOKED_AT = 64  # samples of a shard that tell whether a loss mask is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +212,7 @@ class OpenStream:
 
         Raises:
             DataError: If it cannot be had, is damaged, holds a sample without tokens, or one
-                whose labels or loss mask are not as many as its tokens, or begins with a loss mask
-                that holds other values than 0 and 1.
+                whose labels or loss mask are not as many as its tokens.
         """
         # Not the digest alone: of two copies of one stream, one may be damaged.
         key = (self.cache.folder, self.digest, shard)
@@ -304,23 +302,7 @@ class OpenStream:
             is_gone=is_gone,
         )
         self._check_counts(opened, shard)
-        self._check_mask(opened, shard)
         return opened
-
-    def _check_mask(self, opened: OpenShard, shard: int) -> None:
-        """Refuse a loss mask that is none, as its first samples in the shard tell."""
-        mask = opened.loss_mask
-        if mask is None:
-            return
-        for i in range(min(len(mask.counts), MASKS_LOOKED_AT)):
-            values = mask.read(opened.data, i)
-            if (values >> 1).any():  # 0 and 1 leave nothing
-                value = values[(values != 0) & (values != 1)][0]
-                raise DataError(
-                    f"stream {self.name!r}, sample {self._samples_of(shard)[0] + i}: column "
-                    f"{self.columns.loss_mask!r} holds {value}, but a loss mask holds 1 for a "
-                    "target and 0 for any other token; token ids and -100 belong into labels="
-                )
 
     def _check_counts(self, opened: OpenShard, shard: int) -> None:
         counts = opened.tokens.counts
