@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -35,6 +35,7 @@ from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.load.arguments import check_batch_size, check_configs, check_epoch
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
+from streampack.load.ending import ended_at_exit
 from streampack.load.fetching import CacheNeeds, ReadAhead, cache_needs, make_fetcher
 from streampack.load.ledger import EpochLedger
 from streampack.load.parcel import ParcelReader
@@ -343,11 +344,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         # At once, not at the first batch: a worker may be asked for its state before that.
         self._delivered = Progress(epoch=sequence.epoch, position=sequence.position)
         self._next_epoch = self._ledger.next_epoch
-        return self._batches(sequence, worker, num_workers, in_worker=info is not None)
+        in_worker = info is not None
+        return ended_at_exit(self._batches(sequence, worker, num_workers, in_worker=in_worker))
 
     def _batches(
         self, sequence: EpochSequence, worker: int, num_workers: int, *, in_worker: bool
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         read = ParcelReader(reader=self.reader()) if in_worker else self.reader()
         fetcher = self.fetcher(num_workers if in_worker else 0, worker if in_worker else None)
         ahead = ReadAhead(fetcher, sequence)

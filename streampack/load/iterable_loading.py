@@ -15,7 +15,7 @@ Cost: that of the hand-over, and a state of some KB a batch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from streampack.assemble import Batch
 from streampack.errors import ConfigError, ResumeError
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
+from streampack.load.ending import ended_at_exit
 from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_state import KIND, check_state
@@ -185,9 +186,9 @@ class IterableLoading:
             self._states = [None] * len(self._states)
             self._flows = [None] * len(self._states)
         self._num_begun += 1
-        return self._deliver(start, self._num_begun)
+        return ended_at_exit(self._deliver(start, self._num_begun))
 
-    def _deliver(self, start: State | None, number: int) -> Iterator[Any]:
+    def _deliver(self, start: State | None, number: int) -> Generator[Any, None, None]:
         self._check_turn(number)
         num_batches = 0
         for item in self._items(start):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -34,6 +34,7 @@ from streampack.assemble import Batch
 from streampack.config import Packing
 from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
 from streampack.load.dataset import PackedStreamingDataset
+from streampack.load.ending import ended_at_exit
 from streampack.load.fetching import NO_FETCHES, ReadAhead
 from streampack.load.groups import (
     ReadGroup,
@@ -287,9 +288,9 @@ class PlannedLoading:
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
         self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
         self._plans = _Plans(sequence, recipe.packing, self._read_ahead)
-        return self._deliver(self._plans)
+        return ended_at_exit(self._deliver(self._plans))
 
-    def _deliver(self, plans: _Plans) -> Iterator[Batch]:
+    def _deliver(self, plans: _Plans) -> Generator[Batch, None, None]:
         sequence = plans.sequence
         try:
             # No zip, no enumerate: they hold on to a batch until the next is there.

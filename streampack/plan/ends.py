@@ -14,8 +14,9 @@ integers a column, and one planner while it counts.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
+from collections import deque
+from concurrent.futures import Future
+from threading import Event, Lock, Thread
 
 from streampack.order.shuffle import SHUFFLE_BLOCK_SIZE
 from streampack.plan.planner import ColumnPlanner
@@ -87,7 +88,9 @@ class ColumnEnds:
         self._epoch = epoch
         self._least: dict[tuple[int, int], _LeastPacks] = {}
         self._counts: dict[tuple[int, int], Future[int]] = {}
-        self._finder: ThreadPoolExecutor | None = None
+        self._asked: deque[tuple[int, int]] = deque()  # columns that nobody counts yet
+        self._lock = Lock()
+        self._is_finding = False
         self._closed = Event()
 
     def learn(self, lane: int, column: int) -> tuple[int, bool]:
@@ -108,16 +111,34 @@ class ColumnEnds:
                 self._count(lane, column)
 
     def _count(self, lane: int, column: int) -> Future[int]:
-        if (lane, column) not in self._counts:
-            if self._finder is None:
-                self._finder = ThreadPoolExecutor(1, thread_name_prefix="streampack-lane-ends")
-            self._counts[lane, column] = self._finder.submit(
-                _count_column, self._recipe, self._epoch, lane, column, self._closed
-            )
-        return self._counts[lane, column]
+        with self._lock:
+            if (lane, column) not in self._counts:
+                self._counts[lane, column] = Future()
+                self._asked.append((lane, column))
+                if not self._is_finding:
+                    self._is_finding = True
+                    # A daemon, as no executor has: the interpreter's exit does not wait for it.
+                    Thread(target=self._find, name="streampack-lane-ends", daemon=True).start()
+            return self._counts[lane, column]
+
+    def _find(self) -> None:
+        """Count what is asked for, one column at a time."""
+        while (key := self._next()) is not None:
+            count = self._counts[key]
+            if not count.set_running_or_notify_cancel():
+                continue
+            try:
+                count.set_result(_count_column(self._recipe, self._epoch, *key, self._closed))
+            except BaseException as failure:  # to be raised where the count is asked for
+                count.set_exception(failure)
+
+    def _next(self) -> tuple[int, int] | None:
+        with self._lock:
+            self._is_finding = bool(self._asked)
+            return self._asked.popleft() if self._asked else None
 
     def close(self) -> None:
         """End the thread, if there is one."""
         self._closed.set()
-        if self._finder is not None:
-            self._finder.shutdown(wait=False, cancel_futures=True)
+        for count in self._counts.values():
+            count.cancel()
