@@ -178,7 +178,7 @@ def is_int(value: Any) -> bool:
             lambda paths: dataset_of(
                 local=str(paths[0]), mixing=Mixing(global_batch_size=10), batch_size=4
             ),
-            r"global_batch_size=10 is no multiple of batch_size=4; set it to 12",
+            r"size=10 is no multiple of batch_size=4; set it to 12, or set batch_size to 2",
         ),
         (
             lambda paths: dataset_of(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -430,6 +431,21 @@ def test_a_position_between_device_batches_is_refused(written):
     dataset = loaded(make(written, batch_size=4), states[4])
     with pytest.raises(ResumeError, match=r"position 5 is no multiple of batch_size=4"):
         next(iter(dataset))
+
+
+def test_a_batch_size_grows_to_divisors_of_the_runs_global_batch_and_no_further(written):
+    batches, states = states_of(make(written, batch_size=2))
+    with pytest.raises(
+        ResumeError,
+        match=r"global_batch_size=12 is no multiple of batch_size=8; a run keeps its "
+        r"global_batch_size: set batch_size to 6, for example, on any number of ranks",
+    ):
+        make(written, batch_size=8, mixing={"global_batch_size": None}).load_state_dict(
+            json.loads(states[2])
+        )
+    grown = loaded(make(written, batch_size=6), states[2])  # as it says
+    expected = torch.cat([batch["tokens"] for batch in batches[3:]])
+    assert torch.equal(torch.cat([batch["tokens"] for batch in grown]), expected)
 
 
 @pytest.mark.parametrize("key", ["epoch", "position"])

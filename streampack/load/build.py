@@ -110,16 +110,24 @@ def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
     return nodes if packs >= nodes * MIN_PACKS_PER_LANE else 1
 
 
-def _check_batches(blueprint: Blueprint, global_batch_size: int, num_lanes: int, run: int) -> None:
+def _check_batches(blueprint: Blueprint, shape: tuple[int, int, int], *, is_resumed: bool) -> None:
+    num_lanes, run, global_batch_size = shape
     batch_size, method = blueprint.batch_size, blueprint.mixing.batching_method
     sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
     for name, size in sizes.items():
         if size > MAX_PACKS:
             raise ConfigError(f"{name}={size} is more than {MAX_PACKS}, the most; lower it")
     if global_batch_size % batch_size:
+        divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
+        way_out = f"set batch_size to {divisor}, for example"
+        if is_resumed:
+            way_out = f"a run keeps its global_batch_size: {way_out}, on any number of ranks"
+        else:
+            multiple = -(-global_batch_size // batch_size) * batch_size
+            way_out = f"set it to {multiple}, or {way_out}"
         raise ConfigError(
             f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; "
-            f"set it to {-(-global_batch_size // batch_size) * batch_size}, for example"
+            f"{way_out}"
         )
     if method == "device_per_stream" and global_batch_size % run:
         raise ConfigError(
@@ -189,13 +197,14 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
             names, blueprint.streams, totals, lengths, quotas, strict=True
         )
     )
+    is_resumed = shape is not None
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)
         lanes = order.num_lanes or _default_lanes(chosen, packing, blueprint.world)
         default_batch = blueprint.batch_size * blueprint.world.num_devices
         shape = (lanes, blueprint.batch_size, mixing.global_batch_size or default_batch)
     num_lanes, lane_run, global_batch_size = shape
-    _check_batches(blueprint, global_batch_size, num_lanes, lane_run)
+    _check_batches(blueprint, shape, is_resumed=is_resumed)
     _check_ends(blueprint, num_lanes)
     recipe = Recipe(
         streams=streams,
