@@ -38,7 +38,7 @@ from streampack.load.build import Blueprint, build_recipe
 from streampack.load.ending import ended_at_exit
 from streampack.load.fetching import CacheNeeds, ReadAhead, cache_needs, make_fetcher
 from streampack.load.ledger import EpochLedger
-from streampack.load.parcel import ParcelReader
+from streampack.load.parcel import ParcelReader, parcel
 from streampack.load.reader import BatchReader
 from streampack.load.sources import resolve_streams
 from streampack.plan import (
@@ -366,7 +366,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                     rounds = -(-step // num_workers) * num_workers
                     position = base + rounds * window if in_worker else plan.position
                     ahead.need_for(plan)
-                    batch = read(plan)
+                    batch = parcel(read(plan))
                     self._delivered = Progress(epoch=epoch, position=position)
                     yield batch
                     del batch

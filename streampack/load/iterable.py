@@ -131,8 +131,7 @@ class FlowDataset(IterableDataset[Batch]):
         Raises:
             ResumeError: If that state is not of this worker.
         """
-        batches = map(self.convert, self.native_batches())
-        return batches if get_worker_info() is None else map(parcel, batches)
+        return map(parcel, map(self.convert, self.native_batches()))
 
     def native_batches(self) -> Iterator[Batch]:
         """Begin an epoch as iterating does; its batches are native ones, whatever was asked for."""
