@@ -6,10 +6,10 @@ import copy
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -302,7 +302,7 @@ def state(written) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": [{"repeat": 2}, {}]}, r"weights=\[\[60, 'samples'\].*weights=\[\[120,"),
+        ({"weights": [{"repeat": 2}, {}]}, r"60 samples of stream '.*' an .* 120 samples: resume"),
         ({"max_seq_len": 128}, r"max_seq_len=64.*max_seq_len=128"),
         ({"packing": {"method": "next_fit"}}, r"method='exact_fit'.*method='next_fit'"),
         ({"packing": {"overflow": "drop"}}, r"overflow='split'.*overflow='drop'"),
@@ -317,7 +317,10 @@ def state(written) -> dict[str, Any]:
         ({"mixing": {"epoch_end": "drop"}}, r"epoch_end='pad'.*epoch_end='drop'"),
         ({"mixing": {"sampling_method": "fixed"}}, r"sampling_method='balanced'.*'fixed'"),
         ({"mixing": {"weight_unit": "tokens"}}, r"weight"),
-        ({"mixing": {"epoch_size": 50}}, r"weights="),
+        (
+            {"mixing": {"epoch_size": 50}},
+            r"an epoch, but .*; 30 samples of .* takes \d+ samples: re",
+        ),
         ({"mixing": {"global_batch_size": 24}}, r"global_batch_size=12.*asks for 24"),
         ({"order": {"num_lanes": 2}}, r"num_lanes=3.*asks for 2"),
         ({"order": {"seed": 4}}, r"seed=3.*seed=4"),
@@ -337,19 +340,20 @@ def test_a_state_of_another_sequence_is_refused_by_the_differing_field(
     assert [show(batch) for batch in dataset] == before
 
 
-def other_streams(written: Written, tmp_path: Path) -> Sequence[list[Stream]]:
+def other_streams(written: Written, tmp_path: Path) -> dict[str, list[Stream]]:
     lengths = written.lengths
     changed = conformance.write_streams(tmp_path, [[*lengths[0][:-1], 9], lengths[1]])
-    return [
-        written.streams()[::-1],
-        written.streams()[:1],
-        changed.streams(),
-    ]
+    first, second = (re.escape(repr(path.name)) for path in written.paths)
+    return {
+        rf"streams in another order: {first}, {second}; pass them": written.streams()[::-1],
+        rf"saved with 2 streams, but this dataset has 1, {first}; res": written.streams()[:1],
+        rf"stream {first} \(streams\[0\]\) holds other data, or": changed.streams(),
+    }
 
 
 def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
     blueprint = make(written)
-    for streams in other_streams(written, tmp_path):
+    for message, streams in other_streams(written, tmp_path).items():
         dataset = PackedStreamingDataset(
             streams=streams,
             packing=blueprint.recipe.packing,
@@ -358,7 +362,7 @@ def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
             batch_size=2,
             world=World(),
         )
-        with pytest.raises(ResumeError, match=r"saved with streams=.*this dataset has streams="):
+        with pytest.raises(ResumeError, match=message):
             dataset.load_state_dict(state)
 
 

@@ -106,8 +106,6 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
         ("weight_unit", {"mixing": Mixing(weight_unit="tokens")}),
         ("sampling_method", {"mixing": Mixing(sampling_method="fixed")}),
         ("epoch_end", {"mixing": Mixing(epoch_end="carry")}),
-        ("weights", {"mixing": Mixing(epoch_size=50)}),
-        ("weights", {"weights": [{"repeat": 2}, {}]}),
         ("seed", {"order": Order(seed=4)}),
         ("shuffle", {"order": Order(seed=3, shuffle=False)}),
         ("shuffle_block_size", {"order": Order(seed=3, shuffle_block_size=50)}),
@@ -120,13 +118,35 @@ def test_another_sequence_is_refused_with_the_differing_field_and_both_values(fi
         unpack_state(state_of(make()), make(**changed), DIGESTS)
 
 
-def test_another_stream_is_refused_by_its_contents():
-    with pytest.raises(
-        ResumeError, match=r"saved with streams=.*'91aa'.*stream 's1' holds other data"
-    ):
-        unpack_state(state_of(make()), make(), ["5f2c", "0000"])
-    with pytest.raises(ResumeError, match="saved with streams="):
-        unpack_state(state_of(make()), make(), DIGESTS[:1])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": [{"repeat": 2}, {}]}, r"59 samples of stream 's0' an .* takes 118 samples: r"),
+        (
+            {"mixing": Mixing(epoch_size=50)},
+            r"59 samples of stream 's0' an epoch, but .*; \d+ samples of .*'s1'",
+        ),
+    ],
+)
+def test_other_weights_are_refused_in_samples_of_each_stream(changed, message):
+    with pytest.raises(ResumeError, match=rf"saved with {message}.* proportion, repeat or choose"):
+        unpack_state(state_of(make()), make(**changed), DIGESTS)
+
+
+@pytest.mark.parametrize(
+    ("digests", "message"),
+    [
+        (["5f2c", "0000"], r"saved stream 's1' \(streams\[1\]\) holds other data, or"),
+        (DIGESTS[:1], r"saved with 2 streams, but this dataset has 1, 's0'"),
+        (DIGESTS[::-1], r"saved with this dataset's streams in another order: 's1', 's0'; pass"),
+    ],
+)
+def test_other_streams_are_refused_by_name_and_place(digests, message):
+    recipe = make()
+    if len(digests) == 1:
+        recipe = replace(recipe, streams=recipe.streams[:1])
+    with pytest.raises(ResumeError, match=message):
+        unpack_state(state_of(make()), recipe, digests)
 
 
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():

@@ -117,10 +117,7 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
     own = fingerprint(recipe, digests)
     for key, value in own.items():
         if _as_text(saved.get(key)) != _as_text(value):
-            raise ResumeError(
-                f"the state was saved with {key}={saved.get(key)!r:.400}, but this dataset has "
-                f"{key}={value!r}; {_way_out(key, saved.get(key), value, recipe)}"
-            )
+            raise ResumeError(_difference(key, saved.get(key), value, recipe))
     epoch = _integer(state, "epoch", 0, MAX_EPOCH)
     return Progress(
         epoch=epoch,
@@ -137,24 +134,68 @@ def _as_text(value: Any) -> str:
         return f"no JSON: {type(error).__name__}"
 
 
-def _way_out(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
-    """Say what to do about a field of the fingerprint that differs."""
-    if key == "shares":
+def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
+    """Say what differs in a field of the fingerprint, and what to do about it."""
+    is_alike = isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own)
+    if key == "streams" and is_alike:
+        return _other_streams(saved, own, recipe.names)
+    if key == "weights" and is_alike and all(map(_is_weight, saved)):
+        return _other_weights(saved, own, recipe.names)
+    if key == "streams" and isinstance(saved, list):
         return (
+            f"the state was saved with {len(saved)} streams, but this dataset has {len(own)}, "
+            f"{_quoted(recipe.names)}; resume with those of the run, or start anew without the "
+            "state"
+        )
+    way_out = "resume with the saved value, or start anew without the state"
+    if key == "shares":
+        way_out = (
             "they come from the streams' length files, or from their bytes where there is none: "
             "bring the length files back to what they were, or start anew without the state"
         )
-    if key == "streams" and isinstance(saved, list) and len(saved) == len(own):
-        changed = [
-            name
-            for name, before, now in zip(recipe.names, saved, own, strict=True)
-            if _as_text(before) != _as_text(now)
-        ]
+    return (
+        f"the state was saved with {key}={saved!r:.400}, but this dataset has {key}={own!r}; "
+        f"{way_out}"
+    )
+
+
+def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
+    if sorted(map(_as_text, saved)) == sorted(map(_as_text, own)):
+        order = [names[own.index(digest)] for digest in saved]
         return (
-            f"stream {' and '.join(map(repr, changed))} holds other data, or another column of it: "
-            "resume with what the run began with, or start anew without the state"
+            f"the state was saved with this dataset's streams in another order: {_quoted(order)}; "
+            "pass them in that order, as it decides which samples share a pack"
         )
-    return "resume with the saved value, or start anew without the state"
+    changed = [
+        f"{name!r} (streams[{number}])"
+        for number, name in enumerate(names)
+        if _as_text(saved[number]) != _as_text(own[number])
+    ]
+    return (
+        f"since the state was saved stream {' and '.join(changed)} holds other data, or another "
+        "column of it: resume with what the run began with, or start anew without the state"
+    )
+
+
+def _is_weight(saved: Any) -> bool:
+    return isinstance(saved, list | tuple) and len(saved) == 2
+
+
+def _other_weights(saved: list[Any], own: list[Any], names: list[str]) -> str:
+    changed = [
+        f"{before[0]!r:.20} {before[1]!s:.20} of stream {name!r} an epoch, but this dataset takes "
+        f"{now[0]} {now[1]}"
+        for name, before, now in zip(names, saved, own, strict=True)
+        if _as_text(before) != _as_text(now)
+    ]
+    return (
+        f"the state was saved with {'; '.join(changed)}: resume with the run's proportion, repeat "
+        "or choose of each stream, epoch_size and weight_unit, or start anew without the state"
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def check_version(state: State) -> None:
