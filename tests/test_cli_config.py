@@ -107,7 +107,7 @@ def test_an_unknown_key_of_a_stream_is_refused_with_the_nearest(refuse):
         ),
         (
             {"order": 17},
-            "order: input should be a dictionary or an instance of Order (got 17)",
+            "order: input should be an object (got 17)",
         ),
     ],
 )
@@ -120,9 +120,48 @@ def test_every_mistake_has_a_line_of_its_own(refuse):
 
     assert lines == [
         "streams.0.lcal: unknown key (got 'a') - did you mean 'local'?",
-        "packing.max_seq_len: input should be a valid integer, unable to parse string as an "
-        "integer (got 'long')",
+        "packing.max_seq_len: input should be a valid integer (got 'long')",
     ]
+
+
+@pytest.mark.parametrize("count", ["1024", "1_024", "1024.0", "1.024e3", "1.024E+3", "0x400"])
+def test_a_count_may_be_written_as_any_whole_number(tmp_path, count):
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"streams: [{{local: a, proportion: 5e-1, choose: {count}}}]\n"
+        f"packing: {{max_seq_len: {count}, split_gap: 0.0}}\n"
+        f"mixing: {{epoch_size: {count}}}\nbatch_size: {count}\n"
+    )
+
+    config = read_config(path)
+
+    counts = [config.packing.max_seq_len, config.mixing.epoch_size, config.streams[0].choose]
+    assert [*counts, config.batch_size] == [1024] * 4
+    assert all(type(each) is int for each in counts)
+    assert config.streams[0].proportion == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"streams": [{"local": "a", "proportion": "0.5"}]},
+            "streams.0.proportion: input should be a valid number (got '0.5')",
+        ),
+        (
+            {"packing": {"max_seq_len": "1024"}},
+            "packing.max_seq_len: input should be a valid integer (got '1024')",
+        ),
+        (
+            {"packing": {"max_seq_len": 10.5}},
+            "packing.max_seq_len: input should be a valid integer (got 10.5)",
+        ),
+        ({"order": {"shuffle": "no"}}, "order.shuffle: input should be a valid boolean (got 'no')"),
+        ({"batch_size": True}, "batch_size: input should be a valid integer (got True)"),
+    ],
+)
+def test_what_python_refuses_yaml_refuses_too(refuse, change, line):
+    assert refuse({**MIX, **change}) == [line]
 
 
 def test_a_key_that_is_written_twice_is_refused(refuse):
@@ -162,7 +201,7 @@ def test_text_that_is_no_yaml_is_refused_with_the_line(refuse):
 def test_a_file_that_holds_no_keys_is_refused(refuse, text):
     (line,) = refuse(text)
 
-    assert line.startswith("the file: input should be a valid dictionary")
+    assert line.startswith("the file: input should be an object")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):

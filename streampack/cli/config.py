@@ -13,7 +13,9 @@ Cost: pydantic, a fifth of a second; only the verbs that read a config import it
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -112,6 +114,19 @@ class _Loader(yaml.SafeLoader):
                 raise ConfigError(f"line {line}: {key[1]!r} is written twice; keep one of them")
         return node
 
+    def construct_number(self, node: Any) -> int | float:
+        """Return a float, or the int that it is: 1e3 is a count."""
+        number: float = self.construct_yaml_float(node)
+        return int(number) if number.is_integer() else number
+
+
+FLOAT = "tag:yaml.org,2002:float"
+# PyYAML takes 1e3 for text, as YAML 1.1 did.
+_Loader.add_implicit_resolver(
+    FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+_Loader.add_constructor(FLOAT, _Loader.construct_number)
+
 
 def read_config(path: Path) -> RunConfig:
     """Read and check a run's YAML.
@@ -124,14 +139,16 @@ def read_config(path: Path) -> RunConfig:
         # A shell leaves the `~` of --config=~/x.yaml as it is.
         text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         written = yaml.load(text, Loader=_Loader)
+        # Checked as JSON: that is where pydantic takes no text for a number, as the classes do.
+        as_json = json.dumps(written, default=str)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
         raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
     try:
-        return RunConfig.model_validate(written)
+        return RunConfig.model_validate_json(as_json, strict=True)
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
         raise ConfigError("\n".join(f"{path}: {_explain(each)}" for each in mistakes)) from None
