@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from streampack import (
+    BucketedIterableDataset,
     Buffers,
     ConfigError,
     IterableStream,
     Mixing,
     Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    PackedStreamingDataset,
     Packing,
     Stream,
     World,
@@ -64,6 +68,38 @@ def test_lists_and_tuples_of_streams_pass(streams, kind):
 def test_streams_of_another_kind_are_refused_with_what_takes_them(streams, kind, message):
     with pytest.raises(ConfigError, match=message):
         check_streams(streams, kind)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (
+            PackedStreamingDataset,
+            {"shuffle": True},
+            r"shuffle=True: no argument of PackedStreamingDataset, set it with Order\(shuffle=\.",
+        ),
+        (
+            PackedStreamingDataset,
+            {"epoch_size": 9},
+            r"=9: .* set it with Mixing\(epoch_size=\.\.\.\)",
+        ),
+        (PackedStreamingDataset, {"num_workers": 2}, r"set it with PackedDataLoader; it takes str"),
+        (PackedIterableDataset, {"max_seq_len": 8}, r"set it with Packing\(max_seq_len=\.\.\.\)"),
+        (BucketedIterableDataset, {"bukceting": 8}, r"Dataset - did you mean 'bucketing'\?; it"),
+        (PackedDataLoader, {"batch_size": 4}, r"PackedDataLoader, set it with the dataset's batc"),
+        (PackedDataLoader, {"shuffle": True}, r"set it with Order\(shuffle=\.\.\.\); it takes dat"),
+        (PackedDataLoader, {"drop_last": True}, r"set it with Mixing\(epoch_end='drop'\)"),
+        (PackedDataLoader, {"collate_fn": list}, r"collate_fn=list: .* the dataset's batch_format"),
+        (
+            PackedDataLoader,
+            {"sampler": None},
+            r"sampler=None: no argument of .*; it takes dataset,",
+        ),
+    ],
+)
+def test_an_argument_of_another_library_is_refused_with_its_place_here(make, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make([], **arguments)
 
 
 def test_configs_of_their_class_pass_and_none_stands_for_the_default():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from streampack import ConfigError, PackedStreamingDataset
 from streampack.streams import mosaic
 
 ROOT = Path(__file__).parent.parent
@@ -48,3 +49,17 @@ def test_every_argument_of_streaming_dataset_has_its_row(argument):
     table = README.split("| StreamingDataset | here |")[1]
 
     assert f"`{argument}`" in table
+
+
+def test_an_argument_of_streaming_dataset_that_is_none_here_is_refused_with_its_place():
+    table = README.split("| StreamingDataset | here |")[1].split("## Speed")[0]
+    refused = 0
+    for names, here in re.findall(r"^\| (`.*?) \| (.*) \|$", table, flags=re.MULTILINE):
+        places = re.findall(r"\b(?:Order|Mixing|Buffers|World)\(|each `Stream`", here)
+        for name in re.findall(r"`([a-z_]+)`", names) if places else ():
+            with pytest.raises(ConfigError) as refusal:
+                PackedStreamingDataset(**{name: 1})
+            assert re.search(rf"^{name}=1: no argument of .*, set it with ", str(refusal.value))
+            assert places[0].replace("`", "") in str(refusal.value)
+            refused += 1
+    assert refused > 10

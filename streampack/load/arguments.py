@@ -14,13 +14,20 @@ Cost: none. Pure functions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from inspect import signature
 from reprlib import repr as short_repr
+from typing import ParamSpec
 
 from streampack.config import Buffers, Mixing, Order, Packing, read_count, read_integer
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, suggest
 from streampack.world import World
 
-__all__ = ["check_batch_size", "check_configs", "check_streams"]
+__all__ = ["check_batch_size", "check_configs", "check_streams", "with_hints"]
+
+P = ParamSpec("P")
 
 CONFIGS = {
     "packing": Packing,
@@ -29,7 +36,55 @@ CONFIGS = {
     "buffers": Buffers,
     "world": World,
 }
+# Where arguments of MosaicML's dataset and torch's loader are set here, but for those that a config
+# has under the same name. The README's table says more.
+PLACES = {
+    "batch_format": "the dataset's batch_format",
+    "batch_size": "the dataset's batch_size",
+    "collate_fn": "the dataset's batch_format",
+    "drop_last": "Mixing(epoch_end='drop')",
+    "num_canonical_nodes": "Order(num_lanes=...)",
+    "predownload": "PackedDataLoader(prefetch_factor=...) and Buffers(...)",
+    "shuffle_seed": "Order(seed=...)",
+    **dict.fromkeys(
+        ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"), "PackedDataLoader"
+    ),
+    **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
+    **dict.fromkeys(
+        ("download_retry", "download_timeout", "validate_hash", "keep_zip"), "each Stream"
+    ),
+}
 DATASETS = {"Stream": "PackedStreamingDataset", "IterableStream": "PackedIterableDataset"}
+
+
+def with_hints(init: Callable[P, None]) -> Callable[P, None]:
+    """Return an `__init__` that refuses arguments it does not have with where they are set here.
+
+    Raises:
+        ConfigError: Naming the argument, its value and the place.
+    """
+    known = list(signature(init).parameters)[1:]
+    class_name = init.__qualname__.partition(".")[0]
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name, value in kwargs.items():
+            if name not in known:
+                raise ConfigError(
+                    f"{name}={_short(value)}: no argument of {class_name}{_place(name, known)}; "
+                    f"it takes {', '.join(known)}"
+                )
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _place(name: str, known: list[str]) -> str:
+    place = PLACES.get(name)
+    for config in CONFIGS.values():
+        if name in (field.name for field in fields(config)):
+            place = f"{config.__name__}({name}=...)"
+    return f", set it with {place}" if place else suggest(name, known)
 
 
 def check_streams(streams: object, stream_type: type) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from streampack.config import Buffers, Mixing, Order
 from streampack.errors import ConfigError
-from streampack.load.arguments import check_configs, check_streams
+from streampack.load.arguments import check_configs, check_streams, with_hints
 from streampack.load.buckets import Bucketing
 from streampack.load.iterable import FlowDataset, check_fields, check_options, flow_plan
 from streampack.streams import IterableStream
@@ -61,6 +61,7 @@ class BucketedIterableDataset(FlowDataset):
     [[[1, 2, 3], [4, 5, 0]], [[6]]]
     """
 
+    @with_hints
     def __init__(
         self,
         streams: Sequence[IterableStream],

@@ -32,7 +32,7 @@ from streampack.assemble import (
 )
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError, ResumeError
-from streampack.load.arguments import check_batch_size, check_configs, check_epoch
+from streampack.load.arguments import check_batch_size, check_configs, check_epoch, with_hints
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
 from streampack.load.ending import ended_at_exit
@@ -90,6 +90,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
     ``DataLoader(dataset, batch_size=None, num_workers=n)``.
     """
 
+    @with_hints
     def __init__(  # noqa: PLR0913 - the public face; four of them are configs
         self,
         streams: Sequence[Any] | None = None,

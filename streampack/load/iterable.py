@@ -31,6 +31,7 @@ from streampack.load.arguments import (
     check_configs,
     check_epoch,
     check_streams,
+    with_hints,
 )
 from streampack.load.buckets import Bucketing
 from streampack.load.buffers import Footprint, batches_ahead
@@ -291,6 +292,7 @@ class PackedIterableDataset(FlowDataset):
     [[1, 2, 3, 0], [4, 5, 0, 0]]
     """
 
+    @with_hints
     def __init__(  # noqa: PLR0913 - the public face; four of them are configs
         self,
         streams: Sequence[IterableStream],

@@ -19,6 +19,7 @@ from typing import Any
 from streampack.assemble import Batch
 from streampack.config import check_positive, read_integer
 from streampack.errors import ConfigError
+from streampack.load.arguments import with_hints
 from streampack.load.dataset import PackedStreamingDataset
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_loading import IterableLoading
@@ -54,6 +55,7 @@ class PackedDataLoader:
             hold what the workers hand over.
     """
 
+    @with_hints
     def __init__(
         self,
         dataset: PackedStreamingDataset | FlowDataset,
