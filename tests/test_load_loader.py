@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import threading
@@ -343,3 +344,21 @@ def test_a_remote_stream_is_fetched_by_workers_that_find_it_missing(tmp_path):
 def test_pinning_memory_without_a_gpu_does_nothing(written):
     loader = PackedDataLoader(conformance.make(written), pin_memory=True)
     assert not next(iter(loader))["tokens"].is_pinned()
+
+
+def test_a_start_method_that_is_none_is_refused(written):
+    with pytest.raises(ConfigError, match=r"context='forkk' is not one of fork.* mean 'fork'\?"):
+        PackedDataLoader(conformance.make(written), num_workers=1, multiprocessing_context="forkk")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_copy_of_a_loader_goes_on_with_its_state_and_its_own_workers(written, num_workers):
+    loader = PackedDataLoader(conformance.make(written), num_workers=num_workers)
+    batches = iter(loader)
+    first = show(next(batches))
+
+    copied = copy.deepcopy(loader)
+
+    assert copied.stats()["packs"] == loader.stats()["packs"]
+    copied.load_state_dict(loader.state_dict())
+    assert [first, *map(show, copied)] == [first, *map(show, batches)]

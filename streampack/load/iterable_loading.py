@@ -109,6 +109,10 @@ class IterableLoading:
         # What stats are of: as above, and kept until the next epoch begins.
         self._flows: list[State | None] = [None] * max(num_workers, 1)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has workers of its own.
+        return self.__dict__ | {"_workers": None}
+
     def _state_of(self, worker: int) -> State:
         state = self._states[worker]
         if state is not None:

@@ -14,11 +14,12 @@ Cost: see the two.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import get_all_start_methods
 from typing import Any
 
 from streampack.assemble import Batch
 from streampack.config import check_positive, read_integer
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, suggest
 from streampack.load.arguments import with_hints
 from streampack.load.dataset import PackedStreamingDataset
 from streampack.load.iterable import FlowDataset
@@ -78,6 +79,12 @@ class PackedDataLoader:
             )
         if num_workers < 0:
             raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")
+        methods = get_all_start_methods()
+        if isinstance(multiprocessing_context, str) and multiprocessing_context not in methods:
+            raise ConfigError(
+                f"multiprocessing_context={multiprocessing_context!r} is not one of "
+                f"{'|'.join(methods)}{suggest(multiprocessing_context, methods)}"
+            )
         self.dataset = dataset
         self.num_workers = num_workers
         options = WorkerOptions(

@@ -272,9 +272,14 @@ class PlannedLoading:
         progress = self._reached
         return len(self.dataset) if progress is None else self.dataset.num_batches(progress.epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has no iteration under way, and workers of its own.
+        kept = {"_fetched": self._shards(), "_read_ahead": None}
+        return self.__dict__ | kept | {"_workers": None, "_handing": None}
+
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or go on from the state that was loaded."""
-        if self._workers is not None and not self._workers.are_of_this_process:
+        if self.num_workers and not (self._workers and self._workers.are_of_this_process):
             self._make_workers()  # those before the fork, and what they write to, are the parent's
         self._settle()
         sequence = self.dataset.begin()
