@@ -14,9 +14,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from streampack.config import Packing
 from streampack.errors import ConfigError, DataError
-from streampack.load import PackedDataLoader
-from streampack.streams import Stream
+from streampack.load import (
+    BucketedIterableDataset,
+    Bucketing,
+    PackedDataLoader,
+    PackedIterableDataset,
+)
+from streampack.streams import IterableStream, Stream
 from tests import conformance
 from tests.conformance import Written, show, worlds
 
@@ -362,3 +368,21 @@ def test_a_copy_of_a_loader_goes_on_with_its_state_and_its_own_workers(written, 
     assert copied.stats()["packs"] == loader.stats()["packs"]
     copied.load_state_dict(loader.state_dict())
     assert [first, *map(show, copied)] == [first, *map(show, batches)]
+
+
+def test_datasets_and_loaders_show_in_a_line_what_they_are(written):
+    dataset = conformance.make(written, batch_size=2)
+    names = [path.name for path in written.paths]
+    shown = (
+        f"PackedStreamingDataset(streams={names}, max_seq_len=64, batch_size=2, "
+        "rank=0, num_ranks=1)"
+    )
+    assert repr(dataset) == shown
+    assert repr(PackedDataLoader(dataset)) == f"PackedDataLoader({shown}, num_workers=0)"
+    streams = [IterableStream([[1, 2]], name="a")]
+    assert repr(PackedIterableDataset(streams, packing=Packing(max_seq_len=8))) == (
+        "PackedIterableDataset(streams=['a'], max_seq_len=8, batch_size=1, rank=0, num_ranks=1)"
+    )
+    assert repr(BucketedIterableDataset(streams, bucketing=Bucketing(max_tokens=9))) == (
+        "BucketedIterableDataset(streams=['a'], max_tokens=9, batch_size=1, rank=0, num_ranks=1)"
+    )

@@ -140,3 +140,12 @@ def test_a_url_that_nothing_speaks_is_refused_with_those_that_work(remote):
     )
     with pytest.raises(ConfigError, match=message):
         Stream(remote=remote)
+
+
+def test_a_stream_shows_where_it_is_and_what_it_weighs():
+    stream = Stream(name="code", remote="s3://bucket/code", local="cache", proportion=0.5)
+    assert (
+        repr(stream)
+        == "Stream(name='code', remote='s3://bucket/code', local='cache', proportion=0.5)"
+    )
+    assert repr(Stream(local="cache", repeat=0)) == "Stream(local='cache', repeat=0)"

@@ -25,7 +25,7 @@ from streampack.config import Buffers, Mixing, Order, Packing, read_count, read_
 from streampack.errors import ConfigError, suggest
 from streampack.world import World
 
-__all__ = ["check_batch_size", "check_configs", "check_streams", "with_hints"]
+__all__ = ["check_batch_size", "check_configs", "check_streams", "show_dataset", "with_hints"]
 
 P = ParamSpec("P")
 
@@ -165,6 +165,20 @@ def check_epoch(epoch: object) -> int:
     if number < 0:
         raise ConfigError(f"epoch={number} must be at least 0")
     return number
+
+
+def show_dataset(
+    dataset: object, names: list[str], size: str, batch_size: int, world: World
+) -> str:
+    """Return a dataset's repr: one line, with six of its streams at most.
+
+    >>> show_dataset(set(), ["code", "docs"], "max_seq_len=2048", 4, World())
+    "set(streams=['code', 'docs'], max_seq_len=2048, batch_size=4, rank=0, num_ranks=1)"
+    """
+    return (
+        f"{type(dataset).__name__}(streams={short_repr(names)}, {size}, batch_size={batch_size}, "
+        f"rank={world.rank}, num_ranks={world.num_ranks})"
+    )
 
 
 def _short(value: object) -> str:

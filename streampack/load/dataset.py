@@ -32,7 +32,13 @@ from streampack.assemble import (
 )
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError, ResumeError
-from streampack.load.arguments import check_batch_size, check_configs, check_epoch, with_hints
+from streampack.load.arguments import (
+    check_batch_size,
+    check_configs,
+    check_epoch,
+    show_dataset,
+    with_hints,
+)
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import Blueprint, build_recipe
 from streampack.load.ending import ended_at_exit
@@ -195,6 +201,10 @@ class PackedStreamingDataset(IterableDataset[Batch]):
     def _check_world(self) -> None:
         if self._finds_world:
             self.world.check_group()
+
+    def __repr__(self) -> str:
+        size = f"max_seq_len={self._recipe.packing.max_seq_len}"
+        return show_dataset(self, self.stream_names, size, self.batch_size, self.world)
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_world()  # a worker that is spawned cannot see what the training process joined

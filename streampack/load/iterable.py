@@ -31,6 +31,7 @@ from streampack.load.arguments import (
     check_configs,
     check_epoch,
     check_streams,
+    show_dataset,
     with_hints,
 )
 from streampack.load.buckets import Bucketing
@@ -89,6 +90,13 @@ class FlowDataset(IterableDataset[Batch]):
     def _check_world(self) -> None:
         if self._finds_world:
             self.world.check_group()
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        size = f"max_seq_len={plan.packing.max_seq_len}"
+        if plan.bucketing is not None:
+            size = f"max_tokens={plan.bucketing.max_tokens}"
+        return show_dataset(self, self.stream_names, size, plan.batch_size, self.world)
 
     def __getstate__(self) -> dict[str, Any]:
         self._check_world()  # a worker that is spawned cannot see what the training process joined

@@ -97,6 +97,9 @@ class PackedDataLoader:
         )
         self._loading = _loading(dataset, options)
 
+    def __repr__(self) -> str:
+        return f"PackedDataLoader({self.dataset!r}, num_workers={self.num_workers})"
+
     def __len__(self) -> int:
         """Return the batches of this rank in a whole epoch: the one under way, or the next.
 

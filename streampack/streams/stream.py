@@ -105,6 +105,12 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.loss_mask = loss_mask
         self.loss_mask_dtype = loss_mask_dtype
 
+    def __repr__(self) -> str:
+        keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
+        shown = {key: getattr(self, key, None) for key in keys}
+        stated = [f"{key}={value!r}" for key, value in shown.items() if value not in (None, "")]
+        return f"{type(self).__name__}({', '.join(stated)})"
+
 
 def _check_names(others: dict[str, Any]) -> None:
     theirs = set(signature(mosaic.Stream.__init__).parameters) - {"self"}
