@@ -274,7 +274,7 @@ class PlannedLoading:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no iteration under way, and workers of its own.
-        kept = {"_fetched": self._shards(), "_read_ahead": None}
+        kept = {"_fetched": self._shards(), "_read_ahead": None, "_plans": None}
         return self.__dict__ | kept | {"_workers": None, "_handing": None}
 
     def __iter__(self) -> Iterator[Batch]:
