@@ -20,7 +20,7 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 from streampack.errors import DataError
-from streampack.streams import Stream, clients, mosaic
+from streampack.streams import Stream, mosaic
 from streampack.streams.clients import process_clients
 from streampack.streams.fetch import (
     DamagedError,
@@ -109,20 +109,6 @@ def test_an_object_comes_whole_and_nothing_else_stays(bucket):
     assert fetched.attempts == 1
     assert 0 < fetched.elapsed_s < BOUND_S
     bucket.assert_whole_and_alone()
-
-
-def test_the_time_that_a_stores_library_takes_is_not_counted_as_the_stores(
-    bucket, tmp_path, monkeypatch
-):
-    (tmp_path / "slow_library.py").write_text("import time\ntime.sleep(0.3)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(clients.LIBRARIES, "s3", "slow_library")
-    begin_s = time.monotonic()
-    fetched = fetch(bucket.files(), "a.mds", bucket.to)
-    assert time.monotonic() - begin_s - fetched.elapsed_s >= 0.3
-    assert sys.modules.pop("slow_library")
-    monkeypatch.setitem(clients.LIBRARIES, "s3", "no_library")  # if its client needs none
-    fetch(bucket.files(), "a.mds", bucket.to)
 
 
 def test_a_split_and_a_folder_inside_the_stream_are_part_of_the_path(bucket):

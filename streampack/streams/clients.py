@@ -13,7 +13,6 @@ Cost: a client for each thread that downloads at a time; making one takes some 1
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from contextlib import suppress
@@ -21,19 +20,8 @@ from typing import Any
 
 from streampack.streams import mosaic
 
-__all__ = ["ClientPool", "import_library", "library_of", "process_clients"]
+__all__ = ["ClientPool", "library_of", "process_clients"]
 
-# What the clients of each store import when they are made.
-LIBRARIES = {
-    "azure": "azure.storage.blob",
-    "azure-dl": "azure.storage.filedatalake",
-    "dbfs": "databricks.sdk",
-    "gs": "google.cloud.storage",
-    "hf": "huggingface_hub",
-    "oci": "oci",
-    "s3": "boto3.session",
-    "sftp": "paramiko",
-}
 # Stores whose libraries do not come with mosaicml-streaming, by the extra that brings them.
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks", "hf": "hf"}
 
@@ -48,17 +36,6 @@ def library_of(remote: str) -> str:
     return (
         f"pip install 'mosaicml-streaming[{extra}]'" if extra else "pip install mosaicml-streaming"
     )
-
-
-def import_library(remote: str | None) -> None:
-    """Import what speaks to a store, if it is installed; a second or less, the first time.
-
-    Whoever counts the time that a store takes does this before.
-    """
-    library = LIBRARIES.get((remote or "").partition(":")[0])
-    if library is not None:
-        with suppress(ImportError):
-            importlib.import_module(library)
 
 
 class ClientPool:

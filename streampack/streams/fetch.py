@@ -30,7 +30,7 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
 from streampack.errors import DataError, StreampackError
-from streampack.streams.clients import import_library, library_of, process_clients
+from streampack.streams.clients import library_of, process_clients
 from streampack.streams.failures import DamagedError, Failure, NoClientError, kind_of, status_of
 from streampack.streams.files import StreamFiles
 
@@ -179,7 +179,6 @@ class _Job:
         *,
         retried: tuple[Failure, ...] = (Failure.PASSING, Failure.UNKNOWN),
     ) -> None:
-        import_library(files.remote)  # no store's fault, so its time is not counted
         self._files = files
         self._basename = basename
         self._to = to

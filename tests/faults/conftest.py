@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
+import boto3.s3.transfer
 import pytest
 
 from streampack.streams import Stream
@@ -40,6 +42,8 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Faul
     """
     root = tmp_path_factory.mktemp("s3") / "root"
     (root / BUCKET).mkdir(parents=True)
+    # What S3 clients need is imported, and compiled in a fresh environment, before time is counted.
+    boto3.session.Session().client("s3", region_name="us-east-1").close()
     with servers.s3_server(root) as server, FaultServer(upstream=server.url) as proxy:
         yield root, proxy
 
