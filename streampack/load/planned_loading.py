@@ -343,16 +343,21 @@ class PlannedLoading:
         """Where the run stands; None where it has not begun."""
         return self._last.progress if self._last is not None else self._progress
 
-    def _settle(self) -> None:
-        """Add the iteration that comes to its end to those before."""
+    def _totals(self) -> tuple[int, _Losses, int]:
+        """Count what is delivered; return the most that waited, all losses, what packers held."""
         plans, last = self._plans, self._last
+        most_waiting, losses, packers = self._most_waiting, self._losses, self._packer_tokens
         if plans is not None:
-            self._most_waiting = max(self._most_waiting, plans.most_waiting)
+            most_waiting = max(most_waiting, plans.most_waiting)
         if last is not None:
             last.count(self._tally)
-            self._progress = last.progress
-            self._losses = self._losses + last.losses
-            self._packer_tokens = max(self._packer_tokens, last.packer_tokens)
+            losses, packers = losses + last.losses, max(packers, last.packer_tokens)
+        return most_waiting, losses, packers
+
+    def _settle(self) -> None:
+        """Add the iteration that comes to its end to those before."""
+        self._most_waiting, self._losses, self._packer_tokens = self._totals()
+        self._progress = self._reached
         self._plans = self._last = None
 
     def state_dict(self) -> State:
@@ -380,14 +385,7 @@ class PlannedLoading:
         Dropped samples are counted as they are met, up to a chunk of 4,096 samples ahead, and each
         by one rank; slots that another stream served as far ahead as is read at once.
         """
-        plans, last = self._plans, self._last
-        most_waiting, losses = self._most_waiting, self._losses
-        packers = self._packer_tokens
-        if plans is not None:
-            most_waiting = max(most_waiting, plans.most_waiting)
-        if last is not None:
-            last.count(self._tally)
-            losses, packers = losses + last.losses, max(packers, last.packer_tokens)
+        most_waiting, losses, packers = self._totals()
         # torch asks for one more plan before it hands a batch over.
         most_waiting = max(most_waiting - (self.num_workers > 0), 0)
         batch_tokens = self.dataset.footprint().batch_tokens
