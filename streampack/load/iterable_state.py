@@ -172,7 +172,7 @@ def _check_flow(flow: State, epoch: int, digest: dict[str, Any]) -> None:
     for key in TOTALS:
         _check_number(key, flow.get(key))
     if flow.get("epoch") != epoch:
-        raise _damaged("epoch", flow.get("epoch"), f"{epoch}, which is the state's epoch")
+        raise _damaged("epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch")
     num_tokens = sum(row[1] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # No batch is without a pack, nor a pack without a token.
@@ -187,30 +187,30 @@ def _check_flow(flow: State, epoch: int, digest: dict[str, Any]) -> None:
 
 def _rows(where: str, value: Any, length: int) -> list[Any]:
     if not isinstance(value, list | tuple) or len(value) != length:
-        raise _damaged(where, value, f"a list of {length}")
+        raise _damaged(where, value, wanted=f"a list of {length}")
     return list(value)
 
 
 def _check_source(where: str, source: Any) -> None:
     if not isinstance(source, dict):
-        raise _damaged(where, source, "a dict")
+        raise _damaged(where, source, wanted="a dict")
     for key in PLACE:
         _check_number(f"{where}.{key}", source.get(key))
     base = source.get("base", "missing")
     if base is None:
         return
     if not isinstance(base, dict):
-        raise _damaged(f"{where}.base", base, "None or a dict")
+        raise _damaged(f"{where}.base", base, wanted="None or a dict")
     for key in ("pass", "taken", *(("raw",) if "source" in base else ())):
         _check_number(f"{where}.base.{key}", base.get(key))
 
 
 def _check_number(where: str, value: Any) -> None:
     if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise _damaged(where, value, f"an integer of at least 0 and at most {MAX_NUMBER}")
+        raise _damaged(where, value, wanted=f"an integer of at least 0 and at most {MAX_NUMBER}")
 
 
-def _damaged(where: str, value: Any, wanted: str) -> ResumeError:
+def _damaged(where: str, value: Any, *, wanted: str) -> ResumeError:
     return ResumeError(
         f"the state's flow.{where} is {value!r:.80}, not {wanted}; load what state_dict() "
         "returned, unchanged"
