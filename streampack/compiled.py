@@ -3,6 +3,7 @@
 ::
 
     compiled            a kernel that works on the arrays that it is given, without the GIL
+    compiled_inline     a part of one, put in wherever it is called: brief, and called very often
     compiled_brief      one that is called from Python and takes some us: it keeps the GIL
     compiled_to_make    one that makes arrays, or gets some that another kernel has made
 
@@ -30,7 +31,7 @@ from typing import Any, ParamSpec, TypeVar
 import numba
 from numba.core.options import DefaultOptions
 
-__all__ = ["compiled", "compiled_brief", "compiled_to_make"]
+__all__ = ["compiled", "compiled_brief", "compiled_inline", "compiled_to_make"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +53,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 def compiled_brief(function: Callable[P, R]) -> Callable[P, R]:
     """Compile `function` as `compiled` does; it runs with the GIL."""
     return _compiled(function, _UNCOUNTED | {"nogil": False})
+
+
+def compiled_inline(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile `function` as `compiled` does; LLVM copies it into those that call it."""
+    return _compiled(function, _UNCOUNTED | {"forceinline": True})
 
 
 def compiled_to_make(function: Callable[P, R]) -> Callable[P, R]:

@@ -214,18 +214,16 @@ def _put_column(
             f"{where}: a column of {places.dtype} values cannot be gathered; "
             "rewrite it with an integer type of this machine's byte order"
         )
-    begins = np.ascontiguousarray(places.begins, np.int64)
-    counts = np.ascontiguousarray(places.counts, np.int64)
     num_samples = int(place[kernels.COUNT])
-    if not len(begins) == len(counts) == num_samples:
+    if not len(places.begins) == len(places.counts) == num_samples:
         raise DataError(
-            f"{where}: {len(begins)} samples lie in it, but index.json says {num_samples}; "
+            f"{where}: {len(places.begins)} samples lie in it, but index.json says {num_samples}; "
             "write the stream again"
         )
-    place[column + kernels.BEGINS] = begins.ctypes.data
-    place[column + kernels.COUNTS] = counts.ctypes.data
+    samples = np.stack([places.begins, places.counts], axis=1).astype(np.int64, copy=False)
+    place[column + kernels.SAMPLES] = samples.ctypes.data
     place[column + kernels.CODE] = code
-    return begins, counts
+    return (samples,)
 
 
 def _row_dtype(streams: Sequence[OpenStream], packing: Packing) -> type[np.integer[Any]]:
@@ -298,12 +296,15 @@ class Gatherer:
         tokens = np.empty(shape, self.dtype) if out is None else out
         next_tokens = np.empty(len(segments), np.int64)
         reading = (segments, ends, opened.places, rows, self._options)
-        ahead = np.empty((len(segments), 2), np.int64), np.empty(3, np.int64)
-        bad, problem = kernels.gather_tokens(reading, tokens, next_tokens, ahead)
+        found = kernels.room_for(len(segments))
+        bad, problem = kernels.gather_tokens(reading, tokens, next_tokens, found)
         labels = None
         if bad < 0 and self.has_labels and opened.has_labels[rows].any():
             labels = np.empty(shape, np.int32) if labels_out is None else labels_out
-            bad, problem = kernels.gather_labels(reading, tokens, next_tokens, labels, ahead)
+            beside = kernels.room_for(len(segments))
+            bad, problem = kernels.gather_labels(
+                reading, tokens, next_tokens, labels, found, beside
+            )
         if bad >= 0:
             raise self._error(segments[bad], problem)
         return Rows(

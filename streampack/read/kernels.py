@@ -16,11 +16,11 @@ a compiled kernel does not see that another file has changed.
 Rows are int32, or uint16 where every stream's ids are: what is copied stays in the cache until the
 batch is made of it. A value that does not fit is reported, never cut.
 
-Samples lie anywhere in their shards, so memory is asked for before it is read, always as far ahead,
-across the edges of samples: without that a processor waits at the first lines of each, which takes
-twice as long on web's lengths.
+Samples lie anywhere in their shards: so where all of them lie is looked up first, and then memory
+is asked for before it is read, always as far ahead, across the edges of samples. Without that a
+processor waits at the first lines of each, which takes twice as long on web's lengths.
 
-Cost: one pass over the bytes, 0.5 ns a token and 50 ns a segment from the page cache; labels
+Cost: one pass over the bytes, 0.5 ns a token and 40 ns a segment from the page cache; labels
 columns as much again.
 """
 
@@ -35,7 +35,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from streampack.compiled import compiled, compiled_brief
+from streampack.compiled import compiled, compiled_brief, compiled_inline
 from streampack.types import (
     IGNORED,
     LENGTH,
@@ -58,6 +58,7 @@ __all__ = [
     "find_shards",
     "gather_labels",
     "gather_tokens",
+    "room_for",
 ]
 
 # What is read: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,);
@@ -67,18 +68,23 @@ __all__ = [
 Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
 # Of a sample: its own tokens, and 1 or 0 for an added BOS and an added EOS.
 Shape: TypeAlias = tuple[int, int, int]
-# How far memory was asked for: the address and the bytes of each segment's values, (n, 2); and the
+# Where each segment's values were found, (n, FOUND_COLUMNS); and how far memory was asked for: the
 # segment that is asked for next, how many bytes of it were, and how many too early, (3,).
-Ahead: TypeAlias = tuple[Int64Array, Int64Array]
+Found: TypeAlias = tuple[Int64Array, Int64Array]
 
-# Columns of a place row: the shard's bytes, then three columns of it, three numbers each.
-DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 8, 11
-PLACE_COLUMNS = 14
+# Columns of a place row: the shard's bytes, then three columns of it, two numbers each.
+DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 7, 9
+PLACE_COLUMNS = 11
+# The address of where samples begin and how many values they have, int64, (COUNT, 2), and the type
+# code. Both numbers of a sample lie in one line of memory.
+SAMPLES, CODE = 0, 1
+NO_COLUMN = -1
+SAMPLE_BYTES = 16
+# Columns of what was found: where the sample's values begin, how many they are, the bytes of each.
+ADDRESS, VALUES, WIDTH = 0, 1, 2
+FOUND_COLUMNS = 3
 # Memory is asked for so far ahead of what is copied, a piece copied at a time.
 AHEAD_BYTES, PIECE_BYTES, LINE_BYTES = 8192, 4096, 64
-
-BEGINS, COUNTS, CODE = 0, 1, 2  # addresses of int64 arrays, and the type code
-NO_COLUMN = -1
 LEAST = -(1 << 31)  # of int32
 
 # Columns of the options.
@@ -102,6 +108,11 @@ def code_of(dtype: npt.DTypeLike) -> int:
     """
     known = np.dtype(dtype)
     return _CODES.get(known.str[1:], NO_COLUMN) if known.isnative else NO_COLUMN
+
+
+def room_for(num_segments: int) -> Found:
+    """Return memory for what is found of so many segments."""
+    return np.empty((num_segments, FOUND_COLUMNS), np.int64), np.empty(3, np.int64)
 
 
 def _reader(kind: Any) -> Any:
@@ -318,14 +329,14 @@ def find_places(
     return -1, FINE
 
 
-@compiled
+@compiled_inline
 def locate(place: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
     """Return (address, values, problem) of one column of a sample; the address is safe to read."""
     index = sample - place[FIRST]
     if index < 0 or index >= place[COUNT]:
         return 0, 0, BAD_SAMPLE
-    begin = _read_int64(place[column + BEGINS], index)
-    count = _read_int64(place[column + COUNTS], index)
+    begin = _read_int64(place[column + SAMPLES], 2 * index)
+    count = _read_int64(place[column + SAMPLES], 2 * index + 1)
     size, code = place[SIZE], place[column + CODE]
     # Compare by dividing: a forged count times its width could pass 2**63 and look small.
     if begin < 0 or begin > size or count < 1 or count > (size - begin) >> (code >> 1):
@@ -333,7 +344,7 @@ def locate(place: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
     return place[DATA] + begin, count, FINE
 
 
-@compiled
+@compiled_inline
 def sample_edges(address: int, code: int, count: int, options: Int64Array) -> tuple[int, int]:
     """Return 1 or 0 for a BOS and for an EOS that must be added to a sample."""
     bos, eos = options[BOS], options[EOS]
@@ -342,7 +353,7 @@ def sample_edges(address: int, code: int, count: int, options: Int64Array) -> tu
     return before, after
 
 
-@compiled
+@compiled_inline
 def _check(segment: Int64Array, full: int, room: int, options: Int64Array) -> int:
     """Return what is wrong with a segment of a sample of `full` tokens, or FINE."""
     start, length, total = segment[START], segment[LENGTH], segment[TOTAL]
@@ -353,49 +364,14 @@ def _check(segment: Int64Array, full: int, room: int, options: Int64Array) -> in
     return BAD_ROW if length > room else FINE
 
 
-@compiled
-def _column_to_read(places: Int64Array, row: int, for_labels: bool) -> int:
-    """Return the column that a segment's tokens or labels come from, or NO_COLUMN."""
-    if not for_labels:
-        return TOKENS
-    # Where there are both, they lie side by side.
-    for column in (LABELS, LOSS_MASK):
-        if places[row, column + CODE] != NO_COLUMN:
-            return column
-    return NO_COLUMN
-
-
-@compiled
-def _find_sources(
-    segments: Int64Array, places: Int64Array, rows: Int64Array, for_labels: bool, ahead: Ahead
-) -> None:
-    """Fill `ahead` for the segments. Nothing is checked: they are asked for, and no more."""
-    sources, cursor = ahead
-    cursor[:] = 0
-    for k in range(len(segments)):
-        index = segments[k, SAMPLE] - places[rows[k], FIRST]
-        column = _column_to_read(places, rows[k], for_labels)
-        if 0 <= index < places[rows[k], COUNT] and column != NO_COLUMN:
-            _prefetch(places[rows[k], column + BEGINS] + 8 * index)
-            _prefetch(places[rows[k], column + COUNTS] + 8 * index)
-    for k in range(len(segments)):
-        row, sources[k, 1] = rows[k], 0
-        index = segments[k, SAMPLE] - places[row, FIRST]
-        column = _column_to_read(places, row, for_labels)
-        if 0 <= index < places[row, COUNT] and column != NO_COLUMN:
-            width = item_bytes(places[row, column + CODE])
-            begin = _read_int64(places[row, column + BEGINS], index)
-            sources[k, 0] = places[row, DATA] + begin + segments[k, START] * width
-            sources[k, 1] = segments[k, LENGTH] * width
-
-
-@compiled
-def _ask_ahead(ahead: Ahead, num_bytes: int) -> None:
+@compiled_inline
+def _ask_ahead(segments: Int64Array, found: Found, num_bytes: int) -> None:
     """Ask for as many bytes more as are copied next."""
-    sources, cursor = ahead
+    where, cursor = found
     k, done, wanted = cursor[0], cursor[1], num_bytes - cursor[2]
-    while wanted > 0 and k < len(sources):
-        address, size = sources[k, 0], sources[k, 1]
+    while wanted > 0 and k < len(segments):
+        width = where[k, WIDTH]
+        address, size = where[k, ADDRESS] + segments[k, START] * width, segments[k, LENGTH] * width
         num_lines = (min(size - done, wanted) + LINE_BYTES - 1) // LINE_BYTES
         for line in range(num_lines):
             _prefetch(address + done + LINE_BYTES * line)
@@ -409,24 +385,60 @@ def _ask_ahead(ahead: Ahead, num_bytes: int) -> None:
     cursor[0], cursor[1], cursor[2] = k, done, -wanted
 
 
+@compiled_inline
+def _column_to_read(places: Int64Array, row: int, for_labels: bool) -> int:
+    """Return the column that a segment's tokens or labels come from, or NO_COLUMN."""
+    if not for_labels:
+        return TOKENS
+    # Where there are both, they lie side by side.
+    for column in (LABELS, LOSS_MASK):
+        if places[row, column + CODE] != NO_COLUMN:
+            return column
+    return NO_COLUMN
+
+
 @compiled
-def _gather_segment(
-    segment: Int64Array,
-    place: Int64Array,
-    options: Int64Array,
-    room: IntArray,
-    ahead: Ahead,
+def _locate_all(
+    segments: Int64Array, places: Int64Array, rows: Int64Array, for_labels: bool, found: Found
 ) -> tuple[int, int]:
-    """Fill the front of `room` with a segment; return (next token, problem)."""
-    code = place[TOKENS + CODE]
-    address, count, problem = locate(place, TOKENS, segment[SAMPLE])
-    if problem != FINE:
-        return IGNORED, problem
+    """Fill `found` for all segments, and begin to ask for them.
+
+    Returns:
+        (segment, problem) of the first bad one; (-1, FINE) if there is none.
+    """
+    where, cursor = found
+    cursor[:] = 0
+    for k in range(len(segments)):
+        column = _column_to_read(places, rows[k], for_labels)
+        if column != NO_COLUMN:
+            # Any address may be asked for, that of a sample that does not exist, too.
+            index = segments[k, SAMPLE] - places[rows[k], FIRST]
+            _prefetch(places[rows[k], column + SAMPLES] + SAMPLE_BYTES * index)
+    for k in range(len(segments)):
+        where[k] = 0
+        column = _column_to_read(places, rows[k], for_labels)
+        if column != NO_COLUMN:
+            where[k, WIDTH] = item_bytes(places[rows[k], column + CODE])
+            where[k, ADDRESS], where[k, VALUES], problem = locate(
+                places[rows[k]], column, segments[k, SAMPLE]
+            )
+            if problem != FINE:
+                return k, problem
+    _ask_ahead(segments, found, AHEAD_BYTES)
+    return -1, FINE
+
+
+@compiled_inline
+def _gather_segment(
+    segments: Int64Array, k: int, code: int, options: Int64Array, room: IntArray, found: Found
+) -> tuple[int, int]:
+    """Fill the front of `room` with segment `k`; return (next token, problem)."""
+    address, count = found[0][k, ADDRESS], found[0][k, VALUES]
     before, after = sample_edges(address, code, count, options)
-    problem = _check(segment, before + count + after, len(room), options)
+    problem = _check(segments[k], before + count + after, len(room), options)
     if problem != FINE:
         return IGNORED, problem
-    start, length = segment[START], segment[LENGTH]
+    start, length = segments[k, START], segments[k, LENGTH]
     stop = start + length
     own = max(start, before)  # from here to `own_stop` the sample's own tokens
     own_stop = min(stop, before + count)
@@ -435,13 +447,13 @@ def _gather_segment(
     piece = PIECE_BYTES >> (code >> 1)
     while own < own_stop:
         last = min(own + piece, own_stop)
-        _ask_ahead(ahead, (last - own) * item_bytes(code))
+        _ask_ahead(segments, found, (last - own) << (code >> 1))
         if not copy_values(address, code, own - before, room[own - start : last - start], 0):
             return IGNORED, BAD_VALUE
         own = last
     if own_stop < stop:
         room[length - 1] = options[EOS]
-    if stop == segment[TOTAL]:
+    if stop == segments[k, TOTAL]:
         return IGNORED, FINE
     if stop < before + count:
         return value_at(address, code, stop - before), FINE
@@ -459,7 +471,7 @@ def gather_tokens(
     reading: Reading,
     tokens: IntArray,
     next_tokens: Int64Array,
-    ahead: Ahead,
+    found: Found,
 ) -> tuple[int, int]:
     """Fill rows with the tokens of their segments, then padding.
 
@@ -467,21 +479,23 @@ def gather_tokens(
         reading: What is read, see `Reading`.
         tokens: Filled, shape (num_rows, S); rows after the packs hold padding only.
         next_tokens: Filled with the token after each segment, or IGNORED; shape (n,).
-        ahead: Scratch, see `Ahead`.
+        found: Filled for the tokens.
 
     Returns:
         (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
     segments, ends, places, rows, options = reading
+    bad, problem = _locate_all(segments, places, rows, False, found)
+    if bad >= 0:
+        return bad, problem
     k = 0
-    _find_sources(segments, places, rows, False, ahead)
-    _ask_ahead(ahead, AHEAD_BYTES)
     for row in range(len(tokens)):
         filled = 0
         end = ends[row] if row < len(ends) else k
         while k < end:
+            code = places[rows[k], TOKENS + CODE]
             next_tokens[k], problem = _gather_segment(
-                segments[k], places[rows[k]], options, tokens[row, filled:], ahead
+                segments, k, code, options, tokens[row, filled:], found
             )
             if problem != FINE:
                 return k, problem
@@ -593,18 +607,16 @@ def _apply_mask(segment: Int64Array, place: Int64Array, shape: Shape, room: IntA
 
 @compiled
 def _label_segment(
-    segment: Int64Array, place: Int64Array, options: Int64Array, room: IntArray
+    segment: Int64Array, place: Int64Array, found: Int64Array, options: Int64Array, room: IntArray
 ) -> int:
     """Apply the columns that a segment's stream has to its labels; return what is wrong."""
     has_labels = place[LABELS + CODE] != NO_COLUMN
     has_mask = place[LOSS_MASK + CODE] != NO_COLUMN
     if not (has_labels or has_mask):
         return FINE
-    address, count, problem = locate(place, TOKENS, segment[SAMPLE])
-    if problem != FINE:
-        return problem
+    address, count = found[ADDRESS], found[VALUES]
     before, after = sample_edges(address, place[TOKENS + CODE], count, options)
-    shape = (count, before, after)
+    shape, problem = (count, before, after), FINE
     if has_labels:
         problem = _apply_labels(segment, place, shape, room)
     if has_mask and problem == FINE:
@@ -624,7 +636,8 @@ def gather_labels(
     tokens: IntArray,
     next_tokens: Int64Array,
     labels: IntArray,
-    ahead: Ahead,
+    found: Found,
+    beside: Found,
 ) -> tuple[int, int]:
     """Fill rows with labels; the other arguments as `gather_tokens` left them.
 
@@ -633,15 +646,17 @@ def gather_labels(
         tokens: Gathered tokens, shape (num_rows, S).
         next_tokens: The token after each segment, or IGNORED; shape (n,).
         labels: Filled, shape (num_rows, S).
-        ahead: Scratch, see `Ahead`.
+        found: What was found for the tokens.
+        beside: Filled for the columns that say what labels are.
 
     Returns:
         (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
     segments, ends, places, rows, options = reading
+    bad, _ = _locate_all(segments, places, rows, True, beside)
+    if bad >= 0:
+        return bad, BAD_COLUMN
     k = 0
-    _find_sources(segments, places, rows, True, ahead)
-    _ask_ahead(ahead, AHEAD_BYTES)
     for row in range(len(labels)):
         filled = 0
         end = ends[row] if row < len(ends) else k
@@ -649,9 +664,9 @@ def gather_labels(
             stop = filled + segments[k, LENGTH]
             _copy(tokens[row, filled + 1 : stop], labels[row, filled : stop - 1])
             labels[row, stop - 1] = next_tokens[k]
-            _ask_ahead(ahead, ahead[0][k, 1])
+            _ask_ahead(segments, beside, segments[k, LENGTH] * beside[0][k, WIDTH])
             problem = _label_segment(
-                segments[k], places[rows[k]], options, labels[row, filled:stop]
+                segments[k], places[rows[k]], found[0][k], options, labels[row, filled:stop]
             )
             if problem != FINE:
                 return k, problem
