@@ -9,9 +9,9 @@
     batch/make      the rest of a native batch, of rows that were gathered
     batch/copy      as many int32 tokens, copied from one warm array to another
 
-Samples in random order over all shards, one core, one device batch after the other; as in the
-loader, in memory that is used again. `ratio` is to the copy. All take turns; the first round maps
-the shards and is not counted.
+Samples in random order over all shards, one core; as in a thread of the loader, as many device
+batches at once, in memory that is used again. `ratio` is to the copy. All take turns; the first
+round maps the shards and is not counted.
 
 Cost: about 20 s.
 """
@@ -29,6 +29,8 @@ import workloads
 
 from streampack.assemble import Blocks, make_batch
 from streampack.config import Packing
+from streampack.load.buffers import BYTES_PER_TOKEN
+from streampack.load.groups import GROUP_BYTES, MOST_AT_ONCE
 from streampack.pack import fit_samples, make_packer
 from streampack.read import Gatherer
 from streampack.streams import open_streams
@@ -58,7 +60,7 @@ def run_masked(gatherer: Gatherer, batches: list[Packs], out: Any, labels_out: A
 
 
 def run(gatherer: Gatherer, batches: list[Packs], positions: str, out: Any) -> dict[str, float]:
-    """Make every batch of rows in `out`; return the seconds spent in each part."""
+    """Make all batches of rows in `out`; return the seconds spent in each part."""
     spent = dict.fromkeys(PARTS, 0.0)
     blocks = Blocks()
     for packs in batches:
@@ -84,6 +86,9 @@ def measure(
     """Return the runs of each part, in tokens a second, and the tokens of one run."""
     packing, size = Packing(max_seq_len=params["max_seq_len"]), params["batch_size"]
     packs = plan(lengths, packing)
+    batch_bytes = BYTES_PER_TOKEN * size * packing.max_seq_len
+    together = min(max(1, GROUP_BYTES // batch_bytes), MOST_AT_ONCE)
+    size *= together
     batches = [packs.slice(first, first + size) for first in range(0, len(packs) - size + 1, size)]
     num_tokens = sum(int(batch.segments[:, LENGTH].sum()) for batch in batches)
     plain, masked = (str(path) for path in paths)
@@ -100,7 +105,7 @@ def measure(
         if turn:
             for part, seconds in spent.items():
                 rates[part].append(num_tokens / seconds)
-    return rates | {"num_batches": len(batches), "num_tokens": num_tokens}
+    return rates | {"num_batches": len(batches) * together, "num_tokens": num_tokens}
 
 
 def main() -> None:
