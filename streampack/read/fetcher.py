@@ -31,7 +31,7 @@ import numpy as np
 
 from streampack.errors import WorkerError
 from streampack.plan import ShardNeeds
-from streampack.read import kernels
+from streampack.read import find_kernels
 from streampack.streams import OpenStream
 from streampack.types import Int64Array, Packs
 
@@ -83,10 +83,10 @@ class _ShardTable:
     def missing(self, segments: Int64Array) -> list[Key]:
         """Return which shards of some segments, shape (n, 6), are not known to be here."""
         segments = np.ascontiguousarray(segments, np.int64)
-        if kernels.are_here(segments, self._bases, self._first_samples, self._is_here):
+        if find_kernels.are_here(segments, self._bases, self._first_samples, self._is_here):
             return []
         shards = np.empty(len(segments), np.int64)
-        kernels.find_shards(segments, self._bases, self._first_samples, shards)
+        find_kernels.find_shards(segments, self._bases, self._first_samples, shards)
         absent = np.unique(shards[~self._is_here[shards]])
         streams = np.searchsorted(self._bases, absent, side="right") - 1
         return list(zip(streams.tolist(), (absent - self._bases[streams]).tolist(), strict=True))

@@ -25,7 +25,7 @@ import numpy as np
 
 from streampack.config import MAX_ID, Packing
 from streampack.errors import DataError
-from streampack.read import kernels
+from streampack.read import find_kernels, kernels
 from streampack.read.targets import detect_shift
 from streampack.streams.mds import Places
 from streampack.streams.opened import OpenShard, OpenStream
@@ -136,10 +136,10 @@ class _OpenShards:
         opened, now = self.opened, next(self.batches)
         bases, firsts = self.bases, self.first_samples
         while True:
-            bad, problem = kernels.find_places(
+            bad, are_open = find_kernels.find_places(
                 segments, bases, firsts, opened.place_of, opened.used, now, rows
             )
-            if problem != kernels.NOT_OPEN:
+            if bad >= 0 or are_open:
                 return opened, bad
             opened = self._with(set(rows.tolist()))
 

@@ -35,15 +35,13 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from streampack.compiled import compiled, compiled_brief, compiled_inline
+from streampack.compiled import compiled, compiled_inline
 from streampack.types import (
     IGNORED,
     LENGTH,
     SAMPLE,
     START,
-    STREAM,
     TOTAL,
-    BoolArray,
     Int64Array,
     IntArray,
 )
@@ -52,10 +50,7 @@ __all__ = [
     "IGNORED",
     "NO_COLUMN",
     "PLACE_COLUMNS",
-    "are_here",
     "code_of",
-    "find_places",
-    "find_shards",
     "gather_labels",
     "gather_tokens",
     "room_for",
@@ -93,7 +88,6 @@ BOS, EOS, PADDING, TRUNCATES, MULTIPLE = 0, 1, 2, 3, 4
 # What can be wrong with a segment.
 FINE, BAD_SAMPLE, BAD_BYTES, BAD_LENGTH, BAD_RANGE, BAD_ROW, BAD_COLUMN, BAD_VALUE = range(8)
 BAD_MASK = 8
-NOT_OPEN = 9  # nothing wrong: its shard is to be opened first
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, INT64 = range(7)  # code >> 1 is log2 of the bytes
 _CODES = {"u1": UINT8, "b1": UINT8, "i1": INT8, "u2": UINT16, "i2": INT16, "u4": UINT32}
@@ -232,101 +226,6 @@ def copy_values(address: int, code: int, first: int, out: IntArray, lowest: int)
             seen |= value - lowest
     num_bits = 32 if lowest < 0 else min(8 * out.itemsize, 31)
     return bool(seen >> num_bits == 0)
-
-
-@compiled
-def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -> int:
-    """Return the last place from `low` on, below `high`, that holds `number` or less; or `low`."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        if sorted_numbers[middle] <= number:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def find_shards(
-    segments: Int64Array, bases: Int64Array, first_samples: Int64Array, shards: Int64Array
-) -> int:
-    """Find the shard of every segment by bisection.
-
-    Args:
-        segments: Segment rows, shape (n, 6).
-        bases: Where each stream begins in `first_samples`, shape (num_streams + 1,).
-        first_samples: First sample of each shard, and the number of samples, stream by stream.
-        shards: Filled with indices into `first_samples`, shape (n,).
-
-    Returns:
-        The first segment whose stream or sample does not exist, or -1.
-    """
-    for k in range(len(segments)):
-        stream, sample = segments[k, STREAM], segments[k, SAMPLE]
-        if stream < 0 or stream >= len(bases) - 1:
-            return k
-        last = bases[stream + 1] - 1
-        if sample < 0 or sample >= first_samples[last]:
-            return k
-        shards[k] = _at_or_below(first_samples, bases[stream], last, sample)
-    return -1
-
-
-@compiled_brief
-def are_here(
-    segments: Int64Array, bases: Int64Array, first_samples: Int64Array, is_here: BoolArray
-) -> bool:
-    """Tell whether the shards of all segments are marked; others as of `find_shards`.
-
-    Args:
-        segments: Segment rows of samples that exist, shape (n, 6).
-        bases: Where each stream begins in `first_samples`, shape (num_streams + 1,).
-        first_samples: First sample of each shard, and the number of samples, stream by stream.
-        is_here: The marks, beside `first_samples`.
-    """
-    for k in range(len(segments)):
-        stream = segments[k, STREAM]
-        low, high = bases[stream], bases[stream + 1] - 1
-        if not is_here[_at_or_below(first_samples, low, high, segments[k, SAMPLE])]:
-            return False
-    return True
-
-
-@compiled_brief
-def find_places(
-    segments: Int64Array,
-    bases: Int64Array,
-    first_samples: Int64Array,
-    place_of: Int64Array,
-    used: Int64Array,
-    now: int,
-    rows: Int64Array,
-) -> tuple[int, int]:
-    """Find the place row of every segment among those of the open shards.
-
-    Args:
-        segments: Segment rows, shape (n, 6).
-        bases: Where each stream begins in `first_samples`, shape (num_streams + 1,).
-        first_samples: First sample of each shard, and the number of samples, stream by stream.
-        place_of: Of each shard its place row, or -1 where it is not open; beside `first_samples`.
-        used: Set to `now` for those that are read, shape (m,).
-        now: A number that grows from call to call.
-        rows: Filled with place rows, shape (n,); with shards where one is not open.
-
-    Returns:
-        (segment, problem) of the first that does not exist, else of the first whose shard is not
-        open; (-1, FINE) if there is none.
-    """
-    bad = find_shards(segments, bases, first_samples, rows)
-    if bad >= 0:
-        return bad, BAD_SAMPLE
-    for k in range(len(segments)):
-        if place_of[rows[k]] < 0:
-            return k, NOT_OPEN
-    for k in range(len(segments)):
-        rows[k] = place_of[rows[k]]
-        used[rows[k]] = now
-    return -1, FINE
 
 
 @compiled_inline
