@@ -94,6 +94,39 @@ def test_run_shows_a_table_of_the_streams(call, config):
     assert "tokens/s" in rows["fill"]
 
 
+def test_simulate_says_what_run_then_gives(call, config):
+    said = json.loads(call("simulate", config, "--json"))
+    given = json.loads(call("run", config, "--json"))
+
+    for stream in said["streams"].values():
+        del stream["repeats"]
+    same = ("config", "streams", "packs", "tokens", "fill", "substituted", "steps")
+    assert {key: said[key] for key in same} == {key: given[key] for key in same}
+
+
+def test_simulate_of_more_ranks_takes_fewer_steps_over_as_many_tokens(call, config):
+    alone = json.loads(call("simulate", config, "--json"))
+    ranks = json.loads(call("simulate", config, "--json", "--ranks", 4, "--ranks-per-node", 2))
+    few = json.loads(call("simulate", config, "--json", "--steps", 2))
+
+    assert ranks["tokens"] == alone["tokens"]
+    assert (ranks["ranks"], ranks["global_batch_size"]) == (4, 8)
+    assert ranks["steps"] == -(-ranks["packs"] // 8)
+    assert (few["steps"], few["packs"], few["epochs"]) == (2, 4, 1)
+
+
+def test_simulate_shows_a_table_of_the_streams_with_their_repeats(call, config):
+    output = call("simulate", config, "--ranks", 2)
+
+    rows = {line.split()[0]: line for line in output.splitlines() if line.strip()}
+    assert "repeats" in rows["stream"]
+    assert " 2.00" in rows["code"]
+    assert " 1.00" in rows["papers"]
+    assert "tokens/s" not in rows["fill"]
+    assert rows["1"].startswith("1 epoch · ")
+    assert " steps of 2 x 2 packs · " in rows["1"]
+
+
 def test_run_names_the_stream_whose_arguments_cannot_work(call, config):
     described = yaml.safe_load(config.read_text())
     described["streams"][1]["choose"] = 3

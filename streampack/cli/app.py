@@ -33,6 +33,7 @@ VERBS = {
     "index": "Write the length files of streams that have none.",
     "inspect": "Show a stream: its shards, its lengths, one of its packs.",
     "run": "Mix and pack as a config says, and show what comes out.",
+    "simulate": "Plan a run as a config says, and show what it will give; no token is read.",
     "compare-packers": "Pack the same lengths with every packer, and compare.",
     "demo": "Real text, a small model, a crash and an exact resume; offline.",
 }

@@ -11,16 +11,20 @@ from streampack.cli.config import RunConfig
 from streampack.errors import ConfigError
 from streampack.load import PackedStreamingDataset
 from streampack.streams import Stream
+from streampack.world import World
 
 __all__ = ["build_dataset", "build_streams"]
 
 
-def build_dataset(config: RunConfig, path: Path) -> PackedStreamingDataset:
+def build_dataset(
+    config: RunConfig, path: Path, world: World | None = None
+) -> PackedStreamingDataset:
     """Return the dataset that a config describes.
 
     Args:
         config: What was read.
         path: The file it came from, for messages.
+        world: The process among others that it is for; None: this one.
 
     Raises:
         ConfigError: If its weights, sizes or buffers cannot work together.
@@ -34,6 +38,7 @@ def build_dataset(config: RunConfig, path: Path) -> PackedStreamingDataset:
             order=config.order,
             buffers=config.buffers,
             batch_size=config.batch_size,
+            world=world,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

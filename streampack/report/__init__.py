@@ -1,4 +1,4 @@
-"""Reports: what a run did, as tables for a terminal and pictures for a page."""
+"""Reports: what a run did or will do, as tables for a terminal and pictures for a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from streampack.report.packers import (
     synthetic_lengths,
 )
 from streampack.report.plots import plot_packs
-from streampack.report.stats import stats_summary, stats_table, stats_view
+from streampack.report.simulate import simulate
+from streampack.report.stats import simulation_view, stats_summary, stats_table, stats_view
 
 __all__ = [
     "KINDS",
@@ -31,6 +32,8 @@ __all__ = [
     "packer_table",
     "packings_to_compare",
     "plot_packs",
+    "simulate",
+    "simulation_view",
     "stats_summary",
     "stats_table",
     "stats_view",

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from streampack.report.bars import colour
 
-__all__ = ["stats_summary", "stats_table", "stats_view"]
+__all__ = ["simulation_view", "stats_summary", "stats_table", "stats_view"]
 
 CUTS = ("split", "truncated", "dropped")
 NUMBERS = ("samples", "of samples", "tokens", "of tokens", "target")
@@ -46,11 +46,13 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
         weight_unit: What the targets count, samples or tokens.
     """
     streams = stats["streams"]
+    # Only a simulation knows how large the streams are.
+    has_repeats = all("repeats" in stream for stream in streams.values())
     # What never happened needs no column of zeros.
     cuts = [cut for cut in CUTS if any(stream[cut] for stream in streams.values())]
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("stream")
-    for name in (*NUMBERS, *cuts):
+    for name in (*NUMBERS, *(["repeats"] if has_repeats else []), *cuts):
         compared = name in {"target", f"of {weight_unit}"}
         table.add_column(name, justify="right", style="bold" if compared else "")
     for number, (name, stream) in enumerate(streams.items()):
@@ -61,6 +63,7 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
             shares[0],
             f"{stream['tokens']:,}",
             *shares[1:],
+            *([f"{stream['repeats']:.2f}"] if has_repeats else []),
             *(f"{stream[cut]:,}" for cut in cuts),
         )
     return table
@@ -73,17 +76,43 @@ def stats_summary(stats: Mapping[str, Any], seconds: float | None = None) -> Tex
         stats: What ``loader.stats()`` returned.
         seconds: Time it took, for tokens per second; None leaves that out.
     """
+    facts = _facts(stats, f"{stats['tokens'] / seconds:,.0f} tokens/s" if seconds else None)
+    marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
+    return Text(facts + "\nmost buffered: " + ", ".join(marks))
+
+
+def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples") -> Group:
+    """Return all that a terminal shows of a simulation: the table and the lines below it.
+
+    Args:
+        numbers: What `simulate` returned.
+        weight_unit: What the targets count, samples or tokens.
+    """
+    packs = f"{numbers['batch_size']:,} packs"
+    if numbers["ranks"] > 1:
+        packs = f"{numbers['ranks']:,} x {packs}"
+    steps = (
+        f"{numbers['epochs']:,} epoch{'s' if numbers['epochs'] > 1 else ''}",
+        f"{numbers['steps']:,} steps of {packs}",
+        f"{numbers['global_batches']:,} global batches of {numbers['global_batch_size']:,}",
+        f"{numbers['padding_packs']:,} packs of padding",
+        f"{numbers['padding_tokens']:,} tokens of padding in all",
+    )
+    lines = Text(f"{_facts(numbers)}\n{' · '.join(steps)}")
+    return Group(stats_table(numbers, weight_unit=weight_unit), lines)
+
+
+def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
+    """Return fill and amounts in a line."""
     facts = [
         f"fill {100 * stats['fill']:.2f} %",
         f"{stats['packs']:,} packs",
         f"{stats['tokens']:,} tokens",
+        *([speed] if speed else []),
     ]
-    if seconds:
-        facts.append(f"{stats['tokens'] / seconds:,.0f} tokens/s")
     if stats["substituted"]:
         facts.append(f"{stats['substituted']:,} packs of another stream, as one had run out")
-    marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
-    return Text(" · ".join(facts) + "\nmost buffered: " + ", ".join(marks))
+    return " · ".join(facts)
 
 
 def _percent(share: float) -> str:
