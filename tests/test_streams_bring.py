@@ -284,6 +284,62 @@ def test_a_remote_without_hashes_is_warned_of_once(tmp_path, caplog):
     assert f"s3://bucket/r/index.json: has no hashes for {count} of {count}" in record.message
 
 
+def in_folder(tmp_path, origin, **options):
+    """Open a stream whose remote is a folder, in a process that knows nothing of it."""
+    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), **options)
+    return open_stream(stream, 0, store=origin.store)
+
+
+def test_a_shard_without_hashes_that_its_folder_replaced_is_fetched_again(tmp_path):
+    path, samples = written(tmp_path, hashes=[])
+    _, others = builders.write_stream_files(tmp_path / "other", LENGTHS, seed=1)
+    origin = Origin(path)
+    assert_reads(in_folder(tmp_path, origin), samples)
+    for name in ("shard.00000.mds", "shard.00002.mds"):
+        replaced(path / name, (tmp_path / "other" / name).read_bytes())
+    origin.asked.clear()
+
+    opened = in_folder(tmp_path, origin)
+    first = opened.first_sample.tolist()
+    mixed = [*samples]
+    for shard in (0, 2):
+        mixed[first[shard] : first[shard + 1]] = others[first[shard] : first[shard + 1]]
+    assert_reads(opened, mixed)
+    assert_reads(in_folder(tmp_path, origin), mixed)
+    assert origin.shards_asked() == ["shard.00000.mds", "shard.00002.mds"]
+
+
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_what_was_unpacked_of_a_replaced_shard_is_brought_again(tmp_path, keep_zip):
+    path, samples = written(tmp_path, hashes=[], compression="zstd")
+    origin = Origin(path)
+    assert_reads(in_folder(tmp_path, origin, keep_zip=keep_zip), samples)
+    os.utime(path / "shard.00001.mds.zstd", (1, 1))  # of an older time, as of an earlier version
+    origin.asked.clear()
+
+    assert_reads(in_folder(tmp_path, origin, keep_zip=keep_zip), samples)
+    assert_reads(in_folder(tmp_path, origin, keep_zip=keep_zip), samples)
+    assert origin.shards_asked() == ["shard.00001.mds.zstd"]
+
+
+@pytest.mark.parametrize("change", ["hashes", "gone", "theirs"])
+def test_what_a_hash_vouches_for_or_nobody_can_fetch_stays(tmp_path, change):
+    path, samples = written(tmp_path, hashes=["xxh64"] if change == "hashes" else [])
+    origin = Origin(path)
+    if change == "theirs":
+        shutil.copytree(path, tmp_path / "l")
+    assert_reads(in_folder(tmp_path, origin), samples)
+    origin.asked.clear()
+    for file in path.glob("shard*"):
+        if change == "gone":
+            file.unlink()
+        else:
+            os.utime(file, (1, 1))
+
+    assert_reads(in_folder(tmp_path, origin), samples)
+    assert origin.asked == []
+
+
 def test_neither_remotes_with_hashes_nor_local_streams_are_warned_of(tmp_path, caplog):
     path, _ = written(tmp_path)
     bare, _ = builders.write_stream_files(tmp_path / "bare", LENGTHS)

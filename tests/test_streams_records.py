@@ -55,8 +55,18 @@ def test_values_of_other_types_are_not_believed(tmp_path):
     records = Records(tmp_path, Disk())
     records.remember("a", STATE, "", "")
     fields = json.loads(records.path("a").read_text())
-    records.path("a").write_text(json.dumps(fields | {"mtime_ns": None}))
-    assert not records.read("a").is_of(STATE)
+    for wrong in ({"mtime_ns": None}, {"origin": 3}):
+        records.path("a").write_text(json.dumps(fields | wrong))
+        assert not records.read("a").is_of(STATE)
+
+
+def test_a_record_of_before_origins_were_kept_is_read(tmp_path):
+    records = Records(tmp_path, Disk())
+    records.remember("a", STATE, "", "", "a:3:7")
+    fields = json.loads(records.path("a").read_text())
+    assert fields.pop("origin") == "a:3:7"
+    records.path("a").write_text(json.dumps(fields))
+    assert records.read("a").is_of(STATE)
 
 
 @pytest.mark.parametrize("algorithm", sorted(mosaic.get_hashes()))

@@ -104,6 +104,8 @@ class ShardBringer:
             parts.append(shard.packed)
         if self.limit is not None:
             self.limit.reserve(home, [part for part in parts if self._is_missing(home, part)])
+        # Asked for before it is fetched: what is replaced meanwhile is seen as another one later.
+        origin = self.checked.origin(shard)
         # Both named after the raw file, whose lock guards them.
         raw, packed = (locks.temporary(shard.raw.basename) for _ in range(2))
         try:
@@ -111,9 +113,9 @@ class ShardBringer:
                 self._fetch(shard.raw, raw, None)
             else:
                 self._unpack_some(shard, shard.packed, packed, raw)
-            self._name(raw, home, shard.raw)
+            self._name(raw, home, shard.raw, origin)
             if shard.packed is not None and self._keeps(packed):
-                self._name(packed, self.files.folder, shard.packed)
+                self._name(packed, self.files.folder, shard.packed, origin)
         finally:
             self.discard(raw)
             self.discard(packed)
@@ -199,12 +201,12 @@ class ShardBringer:
         if failures:
             raise failures[0]
 
-    def _name(self, temporary: Path, home: Path, part: Part) -> None:
+    def _name(self, temporary: Path, home: Path, part: Part, origin: str) -> None:
         """Record that a file is ours and whole, and give it its name."""
         state = self.disk.state(temporary)
         if state is None:
             raise FileNotFoundError(f"{temporary} was removed before it got its name")
         records, boot_id = Records(home, self.disk), self.checked.boot_id(home)
         # In this order: a file of ours without a record would be taken for somebody else's.
-        records.remember(part.basename, state, self.checked.wanted(part), boot_id)
+        records.remember(part.basename, state, self.checked.wanted(part), boot_id, origin)
         self.disk.rename(temporary, home / part.basename)

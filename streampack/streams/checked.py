@@ -5,9 +5,11 @@
     stat --same as last time in this process--> whole
          --size of index.json--> record says so of this very version --> whole
                                  else hash it --> whole, remembered | damaged
+                                 no hash: still the one in the remote folder?
 
 Cost: one `stat`; at a file's first use in a process a record is read, and at its first use on a
-node, or after a restart of the machine, the file.
+node, or after a restart of the machine, the file. Where no hash tells, one `stat` in the remote
+folder, if it is one of this machine's.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from typing import Any
 from streampack.errors import DataError
 from streampack.streams.disk import Disk, FileState
 from streampack.streams.files import StreamFiles
-from streampack.streams.index import Part
-from streampack.streams.records import Records, file_digest, wanted_hash
+from streampack.streams.index import Part, Shard
+from streampack.streams.records import Record, Records, file_digest, wanted_hash
 
 __all__ = ["CheckedFiles", "typed_errors"]
 
@@ -66,6 +68,7 @@ class CheckedFiles:
 
     def __init__(self, files: StreamFiles, disk: Disk, uri: str) -> None:
         self._validate_hash: str | None = files.stream.validate_hash or None
+        self._remote_folder = files.remote_folder
         self._disk = disk
         self._uri = uri
         self._whole: dict[Path, FileState] = {}
@@ -105,13 +108,34 @@ class CheckedFiles:
             is_known = record is not None and record.says_of(state, wanted, boot_id)
             if wanted and not is_known and file_digest(self._disk, path, wanted) != wanted:
                 return False
+            if record is not None and self._is_replaced(record):
+                return False
             if record is not None and not record.is_promise and not is_known:
                 with suppress(OSError):  # only a speed-up
-                    records.remember(part.basename, state, wanted, boot_id)
+                    records.remember(part.basename, state, wanted, boot_id, record.origin)
         except OSError:
             return False
         self._whole[path] = state
         return True
+
+    def origin(self, shard: Shard) -> str:
+        """Return what a shard's files are made of now, as records say it; empty if a hash tells."""
+        part = shard.packed or shard.raw
+        return "" if self.wanted(part) or self.wanted(shard.raw) else self._version(part.basename)
+
+    def _version(self, basename: str) -> str:
+        """Return which version of a file the remote folder holds; empty if that cannot be seen."""
+        if self._remote_folder is not None:
+            with suppress(OSError):
+                state = self._disk.state(self._remote_folder / basename)
+                if state is not None:
+                    return f"{basename}:{state.num_bytes}:{state.mtime_ns}"
+        return ""
+
+    def _is_replaced(self, record: Record) -> bool:
+        """Return whether a file is of another version than the remote folder holds by now."""
+        basename = record.origin.partition(":")[0]  # no name of index.json holds a colon
+        return bool(basename) and self._version(basename) not in ("", record.origin)
 
     def boot_id(self, home: Path) -> str:
         """Return the boot that a record speaks of; none where several machines share the files."""

@@ -49,6 +49,9 @@ class Record:
     """Which hash it had, as "algorithm:digest"; empty if index.json has none."""
     boot_id: str
     """The machine's boot since which that is known."""
+    origin: str = ""
+    """What it was made of, as "name:size:time" of a file in a remote folder; empty if a hash tells
+    whether it still is the right one, or nothing can."""
 
     @property
     def is_promise(self) -> bool:
@@ -120,7 +123,9 @@ class Records:
         """
         self.write(basename, PROMISE)
 
-    def remember(self, basename: str, state: FileState, wanted: str, boot_id: str) -> None:
+    def remember(
+        self, basename: str, state: FileState, wanted: str, boot_id: str, origin: str = ""
+    ) -> None:
         """Say that a file of ours was found whole.
 
         Raises:
@@ -129,7 +134,11 @@ class Records:
         self.write(
             basename,
             Record(
-                num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=wanted, boot_id=boot_id
+                num_bytes=state.num_bytes,
+                mtime_ns=state.mtime_ns,
+                hash=wanted,
+                boot_id=boot_id,
+                origin=origin,
             ),
         )
 
@@ -145,8 +154,8 @@ def _parse(text: bytes) -> Record:
         record = Record(**fields)
     except (ValueError, TypeError, RecursionError):
         return UNREADABLE
-    is_sound = isinstance(record.num_bytes, int) and isinstance(record.mtime_ns, int)
-    return record if is_sound else UNREADABLE
+    numbers = isinstance(record.num_bytes, int) and isinstance(record.mtime_ns, int)
+    return record if numbers and isinstance(record.origin, str) else UNREADABLE
 
 
 def wanted_hash(part: Part, validate_hash: str | None, uri: str) -> str:
