@@ -37,12 +37,12 @@ class ConfigError(StreampackError, ValueError):
 class DataError(StreampackError):
     """A stream whose bytes cannot be had, or are not what they should be.
 
-    The text names stream, shard or sample. What else is known of a failed download is kept beside
-    it; all of that is None where nothing was downloaded.
+    The text names stream, shard or sample. Which file it is about, and what a failed download took,
+    is kept beside it; None where there was no such thing.
 
     Args:
         message: What is wrong, the limit, and the way out.
-        uri: Where the object is.
+        uri: Where the file is: a url, or a path.
         shard: Its path under the stream's folder.
         attempts: How often it was asked for.
         elapsed_s: How long that took, in seconds.

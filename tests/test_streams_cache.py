@@ -247,9 +247,37 @@ def test_a_missing_local_shard_is_refused(tmp_path, compression):
         open_stream(Stream(local=str(path)), 0).open_shard(0)
 
 
+DAMAGE = {
+    "index.json": lambda content: content[:-9],
+    "lengths.bin": lambda content: content[:-9],
+    "shard.00001.mds": lambda content: b"\xff" * len(content),
+    "shard.00001.mds.zstd": lambda content: b"\xff" * len(content),
+}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_an_error_carries_the_path_of_the_local_file_that_is_damaged(tmp_path, name, is_cut):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, compression="zstd" if name.endswith("zstd") else None
+    )
+    file = path / name
+    content = file.read_bytes()
+    file.write_bytes(content[:-9] if is_cut else DAMAGE[name](content))
+
+    with pytest.raises(DataError) as caught:
+        open_stream(Stream(local=str(path)), 0).open_shard(1)
+
+    assert caught.value.uri == str(file)
+    assert caught.value.shard == (name if name.startswith("shard") else None)
+
+
 def test_a_missing_index_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"index\.json: there is no such file; give the folder of"):
+    with pytest.raises(
+        DataError, match=r"index\.json: there is no such file; give the folder of"
+    ) as caught:
         open_stream(Stream(local=str(tmp_path)), 0)
+    assert caught.value.uri == str(tmp_path / "index.json")
     stream = Stream(remote=str(tmp_path / "none"), local=str(tmp_path / "l"), download_retry=1)
     with pytest.raises(DataError, match=r"none/index\.json: cannot be fetched, 1 attempt in"):
         open_stream(stream, 0)

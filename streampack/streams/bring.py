@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.streams.checked import CheckedFiles, typed_errors
+from streampack.streams.checked import CheckedFiles, naming, typed_errors
 from streampack.streams.compression import decompress_pieces
 from streampack.streams.disk import Disk
 from streampack.streams.eviction import CacheLimit
@@ -151,7 +151,8 @@ class ShardBringer:
         if not self.is_remote or self.checked.is_whole(self.files.folder, part):
             self.checked.refuse(source, part)
             try:
-                self._unpack(source, str(source), shard, raw)
+                with naming(source, part.basename):
+                    self._unpack(source, str(source), shard, raw)
                 return
             except DataError:
                 if not self.is_remote:
@@ -160,7 +161,9 @@ class ShardBringer:
         if self._stays(self.files.folder, part):
             raise DataError(
                 f"{source}: does not unpack to what index.json says, and streampack did not put it "
-                "there; delete it, so that it can be fetched"
+                "there; delete it, so that it can be fetched",
+                uri=str(source),
+                shard=part.basename,
             )
         self._fetch(part, packed, lambda path: self._unpack(path, part.basename, shard, raw))
 

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from streampack.errors import DataError
 from streampack.streams import mosaic
 from streampack.streams.bring import ShardBringer, Store
-from streampack.streams.checked import CheckedFiles, typed_errors
+from streampack.streams.checked import CheckedFiles, naming, typed_errors
 from streampack.streams.disk import Disk
 from streampack.streams.eviction import CacheLimit, Home
 from streampack.streams.fetch import DamagedError
@@ -176,7 +176,8 @@ class ShardCache:
             raise DataError(
                 f"{self.folder}: was fetched from another version of {folder}: index.json is "
                 f"{_fingerprint(text)} here, {_fingerprint(there)} there; delete {self.folder}, "
-                "or name another local="
+                "or name another local=",
+                uri=self.index_uri,
             )
 
     def length_file_path(self) -> Path | None:
@@ -330,7 +331,8 @@ class ShardCache:
         # Between two steps somebody may remove the file, to make room or by hand.
         for _ in range(MAX_REMOVED):
             try:
-                return call(shard)
+                with naming(self.uri(shard.raw.basename), shard.raw.basename):
+                    return call(shard)
             except FileNotFoundError as error:
                 failure = error
         raise DataError(

@@ -26,7 +26,23 @@ from streampack.streams.files import StreamFiles
 from streampack.streams.index import Part, Shard
 from streampack.streams.records import Record, Records, file_digest, wanted_hash
 
-__all__ = ["CheckedFiles", "typed_errors"]
+__all__ = ["CheckedFiles", "naming", "typed_errors"]
+
+
+@contextmanager
+def naming(uri: str | Path, shard: str | None = None) -> Iterator[None]:
+    """Give a DataError that names no file this one.
+
+    Args:
+        uri: Where the file is.
+        shard: Its path under the stream's folder, if it is one of a shard.
+    """
+    try:
+        yield
+    except DataError as error:
+        if error.uri is None:
+            error.uri, error.shard = str(uri), error.shard or shard
+        raise
 
 
 @contextmanager
@@ -54,7 +70,7 @@ def typed_errors(path: Path, num_bytes: int = 0, *, is_tried_again: bool = True)
                 f"cannot be read or written ({error}); see what ails the disk, or the rights to "
                 "the folder"
             )
-        raise DataError(f"{path}: {text}", shard=path.name) from error
+        raise DataError(f"{path}: {text}", uri=str(path), shard=path.name) from error
 
 
 class CheckedFiles:
@@ -184,11 +200,13 @@ class CheckedFiles:
                 raise DataError(
                     f"{path}: there is no such file, but index.json names it, and there is no "
                     f"other form of it here; copy the shard there, or set remote={where}",
+                    uri=str(path),
                     shard=part.basename,
                 ) from error
         if problem is not None:
             raise DataError(
                 f"{path}: {problem}; the shard was cut short, damaged or changed: copy or write it "
                 f"anew, or, if it is a cached copy, delete it{where}",
+                uri=str(path),
                 shard=part.basename,
             )

@@ -28,12 +28,13 @@ import numpy as np
 from streampack.errors import ConfigError, DataError
 from streampack.streams.bring import Store
 from streampack.streams.cache import ShardCache
+from streampack.streams.checked import naming
 from streampack.streams.disk import Disk
 from streampack.streams.eviction import CacheLimit
 from streampack.streams.files import StreamFiles
 from streampack.streams.head import check_columns
 from streampack.streams.index import Layout, MdsIndex, parse_index
-from streampack.streams.lengths import LengthFile, index_digest, open_length_file
+from streampack.streams.lengths import LENGTH_FILE, LengthFile, index_digest, open_length_file
 from streampack.streams.mds import Places, find_column, sample_places
 from streampack.streams.recent import OpenShard, recent_shards
 from streampack.streams.unread import TARGET_COLUMNS, tell_of_unread
@@ -190,7 +191,8 @@ class OpenStream:
             raise DataError(
                 f"{self.length_file.path}: shard {shard} has {lengths.sum()} tokens there, but "
                 f"only {self.raw_bytes[shard]} bytes; write it anew: streampack index "
-                f"{self.length_file.path.parent}"
+                f"{self.length_file.path.parent}",
+                uri=str(self.length_file.path),
             )
         return lengths
 
@@ -219,7 +221,9 @@ class OpenStream:
         recent = recent_shards()
         opened = recent.get(key)
         if opened is None:
-            opened = self._open_shard(shard)
+            raw = self.index.shards[shard].raw
+            with naming(self.cache.uri(raw.basename), raw.basename):
+                opened = self._open_shard(shard)
             recent.put(key, opened)
         return opened
 
@@ -269,14 +273,17 @@ class OpenStream:
 
     def _stated(self, read: Callable[..., Int64Array], *place: int) -> Int64Array:
         """Read from the length file; fetch it again if the cache was deleted meanwhile."""
-        try:
-            return read(*place)
-        except FileNotFoundError:
-            if self.cache.length_file_path() is not None:
+        path = self.cache.folder / LENGTH_FILE
+        with naming(path):
+            try:
                 return read(*place)
+            except FileNotFoundError:
+                if self.cache.length_file_path() is not None:
+                    return read(*place)
         raise DataError(
             f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
-            "remote has none; make it anew with `streampack index`, and start again"
+            "remote has none; make it anew with `streampack index`, and start again",
+            uri=str(path),
         )
 
     def _samples_of(self, shard: int) -> tuple[int, int]:
@@ -351,12 +358,14 @@ def open_stream(
     """
     files = StreamFiles.of(stream)
     cache = ShardCache(files, disk, store)
-    text = cache.index_bytes()
-    index = parse_index(text, cache.index_uri)
     choice = ColumnChoice.of(stream)
     name = getattr(stream, "name", None) or _default_name(files)
-    column = _check_columns(index, choice, name)
-    cache.check(index)
+    with naming(cache.index_uri):
+        text = cache.index_bytes()
+        index = parse_index(text, cache.index_uri)
+        column = _check_columns(index, choice, name)
+        cache.check(index)
+        length_file = _open_lengths(cache, text, index, column, name)
     _tell_of_unread(index, choice, name, column)
     return OpenStream(
         name=name,
@@ -368,7 +377,7 @@ def open_stream(
         index=index,
         columns=choice,
         cache=cache,
-        length_file=_open_lengths(cache, text, index, column, name),
+        length_file=length_file,
     )
 
 
@@ -456,12 +465,13 @@ def _open_lengths(
     path = cache.length_file_path()
     if path is None:
         return None
-    lengths = open_length_file(path, text, index)
-    # One that counts another column is as good as none.
-    if lengths.column != column:
-        return None
-    if lengths.min_tokens == 0:
-        _refuse_empty(name, lengths.find_empty())
+    with naming(path):
+        lengths = open_length_file(path, text, index)
+        # One that counts another column is as good as none.
+        if lengths.column != column:
+            return None
+        if lengths.min_tokens == 0:
+            _refuse_empty(name, lengths.find_empty())
     return lengths
 
 
