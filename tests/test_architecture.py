@@ -2,7 +2,7 @@
 
 ::
 
-    ground    errors types rng world config compiled          seen by all
+    ground    errors types rng world config compiled paths    seen by all
     corridor  streams mix order pack plan read assemble load  a room sees itself and those before it
     beside    write report compat cli formats testing         see the corridor; it does not see them
 """
@@ -21,7 +21,7 @@ import pytest
 import streampack
 
 PACKAGE = Path(streampack.__file__).parent
-GROUND = ("errors", "types", "rng", "world", "config", "compiled")
+GROUND = ("errors", "types", "rng", "world", "config", "compiled", "paths")
 ROOMS = ("streams", "mix", "order", "pack", "plan", "read", "assemble", "load")
 BESIDE = ("formats", "testing", "write", "report", "compat", "cli")
 FRONT_DOOR = "__init__"
@@ -199,6 +199,16 @@ def test_every_pinned_version_is_one_that_the_project_allows():
 
     assert {line.split(">=")[0].lower() for line in wanted} <= {name.lower() for name in pins}
     assert not [name for name, version in pins.items() if "+" in version], "a build of one machine"
+
+
+def test_what_a_path_names_is_decided_in_one_file():
+    deciders = {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr == "expanduser"
+    }
+    assert deciders == {"paths.py"}
 
 
 def test_the_label_that_losses_skip_has_one_home():

@@ -248,7 +248,7 @@ def test_inspect_of_a_folder_that_is_no_stream_is_refused(call, tmp_path):
     [
         ("s3://bucket/stream", True),
         ("dbfs:/Volumes/streams/a", True),
-        ("file:///streams/a", True),
+        ("file:///streams/a", False),
         ("/streams/a", False),
         ("streams/a", False),
     ],
@@ -265,4 +265,5 @@ def test_every_verb_takes_the_same_paths_for_urls(call, monkeypatch, path, expec
         option = ["--stream"] if verb == "compare-packers" else []
         with pytest.raises(DataError, match="enough is known"):
             call(verb, *option, path)
-    assert described == [(path, None) if expected else (None, path)] * 2
+    folder = path.removeprefix("file://")
+    assert described == [(path, None) if expected else (None, folder)] * 2

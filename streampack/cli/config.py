@@ -14,7 +14,6 @@ Cost: pydantic, a fifth of a second; only the verbs that read a config import it
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
+from streampack.paths import home_path
 
 __all__ = ["RunConfig", "StreamConfig", "read_config"]
 
@@ -137,7 +137,7 @@ def read_config(path: Path) -> RunConfig:
     """
     try:
         # A shell leaves the `~` of --config=~/x.yaml as it is.
-        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+        text = Path(home_path(path)).read_text(encoding="utf-8")
         written = yaml.load(text, Loader=_Loader)
         # Checked as JSON: that is where pydantic takes no text for a number, as the classes do.
         as_json = json.dumps(written, default=str)

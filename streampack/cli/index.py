@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from streampack import write as room
-from streampack.cli.paths import is_url
 from streampack.errors import ConfigError
+from streampack.paths import folder_of
 
 __all__ = ["index"]
 
@@ -44,7 +43,7 @@ def index(
     ] = False,
 ) -> None:
     """Write the length files of streams that have none."""
-    remotes = [path for path in paths if _is_in_a_store(path)]
+    remotes = [path for path in paths if folder_of(path) is None]
     if (local is not None or keep_local) and (len(remotes) != 1 or len(paths) != 1):
         raise ConfigError(
             f"--local={local}, --keep-local={keep_local}: are for one remote stream at a time, "
@@ -58,12 +57,12 @@ def index(
         task = bar.add_task("shards", total=None)
         for path in paths:
             told = (column, tokens_dtype, lambda n: bar.advance(task, n))
-            if path in remotes:
+            folder = folder_of(path)
+            if folder is None:
                 written += [
                     room.write_remote_lengths(path, *told, local=local, keep_local=keep_local)
                 ]
             else:
-                folder = unquote(urlsplit(path).path) if path.startswith("file://") else path
                 written += room.write_lengths(Path(folder), *told)
     for each in written:
         console.print(
@@ -72,7 +71,3 @@ def index(
             highlight=False,
             soft_wrap=True,
         )
-
-
-def _is_in_a_store(path: str) -> bool:
-    return is_url(path) and not path.startswith("file://")

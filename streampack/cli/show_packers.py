@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.console import Console
 
-from streampack.cli.paths import is_url
 from streampack.errors import ConfigError, suggest
+from streampack.paths import folder_of
 from streampack.report import (
     KINDS,
     packer_markdown,
@@ -77,8 +77,8 @@ def _all_lengths(
             )
         yield kind, synthetic_lengths(kind, num_samples)
     for path in streams:
-        is_remote = is_url(path)
-        described = Stream(remote=path if is_remote else None, local=None if is_remote else path)
+        folder = folder_of(path)
+        described = Stream(remote=path if folder is None else None, local=folder)
         stream = open_stream(described, 0)
         parts = [stream.shard_lengths(shard) for shard in range(stream.num_shards)]
         lengths = np.concatenate(parts).astype(np.int64)

@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from streampack.cli.paths import is_url
 from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
+from streampack.paths import folder_of
 from streampack.read import Gatherer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
 from streampack.streams import OpenStream, Stream, open_stream
@@ -54,10 +54,10 @@ def show_stream(
     Raises:
         DataError: If the stream is not what it should be.
     """
-    is_remote = is_url(path)
+    folder = folder_of(path)
     described = Stream(
-        remote=path if is_remote else None,
-        local=None if is_remote else path,
+        remote=path if folder is None else None,
+        local=folder,
         tokens=tokens,
         tokens_dtype=tokens_dtype,
     )

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streampack.paths import folder_of
+
 __all__ = ["StreamFiles"]
 
 DEFAULT_RETRY = 2
@@ -56,4 +58,5 @@ class StreamFiles:
     @property
     def remote_folder(self) -> Path | None:
         """The remote where it is a folder of this machine, and not a store; None otherwise."""
-        return None if self.remote is None or "://" in self.remote else Path(self.remote)
+        folder = None if self.remote is None else folder_of(self.remote)
+        return None if folder is None else Path(folder)

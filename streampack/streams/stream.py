@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 from inspect import signature
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from streampack.config import is_weight
 from streampack.errors import ConfigError, suggest
+from streampack.paths import folder_of, home_path
 from streampack.streams import mosaic
 from streampack.streams.clients import library_of
 from streampack.streams.mds import DTYPES
@@ -85,7 +86,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         if local is None:
             # MosaicML refuses to use its own temporary folder twice; given as local= it may be.
             local = self._get_temporary_directory()
-        local = os.path.expanduser(os.fspath(local))
+        local = home_path(local)
         try:
             super().__init__(remote=remote, local=local, split=split, **others)
         except (TypeError, ValueError) as error:
@@ -154,7 +155,7 @@ def _check_columns(labels: str | None, labels_shifted: bool | None) -> None:
 
 
 def _check_scheme(remote: str | None) -> None:
-    scheme = urlsplit(remote or "").scheme
+    scheme = urlsplit(remote or "").scheme  # as MosaicML takes it: all that a colon follows
     known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is asked as dbfs
     if scheme and scheme not in known:
         raise ConfigError(
@@ -164,9 +165,8 @@ def _check_scheme(remote: str | None) -> None:
 
 
 def _plain_path(remote: str | None) -> str | None:
-    if remote is None or not remote.startswith("file://"):
-        return remote and os.path.expanduser(remote)  # a url begins with no ~
-    return unquote(urlsplit(remote).path)
+    folder = None if remote is None else folder_of(remote)
+    return remote if folder is None else folder
 
 
 mosaic.streams_registry.register("streampack", func=Stream)

@@ -14,7 +14,6 @@ Cost: one reading of the stream; 12 bytes of memory a sample.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.errors import DataError
+from streampack.paths import home_path
 from streampack.streams import mosaic
 from streampack.streams.compression import decompress_shard
 from streampack.streams.index import MdsIndex, Shard, parse_index
@@ -72,7 +72,7 @@ def write_lengths(
         DataError: If there is no index.json, or a stream is not what its index.json says.
     """
     basename = mosaic.get_index_basename()
-    found = sorted(Path(os.path.expanduser(path)).rglob(basename))
+    found = sorted(Path(home_path(path)).rglob(basename))
     if not found:
         raise DataError(f"{path}: holds no {basename}, nor does a subfolder; give an MDS stream")
     choice = ColumnChoice(tokens=column or "tokens", tokens_dtype=tokens_dtype)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
+from streampack.paths import home_path
 from streampack.streams import Stream, mosaic, parse_index
 from streampack.streams.cache import ShardCache
 from streampack.streams.files import StreamFiles
@@ -72,7 +73,7 @@ def write_remote_lengths(
         uploader = None if keep_local else stack.enter_context(_uploader_of(remote))
         if local is None:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-"))
-        folder = Path(os.path.expanduser(name if local is None else local))
+        folder = Path(home_path(name if local is None else local))
         cache = ShardCache(StreamFiles.of(Stream(remote=remote, local=str(folder))))
         text = cache.index_bytes()
         index = parse_index(text, cache.index_uri)

@@ -13,7 +13,6 @@ Cost: the tokenizer's, some 1 to 5 MB/s a process.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 import tokenizers
 
 from streampack.errors import ConfigError, DataError, suggest
+from streampack.paths import home_path
 from streampack.types import IntArray
 from streampack.write.text_files import Chunk, kind_of, to_jsonl
 
@@ -60,7 +60,7 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
         ConfigError: If it is none.
     """
     try:
-        return tokenizers.Tokenizer.from_file(os.path.expanduser(path))
+        return tokenizers.Tokenizer.from_file(home_path(path))
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"

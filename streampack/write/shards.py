@@ -14,8 +14,6 @@ Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory 
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import uuid
 from array import array
@@ -31,6 +29,7 @@ import numpy.typing as npt
 from filelock import FileLock, Timeout
 
 from streampack.errors import ConfigError, DataError, suggest
+from streampack.paths import home_path, is_url
 from streampack.streams import mosaic
 from streampack.streams.index import parse_index
 from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
@@ -42,7 +41,6 @@ __all__ = ["Written", "write_stream"]
 
 PARTIAL = ".partial"
 LOCK = ".lock"
-URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # of two letters or more: one is a drive
 TARGETS = {"labels", "loss_mask"}  # as docs and ChatEncoder call them
 
 
@@ -117,13 +115,12 @@ def write_stream(
 
 
 def _local_folder(out: Path) -> Path:
-    # A Path of a URL has lost one of its slashes.
-    if URL.match(str(out)):
+    if is_url(out):
         raise ConfigError(
             f"out={str(out)!r} is a URL, but a stream is written to a folder of this machine; name "
             "one, then upload it with the store's own tool, index.json last (aws s3 sync, for S3)"
         )
-    out = Path(os.path.expanduser(out))
+    out = Path(home_path(out))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"out={str(out)!r} is there already and not empty; remove it, or name another"

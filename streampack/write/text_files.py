@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from streampack.errors import DataError
+from streampack.paths import home_path
 
 __all__ = ["TEXT", "Chunk", "kind_of", "list_files", "read_chunks", "to_jsonl"]
 
@@ -57,7 +57,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             at all.
     """
     files: list[Path] = []
-    for path in map(Path, map(os.path.expanduser, paths)):
+    for path in map(Path, map(home_path, paths)):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file())
             files += [file for file in inside if not _is_hidden(file.relative_to(path))]

@@ -10,12 +10,13 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
+
+from streampack.paths import home_path
 
 __all__ = ["demo"]
 
@@ -30,5 +31,4 @@ def demo(
     steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = NUM_STEPS,
 ) -> None:
     """Real text, a small model, a crash and an exact resume; offline."""
-    out = Path(os.path.expanduser(out))
-    import_module("streampack.cli.demo.show").show_demo(config, out, steps)
+    import_module("streampack.cli.demo.show").show_demo(config, Path(home_path(out)), steps)

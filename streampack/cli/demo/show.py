@@ -13,7 +13,6 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
-import os
 import signal
 from itertools import islice
 from pathlib import Path
@@ -35,6 +34,7 @@ from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
 from streampack.cli.write import write_with_bar
 from streampack.errors import ConfigError, StreampackError
 from streampack.load import PackedDataLoader
+from streampack.paths import home_path
 from streampack.report import (
     Bar,
     bars_of,
@@ -80,9 +80,7 @@ def show_demo(config: Path, out: Path, steps: int) -> None:
 
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:
     """Write the streams that are not there yet, and show what they hold."""
-    folders = {
-        stream.name: Path(os.path.expanduser(stream.local or "")) for stream in described.streams
-    }
+    folders = {stream.name: Path(home_path(stream.local or "")) for stream in described.streams}
     if set(folders) != set(SOURCES):
         raise ConfigError(
             f"streams {sorted(map(str, folders))} are not the demo's; name them {sorted(SOURCES)}"
