@@ -23,16 +23,21 @@ from typing import Any, Literal, get_args
 from streampack.errors import ConfigError, suggest
 
 __all__ = [
+    "BUFFER_PACKS",
     "MAX_ID",
+    "MIN_FRAGMENT_TOKENS",
+    "OPEN_PACKS",
     "Buffers",
     "Mixing",
     "Order",
+    "Overflow",
     "Packing",
     "check_choice",
     "check_positive",
     "is_weight",
     "parse_bytes",
     "parse_count",
+    "read_count",
     "read_integer",
 ]
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -177,12 +178,35 @@ def test_the_public_names_are_sorted_few_and_all_there():
     assert set(streampack.__all__) <= set(dir(streampack))
 
 
-def test_the_stub_tells_editors_the_same_names():
-    stub = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("room", ["streampack", "streampack.write"])
+def test_the_stub_tells_editors_the_same_names(room):
+    module = import_module(room)
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     named = {
         alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert named == set(streampack.__all__)
+    assert named == set(module.__all__)
+    assert all(hasattr(module, name) for name in named)
+
+
+def public_names(path: Path) -> set[str]:
+    """Return what a file's `__all__` says."""
+    for node in nodes(path)[0].body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+@every_file
+def test_what_a_file_takes_from_another_is_public_there(path):
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("streampack."):
+            giver = PACKAGE.parent.joinpath(*node.module.split("."))
+            named = {alias.name for alias in node.names}
+            if giver.is_dir():
+                named -= {child.stem for child in giver.iterdir()}
+                giver = giver / "__init__"
+            assert named <= public_names(giver.with_suffix(".py")), f"line {node.lineno}"
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

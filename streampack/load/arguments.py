@@ -25,7 +25,14 @@ from streampack.config import Buffers, Mixing, Order, Packing, read_count, read_
 from streampack.errors import ConfigError, suggest
 from streampack.world import World
 
-__all__ = ["check_batch_size", "check_configs", "check_streams", "show_dataset", "with_hints"]
+__all__ = [
+    "check_batch_size",
+    "check_configs",
+    "check_epoch",
+    "check_streams",
+    "show_dataset",
+    "with_hints",
+]
 
 P = ParamSpec("P")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from streampack.config import Buffers
 from streampack.errors import ConfigError
 
-__all__ = ["Footprint", "batches_ahead"]
+__all__ = ["BYTES_PER_TOKEN", "Footprint", "batches_ahead"]
 
 BYTES_PER_TOKEN = 28  # tokens, labels and input_pos in int64, document_ids in int32
 

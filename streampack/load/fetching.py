@@ -27,7 +27,7 @@ from streampack.read import FETCH_THREADS, FetchLimits, ShardFetcher, cached_byt
 from streampack.types import Int64Array
 from streampack.world import World
 
-__all__ = ["CacheNeeds", "ReadAhead", "cache_needs", "fetch_limits", "make_fetcher"]
+__all__ = ["NO_FETCHES", "CacheNeeds", "ReadAhead", "cache_needs", "fetch_limits", "make_fetcher"]
 
 NO_FETCHES = ("fetched", "fetched_bytes", "waited_for", "waited_s", "ahead_bytes")
 

@@ -26,7 +26,7 @@ from streampack.load.ledger import MAX_EPOCH
 from streampack.streams.part import PartPlace
 from streampack.types import State
 
-__all__ = ["check_state", "fingerprint", "pack_state"]
+__all__ = ["KIND", "check_state", "fingerprint", "pack_state"]
 
 STATE_VERSION = 1
 KIND = "iterable"

@@ -14,7 +14,7 @@ from fractions import Fraction
 from streampack.config import MIN_FRAGMENT_TOKENS, Packing
 from streampack.pack.kernels import NO_LIMIT, Limits
 
-__all__ = ["TOLERANCE", "limits_of"]
+__all__ = ["PATIENCE", "TOLERANCE", "limits_of"]
 
 WINDOW_TOKENS = 8192
 TOLERANCE = 1000  # a gap of one part in so many is good enough ...

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 
 from streampack.streams.mds import ByteArray
 
-__all__ = ["Disk", "FileState", "LockBusyError", "Piece"]
+__all__ = ["WRITE_BYTES", "Disk", "FileState", "LockBusyError", "Piece"]
 
 Piece: TypeAlias = bytes | memoryview
 """Some bytes of a file; a memoryview may be filled anew once the next piece is asked for."""

@@ -25,7 +25,7 @@ from streampack.errors import DataError
 from streampack.streams import mosaic
 from streampack.types import Int64Array
 
-__all__ = ["Layout", "MdsIndex", "Part", "Shard", "parse_index"]
+__all__ = ["MAX_SHARD_BYTES", "Layout", "MdsIndex", "Part", "Shard", "parse_index"]
 
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
 

@@ -39,7 +39,7 @@ from streampack.streams.source_kinds import (
 )
 from streampack.types import Int64Array, State
 
-__all__ = ["Item", "PartPlace", "SourcePart"]
+__all__ = ["SHUFFLE_BLOCK", "Item", "PartPlace", "SourcePart"]
 
 STATE_EVERY = 64  # items between two states of a source that has them
 READ_AHEAD = 16  # rows of a dataset that reads many at once

@@ -29,7 +29,7 @@ from streampack.cli.demo.model import Decoder, next_token_loss
 from streampack.cli.demo.prepare import VOCABULARY
 from streampack.load import PackedDataLoader
 
-__all__ = ["SAVE_EVERY", "fingerprint", "train"]
+__all__ = ["SAVE_EVERY", "endless", "fingerprint", "train"]
 
 SAVE_EVERY = 4
 
