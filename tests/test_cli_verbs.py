@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from streampack import ConfigError, DataError, Stream
 from streampack.cli import show_packers, show_stream
 from streampack.cli.app import build_app
-from streampack.streams import LENGTH_FILE, open_stream
+from streampack.streams import LENGTH_FILE, mosaic, open_stream
 from tests import builders
 
 LENGTHS = [5, 40, 7, 300, 12, 33, 1, 64, 9, 18] * 4
@@ -125,6 +126,35 @@ def test_simulate_shows_a_table_of_the_streams_with_their_repeats(call, config):
     assert "tokens/s" not in rows["fill"]
     assert rows["1"].startswith("1 epoch · ")
     assert " steps of 2 x 2 packs · " in rows["1"]
+
+
+class Counting(Stream):
+    """A stream of another class, with an argument of its own."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, *, times, **others):
+        super().__init__(**others)
+        self.made.append(times)
+
+
+def test_a_stream_of_a_config_may_be_of_a_registered_class(call, config):
+    mosaic.streams_registry.register("counting", func=Counting)
+    wanted = json.loads(call("simulate", config, "--json"))
+    described = yaml.safe_load(config.read_text())
+    described["streams"][1] |= {"stream_name": "counting", "stream_config": {"times": 3}}
+    config.write_text(yaml.safe_dump(described))
+    Counting.made.clear()
+
+    assert json.loads(call("simulate", config, "--json")) == wanted
+    assert Counting.made == [3]
+
+    described["streams"][1] |= {"stream_name": "countin"}
+    config.write_text(yaml.safe_dump(described))
+    with pytest.raises(
+        ConfigError, match=r"streams.1: stream_name='countin' is not .*mean 'counting'"
+    ):
+        call("simulate", config)
 
 
 def test_run_names_the_stream_whose_arguments_cannot_work(call, config):

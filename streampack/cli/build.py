@@ -6,10 +6,12 @@ Cost: importing torch and MosaicML Streaming, a few seconds.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from streampack.cli.config import RunConfig
 from streampack.errors import ConfigError
 from streampack.load import PackedStreamingDataset
+from streampack.load.sources import make_named_stream
 from streampack.streams import Stream
 from streampack.world import World
 
@@ -44,12 +46,17 @@ def build_dataset(
         raise ConfigError(f"{path}: {error}") from error
 
 
-def build_streams(config: RunConfig) -> list[Stream]:
+def build_streams(config: RunConfig) -> list[Any]:
     """Return the streams that a config describes; an error names the one it is about."""
-    streams = []
+    streams: list[Any] = []
     for number, described in enumerate(config.streams):
+        arguments, more = described.arguments(), described.stream_config
         try:
-            streams.append(Stream(**described.arguments()))
+            if described.stream_name is None and more is None:
+                streams.append(Stream(**arguments))
+            else:
+                name = described.stream_name or "streampack"
+                streams.append(make_named_stream(name, {**(more or {})}, arguments))
         except ConfigError as error:
             raise ConfigError(f"streams.{number}: {error}") from error
     return streams

@@ -33,7 +33,7 @@ Place = Sequence[int | str]
 
 
 class StreamConfig(BaseModel):
-    """One stream: the arguments of ``streampack.Stream``."""
+    """One stream: the arguments of ``streampack.Stream``, or of the class that it names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,10 +73,14 @@ class StreamConfig(BaseModel):
     """Column that says which tokens are targets."""
     loss_mask_dtype: str | None = None
     """Integer type of a loss mask in a column of bytes; None: that of the tokens."""
+    stream_name: str | None = None
+    """A class in MosaicML's ``streams_registry`` that an installed package registers."""
+    stream_config: dict[str, Any] | None = None
+    """More arguments of that class."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return what was written, as keyword arguments of ``Stream``."""
-        return self.model_dump(exclude_unset=True)
+        """Return what was written, as keyword arguments of ``Stream`` or of the named class."""
+        return self.model_dump(exclude_unset=True, exclude={"stream_name", "stream_config"})
 
 
 class RunConfig(BaseModel):
