@@ -243,6 +243,20 @@ def test_who_has_no_credentials_at_all_is_told_so_at_once(
     assert raised.value.elapsed_s < BOUND_S
 
 
+@pytest.mark.parametrize("scheme", ["azure", "azure-dl"])
+def test_azure_without_credentials_is_told_so_at_once_too(tmp_path, monkeypatch, scheme):
+    for variable in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(variable)
+    # Neither this machine's identity nor a login of its user.
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    files = files_of(f"{scheme}://account/container", tmp_path / "l", 60.0)
+    with pytest.raises(DataError, match=r"3 attempts in .*ClientAuthenticationError") as raised:
+        fetch(files, "a.mds", tmp_path / "l" / "xyz.tmp")
+    assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert raised.value.elapsed_s < BOUND_S
+
+
 def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
     lost = [NoCredentialsError(), NoCredentialsError()]
     stream = _Own(tmp_path, lost)

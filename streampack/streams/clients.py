@@ -20,10 +20,11 @@ from typing import Any
 
 from streampack.streams import mosaic
 
-__all__ = ["ClientPool", "library_of", "process_clients"]
+__all__ = ["ClientPool", "ask_for_credentials", "library_of", "process_clients"]
 
 # Stores whose libraries do not come with mosaicml-streaming, by the extra that brings them.
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks", "hf": "hf"}
+AZURE_SCOPE = "https://storage.azure.com/.default"
 
 
 def library_of(remote: str) -> str:
@@ -36,6 +37,20 @@ def library_of(remote: str) -> str:
     return (
         f"pip install 'mosaicml-streaming[{extra}]'" if extra else "pip install mosaicml-streaming"
     )
+
+
+def ask_for_credentials(client: Any) -> None:
+    """Let a new client say whether there are credentials, where it would be long in saying so.
+
+    Azure's clients take it for a request that failed if nothing gives them a token, and try for
+    more than a minute; what gives tokens knows within a second. Other stores' say it at once.
+
+    Raises:
+        ClientAuthenticationError: Of Azure's library, if there are none.
+    """
+    credential: Any = getattr(client, "credential", None)
+    if hasattr(credential, "get_token"):
+        credential.get_token(AZURE_SCOPE)
 
 
 class ClientPool:

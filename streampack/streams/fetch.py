@@ -30,7 +30,7 @@ from typing import Any
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
 from streampack.errors import DataError, StreampackError
-from streampack.streams.clients import library_of, process_clients
+from streampack.streams.clients import ask_for_credentials, library_of, process_clients
 from streampack.streams.failures import DamagedError, Failure, NoClientError, kind_of, status_of
 from streampack.streams.files import StreamFiles
 
@@ -343,6 +343,8 @@ class _Download:
             )
         except Exception as error:  # whatever a store's library says to its being made
             raise NoClientError(f"{remote}: {type(error).__name__}: {error}") from error
+        if not self.is_client_used:
+            ask_for_credentials(client)
         if self._is_abandoned:
             return
         stream._downloader = client

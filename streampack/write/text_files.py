@@ -52,6 +52,8 @@ class Chunk:
 def list_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files named by files and folders; a folder gives its files in sorted order.
 
+    All of a folder's, but hidden ones: a README.md may be a page of the manual that is read.
+
     Raises:
         DataError: If a path is not there, a file is of no kind that is read, or there are no files
             at all.
