@@ -68,10 +68,10 @@ def test_pieces_of_a_sample_keep_its_place_and_join_in_a_pack():
     held = HeldSamples(packing, has_labels=False)
     sample = IterableSample(tokens=np.arange(10, 20), labels=None, loss_mask=None)
     ready = prepare(sample, packing, labels_shifted=False)
-    held.hold((0, 0, 5), ready, 0, 4, ends=False)
+    held.hold((0, 0, 5), ready, 0, 4, 10)
     held.put((0, 0, 6), ([7], None, None), None)
     held.settle(refuse)
-    held.hold((0, 0, 5), ready, 4, 4, ends=False)
+    held.hold((0, 0, 5), ready, 4, 4, 10)
 
     assert [address[2:5] for address in held.state_dict()] == [[5, 0, 4], [5, 4, 4], [6, 0, 1]]
     rows, _ = held.rows(one_pack([[0, 0, 5, 2, 4, 10]]), 1)

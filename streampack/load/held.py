@@ -11,12 +11,15 @@ A sample longer than a pack is held in pieces, one for each that the packer has,
 in a buffer does not keep all of it alive. Where no stream has labels or a mask, tokens alone are
 held: labels are the tokens after them.
 
-Cost: about 1 us a sample, two copies a token. Memory: a few times what the packer's bound allows,
-and the one sample being sliced.
+A state holds addresses, and a digest of what lay there: a source that changed since is found out.
+
+Cost: about 1 us a sample, two copies a token and a look at each. Memory: a few times what the
+packer's bound allows, and the one sample being sliced.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +30,7 @@ from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.load.held_kernels import (
     AFTER,
+    DIGEST,
     KEY,
     LEFT,
     NUM_TABLE,
@@ -34,6 +38,7 @@ from streampack.load.held_kernels import (
     RANK,
     SIZE,
     compact,
+    digest_of,
     enter,
     put_labels,
     settle_whole,
@@ -51,7 +56,7 @@ from streampack.types import (
     no_segments,
 )
 
-__all__ = ["NO_VALUES", "HeldSamples", "joined"]
+__all__ = ["DIGEST", "NO_VALUES", "HeldSamples", "joined"]
 
 FEWEST_LINES = 256  # room that is there at once
 FEWEST_TOKENS = 1 << 14
@@ -90,6 +95,8 @@ class HeldSamples:
         self._staged: list[tuple[int, int, int, int]] = []  # samples put and not settled
         self._extras: dict[int, Prepared] = {}  # of the lines that have any
         self._rows: tuple[Int64Array, Int64Array] | None = None  # used again for each batch
+        self.last: dict[int, list[int]] = {}
+        """Of each stream the address of the piece that came last, held or not."""
         self.num_tokens = 0
         self.high_water_tokens = 0
 
@@ -158,9 +165,12 @@ class HeldSamples:
         rows = np.empty((len(staged), NUM_COLUMNS), np.int64)
         num_tokens = int(staged[:, KEY].sum())
         begin = self._used - num_tokens
-        held = (self._table, self._heads, self._tokens)
+        held = (self._table, self._heads, self._tokens, self._labels)
         if settle_whole(held, staged, (self._num_lines, begin, self._num_ever), rows):
             self._check_own(rows, begin + np.cumsum(staged[:, KEY]), refuse)
+        lasts = dict(zip(staged[:, 0].tolist(), range(len(staged)), strict=True))
+        for stream, at in lasts.items():
+            self.last[stream] = self._table[self._num_lines + at, :OFFSET].tolist()
         self._add(len(rows), num_tokens)
         return rows
 
@@ -175,7 +185,7 @@ class HeldSamples:
             if any(token not in added for token in no_ids(tokens).tolist()):
                 refuse((stream, pass_, sample), tokens)
 
-    def hold(self, key: Key, ready: Prepared, start: int, length: int, *, ends: bool) -> None:
+    def hold(self, key: Key, ready: Prepared, start: int, length: int, total: int) -> None:
         """Keep a piece of a sample until all of it has left.
 
         Args:
@@ -183,29 +193,58 @@ class HeldSamples:
             ready: The whole sample.
             start: Where the piece begins.
             length: Its tokens.
-            ends: Whether nothing of the sample follows, even if it has more tokens.
+            total: Tokens of the sample that packs take.
         """
         stop = start + length
         self._make_lines(1)
         if self._used + length > len(self._tokens):
             self._make_room(length)
         begin, end = self._used, self._used + length
-        self._tokens[begin:end] = ready.tokens[start:stop]
-        # A truncated sample's last token has nothing to predict.
-        after = IGNORED if ends and stop < len(ready.tokens) else int(ready.labels[stop - 1])
+        tokens, labels, after = self._piece(ready, start, length, total)
+        self._tokens[begin:end] = tokens
         if self._has_labels:
-            self._labels[begin:end] = ready.labels[start:stop]
-            self._labels[end - 1] = after
+            self._labels[begin:end] = labels
         self._used = end
         rank = self._rank(key) if start else None
         line = self._table[self._num_lines]
         line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
+        line[DIGEST] = self.digest(ready, start, length, total)
         line[OFFSET], line[AFTER] = begin, after
         line[RANK] = self._num_ever if rank is None else rank
         if ready.token_fields or ready.payloads:
             self._extras[self._num_lines] = ready.piece(start, stop)
         enter(self._table, self._heads, self._num_lines, self._num_lines + 1)
+        self.last[key[0]] = line[:OFFSET].tolist()
         self._add(1, length)
+
+    def _piece(
+        self, ready: Prepared, start: int, length: int, total: int
+    ) -> tuple[Int64Array, Int64Array, int]:
+        """Return a piece's tokens, its labels if any are held, and what its last token predicts."""
+        stop = start + length
+        # A truncated sample's last token has nothing to predict.
+        is_cut = stop == total < len(ready.tokens)
+        after = IGNORED if is_cut else int(ready.labels[stop - 1])
+        labels = NO_VALUES
+        if self._has_labels:
+            labels = np.append(ready.labels[start : stop - 1], after)
+        return ready.tokens[start:stop], labels, after
+
+    def digest(self, ready: Prepared, start: int, length: int, total: int) -> int:
+        """Return what tells a piece from others in its place, in 53 bits; see `hold`.
+
+        It goes by tokens, labels, the values for each token, and where payloads lie, but not by
+        what these are: nobody knows how to read them.
+        """
+        extras = 0
+        if ready.token_fields or ready.payloads:
+            piece = ready.piece(start, start + length)
+            rows = [values for values in piece.token_fields.values() if not values.dtype.hasobject]
+            rows += [np.array([(a, b) for _, a, b in each]) for each in piece.payloads.values()]
+            for values in rows:
+                extras = zlib.crc32(values.tobytes(), extras)
+        tokens, labels, after = self._piece(ready, start, length, total)
+        return int(digest_of(tokens, labels, after, (extras << 30) ^ total))
 
     def _rank(self, key: Key) -> int | None:
         """Return the place of a sample among those held, by its first piece; None: a new one."""
@@ -258,7 +297,10 @@ class HeldSamples:
     # State.
 
     def state_dict(self) -> list[list[int]]:
-        """Return what is held, as addresses: stream, pass, sample, start, length, tokens left."""
+        """Return what is held, as addresses.
+
+        Each is stream, pass, sample, start, length, tokens left, digest.
+        """
         live = self._live
         if (np.diff(live[:, RANK]) < 0).any():
             live = live[np.argsort(live[:, RANK], kind="stable")]
@@ -273,9 +315,9 @@ class HeldSamples:
             ready: The whole sample.
             total: Tokens of it that packs take.
         """
-        stream, pass_, number, start, length, num_left = map(int, address)
+        stream, pass_, number, start, length, num_left = map(int, address[:DIGEST])
         key = (stream, pass_, number)
-        self.hold(key, ready, start, length, ends=start + length == total)
+        self.hold(key, ready, start, length, total)
         self._table[self._num_lines - 1, LEFT] = num_left
         self.num_tokens -= length - num_left
 

@@ -20,9 +20,10 @@ Memory: each packer's bound, one batch, and one sample being sliced per packer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ import torch
 from streampack.assemble import Batch, Blocks, make_batch
 from streampack.errors import DataError, ResumeError, StreampackError
 from streampack.load.buckets import one_row_each
-from streampack.load.held import HeldSamples, joined
-from streampack.load.iterable_intake import Intake, Taken
+from streampack.load.held import DIGEST, HeldSamples, joined
+from streampack.load.iterable_intake import SAME_SAMPLES, Intake, Taken
 from streampack.load.iterable_plan import FlowPlan
 from streampack.load.iterable_room import room_for
 from streampack.load.prepared import Key, Prepared, prepare, segment_rows
@@ -52,6 +53,7 @@ from streampack.types import (
 __all__ = ["PackFlow"]
 
 NUM_ADDED = 2  # tokens that a sample may get: BOS and EOS
+OTHERWISE = "has other tokens, labels or fields than when the state was saved"
 
 
 @dataclass(slots=True)
@@ -61,8 +63,17 @@ class _Pending:
     key: Key
     ready: Prepared
     rows: Int64Array
+    digest: int
+    """Tells all of it from other samples."""
     next: int = 0
     """Which of the rows the packer gets next."""
+
+
+class _Again(NamedTuple):
+    """A sample that was read again, and its segment rows; none if it is dropped now."""
+
+    ready: Prepared
+    rows: Int64Array
 
 
 @dataclass(slots=True)
@@ -291,9 +302,8 @@ class PackFlow:
         """Hold the next piece of a long sample and return its row."""
         rows: Int64Array = pending.rows[pending.next : pending.next + 1]
         row = rows[0]
-        start, length = int(row[START]), int(row[LENGTH])
-        ends = start + length == int(row[TOTAL])
-        self._held.hold(pending.key, pending.ready, start, length, ends=ends)
+        start, length, total = int(row[START]), int(row[LENGTH]), int(row[TOTAL])
+        self._held.hold(pending.key, pending.ready, start, length, total)
         pending.next += 1
         lane.pending = pending if pending.next < len(pending.rows) else None
         return rows
@@ -314,7 +324,15 @@ class PackFlow:
             kept = int(rows[-1, TOTAL]) if len(rows) else 0
             self._counts[stream, 3] += 0 < kept < len(ready.tokens)
         self._serve(stream, int(rows[:, LENGTH].sum()) or 1)
-        return self._slice(lane, _Pending(key, ready, rows)) if len(rows) else rows
+        if not len(rows):
+            return rows
+        # Only of a sample that will not be held at once: its rest is told by it alone.
+        digest = self._digest(ready) if len(rows) > 1 else 0
+        return self._slice(lane, _Pending(key, ready, rows, digest))
+
+    def _digest(self, ready: Prepared) -> int:
+        num = len(ready.tokens)
+        return self._held.digest(ready, 0, num, num)
 
     def _prepare(self, stream: int, taken: Taken) -> Prepared:
         shifted = bool(self._intakes[stream].labels_shifted)
@@ -366,7 +384,13 @@ class PackFlow:
     def state_dict(self) -> State:
         """Return where the worker stands between two batches, as JSON: addresses, no tokens."""
         pending = [lane.pending for lane in self._lanes]
-        keys = {*self._held.keys, *(each.key for each in pending if each is not None)}
+        last = [
+            address
+            for stream, address in sorted(self._held.last.items())
+            if self._intakes[stream].is_near(_key(address))
+        ]
+        keys = {*self._held.keys, *map(_key, last)}
+        keys |= {each.key for each in pending if each is not None}
         keys_of = _by_stream(keys)
         return {
             "epoch": self._epoch,
@@ -378,6 +402,7 @@ class PackFlow:
             "deficits": self._deficits.state_dict(),
             "lanes": [_lane_state(lane) for lane in self._lanes],
             "held": self._held.state_dict(),
+            "last": last,
             "is_stopping": self._is_stopping,
             "served": list(self._served),
             "substituted": self._substituted,
@@ -405,11 +430,11 @@ class PackFlow:
             ) from error
 
     def _restore(self, state: State) -> None:
-        held = [_key(address) for address in state["held"]]
         slicing = [lane["pending"] for lane in state["lanes"]]
-        keys = {*held, *(_key(each[0]) for each in slicing if each is not None)}
+        keys = {_key(address) for address in [*state["held"], *state["last"]]}
+        keys |= {_key(each[0]) for each in slicing if each is not None}
         keys_of = _by_stream(sorted(keys))
-        prepared: dict[Key, tuple[Prepared, Int64Array]] = {}
+        prepared: dict[Key, _Again] = {}
         for number, intake in enumerate(self._intakes):
             again = intake.load_state_dict(
                 state["sources"][number],
@@ -420,18 +445,19 @@ class PackFlow:
             for key, sample in again.items():
                 taken = Taken(key[1], key[2], None, sample)
                 ready = self._prepare(number, taken)
-                prepared[key] = (ready, self._rows(key, ready))
-        for key, address in zip(held, state["held"], strict=True):
-            ready, rows = prepared[key]
+                prepared[key] = _Again(ready, self._rows(key, ready))
+        for address in [*state["held"], *state["last"]]:
+            self._check_same(address, prepared[_key(address)])
+        for address in state["held"]:
+            ready, rows = prepared[_key(address)]
             self._held.restore(address, ready, int(rows[-1, TOTAL]))
+        self._held.last = {int(address[0]): list(map(int, address)) for address in state["last"]}
         for lane, saved in zip(self._lanes, state["lanes"], strict=True):
             lane.packer.load_state_dict(saved["packer"])
             lane.full = deque(np.array(rows, np.int64) for rows in saved["full"])
             lane.has_ended = bool(saved["has_ended"])
             if saved["pending"] is not None:
-                key, lane_next = _key(saved["pending"][0]), int(saved["pending"][1])
-                ready, rows = prepared[key]
-                lane.pending = _Pending(key, ready, rows, lane_next)
+                lane.pending = self._sliced_again(saved["pending"], prepared)
         self._deficits.load_state_dict(state["deficits"])
         self._look_for_only()
         self._is_stopping = bool(state["is_stopping"])
@@ -441,6 +467,35 @@ class PackFlow:
         self._num_slots = int(state["num_slots"])
         self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)
         self._held.high_water_tokens = int(state["high_water_tokens"])
+
+    def _sliced_again(self, saved: Sequence[Any], prepared: Mapping[Key, _Again]) -> _Pending:
+        key, digest, row = _key(saved[0]), int(saved[1]), int(saved[2])
+        again = prepared[key]
+        if self._digest(again.ready) != digest:
+            raise self._changed(key, OTHERWISE)
+        return _Pending(key, again.ready, again.rows, digest, row)
+
+    def _check_same(self, address: Sequence[int], again: _Again) -> None:
+        """Refuse a piece that was read again and is not what it was.
+
+        Raises:
+            DataError: Naming its sample.
+        """
+        key, (start, length) = _key(address), map(int, address[START : START + 2])
+        if [start, length] not in again.rows[:, START:TOTAL].tolist():
+            held = f"{length}" if not start else f"{length} that follow its first {start}"
+            raise self._changed(
+                key, f"has {len(again.ready.tokens)} tokens, of which the state holds {held}"
+            )
+        total = int(again.rows[-1, TOTAL])
+        if self._held.digest(again.ready, start, length, total) != address[DIGEST]:
+            raise self._changed(key, OTHERWISE)
+
+    def _changed(self, key: Key, what: str) -> DataError:
+        stream, pass_, number = key
+        return DataError(
+            f"{self._plan.streams[stream].where(number)} of pass {pass_} {what}{SAME_SAMPLES}"
+        )
 
 
 def _key(address: Sequence[int]) -> Key:
@@ -462,5 +517,5 @@ def _lane_state(lane: _Lane) -> State:
         "packer": lane.packer.state_dict(),
         "full": [rows.tolist() for rows in lane.full],
         "has_ended": lane.has_ended,
-        "pending": None if pending is None else [list(pending.key), pending.next],
+        "pending": None if pending is None else [list(pending.key), pending.digest, pending.next],
     }

@@ -29,11 +29,17 @@ from streampack.read.targets import NUM_LOOKED_AT, labels_are_shifted, unclear_s
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable import Plain, no_ids
 from streampack.streams.part import Item, SourcePart
+from streampack.streams.source_kinds import num_items
 from streampack.streams.text import encode_texts
 from streampack.types import Int64Array, State
 
-__all__ = ["Intake", "Quota", "Taken"]
+__all__ = ["SAME_SAMPLES", "Intake", "Quota", "Taken"]
 
+SAME_SAMPLES = (
+    "; a source must give the same samples in the same order each time: pass it, and its "
+    "tokenizer, as they were, or start anew without the state"
+)
+NEAR = 64  # items that may lie between the last sample and the place: no more are read again for it
 TEXTS_TOGETHER = 64
 CHARACTERS_TOGETHER = 65_536
 
@@ -296,7 +302,19 @@ class Intake:
             "amount_taken": self.amount_taken,
             "bad": self.num_bad,
             "labels_shifted": self.labels_shifted,
+            "size": self._size,
         }
+
+    @property
+    def _size(self) -> int | None:
+        """Samples of a source with an index, of which each that is left out moves others."""
+        return num_items(self._part.source) if self._part.has_index else None
+
+    def is_near(self, key: Key) -> bool:
+        """Tell whether a sample costs little to be read again: by its number, or soon before."""
+        if self._part.has_index:
+            return True
+        return (self._pass, self._taken - NEAR) <= (key[1], key[2] // self._part.num_parts)
 
     def _oldest(self, held: Iterable[Key]) -> tuple[int, int]:
         """Return the place of the oldest sample that is held, or of the next one."""
@@ -347,6 +365,11 @@ class Intake:
         wanted = {(pass_, number): (stream, pass_, number) for stream, pass_, number in held}
         if self._has_ended:
             return {}
+        if state["size"] != self._size:
+            raise DataError(
+                f"stream {self._name!r}: its source has {self._size} samples, but had "
+                f"{state['size']} when the state was saved{SAME_SAMPLES}"
+            )
         self._check_place(epoch, state["base"], held)
         items = self._by_index(wanted) if self._part.has_index else self._again(state, wanted)
         found = {}
@@ -359,8 +382,7 @@ class Intake:
         if missing:
             raise DataError(
                 f"stream {self._name!r}: the state holds sample {missing[0][2]} of pass "
-                f"{missing[0][1]}, which the source does not give again; a source without state "
-                "must give the same samples in the same order each time"
+                f"{missing[0][1]}, which the source does not give again{SAME_SAMPLES}"
             )
         return found
 
@@ -379,8 +401,7 @@ class Intake:
                 if part.pass_ >= self._pass:
                     raise DataError(
                         f"stream {self._name!r}: the state is {self._taken} samples into pass "
-                        f"{self._pass}, but the source gave {part.taken}; a source without state "
-                        "must give the same samples in the same order each time"
+                        f"{self._pass}, but the source gave {part.taken}{SAME_SAMPLES}"
                     )
                 part.begin(part.pass_ + 1)
             elif (item.pass_, item.number) in wanted:

@@ -2,7 +2,7 @@
 
 ::
 
-    {"version": 1, "kind": "iterable", "epoch": 0,
+    {"version": 2, "kind": "iterable", "epoch": 0,
      "worker": [0, 2], "device": [0, 8],              this worker of this rank, of how many
      "fingerprint": {"seed": 17, "streams": [...], ...},          must fit, every field
      "flow": {...}}                                   places in the sources; None: at the start
@@ -28,7 +28,7 @@ from streampack.types import State
 
 __all__ = ["KIND", "check_state", "fingerprint", "pack_state"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 KIND = "iterable"
 MAX_NUMBER = 2**63 - 1
 TOTALS = ("num_batches", "num_packs", "num_slots", "substituted", "high_water_tokens")
@@ -196,6 +196,8 @@ def _check_source(where: str, source: Any) -> None:
         raise _damaged(where, source, wanted="a dict")
     for key in PLACE:
         _check_number(f"{where}.{key}", source.get(key))
+    if source.get("size", "missing") is not None:
+        _check_number(f"{where}.size", source.get("size"))
     base = source.get("base", "missing")
     if base is None:
         return
