@@ -435,7 +435,8 @@ class Buffers:
     worker_tokens: int | None = None
     """Tokens per worker (with num_workers=0: per process)."""
     worker_bytes: int | None = None
-    """Bytes of finished batches per worker."""
+    """Bytes of finished batches per worker; of iterables, also of payloads that wait, and of what
+    the format adds to a batch."""
     rank_tokens: int | None = None
     """Tokens per rank: the packers' buffers and the batches of all its workers."""
     cache_limit: int | str | None = None

@@ -5,6 +5,7 @@
     rank_tokens    >=  packers' buffers + workers * (ahead * batch)      num_workers > 0
     worker_tokens  >=                      ahead * batch
     worker_tokens  >=  packers' buffers +  ahead * batch                 num_workers = 0
+    worker_bytes   >=  what one's format adds + ahead * batch in bytes
 
 The packers' buffers decide the sequence, so no bound may shrink them: a bound that cannot hold them
 and one batch a worker is refused, and the least that works is named.
@@ -19,6 +20,7 @@ from streampack.errors import ConfigError
 
 __all__ = ["BYTES_PER_TOKEN", "Footprint", "batches_ahead"]
 
+PACKERS = "the packers' buffers"  # as messages call them
 BYTES_PER_TOKEN = 28  # tokens, labels and input_pos in int64, document_ids in int32
 
 
@@ -34,6 +36,10 @@ class Footprint:
     """Processes that read; 0: the one that plans."""
     plans_in_workers: bool = False
     """Whether each worker plans for itself, as under torch's own DataLoader."""
+    batch_bytes: int | None = None
+    """Bytes of a finished batch; None: `BYTES_PER_TOKEN` for each of its slots."""
+    format_bytes: int = 0
+    """What its format adds to the batch that is delivered."""
 
     @property
     def worker_packers(self) -> int:
@@ -47,13 +53,15 @@ class Footprint:
         return self.packer_tokens * copies
 
 
-def _fit(name: str, limit: int | None, fixed: int, each: int, wanted: int) -> int:
+def _fit(
+    name: str, limit: int | None, fixed: int, each: int, wanted: int, what: str = PACKERS
+) -> int:
     """Return how many batches of `each` fit beside what is `fixed`, up to `wanted`."""
     if limit is None:
         return wanted
     if limit < fixed + each:
         raise ConfigError(
-            f"Buffers({name}={limit}) cannot hold the packers' buffers ({fixed}) and one batch "
+            f"Buffers({name}={limit}) cannot hold {what} ({fixed}) and one batch "
             f"({each}); set {name} to at least {fixed + each}, or lower Packing.buffer_tokens, "
             "batch_size or num_lanes"
         )
@@ -69,5 +77,7 @@ def batches_ahead(buffers: Buffers, footprint: Footprint, wanted: int) -> int:
     workers = max(footprint.num_workers, 1)
     batch = footprint.batch_tokens
     ahead = _fit("worker_tokens", buffers.worker_tokens, footprint.worker_packers, batch, wanted)
-    ahead = _fit("worker_bytes", buffers.worker_bytes, 0, batch * BYTES_PER_TOKEN, ahead)
+    in_bytes, added = footprint.batch_bytes or batch * BYTES_PER_TOKEN, footprint.format_bytes
+    what = "what the format adds" if added else PACKERS
+    ahead = _fit("worker_bytes", buffers.worker_bytes, added, in_bytes, ahead, what)
     return _fit("rank_tokens", buffers.rank_tokens, footprint.rank_packers, workers * batch, ahead)

@@ -44,7 +44,7 @@ from streampack.load.held_kernels import (
     settle_whole,
     take_out,
 )
-from streampack.load.prepared import Key, Prepared
+from streampack.load.prepared import Extras, Key, Prepared
 from streampack.read import Rows
 from streampack.streams.iterable import Plain, no_ids
 from streampack.types import (
@@ -93,11 +93,13 @@ class HeldSamples:
         self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int64)
         self._used = 0
         self._staged: list[tuple[int, int, int, int]] = []  # samples put and not settled
-        self._extras: dict[int, Prepared] = {}  # of the lines that have any
+        self._extras: dict[int, tuple[Extras, int]] = {}  # of the lines that have any, and bytes
         self._rows: tuple[Int64Array, Int64Array] | None = None  # used again for each batch
         self.last: dict[int, list[int]] = {}
         """Of each stream the address of the piece that came last, held or not."""
         self.num_tokens = 0
+        self.extra_bytes = 0
+        """Of payloads and values for each token."""
         self.high_water_tokens = 0
 
     @property
@@ -195,7 +197,6 @@ class HeldSamples:
             length: Its tokens.
             total: Tokens of the sample that packs take.
         """
-        stop = start + length
         self._make_lines(1)
         if self._used + length > len(self._tokens):
             self._make_room(length)
@@ -208,11 +209,14 @@ class HeldSamples:
         rank = self._rank(key) if start else None
         line = self._table[self._num_lines]
         line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
-        line[DIGEST] = self.digest(ready, start, length, total)
+        extras = ready.extras(start, start + length)
+        line[DIGEST] = _digest(tokens, labels, after, extras, total)
         line[OFFSET], line[AFTER] = begin, after
         line[RANK] = self._num_ever if rank is None else rank
-        if ready.token_fields or ready.payloads:
-            self._extras[self._num_lines] = ready.piece(start, stop)
+        if extras is not None:
+            size = extras.num_bytes
+            self._extras[self._num_lines] = extras, size
+            self.extra_bytes += size
         enter(self._table, self._heads, self._num_lines, self._num_lines + 1)
         self.last[key[0]] = line[:OFFSET].tolist()
         self._add(1, length)
@@ -236,15 +240,8 @@ class HeldSamples:
         It goes by tokens, labels, the values for each token, and where payloads lie, but not by
         what these are: nobody knows how to read them.
         """
-        extras = 0
-        if ready.token_fields or ready.payloads:
-            piece = ready.piece(start, start + length)
-            rows = [values for values in piece.token_fields.values() if not values.dtype.hasobject]
-            rows += [np.array([(a, b) for _, a, b in each]) for each in piece.payloads.values()]
-            for values in rows:
-                extras = zlib.crc32(values.tobytes(), extras)
-        tokens, labels, after = self._piece(ready, start, length, total)
-        return int(digest_of(tokens, labels, after, (extras << 30) ^ total))
+        extras = ready.extras(start, start + length)
+        return _digest(*self._piece(ready, start, length, total), extras, total)
 
     def _rank(self, key: Key) -> int | None:
         """Return the place of a sample among those held, by its first piece; None: a new one."""
@@ -381,9 +378,9 @@ class HeldSamples:
         fields = {name: np.zeros(shape, dtype) for name, dtype in self._token_fields.items()}
         placed: dict[str, list[tuple[Any, int, int, int]]] = {name: [] for name in self._payloads}
         for row, filled, line, first, size in copies.tolist():
-            part = self._extras.get(line)
-            if part is None:
+            if line not in self._extras:
                 continue
+            part, _ = self._extras[line]
             for name, values in part.token_fields.items():
                 fields[name][row, filled : filled + size] = values[first : first + size]
             for name, objects in part.payloads.items():
@@ -393,9 +390,21 @@ class HeldSamples:
                     if first <= a < first + size
                 ]
         for line in set(copies[:, 2].tolist()):
-            if not self._table[line, LEFT]:
-                self._extras.pop(line, None)
+            if not self._table[line, LEFT] and line in self._extras:
+                self.extra_bytes -= self._extras.pop(line)[1]
         return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
+
+
+def _digest(
+    tokens: Int64Array, labels: Int64Array, after: int, extras: Extras | None, total: int
+) -> int:
+    mixed = 0
+    if extras is not None:
+        rows = [values for values in extras.token_fields.values() if not values.dtype.hasobject]
+        rows += [np.array([(a, b) for _, a, b in each]) for each in extras.payloads.values()]
+        for values in rows:
+            mixed = zlib.crc32(values.tobytes(), mixed)
+    return int(digest_of(tokens, labels, after, (mixed << 30) ^ total))
 
 
 def _resized(values: Int64Array, used: int, size: int) -> Int64Array:

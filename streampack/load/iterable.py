@@ -38,6 +38,12 @@ from streampack.load.buckets import Bucketing
 from streampack.load.buffers import Footprint, batches_ahead
 from streampack.load.build import unique_names
 from streampack.load.iterable_amounts import epoch_amounts
+from streampack.load.iterable_bytes import (
+    HeldBytes,
+    added_bytes,
+    batch_bytes,
+    format_bytes,
+)
 from streampack.load.iterable_flow import PackFlow
 from streampack.load.iterable_plan import FlowPlan
 from streampack.load.iterable_state import check_state, fingerprint, pack_state
@@ -62,19 +68,26 @@ class FlowDataset(IterableDataset[Batch]):
         buffers: How much may be resident at once.
         world: This process among the others; None: as torch.distributed, if it is initialised, or
             torchrun's variables say.
+        convert: Gives a native batch the look that was asked for.
 
     Raises:
         ConfigError: If the buffers cannot hold one batch.
     """
 
-    def __init__(self, plan: FlowPlan, buffers: Buffers | None, world: World | None) -> None:
+    def __init__(
+        self,
+        plan: FlowPlan,
+        buffers: Buffers | None,
+        world: World | None,
+        convert: Formatter = to_native,
+    ) -> None:
         super().__init__()
         self.plan = plan
         self.stream_names = list(plan.names)
         self.digest = fingerprint(plan)
         """What decides the batches, as JSON: a state belongs to datasets with the same."""
-        self.convert: Formatter = to_native
-        """Gives a native batch the look that was asked for."""
+        self._convert = convert
+        self._format_bytes = format_bytes(convert, plan)
         self.buffers = buffers or Buffers()
         self.world = world or World.from_env(os.environ)
         self._finds_world = world is None
@@ -122,7 +135,32 @@ class FlowDataset(IterableDataset[Batch]):
             batch_tokens=batch_tokens,
             num_workers=num_workers,
             plans_in_workers=num_workers > 0,
+            batch_bytes=batch_bytes(plan),
+            format_bytes=self._format_bytes or 0,
         )
+
+    def convert(self, batch: Batch, ahead: int = 1) -> Any:
+        """Give a native batch the look that was asked for.
+
+        Args:
+            batch: One of `ahead` that may be there at once.
+            ahead: How many.
+
+        Raises:
+            ConfigError: If that is a function of one's own, and what it adds does not fit
+                `Buffers.worker_bytes`.
+        """
+        made, limit = self._convert(batch), self.buffers.worker_bytes
+        if self._format_bytes is None and limit is not None:
+            added = added_bytes(made, batch)
+            needed = added + ahead * batch_bytes(self.plan)
+            if needed > limit:
+                raise ConfigError(
+                    f"Buffers(worker_bytes={limit}) cannot hold {ahead} native batches and the "
+                    f"{added} bytes that batch_format adds to one; set worker_bytes to at least "
+                    f"{needed}, or lower batch_size or prefetch_factor"
+                )
+        return made
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one; sources that can be iterated again start again.
@@ -142,8 +180,15 @@ class FlowDataset(IterableDataset[Batch]):
         """
         return map(parcel, map(self.convert, self.native_batches()))
 
-    def native_batches(self) -> Iterator[Batch]:
-        """Begin an epoch as iterating does; its batches are native ones, whatever was asked for."""
+    def native_batches(self, ahead: int = 1) -> Iterator[Batch]:
+        """Begin an epoch as iterating does; its batches are native ones, whatever was asked for.
+
+        Args:
+            ahead: How many of them may be there at once.
+
+        Raises:
+            ConfigError: While iterating: if payloads do not fit `Buffers.worker_bytes`.
+        """
         self._check_world()
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
@@ -160,7 +205,7 @@ class FlowDataset(IterableDataset[Batch]):
         # At once, not at the first batch: a worker may be asked for its state before that.
         self._delivered = start or self.state_at_start(epoch, place)
         self._next_epoch = self._ledger.next_epoch
-        return self._batches(epoch, place, start)
+        return self._batches(epoch, place, start, ahead)
 
     def _take_start(self, place: PartPlace) -> State | None:
         """Return the state to go on from, if one was loaded and nobody did so before.
@@ -188,8 +233,10 @@ class FlowDataset(IterableDataset[Batch]):
             num_workers=num_workers,
         )
 
-    def _batches(self, epoch: int, place: PartPlace, start: State | None) -> Iterator[Batch]:
-        flow = self._flow(epoch, place)
+    def _batches(
+        self, epoch: int, place: PartPlace, start: State | None, ahead: int
+    ) -> Iterator[Batch]:
+        flow = self._flow(epoch, place, ahead)
         if start is None or start["flow"] is None:
             flow.begin()
         else:
@@ -199,20 +246,23 @@ class FlowDataset(IterableDataset[Batch]):
             num_batches += 1
             self._delivered = pack_state(self.digest, place, epoch, flow.state_dict())
             yield batch
+            del batch  # not while the next is made
         if start is not None and not num_batches and get_worker_info() is None:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
             self._ledger.begin(place.worker, f"after {epoch}:{self._num_iterations}", epoch + 1)
             self._next_epoch = self._ledger.next_epoch
-            yield from self._batches(epoch + 1, place, None)
+            yield from self._batches(epoch + 1, place, None, ahead)
         elif get_worker_info() is None:
             self._delivered = self.state_at_start(epoch + 1, place)
 
-    def _flow(self, epoch: int, place: PartPlace) -> PackFlow:
+    def _flow(self, epoch: int, place: PartPlace, ahead: int) -> PackFlow:
         if self._parts is None or self._parts[0] != place:
             self._parts = (place, self.plan.parts(place))
         for part in self._parts[1]:
             part.check_not_used_up(epoch)
-        return PackFlow(self.plan, place, self._parts[1], epoch)
+        fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
+        held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
+        return PackFlow(self.plan, place, self._parts[1], epoch, held)
 
     # Where it stands.
 
@@ -320,8 +370,7 @@ class PackedIterableDataset(FlowDataset):
         plan = flow_plan(
             streams, packing, mixing or Mixing(), order, batch_size=check_batch_size(batch_size)
         )
-        super().__init__(plan, buffers, world)
-        self.convert = check_format(batch_format, packing)
+        super().__init__(plan, buffers, world, check_format(batch_format, packing))
 
 
 def flow_plan(

@@ -32,6 +32,7 @@ from streampack.assemble import Batch, Blocks, make_batch
 from streampack.errors import DataError, ResumeError, StreampackError
 from streampack.load.buckets import one_row_each
 from streampack.load.held import DIGEST, HeldSamples, joined
+from streampack.load.iterable_bytes import HeldBytes, tensor_bytes
 from streampack.load.iterable_intake import SAME_SAMPLES, Intake, Taken
 from streampack.load.iterable_plan import FlowPlan
 from streampack.load.iterable_room import room_for
@@ -95,12 +96,19 @@ class PackFlow:
         place: Which worker of all this is.
         parts: Its part of each source.
         epoch: Which epoch.
+        held_bytes: Counts what is held in bytes; None: under no bound.
     """
 
     def __init__(
-        self, plan: FlowPlan, place: PartPlace, parts: Sequence[SourcePart], epoch: int
+        self,
+        plan: FlowPlan,
+        place: PartPlace,
+        parts: Sequence[SourcePart],
+        epoch: int,
+        held_bytes: HeldBytes | None = None,
     ) -> None:
         self._plan = plan
+        self._bytes = held_bytes or HeldBytes()
         self._place = place
         self._epoch = epoch
         self._by_tokens = plan.mixing.weight_unit == "tokens"
@@ -150,6 +158,7 @@ class PackFlow:
             return None
         together, num_rows, row_tokens = self._shape(packs)
         self._count(together.segments)
+        waiting = self._held.extra_bytes
         rows, extras = self._held.rows(together, num_rows, row_tokens)
         step = self.num_batches * self._place.num_workers + self._place.worker
         self.num_batches += 1
@@ -166,7 +175,10 @@ class PackFlow:
         )
         if self._plan.bucketing is not None:
             extras["seq_lens"] = torch.from_numpy(together.segments[:, LENGTH].copy())
-        return batch | extras
+        batch |= extras
+        left = self._held.extra_bytes
+        self._bytes.finish(tensor_bytes(batch), waiting - left, left)
+        return batch
 
     def _shape(self, packs: Sequence[Int64Array]) -> tuple[Packs, int, int]:
         """Return what lies in each row of a batch, its rows, and how long they are."""
@@ -304,6 +316,9 @@ class PackFlow:
         row = rows[0]
         start, length, total = int(row[START]), int(row[LENGTH]), int(row[TOTAL])
         self._held.hold(pending.key, pending.ready, start, length, total)
+        if self._held.extra_bytes:
+            stream, _, number = pending.key
+            self._bytes.check(self._held.extra_bytes, self._plan.streams[stream].where(number))
         pending.next += 1
         lane.pending = pending if pending.next < len(pending.rows) else None
         return rows
@@ -410,6 +425,7 @@ class PackFlow:
             "num_slots": self._num_slots,
             "counts": self._counts.tolist(),
             "high_water_tokens": self._held.high_water_tokens,
+            "high_water_bytes": self._bytes.high_water,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -467,6 +483,7 @@ class PackFlow:
         self._num_slots = int(state["num_slots"])
         self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)
         self._held.high_water_tokens = int(state["high_water_tokens"])
+        self._bytes.high_water = int(state["high_water_bytes"])
 
     def _sliced_again(self, saved: Sequence[Any], prepared: Mapping[Key, _Again]) -> _Pending:
         key, digest, row = _key(saved[0]), int(saved[1]), int(saved[2])

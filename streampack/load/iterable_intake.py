@@ -213,7 +213,9 @@ class Intake:
     def _refill(self) -> bool:
         items: list[Item] = []
         num_characters = 0
-        most = 1 if self._stream.tokenizer is None else TEXTS_TOGETHER
+        # Payloads beside texts would all be here at once, whatever their bytes.
+        is_alone = self._stream.tokenizer is None or self._stream.payloads
+        most = 1 if is_alone else TEXTS_TOGETHER
         if self._quota.amount is not None and not self._quota.by_tokens:
             most = min(most, self._quota.amount - self.amount_taken)
         while len(items) < most and num_characters < CHARACTERS_TOGETHER:

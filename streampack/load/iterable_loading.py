@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assemble import Batch
 from streampack.errors import ConfigError, ResumeError
-from streampack.load.buffers import BYTES_PER_TOKEN, batches_ahead
+from streampack.load.buffers import batches_ahead
 from streampack.load.ending import ended_at_exit
 from streampack.load.handover import Folded, fold
 from streampack.load.iterable import FlowDataset
@@ -51,10 +51,11 @@ Delivered = tuple[int, Batch | Folded, _Told]  # worker, batch, the worker's sta
 class _WithStates(IterableDataset[Delivered | None]):
     """What workers iterate: batches, each with the worker's state after it."""
 
-    def __init__(self, dataset: FlowDataset, start: State | None) -> None:
+    def __init__(self, dataset: FlowDataset, start: State | None, ahead: int) -> None:
         super().__init__()
         self._dataset = dataset
         self._start = start
+        self._ahead = ahead
 
     def forget_start(self) -> None:
         """Begin an epoch in workers that are made from now on."""
@@ -66,11 +67,12 @@ class _WithStates(IterableDataset[Delivered | None]):
         start, self._start = self._start, None
         if start is not None:
             self._dataset.load_state_dict(start["workers"][worker])
-        batches = self._dataset.native_batches()
+        batches = self._dataset.native_batches(self._ahead)
         if start is not None and worker < start["next_worker"]:
             yield None  # its turn comes after the others'
         for batch in batches:
             yield worker, fold(batch) if info else batch, _Told(self._dataset.state_here())
+            del batch  # not while the next is made
 
 
 def _same(item: Delivered | None) -> Delivered | None:
@@ -97,7 +99,7 @@ class IterableLoading:
         )
         self._options = replace(options, prefetch_factor=self._ahead)
         self._pins = options.pin_memory and torch.cuda.is_available()
-        self._source = _WithStates(dataset, None)  # what the workers were given
+        self._source = _WithStates(dataset, None, self._ahead)  # what the workers were given
         self._workers: Iterations | None = None
         self._start: State | None = None
         # Of the batch last delivered, or of a state; None: whichever begins next.
@@ -200,12 +202,15 @@ class IterableLoading:
                 continue
             worker, content, told = item
             batch = content.unfold() if isinstance(content, Folded) else content
+            del item, content
             self._states[worker] = told.state
             self._flows[worker] = told.state["flow"]
             self._epoch = int(batch["epoch"])
             self._next_worker = (worker + 1) % len(self._states)
             num_batches += 1
-            yield self._dataset.convert(batch)
+            batch = self._dataset.convert(batch, self._ahead)
+            yield batch
+            del batch  # not while the next is made
             self._check_turn(number)
         # Without workers the dataset itself goes on with the next epoch where nothing was left.
         is_over = start is not None and not num_batches and self._num_workers
@@ -225,14 +230,14 @@ class IterableLoading:
 
     def _items(self, start: State | None) -> Iterator[Delivered | None]:
         if not self._num_workers:
-            source = _WithStates(self._dataset, start)
+            source = _WithStates(self._dataset, start, self._ahead)
             is_ahead = self._ahead > 1 and self._options.prefetch_threads
             items = work_ahead(source, _same, self._ahead) if is_ahead else iter(source)
             return map(pin, items) if self._pins else items
         if self._workers is None or start is not None:
             if start is not None:
                 self._dataset.set_epoch(max(int(each["epoch"]) for each in start["workers"]))
-            self._source = _WithStates(self._dataset, start)
+            self._source = _WithStates(self._dataset, start, self._ahead)
             loader = WorkersLoader(self._source, batch_size=None, **self._options.for_torch())
             self._workers = Iterations(loader)
         try:
@@ -261,6 +266,7 @@ def _stats(dataset: FlowDataset, flows: list[State], ahead: int) -> dict[str, An
     one_batch = dataset.footprint(0).batch_tokens
     batch_tokens = ahead * one_batch
     held = [flow["high_water_tokens"] for flow in flows] or [0]
+    held_bytes = [flow["high_water_bytes"] for flow in flows] or [0]
     return {
         "streams": {
             name: {
@@ -285,7 +291,7 @@ def _stats(dataset: FlowDataset, flows: list[State], ahead: int) -> dict[str, An
         "buffers": {
             # What is held includes the batch that is put together, which is one of those ahead.
             "worker_tokens": max(held) + batch_tokens - one_batch,
-            "worker_bytes": batch_tokens * BYTES_PER_TOKEN,
+            "worker_bytes": max(held_bytes) + dataset.footprint(0).format_bytes,
             "rank_tokens": sum(held) + (batch_tokens - one_batch) * max(len(flows), 1),
         },
     }

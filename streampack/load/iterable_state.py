@@ -31,7 +31,8 @@ __all__ = ["KIND", "check_state", "fingerprint", "pack_state"]
 STATE_VERSION = 2
 KIND = "iterable"
 MAX_NUMBER = 2**63 - 1
-TOTALS = ("num_batches", "num_packs", "num_slots", "substituted", "high_water_tokens")
+TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
+MARKS = ("high_water_tokens", "high_water_bytes")
 NUM_COUNTS = 5  # of a stream: samples begun, tokens, samples split, truncated, dropped
 PLACE = ("pass", "taken", "amount_taken", "bad")
 # Of a stream, as it is written: what its samples are read as.
@@ -169,7 +170,7 @@ def _check_flow(flow: State, epoch: int, digest: dict[str, Any]) -> None:
     for number, row in enumerate(counts):
         for count in _rows(f"counts.{number}", row, NUM_COUNTS):
             _check_number(f"counts.{number}", count)
-    for key in TOTALS:
+    for key in (*TOTALS, *MARKS):
         _check_number(key, flow.get(key))
     if flow.get("epoch") != epoch:
         raise _damaged("epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch")

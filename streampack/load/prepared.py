@@ -12,7 +12,8 @@ Cost: about 25 us a sample. Samples that are tokens and fit a pack take a shorte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +26,26 @@ from streampack.pack import fit_samples
 from streampack.streams import IterableSample
 from streampack.types import IGNORED, Int64Array
 
-__all__ = ["Key", "Prepared", "prepare", "segment_rows"]
+__all__ = ["Extras", "Key", "Prepared", "num_bytes", "prepare", "segment_rows"]
 
 Key = tuple[int, int, int]  # stream, pass, sample
+PLACE_BYTES = 24  # pack, first token and one past the last, in int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Extras:
+    """What a piece of a sample has beside tokens and labels."""
+
+    token_fields: dict[str, Any]
+    """Arrays, a value for each token of the piece."""
+    payloads: dict[str, list[tuple[Any, int, int]]]
+    """Objects, each with the first token of the piece that it stands for and one past the last."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of them, and of where the payloads lie in a batch."""
+        things = [thing for each in self.payloads.values() for thing, _, _ in each]
+        return num_bytes(things) + PLACE_BYTES * len(things) + num_bytes(self.token_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,17 +61,39 @@ class Prepared:
     payloads: dict[str, list[tuple[Any, int, int]]]
     """Objects, each with the first token that it stands for and one past the last."""
 
-    def piece(self, start: int, stop: int) -> Prepared:
-        """Return a copy of a part; a payload belongs to the part that its first token lies in."""
-        return Prepared(
-            tokens=self.tokens[start:stop].copy(),
-            labels=self.labels[start:stop].copy(),
+    def extras(self, start: int, stop: int) -> Extras | None:
+        """Return what a part has of them; a payload belongs to where its first token lies."""
+        if not (self.token_fields or self.payloads):
+            return None
+        return Extras(
             token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
             payloads={
                 name: [(o, a - start, b - start) for o, a, b in objects if start <= a < stop]
                 for name, objects in self.payloads.items()
             },
         )
+
+
+def num_bytes(thing: Any) -> int:
+    """Return the bytes of a payload.
+
+    Of arrays and tensors that is their values, of images (as PIL's) a byte a pixel and band, of
+    containers what lies in them, and of anything else what Python says, which may be too little.
+
+    >>> num_bytes(np.zeros((2, 3), np.float32)), num_bytes([b"ab", b"c"]) == 2 * sys.getsizeof(b"")
+    (24, False)
+    """
+    nbytes = getattr(thing, "nbytes", None)
+    if isinstance(nbytes, int | np.integer):
+        return int(nbytes)
+    if isinstance(thing, Mapping):
+        return sum(map(num_bytes, thing.values()))
+    if isinstance(thing, list | tuple):
+        return sum(map(num_bytes, thing))
+    if hasattr(thing, "getbands") and hasattr(thing, "size"):
+        width, height = thing.size
+        return int(width * height * len(thing.getbands()))
+    return sys.getsizeof(thing)
 
 
 def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -> Prepared:
