@@ -233,3 +233,40 @@ def test_rows_of_a_hugging_face_dataset_are_those_that_it_gives_one_by_one(form,
     table.set_transform(lambda rows: sizes.append(len(rows["input_ids"])) or rows)
     batches(table)
     assert set(sizes) == {1}
+
+
+@pytest.mark.parametrize("options", [{}, {"overflow": "truncate", "max_seq_len": 2}])
+@pytest.mark.parametrize("label", [2**31, -(2**31), 2**40])
+@pytest.mark.parametrize("make", [list, np.array, tuple])
+@pytest.mark.parametrize("mask", [None, "mask"])
+def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, mask):
+    rows = [
+        {"tokens": make([1, 2, 3]), "said": make(said), "mask": make([1, 1, 1])}
+        for said in ([1, 2, -100], [1, label, 3], [2**31 - 1, -(2**31) + 1, 0])
+    ]
+    packing = Packing(**{"max_seq_len": 8, **options})
+    stream = {"labels": "said", "labels_shifted": True, "loss_mask": mask}
+    message = rf"stream 'mine', sample 1: 'said' holds {label}, which lies outside int32, .* -100"
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
+    skipping = IterableStream(rows, on_bad_sample="skip", **stream)
+    assert len(pieces(PackedIterableDataset([skipping], packing=packing))) == 2
+
+
+def test_a_label_beyond_int32_is_named_after_what_is_wrong_before_it():
+    good = {"tokens": [1, 2], "labels": [1, 2]}
+    rows = [good, {"tokens": [-3, 2], "labels": [-3, 2]}, good, {"tokens": [1], "labels": [2**31]}]
+    for first, message in ((0, "sample 1: token -3 is negative"), (2, "sample 1: 'labels' holds")):
+        stream = IterableStream(rows[first:], labels="labels", labels_shifted=False)
+        with pytest.raises(DataError, match=message):
+            list(PackedIterableDataset([stream], packing=Packing(max_seq_len=64)))
+
+
+@pytest.mark.parametrize("field", ["tokens", "labels", "mask"])
+def test_rows_of_several_samples_are_not_taken_for_one(field):
+    row = {"tokens": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "mask": [1, 1, 1, 1]}
+    row[field] = np.array(row[field]).reshape(2, 2)
+    stream = IterableStream([row], labels="labels", labels_shifted=False, loss_mask="mask")
+    message = rf"sample 0: field '{field}' holds 2 x 2 values, but a sample is one row; give"
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))

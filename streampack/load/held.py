@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -61,6 +61,8 @@ __all__ = ["DIGEST", "NO_VALUES", "HeldSamples", "joined"]
 FEWEST_LINES = 256  # room that is there at once
 FEWEST_TOKENS = 1 << 14
 NO_VALUES = np.zeros(0, np.int64)
+Refuse: TypeAlias = Callable[[Key, Int64Array, Int64Array], None]
+"""Is told of a sample, its tokens, and its labels if it has any; raises what is wrong with it."""
 
 
 class HeldSamples:
@@ -93,6 +95,8 @@ class HeldSamples:
         self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int64)
         self._used = 0
         self._staged: list[tuple[int, int, int, int]] = []  # samples put and not settled
+        # The first of these with a label outside int32, its tokens and its labels.
+        self._wrong: tuple[Key, Int64Array, Int64Array] | None = None
         self._extras: dict[int, tuple[Extras, int]] = {}  # of the lines that have any, and bytes
         self._rows: tuple[Int64Array, Int64Array] | None = None  # used again for each batch
         self.last: dict[int, list[int]] = {}
@@ -148,16 +152,20 @@ class HeldSamples:
             own = NO_VALUES if labels is None else np.array(labels, np.int64)
             targets = NO_VALUES if mask is None else np.array(mask, np.int64)
             span, shifted = (at - begin, num), bool(labels_shifted)
-            put_labels(held[begin:end], span, own, targets, shifted, self._labels[begin:end])
+            out = self._labels[begin:end]
+            is_wrong = put_labels(held[begin:end], span, own, targets, shifted, out)
+            if is_wrong and self._wrong is None:
+                self._wrong = key, held[at : at + num].copy(), own
         self._used = end
         self._staged.append((*key, end - begin))
         return end - begin
 
-    def settle(self, refuse: Callable[[Key, Int64Array], None]) -> Int64Array:
+    def settle(self, refuse: Refuse) -> Int64Array:
         """Hold what was put; return its segment rows, shape (n, 6).
 
         Args:
-            refuse: Told of the first sample that holds what is no token id; it raises.
+            refuse: Told of the first sample that holds what is no token id, or of the first with
+                a label outside int32; it raises.
         """
         if not self._staged:
             return no_segments()
@@ -170,22 +178,22 @@ class HeldSamples:
         held = (self._table, self._heads, self._tokens, self._labels)
         if settle_whole(held, staged, (self._num_lines, begin, self._num_ever), rows):
             self._check_own(rows, begin + np.cumsum(staged[:, KEY]), refuse)
+        if self._wrong is not None:
+            refuse(*self._wrong)
         lasts = dict(zip(staged[:, 0].tolist(), range(len(staged)), strict=True))
         for stream, at in lasts.items():
             self.last[stream] = self._table[self._num_lines + at, :OFFSET].tolist()
         self._add(len(rows), num_tokens)
         return rows
 
-    def _check_own(
-        self, rows: Int64Array, ends: Int64Array, refuse: Callable[[Key, Int64Array], None]
-    ) -> None:
+    def _check_own(self, rows: Int64Array, ends: Int64Array, refuse: Refuse) -> None:
         added = {self._packing.bos_id, self._packing.eos_id}
         for (stream, pass_, sample, *_, length), end in zip(
             rows.tolist(), ends.tolist(), strict=True
         ):
             tokens = self._tokens[end - length : end].copy()
             if any(token not in added for token in no_ids(tokens).tolist()):
-                refuse((stream, pass_, sample), tokens)
+                refuse((stream, pass_, sample), tokens, NO_VALUES)
 
     def hold(self, key: Key, ready: Prepared, start: int, length: int, total: int) -> None:
         """Keep a piece of a sample until all of it has left.

@@ -192,8 +192,8 @@ def put_labels(
     mask: Int64Array,
     shifted: bool,
     out: Int64Array,
-) -> None:
-    """Write the shifted labels of one sample.
+) -> bool:
+    """Write the shifted labels of one sample; tell whether any of its own lies outside int32.
 
     A token is a target if its labels and loss mask say so; an added EOS goes by the token before
     it.
@@ -207,6 +207,7 @@ def put_labels(
         out: What is filled, shape (n,).
     """
     lead, num = span
+    smallest, largest = _range(own)
     target = tokens[lead + num - 1]
     for i in range(num):
         if not len(own):
@@ -225,6 +226,7 @@ def put_labels(
         out[lead + num - 1] = tokens[lead + num] if speaks != IGNORED else IGNORED
         after = IGNORED
     out[len(tokens) - 1] = after
+    return smallest < -MAX_ID or largest > MAX_ID
 
 
 @compiled

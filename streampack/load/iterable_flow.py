@@ -308,7 +308,12 @@ class PackFlow:
             self._deficits.serve(stream, num_tokens if self._by_tokens else 1)
 
     def _settle(self) -> Int64Array:
-        return self._held.settle(lambda key, tokens: self._intakes[key[0]].refuse(key[2], tokens))
+        return self._held.settle(self._refuse)
+
+    def _refuse(self, key: Key, tokens: Int64Array, labels: Int64Array) -> None:
+        stream, _, number = key
+        self._plan.streams[stream].check_ids(number, tokens)
+        self._plan.streams[stream].check_labels(number, labels)
 
     def _slice(self, lane: _Lane, pending: _Pending) -> Int64Array:
         """Hold the next piece of a long sample and return its row."""

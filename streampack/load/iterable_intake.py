@@ -27,7 +27,7 @@ from streampack.load.held import NO_VALUES
 from streampack.load.prepared import Key
 from streampack.read.targets import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
 from streampack.streams import IterableSample, IterableStream
-from streampack.streams.iterable import Plain, no_ids
+from streampack.streams.iterable import Plain, no_ids, no_labels
 from streampack.streams.part import Item, SourcePart
 from streampack.streams.source_kinds import num_items
 from streampack.streams.text import encode_texts
@@ -147,7 +147,7 @@ class Intake:
             if result is None and not isinstance(ids, DataError):
                 plain = self._stream.plain(item.value, ids)
             # Only what is skipped must be known at once: the next sample takes its place.
-            if plain is not None and not (self._skips and len(no_ids(plain[0]))):
+            if plain is not None and not (self._skips and _is_wrong(plain)):
                 self.amount_taken += len(plain[0]) if self._quota.by_tokens else 1
                 return Taken(item.pass_, item.number, plain, None)
             result = result or self._sample(item, ids)
@@ -163,14 +163,10 @@ class Intake:
         """Return all of a sample whose arrays were taken as they are."""
         tokens, labels, mask = taken.plain or (NO_VALUES, None, None)
         tokens = np.array(tokens, np.int64)
-        if len(no_ids(tokens)):
-            self.refuse(taken.number, tokens)
         labels, mask = (None if row is None else np.array(row, np.int64) for row in (labels, mask))
+        self._stream.check_ids(taken.number, tokens)
+        self._stream.check_labels(taken.number, labels)
         return IterableSample(tokens=tokens, labels=labels, loss_mask=mask)
-
-    def refuse(self, number: int, tokens: Int64Array) -> None:
-        """Raise what is wrong with the tokens of a sample that was taken as it was."""
-        self._stream.sample(tokens, number, tokens)
 
     def skip(self, error: DataError) -> None:
         """Count a bad sample, or raise what is wrong with it."""
@@ -409,6 +405,12 @@ class Intake:
             elif (item.pass_, item.number) in wanted:
                 items.append(item)
         return items
+
+
+def _is_wrong(plain: Plain) -> bool:
+    """Tell whether a sample holds what is no token id, or no label."""
+    tokens, labels, _ = plain
+    return bool(len(no_ids(tokens)) or (labels is not None and len(no_labels(labels))))
 
 
 def _text(item: Item, stream: IterableStream) -> str | DataError:

@@ -30,7 +30,7 @@ from streampack.streams.text import check_tokenizer
 from streampack.streams.unread import TARGET_COLUMNS, tell_of_unread
 from streampack.types import Int64Array
 
-__all__ = ["IterableSample", "IterableStream", "Plain", "no_ids"]
+__all__ = ["IterableSample", "IterableStream", "Plain", "no_ids", "no_labels"]
 
 OnBadSample = Literal["raise", "skip"]
 Plain: TypeAlias = tuple[Any, Any, Any]
@@ -187,8 +187,8 @@ class IterableStream:
             encoded: Token ids of its text, if it has one.
 
         Raises:
-            DataError: If a field is missing, holds no integers, or is not as long as the tokens, or
-                a loss mask holds other values than 0 and 1.
+            DataError: If a field is missing, holds no row of integers, or is not as long as the
+                tokens, a label lies outside int32, or a loss mask holds other values than 0 and 1.
         """
         where = self.where(number)
         if not isinstance(item, Mapping):
@@ -196,18 +196,12 @@ class IterableStream:
         tokens = self._tokens(item, where) if encoded is None else encoded
         if len(tokens) == 0:
             raise DataError(f"{where}: 0 tokens, but a sample needs 1 or more; leave it out")
-        if len(wrong := no_ids(tokens)):
-            what = f"is no token id; they go from 0 to {MAX_ID}; tokenize the sample anew"
-            if wrong[0] < 0:
-                what = (
-                    "is negative; token ids count from 0, and what is no target belongs into "
-                    "labels or a loss mask"
-                )
-            raise DataError(f"{where}: token {wrong[0]} {what}")
+        self.check_ids(number, tokens)
         labels, loss_mask = (
             None if name is None else _beside(tokens, item, name, where)
             for name in (self.labels, self.loss_mask)
         )
+        self.check_labels(number, labels)
         if loss_mask is not None and not _is_mask(loss_mask):
             value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
             raise DataError(
@@ -216,6 +210,33 @@ class IterableStream:
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
         return self._with_extras(sample, item, where) if self._has_extras else sample
+
+    def check_ids(self, number: int, tokens: Int64Array) -> None:
+        """Refuse what is no token id.
+
+        Raises:
+            DataError: Naming the first.
+        """
+        if len(wrong := no_ids(tokens)):
+            what = f"is no token id; they go from 0 to {MAX_ID}; tokenize the sample anew"
+            if wrong[0] < 0:
+                what = (
+                    "is negative; token ids count from 0, and what is no target belongs into "
+                    "labels or a loss mask"
+                )
+            raise DataError(f"{self.where(number)}: token {wrong[0]} {what}")
+
+    def check_labels(self, number: int, labels: Int64Array | None) -> None:
+        """Refuse what is no label.
+
+        Raises:
+            DataError: Naming the first.
+        """
+        if labels is not None and len(wrong := no_labels(labels)):
+            raise DataError(
+                f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which lies outside "
+                f"int32, +-{MAX_ID}; a label is a token id, or -100 for what is no target"
+            )
 
     def tell_of_unread(self, item: Any) -> None:
         """Warn of fields of a first item that look like labels or a loss mask, and are not read."""
@@ -336,6 +357,15 @@ def no_ids(tokens: Any) -> Any:
     return tokens[(tokens < 0) | (tokens > MAX_ID)]
 
 
+def no_labels(labels: Any) -> Any:
+    """Return those of a row of integers that lie outside int32.
+
+    >>> no_labels(np.array([7, -100, 2**40])).tolist()
+    [1099511627776]
+    """
+    return labels[(labels < -MAX_ID) | (labels > MAX_ID)]
+
+
 def _plain_row(value: Any) -> Any:
     """Return a row of integers as something that numpy copies at once; None: look at it closely."""
     if type(value) is np.ndarray:
@@ -368,7 +398,7 @@ def _check_length(num_values: int, num_tokens: int, name: str, where: str) -> No
         )
 
 
-def _integers(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
+def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = True) -> Int64Array:
     _check_there(
         item, name, where, "set tokens=, labels= or loss_mask= to one of them, or tokenizer="
     )
@@ -379,6 +409,12 @@ def _integers(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
     if values.size and values.dtype.kind not in "iub":
         raise DataError(
             f"{where}: field {name!r} holds {values.dtype}, but must hold integers; tokenize first"
+        )
+    if is_row and values.size and max(values.shape, default=1) != values.size:
+        shape = " x ".join(map(str, values.shape))
+        raise DataError(
+            f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
+            "row as a sample of its own"
         )
     return values.reshape(-1).astype(np.int64)
 
@@ -414,7 +450,7 @@ def _spans(
 ) -> Int64Array:
     if not num_objects:
         return np.zeros((0, 2), np.int64)
-    flat = _integers(item, name, where)
+    flat = _integers(item, name, where, is_row=False)
     spans = flat[: len(flat) // 2 * 2].reshape(-1, 2)
     if len(flat) % 2 or len(spans) != num_objects:
         raise DataError(
