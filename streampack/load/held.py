@@ -251,6 +251,10 @@ class HeldSamples:
         extras = ready.extras(start, start + length)
         return _digest(*self._piece(ready, start, length, total), extras, total)
 
+    def whole_digest(self, ready: Prepared) -> int:
+        """Return what tells a whole sample, before it is cut, from others."""
+        return self.digest(ready, 0, len(ready.tokens), len(ready.tokens))
+
     def _rank(self, key: Key) -> int | None:
         """Return the place of a sample among those held, by its first piece; None: a new one."""
         live = self._live

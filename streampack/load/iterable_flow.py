@@ -20,10 +20,9 @@ Memory: each packer's bound, one batch, and one sample being sliced per packer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +30,10 @@ import torch
 from streampack.assemble import Batch, Blocks, make_batch
 from streampack.errors import DataError, ResumeError, StreampackError
 from streampack.load.buckets import one_row_each
-from streampack.load.held import DIGEST, HeldSamples, joined
+from streampack.load.held import HeldSamples, joined
+from streampack.load.iterable_again import Again, check_piece, check_whole, key_of
 from streampack.load.iterable_bytes import HeldBytes, tensor_bytes
-from streampack.load.iterable_intake import SAME_SAMPLES, Intake, Taken
+from streampack.load.iterable_intake import Intake, Taken
 from streampack.load.iterable_plan import FlowPlan
 from streampack.load.iterable_room import room_for
 from streampack.load.prepared import Key, Prepared, prepare, segment_rows
@@ -54,7 +54,6 @@ from streampack.types import (
 __all__ = ["PackFlow"]
 
 NUM_ADDED = 2  # tokens that a sample may get: BOS and EOS
-OTHERWISE = "has other tokens, labels or fields than when the state was saved"
 
 
 @dataclass(slots=True)
@@ -68,13 +67,6 @@ class _Pending:
     """Tells all of it from other samples."""
     next: int = 0
     """Which of the rows the packer gets next."""
-
-
-class _Again(NamedTuple):
-    """A sample that was read again, and its segment rows; none if it is dropped now."""
-
-    ready: Prepared
-    rows: Int64Array
 
 
 @dataclass(slots=True)
@@ -347,12 +339,8 @@ class PackFlow:
         if not len(rows):
             return rows
         # Only of a sample that will not be held at once: its rest is told by it alone.
-        digest = self._digest(ready) if len(rows) > 1 else 0
+        digest = self._held.whole_digest(ready) if len(rows) > 1 else 0
         return self._slice(lane, _Pending(key, ready, rows, digest))
-
-    def _digest(self, ready: Prepared) -> int:
-        num = len(ready.tokens)
-        return self._held.digest(ready, 0, num, num)
 
     def _prepare(self, stream: int, taken: Taken) -> Prepared:
         shifted = bool(self._intakes[stream].labels_shifted)
@@ -407,9 +395,9 @@ class PackFlow:
         last = [
             address
             for stream, address in sorted(self._held.last.items())
-            if self._intakes[stream].is_near(_key(address))
+            if self._intakes[stream].is_near(key_of(address))
         ]
-        keys = {*self._held.keys, *map(_key, last)}
+        keys = {*self._held.keys, *map(key_of, last)}
         keys |= {each.key for each in pending if each is not None}
         keys_of = _by_stream(keys)
         return {
@@ -452,10 +440,10 @@ class PackFlow:
 
     def _restore(self, state: State) -> None:
         slicing = [lane["pending"] for lane in state["lanes"]]
-        keys = {_key(address) for address in [*state["held"], *state["last"]]}
-        keys |= {_key(each[0]) for each in slicing if each is not None}
+        keys = {key_of(address) for address in [*state["held"], *state["last"]]}
+        keys |= {key_of(each[0]) for each in slicing if each is not None}
         keys_of = _by_stream(sorted(keys))
-        prepared: dict[Key, _Again] = {}
+        prepared: dict[Key, Again] = {}
         for number, intake in enumerate(self._intakes):
             again = intake.load_state_dict(
                 state["sources"][number],
@@ -466,19 +454,21 @@ class PackFlow:
             for key, sample in again.items():
                 taken = Taken(key[1], key[2], None, sample)
                 ready = self._prepare(number, taken)
-                prepared[key] = _Again(ready, self._rows(key, ready))
+                prepared[key] = Again(key, ready, self._rows(key, ready))
         for address in [*state["held"], *state["last"]]:
-            self._check_same(address, prepared[_key(address)])
+            check_piece(address, prepared[key_of(address)], self._held, self._plan.streams)
         for address in state["held"]:
-            ready, rows = prepared[_key(address)]
-            self._held.restore(address, ready, int(rows[-1, TOTAL]))
+            found = prepared[key_of(address)]
+            self._held.restore(address, found.ready, found.total)
         self._held.last = {int(address[0]): list(map(int, address)) for address in state["last"]}
         for lane, saved in zip(self._lanes, state["lanes"], strict=True):
             lane.packer.load_state_dict(saved["packer"])
             lane.full = deque(np.array(rows, np.int64) for rows in saved["full"])
             lane.has_ended = bool(saved["has_ended"])
             if saved["pending"] is not None:
-                lane.pending = self._sliced_again(saved["pending"], prepared)
+                found, digest = prepared[key_of(saved["pending"][0])], int(saved["pending"][1])
+                check_whole(digest, found, self._held, self._plan.streams)
+                lane.pending = _Pending(*found, digest, int(saved["pending"][2]))
         self._deficits.load_state_dict(state["deficits"])
         self._look_for_only()
         self._is_stopping = bool(state["is_stopping"])
@@ -489,40 +479,6 @@ class PackFlow:
         self._counts = np.array(state["counts"], np.int64).reshape(self._counts.shape)
         self._held.high_water_tokens = int(state["high_water_tokens"])
         self._bytes.high_water = int(state["high_water_bytes"])
-
-    def _sliced_again(self, saved: Sequence[Any], prepared: Mapping[Key, _Again]) -> _Pending:
-        key, digest, row = _key(saved[0]), int(saved[1]), int(saved[2])
-        again = prepared[key]
-        if self._digest(again.ready) != digest:
-            raise self._changed(key, OTHERWISE)
-        return _Pending(key, again.ready, again.rows, digest, row)
-
-    def _check_same(self, address: Sequence[int], again: _Again) -> None:
-        """Refuse a piece that was read again and is not what it was.
-
-        Raises:
-            DataError: Naming its sample.
-        """
-        key, (start, length) = _key(address), map(int, address[START : START + 2])
-        if [start, length] not in again.rows[:, START:TOTAL].tolist():
-            held = f"{length}" if not start else f"{length} that follow its first {start}"
-            raise self._changed(
-                key, f"has {len(again.ready.tokens)} tokens, of which the state holds {held}"
-            )
-        total = int(again.rows[-1, TOTAL])
-        if self._held.digest(again.ready, start, length, total) != address[DIGEST]:
-            raise self._changed(key, OTHERWISE)
-
-    def _changed(self, key: Key, what: str) -> DataError:
-        stream, pass_, number = key
-        return DataError(
-            f"{self._plan.streams[stream].where(number)} of pass {pass_} {what}{SAME_SAMPLES}"
-        )
-
-
-def _key(address: Sequence[int]) -> Key:
-    stream, pass_, number = map(int, address[:3])
-    return stream, pass_, number
 
 
 def _by_stream(keys: Iterable[Key]) -> dict[int, list[Key]]:
