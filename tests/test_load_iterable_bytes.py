@@ -244,17 +244,23 @@ def test_the_mark_is_what_there_was_and_never_passes_the_bound(sizes, ahead, lim
     assert most <= mark <= limit
 
 
-def test_values_for_each_token_of_what_waits_count_too():
+def test_values_for_each_token_count_in_batches_and_are_known_before():
     rows = [{"tokens": [1] * 8, "weight": [0.5] * 8}] * 200
-    dataset = PackedIterableDataset(
-        [IterableStream(rows, token_fields={"weight": "float64"})],
-        packing=Packing(max_seq_len=SIZE),
-    )
-    loader = PackedDataLoader(dataset, prefetch_threads=0)
-    batch = next(iter(loader))
 
-    assert loader.stats()["buffers"]["worker_bytes"] >= tensor_bytes(batch)
-    assert tensor_bytes(batch) > SIZE * (28 + 8)
+    def loader(limit):
+        dataset = PackedIterableDataset(
+            [IterableStream(rows, token_fields={"weight": "float64"})],
+            packing=Packing(max_seq_len=SIZE),
+            buffers=Buffers(worker_bytes=limit),
+        )
+        return PackedDataLoader(dataset)
+
+    with pytest.raises(ConfigError, match=r"worker_bytes=99\) cannot hold") as refused:
+        loader(99)
+    least = int(LEAST.search(str(refused.value))[1])
+    made = loader(least)
+    most = max(map(tensor_bytes, made))
+    assert SIZE * (28 + 8) < most <= made.stats()["buffers"]["worker_bytes"] <= least
 
 
 def test_payloads_beside_texts_do_not_wait_for_each_other():

@@ -97,13 +97,12 @@ class HeldSamples:
         self._staged: list[tuple[int, int, int, int]] = []  # samples put and not settled
         # The first of these with a label outside int32, its tokens and its labels.
         self._wrong: tuple[Key, Int64Array, Int64Array] | None = None
-        self._extras: dict[int, tuple[Extras, int]] = {}  # of the lines that have any, and bytes
+        self._extras: dict[int, tuple[Extras, int]] = {}  # of lines, and payload bytes
         self._rows: tuple[Int64Array, Int64Array] | None = None  # used again for each batch
         self.last: dict[int, list[int]] = {}
         """Of each stream the address of the piece that came last, held or not."""
         self.num_tokens = 0
-        self.extra_bytes = 0
-        """Of payloads and values for each token."""
+        self.payload_bytes = 0
         self.high_water_tokens = 0
 
     @property
@@ -222,9 +221,9 @@ class HeldSamples:
         line[OFFSET], line[AFTER] = begin, after
         line[RANK] = self._num_ever if rank is None else rank
         if extras is not None:
-            size = extras.num_bytes
+            size = extras.payload_bytes
             self._extras[self._num_lines] = extras, size
-            self.extra_bytes += size
+            self.payload_bytes += size
         enter(self._table, self._heads, self._num_lines, self._num_lines + 1)
         self.last[key[0]] = line[:OFFSET].tolist()
         self._add(1, length)
@@ -403,7 +402,7 @@ class HeldSamples:
                 ]
         for line in set(copies[:, 2].tolist()):
             if not self._table[line, LEFT] and line in self._extras:
-                self.extra_bytes -= self._extras.pop(line)[1]
+                self.payload_bytes -= self._extras.pop(line)[1]
         return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
 
 

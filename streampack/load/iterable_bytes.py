@@ -2,17 +2,18 @@
 
 ::
 
-    worker_bytes >= ahead * (tokens and edges of a batch)    known before: the most that may be
+    worker_bytes >= ahead * (tensors of a batch)             known before: the most that may be
                   + what the format of one adds              known before, or seen at each batch
-                  + payloads, and values for each token,     seen as they come
-                    of samples that wait and batches ahead
+                  + payloads of samples that wait            seen as they come
+                    and of batches ahead
 
 What is known before decides how many batches are read ahead. Nobody knows how large payloads are
 before they are there, and the packers decide what waits: so where these do not fit, the iteration
 ends with the least that would have worked.
 
-Not counted: tokens that wait (those are `worker_tokens`) and rows that a batch is made from, the
-sample that is being sliced, what a source or a tokenizer holds itself, and Python's own objects.
+Not counted: tokens that wait, labels and values for each (`worker_tokens` bounds those), the rows
+that a batch is made from, the sample that is being sliced, what a source or a tokenizer holds
+itself, and Python's own objects.
 
 Cost: about 5 us a batch.
 """

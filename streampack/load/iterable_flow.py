@@ -150,7 +150,7 @@ class PackFlow:
             return None
         together, num_rows, row_tokens = self._shape(packs)
         self._count(together.segments)
-        waiting = self._held.extra_bytes
+        waiting = self._held.payload_bytes
         rows, extras = self._held.rows(together, num_rows, row_tokens)
         step = self.num_batches * self._place.num_workers + self._place.worker
         self.num_batches += 1
@@ -168,7 +168,7 @@ class PackFlow:
         if self._plan.bucketing is not None:
             extras["seq_lens"] = torch.from_numpy(together.segments[:, LENGTH].copy())
         batch |= extras
-        left = self._held.extra_bytes
+        left = self._held.payload_bytes
         self._bytes.finish(tensor_bytes(batch), waiting - left, left)
         return batch
 
@@ -313,9 +313,9 @@ class PackFlow:
         row = rows[0]
         start, length, total = int(row[START]), int(row[LENGTH]), int(row[TOTAL])
         self._held.hold(pending.key, pending.ready, start, length, total)
-        if self._held.extra_bytes:
+        if self._held.payload_bytes:
             stream, _, number = pending.key
-            self._bytes.check(self._held.extra_bytes, self._plan.streams[stream].where(number))
+            self._bytes.check(self._held.payload_bytes, self._plan.streams[stream].where(number))
         pending.next += 1
         lane.pending = pending if pending.next < len(pending.rows) else None
         return rows

@@ -42,10 +42,10 @@ class Extras:
     """Objects, each with the first token of the piece that it stands for and one past the last."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all of them, and of where the payloads lie in a batch."""
+    def payload_bytes(self) -> int:
+        """Bytes of the payloads, and of where they lie in a batch."""
         things = [thing for each in self.payloads.values() for thing, _, _ in each]
-        return num_bytes(things) + PLACE_BYTES * len(things) + num_bytes(self.token_fields)
+        return num_bytes(things) + PLACE_BYTES * len(things)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
