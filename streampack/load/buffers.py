@@ -60,10 +60,12 @@ def _fit(
     if limit is None:
         return wanted
     if limit < fixed + each:
+        # Bytes are those of batches: what waits in packers does not count there.
+        is_bytes = name == "worker_bytes"
+        way_out = "batch_size" if is_bytes else "Packing.buffer_tokens, batch_size or num_lanes"
         raise ConfigError(
             f"Buffers({name}={limit}) cannot hold {what} ({fixed}) and one batch "
-            f"({each}); set {name} to at least {fixed + each}, or lower Packing.buffer_tokens, "
-            "batch_size or num_lanes"
+            f"({each}); set {name} to at least {fixed + each}, or lower {way_out}"
         )
     return min(wanted, (limit - fixed) // each)
 
