@@ -28,7 +28,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from streampack.compiled import compiled, compiled_to_make
+from streampack.compiled import compiled, compiled_inline, compiled_to_make
 from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
 
 __all__ = ["NO_LIMIT", "Limits", "Tier", "Tiers", "Work", "exact_fit", "next_fit", "two_tiers"]
@@ -94,7 +94,7 @@ class Work(NamedTuple):
     NUM_CURSORS on one past the last segment of each closed pack, shape (NUM_CURSORS + n,)."""
 
 
-@compiled
+@compiled_inline
 def goes_on(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> bool:
     """Tell whether a row goes on where the last segment of the pack at hand stops."""
     last = cursor[NUM_OUT] - 1
@@ -107,7 +107,7 @@ def goes_on(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> 
     return bool(out[last, START] + out[last, LENGTH] == rows[row, START])
 
 
-@compiled
+@compiled_inline
 def emit(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int) -> None:
     """Hand out the first `length` tokens of a row, as the next segment of the pack at hand."""
     place = cursor[NUM_OUT]
@@ -131,7 +131,7 @@ def emit_piece(
         emit(rows, out, cursor, row, length)
 
 
-@compiled
+@compiled_inline
 def close(cursor: Int64Array) -> None:
     """End the pack at hand."""
     cursor[NUM_CURSORS + cursor[NUM_PACKS]] = cursor[NUM_OUT]
@@ -155,7 +155,7 @@ def cut(
     return int(taken)
 
 
-@compiled
+@compiled_inline
 def note_high_water(cursor: Int64Array) -> None:
     """Keep the most that the pool ever held."""
     cursor[HIGH_TOKENS] = max(cursor[HIGH_TOKENS], cursor[TOKENS])
@@ -230,7 +230,7 @@ def take_in_order(
     return count, left
 
 
-@compiled
+@compiled_inline
 def has_bit(sums: npt.NDArray[np.uint64], begin: int, bit: int) -> bool:
     """Tell whether a sum is reachable in the row of words that starts at `begin`."""
     return bool((sums[begin + (bit >> 6)] >> np.uint64(bit & 63)) & ONE)
@@ -286,7 +286,7 @@ def add_length(
         sums[above + word] = sums[here + word] | (sums[low + word] << left) | carried
 
 
-@compiled
+@compiled_inline
 def add_row(sums: npt.NDArray[np.uint64], row: int, left: int, total: int, length: int) -> int:
     """Write the row of sums after `row`, which a segment of `length` tokens makes of it.
 
@@ -307,7 +307,7 @@ def add_row(sums: npt.NDArray[np.uint64], row: int, left: int, total: int, lengt
     return ADDED
 
 
-@compiled
+@compiled_inline
 def mark(
     rows: Int64Array,
     pool: Int64Array,
@@ -395,7 +395,7 @@ def best_counted(counts: npt.NDArray[np.int16], last: int, first: int, budget: i
     return -1
 
 
-@compiled
+@compiled_inline
 def mark_counted(
     rows: Int64Array,
     pool: Int64Array,
@@ -453,7 +453,8 @@ def search_counted(
         if length <= left:
             before, after = counts[num_rows], counts[num_rows + 1]
             num_rows += 1
-            after[:length] = before[:length]
+            for total in range(length):  # numba takes seconds to compile an assignment of parts
+                after[total] = before[total]
             for total in range(length, left + 1):
                 after[total] = min(before[total], before[total - length] + 1)
         best = best_counted(counts[num_rows], left, max(left - limits.tolerance, 0), budget)
