@@ -210,6 +210,42 @@ def test_a_state_saved_in_one_worker_is_refused_elsewhere(written):
             make(written).load_state_dict(own)
 
 
+def of_eight(written: Written, batch_size: int, num_ranks: int) -> Any:
+    """StatefulDataLoader with two workers, over a run of global batches of eight packs."""
+    dataset = conformance.make(
+        written,
+        batch_size=batch_size,
+        mixing={"global_batch_size": 8},
+        world=World(num_ranks=num_ranks),
+    )
+    return StatefulDataLoader(dataset, batch_size=None, num_workers=2)
+
+
+@pytest.mark.parametrize(("batch_size", "num_ranks"), [(2, 1), (4, 2), (8, 1)])
+def test_a_state_of_workers_is_refused_where_a_step_is_of_another_size(
+    written, batch_size, num_ranks
+):
+    """One worker is a step ahead of the other: in other steps they would overlap, or leave gaps."""
+    first = of_eight(written, 4, 1)
+    stop_after(first, 3)
+    second = of_eight(written, batch_size, num_ranks)
+    second.load_state_dict(first.state_dict())
+    window = batch_size * num_ranks
+    message = rf"4 packs, but batch_size={batch_size} and .* {window}.*state_after\(batch\)"
+    with pytest.raises(ResumeError, match=message):
+        next(iter(second))
+
+
+def test_a_state_of_workers_fits_steps_of_the_same_size(written):
+    """The first of two ranks gets the first half of each batch of the run that was alone."""
+    wanted = [batch["tokens"][:2].tolist() for batch in of_eight(written, 4, 1)]
+    first = of_eight(written, 4, 1)
+    stop_after(first, 3)
+    second = of_eight(written, 2, 2)
+    second.load_state_dict(first.state_dict())
+    assert [batch["tokens"].tolist() for batch in second] == wanted[3:]
+
+
 def find(value: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
     """The values inside a nested dict that are wanted, outermost first."""
     if wanted(value):

@@ -182,8 +182,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def num_batches(self, epoch: int) -> int:
         """Return the batches of this rank in a whole epoch."""
-        window = self.batch_size * self.world.num_devices
-        return -(-self._slots_in(epoch) // window)
+        return -(-self._slots_in(epoch) // self._window)
+
+    @property
+    def _window(self) -> int:
+        """Packs that all ranks take in one step."""
+        return self.batch_size * self.world.num_devices
 
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, the padding of its last batch included."""
@@ -366,7 +370,6 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         ahead = ReadAhead(fetcher, sequence)
         step = 0
         epoch, base = sequence.epoch, sequence.position
-        window = self.batch_size * self.world.num_devices
         try:
             ahead.look()
             while (plan := sequence.next(fetch=step % num_workers == worker)) is not None:
@@ -375,7 +378,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                 if (step - 1) % num_workers == worker:
                     # In a worker: all rounds up to and with this one are done, as far as it knows.
                     rounds = -(-step // num_workers) * num_workers
-                    position = base + rounds * window if in_worker else plan.position
+                    position = base + rounds * self._window if in_worker else plan.position
                     ahead.need_for(plan)
                     batch = parcel(read(plan))
                     self._delivered = Progress(epoch=epoch, position=position)
@@ -417,7 +420,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             progress = self._start if at_start else Progress(epoch=self._ledger.next_epoch)
         state = pack_state(self._recipe, self._digests, progress)
         if info is not None:
-            state["worker"] = [info.id, info.num_workers]
+            state |= {"worker": [info.id, info.num_workers], "window": self._window}
         return state
 
     def state_after(self, batch: Mapping[str, Any]) -> State:
@@ -439,6 +442,9 @@ class PackedStreamingDataset(IterableDataset[Batch]):
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration; worlds, workers and batch_size may differ.
 
+        A state that a worker of another loader saved, as torchdata's StatefulDataLoader asks for,
+        fits that worker of as many, and steps of as many packs over all ranks.
+
         Raises:
             ResumeError: If the state belongs to another sequence; the difference is named.
         """
@@ -456,6 +462,14 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                 f"the state was saved in worker {saved_in[0]} of {saved_in[1]}, but is loaded in "
                 f"{here}; load it with as many workers, or save dataset.state_after(batch), which "
                 "fits any number"
+            )
+        if saved_in is not None and state.get("window") != self._window:
+            # Its workers stand at different steps, which only steps of the same size go on from.
+            raise ResumeError(
+                f"the state was saved in a worker while a step of all ranks took "
+                f"{state.get('window')!r:.80} packs, but batch_size={self.batch_size} and "
+                f"{self.world.num_devices} ranks with batches of their own take {self._window}; "
+                "load it with as many, or save dataset.state_after(batch), which fits any number"
             )
         self._recipe = recipe
         self._totals = {}
