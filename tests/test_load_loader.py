@@ -352,6 +352,30 @@ def test_pinning_memory_without_a_gpu_does_nothing(written):
     assert not next(iter(loader))["tokens"].is_pinned()
 
 
+class Scaled:
+    """A format of one's own: it has no hash, and can be compared with its like alone."""
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __call__(self, batch: dict[str, Any]) -> Any:
+        return batch["tokens"] * self.scale
+
+    def __eq__(self, other: Any) -> bool:
+        return self.scale == other.scale
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_format_may_be_of_a_class_without_a_hash(written, num_workers):
+    packing = {"positions": "continue"}
+    wanted = [3 * batch["tokens"] for batch in conformance.make(written, packing=packing)]
+    dataset = conformance.make(written, packing=packing, batch_format=Scaled(3))
+    for loader in (dataset, PackedDataLoader(dataset, num_workers=num_workers)):
+        found = list(loader)
+        assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
+        dataset.set_epoch(0)
+
+
 def test_a_start_method_that_is_none_is_refused(written):
     with pytest.raises(ConfigError, match=r"context='forkk' is not one of fork.* mean 'fork'\?"):
         PackedDataLoader(conformance.make(written), num_workers=1, multiprocessing_context="forkk")

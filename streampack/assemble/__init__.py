@@ -11,11 +11,11 @@ from streampack.assemble.blocks import Blocks, Scratch
 from streampack.assemble.compact import expand, to_compact
 from streampack.assemble.formats import (
     FORMATS,
-    LIGHT,
     BatchFormat,
     Formatter,
     check_format,
     get_format,
+    is_light,
     to_native,
 )
 from streampack.assemble.formats_hf import to_hf, to_hf_flash, to_llama_factory
@@ -34,7 +34,6 @@ from streampack.assemble.weights import Average, count_units, loss_weights
 
 __all__ = [
     "FORMATS",
-    "LIGHT",
     "Average",
     "Batch",
     "BatchFormat",
@@ -52,6 +51,7 @@ __all__ = [
     "fill_compact",
     "fixed_cu_seqlens",
     "get_format",
+    "is_light",
     "loss_weights",
     "make_batch",
     "make_batches",

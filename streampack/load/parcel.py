@@ -71,7 +71,7 @@ class Ingredients:
     positions: str
     """"restart" or "continue"."""
     convert: Formatter
-    """Gives the native batch its look; one of `LIGHT`."""
+    """Gives the native batch its look; one that `is_light`."""
 
     def make(self) -> Any:
         """Make the batch."""

@@ -21,10 +21,10 @@ import numpy as np
 from torch import Tensor
 
 from streampack.assemble import (
-    LIGHT,
     Blocks,
     Formatter,
     Scratch,
+    is_light,
     make_batches,
     make_compacts,
     to_compact,
@@ -60,12 +60,12 @@ class BatchReader:
     @property
     def computes(self) -> bool:
         """Whether torch computes something for a batch; native and compact ones are copied only."""
-        return self.convert not in (to_native, to_compact)
+        return self.convert is not to_native and not self.keeps_rows
 
     @property
     def is_light(self) -> bool:
         """Whether batches cost little beside their tokens: those are all that workers hand over."""
-        return self.convert in LIGHT
+        return is_light(self.convert)
 
     def __call__(self, plan: DevicePlan) -> Any:
         """Read the plan of one batch, in the dataset's `batch_format`."""
