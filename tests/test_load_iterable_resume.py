@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,6 +176,30 @@ def test_replay_is_used_where_it_is_asked_for():
         next(batches)
 
     assert set(original.state_dict()["flow"]["sources"][0]["base"]) == {"pass", "taken"}
+
+
+def spoil(state: Any) -> None:
+    """Change whatever a state holds, as whoever was given it may."""
+    for value in state.values() if isinstance(state, dict) else state:
+        if isinstance(value, dict | list):
+            spoil(value)
+    state.clear()
+
+
+def test_a_state_that_was_handed_over_is_nobody_elses():
+    original, resumed = dataset(WithState), dataset(WithState)
+    whole = list(dataset(WithState))
+    spoil(original.state_dict())
+    batches = iter(original)
+    next(batches)
+    spoil(original.state_dict())
+    state = original.state_dict()
+    resumed.load_state_dict(state)
+    spoil(state)
+    rest = list(batches)
+
+    assert all(map(same, rest, whole[1:]))
+    assert all(map(same, list(resumed), whole[1:]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

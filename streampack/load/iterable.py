@@ -16,6 +16,7 @@ one batch a worker.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -285,10 +286,12 @@ class FlowDataset(IterableDataset[Batch]):
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        return self.state_here()
+        state = self.state_here()
+        # In a worker it goes through a pipe, which copies it, at every batch.
+        return state if get_worker_info() else copy.deepcopy(state)
 
     def state_here(self) -> State:
-        """Return where this process's own iteration stands, whoever else iterates."""
+        """Return where this process's own iteration stands, whoever else iterates; not a copy."""
         if self._delivered is not None:
             return self._delivered
         info = get_worker_info()
@@ -309,7 +312,7 @@ class FlowDataset(IterableDataset[Batch]):
         info = get_worker_info()
         place = self.place(info.id, info.num_workers) if info else self.place(0, 1)
         check_state(state, self.digest, place)
-        self._start, self._delivered = state, None
+        self._start, self._delivered = copy.deepcopy(state), None
         self._is_start_own = info is not None
         self._ledger.set_epoch(int(state["epoch"]))
 
