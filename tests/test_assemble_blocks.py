@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.assemble import Blocks
-from streampack.assemble.blocks import KEPT
+from streampack.assemble.blocks import KEPT, KEPT_LAYOUTS, _lay_out
 
 SHAPES: list[Any] = [(np.int64, (3, 5)), (np.int32, (3, 5)), (np.uint16, (7,))]
 
@@ -46,6 +46,14 @@ def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
     assert others[0][0].ctypes.data != first
     del view
     assert blocks.take(*SHAPES)[0][0].ctypes.data == first
+
+
+def test_batches_of_many_sizes_leave_a_bounded_number_of_layouts() -> None:
+    blocks = Blocks()
+    for size in range(1, 2 * KEPT_LAYOUTS):
+        [array], [[tensor]] = blocks.take((np.int64, (2, size)))
+        assert array.shape == tuple(tensor.shape) == (2, size)
+    assert _lay_out.cache_info().currsize <= KEPT_LAYOUTS
 
 
 def test_a_tensor_that_autograd_keeps_keeps_its_memory() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+from typing import Any
 
 import numpy as np
 
+from streampack.streams import recent as module
 from streampack.streams.mds import Places
 from streampack.streams.recent import OpenShard, RecentShards, recent_shards
 
@@ -64,3 +66,23 @@ def test_a_fork_has_open_shards_of_its_own():
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map(_has_shard, [0]) == [False]
     assert _has_shard(0)
+
+
+class Interrupted(dict[int, Any]):
+    """What a process keeps its open shards in, where another thread comes between two steps."""
+
+    is_first = True
+
+    def __iter__(self):
+        if self.is_first:
+            self.is_first = False
+            self.found = recent_shards()
+        return super().__iter__()
+
+
+def test_threads_that_ask_at_once_after_a_fork_get_the_same(monkeypatch):
+    kept = Interrupted({0: RecentShards(1, 1)})  # the parent's
+    monkeypatch.setattr(module, "_recent_shards", kept)
+    assert recent_shards() is kept.found
+    assert recent_shards() is kept.found
+    assert len(kept) == 1

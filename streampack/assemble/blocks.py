@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from functools import cache
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +32,7 @@ from streampack.types import IntArray
 __all__ = ["Blocks", "Scratch", "Shape", "cut"]
 
 KEPT = 4  # blocks that wait for use
+KEPT_LAYOUTS = 64  # batches of buckets, and their segments, come in many sizes
 ALIGNMENT = 64  # bytes; a cache line, and more than any type needs
 
 Shape: TypeAlias = tuple[type[np.integer[Any]], tuple[int, ...]]
@@ -159,7 +160,7 @@ def _num_bytes(dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
-@cache
+@lru_cache(KEPT_LAYOUTS)
 def _lay_out(shapes: tuple[Shape, ...]) -> tuple[list[int], int]:
     """Return where each begins in a block, and the block's bytes."""
     begins, end = [], 0

@@ -36,7 +36,9 @@ LEAVE_S = 5.0  # how long threads are waited for that are to end
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Got = TypeVar("Got")
-Cell: TypeAlias = "queue.SimpleQueue[tuple[Result | None, BaseException | None]]"
+# A result comes as a list of it alone: one that is None, or an exception, is a result too.
+Outcome: TypeAlias = list[Result] | BaseException | None
+Cell: TypeAlias = "queue.SimpleQueue[Outcome[Result]]"
 
 AT_HAND = 2  # items that a thread asks for before it works on one of them
 
@@ -61,8 +63,8 @@ class _Maker(Generic[Item, Result]):
             self.give_back()
         self._asking = threading.Lock()
         self._is_over = False
-        # A cell for each item, in order; into it comes (result, None), or (None, failure), or at
-        # the end (None, None).
+        # A cell for each item, in order; into it comes its result, or the failure, or at the end
+        # None.
         self._cells: queue.SimpleQueue[Cell[Result]] = queue.SimpleQueue()
         # What nobody works on yet; a cell is seen by the caller only once its item is here.
         self._to_do: deque[tuple[Item, Cell[Result]]] = deque()
@@ -80,8 +82,8 @@ class _Maker(Generic[Item, Result]):
         """Make room for one more result."""
         self._room.put(None)
 
-    def next(self) -> tuple[Result | None, BaseException | None]:
-        """Return the next result, working on what is to be done until it is there.
+    def next(self) -> Outcome[Result]:
+        """Return what came of the next item, working on what is to be done until it is there.
 
         Raises:
             WorkerError: If the threads ended without a word, as in a child that was forked.
@@ -158,14 +160,14 @@ class _Maker(Generic[Item, Result]):
 
     def _do(self, item: Item, cell: Cell[Result], caught: type[BaseException]) -> None:
         try:
-            cell.put((self._work(item), None))
+            cell.put([self._work(item)])
         except caught as failure:
             self._end(cell, failure)
 
     def _end(self, cell: Cell[Result], failure: BaseException | None) -> None:
         """Ask for no more items, and wake those that wait for room to ask."""
         self._is_over = True
-        cell.put((None, failure))
+        cell.put(failure)
         for _ in self._threads:
             self.give_back()
 
@@ -194,13 +196,12 @@ def work_ahead(
     maker.start()
     try:
         while True:
-            result, failure = maker.next()
-            if failure is not None:
-                raise failure
-            if result is None:
+            outcome = maker.next()
+            if outcome is None:
                 return
-            yield result
-            del result  # before there is room for another
+            if isinstance(outcome, BaseException):
+                raise outcome
+            yield outcome.pop()  # nothing here holds it any more once there is room for another
             maker.give_back()
     finally:
         maker.leave()

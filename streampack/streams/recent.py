@@ -99,8 +99,11 @@ def recent_shards() -> RecentShards:
     """Return this process's open shards."""
     # Keyed by process: after a fork, the parent's lock may be held by a thread that is not here.
     pid = os.getpid()
-    if pid not in _recent_shards:
+    own = _recent_shards.get(pid)
+    if own is None:
+        # Several threads may come here at once: all of them take the one that was put first.
+        own = _recent_shards.setdefault(pid, RecentShards(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
         for other in list(_recent_shards):
-            _recent_shards.pop(other, None)
-        _recent_shards.setdefault(pid, RecentShards(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
-    return _recent_shards[pid]
+            if other != pid:
+                _recent_shards.pop(other, None)
+    return own
