@@ -171,6 +171,20 @@ def test_what_a_reader_waits_for_is_not_forgotten_when_the_plan_goes_on(gates):
     fetcher.close()
 
 
+def test_what_another_process_brings_is_let_go_once_the_plan_needs_it_no_more(gates):
+    fetcher = ShardFetcher([gates], FetchLimits(num_threads=1))
+    fetcher.follow(ShardNeeds(ahead=rows(0)))
+    until(lambda: gates.asked == [0])
+    fetcher.follow(ShardNeeds(ahead=rows(1, 2)))
+    for gate in gates.gates.values():
+        gate.set()
+    fetcher.need([(0, 1), (0, 2)])
+    fetcher.follow(ShardNeeds(ahead=rows(3)))
+    fetcher.need([(0, 3)])
+    fetcher.close()
+    assert gates.asked == [0, 1, 2, 3]
+
+
 def test_nothing_that_is_here_already_is_brought_or_waited_for(stream):
     stream.bring(4)
     stream.asked.clear()

@@ -258,7 +258,7 @@ class ShardFetcher:
                 self._busy.discard(key)
                 if key in self._awaited:
                     self._urgent.append(key)
-                else:
+                elif key in self._needed:  # the plan may have gone on since
                     self._ahead.append(key)
                     self._changed.wait(BUSY_S)
             return
