@@ -320,6 +320,37 @@ def test_a_position_that_has_become_stale_is_not_handed_out(written):
         dataset.state_dict()
 
 
+@pytest.mark.parametrize("how", ["plain", "threads", "loop", "workers"])
+def test_an_iteration_from_before_a_state_was_loaded_does_not_tell_where_the_run_stands(
+    written, reference, how
+):
+    dataset = make(written)
+    options = {"threads": {}, "loop": {"prefetch_threads": 0}, "workers": {"num_workers": 1}}
+    loader = dataset if how == "plain" else PackedDataLoader(dataset, **options[how])
+    before = iter(loader)
+    for _ in range(2):
+        next(before)
+    state = loader.state_dict()
+    next(before)
+    loader.load_state_dict(state)
+    next(before)
+    assert loader.state_dict()["position"] == state["position"]
+    assert [show(batch) for batch in before] == reference[0][4:]
+    assert loader.state_dict()["position"] == state["position"]
+    assert epoch_of(loader) == reference[0][2:]
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_the_later_of_two_iterations_tells_where_the_run_stands(written, reference):
+    loader = PackedDataLoader(make(written))
+    first, second = iter(loader), iter(loader)
+    next(second)
+    state = loader.state_dict()
+    assert [show(batch) for batch in first] == reference[0]
+    assert loader.state_dict() == state
+    assert show(next(second)) == reference[1][1]
+
+
 def test_len_in_the_middle_of_an_epoch_is_that_epochs(written, reference):
     loader = PackedDataLoader(make(written))
     for epoch in range(2):

@@ -141,6 +141,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._totals: dict[int, int] = {}
         self._latest: EpochSequence | None = None
         self._num_iterations = 0
+        self._under_way: EpochSequence | None = None  # whose batches tell where this stands
         self._next_epoch = 0  # when this process began to iterate, if it did
         batches_ahead(self.buffers, self.footprint(), 1)
         self.fetcher()
@@ -213,7 +214,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         self._check_world()  # a worker that is spawned cannot see what the training process joined
         # A copy in a worker plans for itself.
-        return self.__dict__ | {"_latest": None}
+        return self.__dict__ | {"_latest": None, "_under_way": None}
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> Footprint:
         """Return what a rank holds at most, for the bounds of `Buffers`."""
@@ -272,7 +273,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._check_world()
         key = key or f"{os.getpid()}:{id(self)}:{self._num_iterations}"
         self._num_iterations += 1
-        self._delivered = None
+        self._delivered = self._under_way = None
         self._take_over_run()
         start, self._worker_start = self._worker_start, None
         if start is not None:
@@ -357,7 +358,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             key = f"{info.seed - info.id}:{num_workers}:{self._num_iterations}"
         sequence = self.begin(worker, key)
         # At once, not at the first batch: a worker may be asked for its state before that.
-        self._delivered = Progress(epoch=sequence.epoch, position=sequence.position)
+        self._under_way = sequence
+        self._note(sequence, Progress(epoch=sequence.epoch, position=sequence.position))
         self._next_epoch = self._ledger.next_epoch
         in_worker = info is not None
         return ended_at_exit(self._batches(sequence, worker, num_workers, in_worker=in_worker))
@@ -381,7 +383,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                     position = base + rounds * self._window if in_worker else plan.position
                     ahead.need_for(plan)
                     batch = parcel(read(plan))
-                    self._delivered = Progress(epoch=epoch, position=position)
+                    self._note(sequence, Progress(epoch=epoch, position=position))
                     yield batch
                     del batch
                 ahead.finish(finished)
@@ -389,7 +391,12 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             ahead.close()
             sequence.close()
         if not in_worker:
-            self._delivered = Progress(epoch=epoch + 1)
+            self._note(sequence, Progress(epoch=epoch + 1))
+
+    def _note(self, sequence: EpochSequence, progress: Progress) -> None:
+        """Note where this stands, but for an iteration that came before another, or a state."""
+        if sequence is self._under_way:
+            self._delivered = progress
 
     # Where it stands.
 
@@ -475,7 +482,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._totals = {}
         self._latest = None
         if saved_in is not None:
-            self._worker_start, self._delivered = progress, None
+            self._worker_start, self._delivered, self._under_way = progress, None, None
         else:
             self._go_to(progress)
 
@@ -493,7 +500,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def _go_to(self, progress: Progress) -> None:
         self._start = progress
-        self._delivered = None
+        self._delivered = self._under_way = None
         self._ledger.set_epoch(progress.epoch)
         shape = (
             self._recipe.num_lanes,

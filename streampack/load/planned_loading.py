@@ -293,24 +293,28 @@ class PlannedLoading:
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
         self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
         self._plans = _Plans(sequence, recipe.packing, self._read_ahead)
-        return ended_at_exit(self._deliver(self._plans))
+        return ended_at_exit(self._deliver(self._plans, self._tally))
 
-    def _deliver(self, plans: _Plans) -> Generator[Batch, None, None]:
+    def _deliver(self, plans: _Plans, tally: Tally) -> Generator[Batch, None, None]:
         sequence = plans.sequence
         try:
             # No zip, no enumerate: they hold on to a batch until the next is there.
             for batch in self._batches(plans):
-                self._last = planned = plans.deliver()
+                planned = plans.deliver()
+                # Where a later iteration has begun, or a state was loaded, those tell the place.
+                if plans is self._plans:
+                    self._last = planned
                 yield batch
                 del batch
                 if planned.is_delivered:
-                    planned.count(self._tally)
+                    planned.count(tally)
                     plans.ahead.finish(planned.finished)
                 plans.ahead.check()
-            rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
-            snapshots = sequence.snapshots() if rolls_on else []
-            self._settle()
-            self._progress = Progress(epoch=sequence.epoch + 1, snapshots=snapshots)
+            if plans is self._plans:
+                rolls_on = self.dataset.recipe.mixing.epoch_end == "carry"
+                snapshots = sequence.snapshots() if rolls_on else []
+                self._settle()
+                self._progress = Progress(epoch=sequence.epoch + 1, snapshots=snapshots)
         finally:
             plans.ahead.close()
             sequence.close()
