@@ -107,14 +107,14 @@ def read_integer(name: str, value: Any, way_out: str) -> int:
 
 
 def is_weight(value: Any) -> bool:
-    """Whether a value is a number of 0 or more, and not infinite.
+    """Whether a value is a number of 0 or more, and not infinite; a bool is none.
 
-    >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan"))
-    (True, False, False)
+    >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan")), is_weight(True)
+    (True, False, False, False)
     """
     if isinstance(value, Decimal):
         return value.is_finite() and value >= 0  # one that is no number cannot be compared
-    is_real = isinstance(value, Real)
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
     return is_real and bool(0 <= value < float("inf"))
 
 

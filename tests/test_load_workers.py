@@ -292,6 +292,82 @@ def test_a_killed_worker_of_the_buffered_way_is_named_too(num_workers):
     assert sum(1 for _ in loader) > 0
 
 
+def children_since(before: set[Any]) -> list[Any]:
+    """Processes of this one that were started since, in that order."""
+    return sorted(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)
+
+
+def of_iterables() -> PackedIterableDataset:
+    samples = [{"tokens": np.arange(50, dtype=np.int32)} for _ in range(300)]
+    return PackedIterableDataset([IterableStream(samples)], packing=Packing(max_seq_len=64))
+
+
+@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("way", ["planned", "buffered"])
+def test_a_worker_that_is_stopped_is_named_once_time_is_up_and_the_run_goes_on_exactly(
+    written, way, num_workers, number
+):
+    def make() -> Any:
+        return of_iterables() if way == "buffered" else conformance.make(written)
+
+    wanted = [show(batch) for batch in PackedDataLoader(make(), num_workers=num_workers)]
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    loader = PackedDataLoader(make(), num_workers=num_workers, timeout=1.5)
+    batches = iter(loader)
+    shown = [show(next(batches)) for _ in range(2)]
+    workers = children_since(before)
+    os.kill(workers[number].pid, signal.SIGSTOP)
+    message = rf"worker {number} \(pid {workers[number].pid}\) gave nothing for 1\.5 s \(timeout\)"
+
+    def train() -> None:
+        with pytest.raises(WorkerError, match=message + r".*; load the last state into the"):
+            shown.extend(show(batch) for batch in batches)
+
+    within(20, train)
+    assert not any(worker.is_alive() for worker in workers)
+    assert len(shown) < len(wanted)
+    loader.load_state_dict(loader.state_dict())
+    within(20, lambda: shown.extend(show(batch) for batch in loader))
+    assert shown == wanted
+
+
+def test_a_worker_that_is_stopped_does_not_outlive_its_loader(written):
+    before = set(multiprocessing.active_children())
+    loader = PackedDataLoader(conformance.make(written), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    workers = children_since(before)
+    os.kill(workers[1].pid, signal.SIGSTOP)
+    del batches, loader
+    within(20, gc.collect)
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"timeout": -1},
+            r"timeout=-1 must be a number of seconds, at least 0 and at most 1000000;",
+        ),
+        ({"timeout": 1e9}, r"timeout=1000000000\.0 must be .* at most 1000000; 0 or None waits"),
+        ({"timeout": True}, r"timeout=True must be a number of seconds"),
+        ({"timeout": "60"}, r"timeout='60' must be a number of seconds"),
+        ({"timeout": 60, "num_workers": 0}, r"timeout=60 is for worker .* or set num_workers"),
+    ],
+)
+def test_timeouts_that_cannot_be_are_refused(written, options, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedDataLoader(conformance.make(written), **({"num_workers": 1} | options))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_timeout_may_be_written_out(written, num_workers):
+    for timeout in (None, 0):
+        PackedDataLoader(conformance.make(written), num_workers=num_workers, timeout=timeout)
+
+
 def within(bound_s: float, work: Callable[[], None]) -> None:
     """Do something that may hang, in a thread that is left alone then."""
     done = threading.Thread(target=work, daemon=True)

@@ -55,6 +55,7 @@ def test_what_is_no_sample_is_refused(item, message):
     [
         ({"source": 3}, "source=3 cannot be iterated"),
         ({"source": [], "proportion": -1}, "proportion=-1: a weight must be a number of 0 or more"),
+        ({"source": [], "proportion": True}, "proportion=True: a weight must be a number"),
         ({"source": [], "proportion": "0.5"}, "proportion='0.5': a weight must be a number"),
     ],
 )

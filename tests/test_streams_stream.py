@@ -57,6 +57,8 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
         ({"local": "x", "choose": Decimal(-1)}, r"choose=Decimal\('-1'\): a weight must"),
         ({"local": "x", "proportion": float("inf")}, "proportion=inf: a weight must be"),
         ({"local": "x", "proportion": "0.5"}, "proportion='0.5': a weight must be a number"),
+        ({"local": "x", "proportion": True}, "proportion=True: a weight must be a number"),
+        ({"local": "x", "repeat": False}, "repeat=False: a weight must be a number"),
         ({"local": "x", "choose": "1k"}, "choose='1k': a weight must be a number"),
         (
             {"local": "x", "tokens_dtype": "uint61"},

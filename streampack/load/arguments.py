@@ -54,7 +54,8 @@ PLACES = {
     "predownload": "PackedDataLoader(prefetch_factor=...) and Buffers(...)",
     "shuffle_seed": "Order(seed=...)",
     **dict.fromkeys(
-        ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"), "PackedDataLoader"
+        ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout"),
+        "PackedDataLoader",
     ),
     **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
     **dict.fromkeys(

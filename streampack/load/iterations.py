@@ -11,6 +11,9 @@ What torch does by itself, and what is done here:
 - It looks every 5 s whether its workers live, and besides raises from a signal handler wherever the
   training loop happens to be, inside an optimizer step too, or inside a queue whose lock then stays
   taken. Here its handler never hears of the workers; whoever asks for a batch looks.
+- With a `timeout` it raises after so many seconds without saying whom it waited for, and leaves the
+  workers to be waited for. Here that one is named, and all of them are killed: one that is stopped
+  hears nothing else.
 - It ends its workers when its iterator is deleted. Where the garbage collector finds that, in a
   cycle such as a kept traceback makes, the queue of the message is closed before: torch then waits
   5 s for each worker, in whichever thread happened to collect, and a file may be closed twice. Here
@@ -44,6 +47,7 @@ __all__ = ["SHARED_MEMORY", "Iteration", "Iterations", "WorkersLoader"]
 SHARED_MEMORY = Path("/dev/shm")
 DYING_S = 2.0
 LOCKED_S = 1.0  # a queue's lock is held for microseconds by whoever lives
+TIMED_OUT = "DataLoader timed out"  # how torch's error begins
 REASONS = {
     signal.SIGKILL: "the system may have run out of memory: see `dmesg`, use fewer workers",
     signal.SIGBUS: f"{SHARED_MEMORY} may be full, or a shard was cut short: use num_workers=0",
@@ -101,12 +105,19 @@ class Iteration:
         """Return the next batch.
 
         Raises:
-            WorkerError: If a worker died; the next iteration makes new ones.
+            WorkerError: If a worker died, or gave nothing for the loader's `timeout`; the next
+                iteration makes new ones.
         """
         self.check()
         try:
             return next(self.batches)
         except (RuntimeError, EOFError, OSError) as error:
+            if str(error).startswith(TIMED_OUT):
+                number = self.batches._task_info[self.batches._rcvd_idx][0]
+                text = f"gave nothing for {self._loader.timeout} s (timeout): it is stopped, waits"
+                raise self._failure(
+                    number, f"{text} for what does not come, or needs longer"
+                ) from error
             _await_death(self._workers)
             dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
             self._check(dead, error)
@@ -121,18 +132,21 @@ class Iteration:
         self._check([n for n, worker in enumerate(self._workers) if worker.exitcode], None)
 
     def _check(self, dead: list[int], error: Exception | None) -> None:
-        """Raise for dead workers, and forget the others."""
-        if not dead:
-            return
-        number = next((n for n in dead if self._workers[n].exitcode), dead[0])
-        worker = self._workers[number]
+        """Raise for dead workers."""
+        if dead:
+            number = next((n for n in dead if self._workers[n].exitcode), dead[0])
+            text = f"died: {_exit_text(self._workers[number].exitcode)}"
+            raise self._failure(number, text) from error
+
+    def _failure(self, number: int, text: str) -> WorkerError:
+        """End and forget all workers; return what is to be raised of one of them."""
         _kill(self._workers)
         _remove_remains(self._workers)
         self._loader.forget_workers()
-        raise WorkerError(
-            f"reading worker {number} (pid {worker.pid}) died: {_exit_text(worker.exitcode)}; "
-            "load the last state into the loader and iterate again"
-        ) from error
+        return WorkerError(
+            f"reading worker {number} (pid {self._workers[number].pid}) {text}; load the last "
+            "state into the loader and iterate again"
+        )
 
 
 class Iterations:
@@ -189,6 +203,7 @@ def _end(batches: Any, pid: int) -> None:
         _end_killed(batches)
     else:
         batches._shutdown_workers()
+        _kill(batches._workers)  # one that is stopped did not hear of it
     for queue in batches._index_queues:
         if queue._thread is not None:
             queue._thread.join(LOCKED_S)
@@ -220,6 +235,7 @@ def _kill(workers: list[Any]) -> None:
     for worker in workers:
         if worker.is_alive():
             worker.kill()
+    _await_all(workers)
 
 
 def _await_all(workers: list[Any]) -> None:

@@ -18,7 +18,7 @@ from multiprocessing import get_all_start_methods
 from typing import Any
 
 from streampack.assemble import Batch
-from streampack.config import check_positive, read_integer
+from streampack.config import check_positive, is_weight, read_integer
 from streampack.errors import ConfigError, suggest
 from streampack.load.arguments import with_hints
 from streampack.load.dataset import PackedStreamingDataset
@@ -29,6 +29,8 @@ from streampack.load.workers import WorkerOptions
 from streampack.types import State
 
 __all__ = ["PackedDataLoader"]
+
+MAX_TIMEOUT_S = 10**6  # the system's own waits take no more than 2**31 ms
 
 
 class PackedDataLoader:
@@ -50,14 +52,16 @@ class PackedDataLoader:
         pin_memory: Put tensors into pinned memory, for quick copies to a GPU, if there is one.
         persistent_workers: Keep workers from one epoch to the next.
         multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
+        timeout: Seconds that the loop waits for a worker, its start included, before it is a
+            WorkerError; 0 or None: for ever, as for one that is stopped.
 
     Raises:
-        ConfigError: If `dataset.buffers` cannot hold one batch a worker, or shared memory cannot
-            hold what the workers hand over.
+        ConfigError: If the arguments cannot work together, `dataset.buffers` cannot hold one batch
+            a worker, or shared memory cannot hold what the workers hand over.
     """
 
     @with_hints
-    def __init__(
+    def __init__(  # noqa: PLR0913 - torch's arguments
         self,
         dataset: PackedStreamingDataset | FlowDataset,
         *,
@@ -67,6 +71,7 @@ class PackedDataLoader:
         pin_memory: bool = False,
         persistent_workers: bool = True,
         multiprocessing_context: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         # A None, as of torch's DataLoader, would be met only where batches are read.
         prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2")
@@ -94,6 +99,7 @@ class PackedDataLoader:
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
+            timeout=_check_timeout(timeout, num_workers),
         )
         self._loading = _loading(dataset, options)
 
@@ -135,6 +141,21 @@ class PackedDataLoader:
         by one rank.
         """
         return self._loading.stats()
+
+
+def _check_timeout(timeout: float | None, num_workers: int) -> float:
+    """Return how long a worker is waited for, in seconds; 0: for ever."""
+    if timeout is not None and not (is_weight(timeout) and timeout <= MAX_TIMEOUT_S):
+        raise ConfigError(
+            f"timeout={timeout!r} must be a number of seconds, at least 0 and at most "
+            f"{MAX_TIMEOUT_S}; 0 or None waits for ever"
+        )
+    if timeout and not num_workers:
+        raise ConfigError(
+            f"timeout={timeout} is for worker processes, and num_workers=0 has none; leave it out, "
+            "or set num_workers: threads cannot be ended while they wait"
+        )
+    return float(timeout or 0)
 
 
 def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | IterableLoading:

@@ -54,6 +54,8 @@ class WorkerOptions:
     pin_memory: bool = False
     persistent_workers: bool = True
     multiprocessing_context: str | None = None
+    timeout: float = 0.0
+    """Seconds; 0: no limit."""
 
     def for_torch(self) -> dict[str, Any]:
         """Return those that torch's `DataLoader` takes."""
@@ -154,7 +156,7 @@ class ReadingWorkers:
         """Yield what workers made of some tasks, in order.
 
         Raises:
-            WorkerError: If a worker died; the next call makes new ones.
+            WorkerError: If a worker died, or time was up; the next call makes new ones.
             ConfigError: If another call came after this one, or this process was forked since.
             StreampackError: What a worker raised.
         """
