@@ -19,10 +19,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
+from torch.multiprocessing import start_processes
 
+from streampack.config import Packing
 from streampack.errors import ResumeError
-from streampack.load import PackedDataLoader, PackedStreamingDataset
-from streampack.streams import Stream
+from streampack.load import PackedDataLoader, PackedIterableDataset, PackedStreamingDataset
+from streampack.plan.planner import ColumnPlanner
+from streampack.streams import IterableStream, Stream
 from streampack.world import World
 from tests import conformance
 from tests.conformance import Written, all_rows, show, worlds
@@ -161,6 +165,68 @@ def test_a_state_is_the_same_on_every_rank_but_for_its_snapshots(written):
         per_rank.append([{**state, "snapshots": []} for state in states])
     assert per_rank[1] == per_rank[0]
     assert per_rank[2] == per_rank[0]
+
+
+def lanes_of(state: dict[str, Any]) -> list[int]:
+    return [snapshot["lane"] for snapshot in json.loads(state["snapshots"])]
+
+
+def _gather_in(rank: int, folder: str, written: Written) -> None:
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    loader = PackedDataLoader(make(written, world=worlds(2, 2)[rank], order={"num_lanes": 2}))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    states = [loader.state_dict(), loader.gather_state()]
+    next(batches) if rank else None
+    try:
+        loader.gather_state()
+    except ResumeError as error:
+        states.append({"refused": str(error)})
+    Path(folder, str(rank)).write_text(json.dumps(states))
+    distributed.destroy_process_group()
+
+
+def test_ranks_gather_a_state_that_no_lane_is_planned_again_from(written, tmp_path, monkeypatch):
+    start_processes(_gather_in, (str(tmp_path), written), nprocs=2, start_method="fork")
+    first, second = [json.loads((tmp_path / rank).read_text()) for rank in "01"]
+    assert [lanes_of(own[0]) for own in (first, second)] == [[0], [1]]
+    assert first[1] == second[1]
+    assert lanes_of(first[1]) == [0, 1]
+    assert "rank 0 stands at position=12, but rank 1 at 16; gather" in first[2]["refused"]
+
+    restored = []
+    restore = ColumnPlanner.restore
+
+    def note(planner: ColumnPlanner, snapshot: Any) -> None:
+        restored.append(snapshot["lane"])
+        restore(planner, snapshot)
+
+    monkeypatch.setattr(ColumnPlanner, "restore", note)
+    for rank, world in enumerate(worlds(2, 2)):
+        whole = [show(b) for b in make(written, world=world, order={"num_lanes": 2})]
+        dataset = make(written, world=world, order={"num_lanes": 2})
+        assert [show(b) for b in loaded(dataset, first[1])] == whole[3:]
+        assert restored.pop(0) == rank
+
+
+def test_a_state_is_gathered_without_a_process_group_too(written):
+    loader = PackedDataLoader(make(written))
+    next(iter(loader))
+    state = loader.state_dict()
+    gathered = loader.gather_state()
+    assert json.loads(gathered.pop("snapshots")) == json.loads(state.pop("snapshots"))
+    assert gathered == state
+
+
+def test_states_of_iterables_cannot_be_gathered():
+    stream = IterableStream([[1, 2, 3]])
+    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=4))
+    with pytest.raises(
+        ResumeError, match=r"cannot be joined; save loader\.state_dict\(\) of every"
+    ):
+        PackedDataLoader(dataset).gather_state()
 
 
 @given(data=st.data())

@@ -22,6 +22,7 @@ from streampack.config import check_positive, is_weight, read_integer
 from streampack.errors import ConfigError, suggest
 from streampack.load.arguments import with_hints
 from streampack.load.dataset import PackedStreamingDataset
+from streampack.load.gathering import gather_state
 from streampack.load.iterable import FlowDataset
 from streampack.load.iterable_loading import IterableLoading
 from streampack.load.planned_loading import PlannedLoading
@@ -121,6 +122,19 @@ class PackedDataLoader:
     def state_dict(self) -> State:
         """Return where the run stands after the batch last delivered, as JSON."""
         return self._loading.state_dict()
+
+    def gather_state(self, group: Any = None) -> State:
+        """Return `state_dict()` with the snapshots of all ranks; all of them must call this.
+
+        Any rank's own state resumes exactly, too. With this one no rank plans its lanes again.
+
+        Args:
+            group: torch's process group, of all ranks; None: torch's own.
+
+        Raises:
+            ResumeError: If the ranks do not stand at the same step, or it goes over iterables.
+        """
+        return gather_state(self.state_dict(), group)
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration.
