@@ -161,6 +161,7 @@ def test_an_epoch_is_kept_as_an_int(epoch):
     ("epoch", "message"),
     [
         (-1, "epoch=-1 must be at least 0"),
+        (10**6 + 1, "epoch=1000001 must be at least 0 and at most 1000000"),
         (0.5, r"epoch=0\.5 is no integer; epochs are counted 0, 1, 2"),
         (None, "epoch=None is no integer; epochs are counted"),
     ],

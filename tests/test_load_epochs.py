@@ -189,6 +189,16 @@ def test_set_epoch_refuses_a_negative_epoch(written):
         make(written).set_epoch(-1)
 
 
+def test_the_last_epoch_that_set_epoch_takes_can_be_saved_and_gone_on_with(written):
+    dataset = make(written)
+    dataset.set_epoch(10**6)
+    batches = iter(dataset)
+    next(batches)
+    resumed = make(written)
+    resumed.load_state_dict(dataset.state_dict())
+    assert epoch_of(resumed) == epoch_of(batches)
+
+
 @pytest.mark.parametrize("kind", ["packed", "torch"])
 def test_a_process_that_cannot_know_its_position_names_state_after(written, kind):
     dataset = make(written)

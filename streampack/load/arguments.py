@@ -23,6 +23,7 @@ from typing import ParamSpec
 
 from streampack.config import Buffers, Mixing, Order, Packing, read_count, read_integer
 from streampack.errors import ConfigError, suggest
+from streampack.plan.state import MAX_EPOCH
 from streampack.world import World
 
 __all__ = [
@@ -164,14 +165,14 @@ def check_epoch(epoch: object) -> int:
     """Return an epoch's number as an int.
 
     Raises:
-        ConfigError: If it is no integer of at least 0.
+        ConfigError: If it is no integer of at least 0, or more than a state can hold.
 
     >>> check_epoch(2)
     2
     """
     number = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
-    if number < 0:
-        raise ConfigError(f"epoch={number} must be at least 0")
+    if not 0 <= number <= MAX_EPOCH:
+        raise ConfigError(f"epoch={number} must be at least 0 and at most {MAX_EPOCH}")
     return number
 
 

@@ -404,7 +404,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         """Make `epoch` the next one, from its start.
 
         Raises:
-            ConfigError: If it is no integer of at least 0.
+            ConfigError: If it is no integer of at least 0, or more than a state can hold.
         """
         self._go_to(Progress(epoch=check_epoch(epoch)))
 

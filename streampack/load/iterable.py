@@ -167,7 +167,7 @@ class FlowDataset(IterableDataset[Batch]):
         """Make `epoch` the next one; sources that can be iterated again start again.
 
         Raises:
-            ConfigError: If it is no integer of at least 0.
+            ConfigError: If it is no integer of at least 0, or more than a state can hold.
         """
         number = check_epoch(epoch)
         self._start = self._delivered = None

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.plan.state import MAX_EPOCH
 from streampack.types import Int64Array
 
 __all__ = ["MAX_EPOCH", "EpochLedger"]
@@ -31,8 +32,7 @@ MAX_WORKERS = 1000
 NEXT, RUN = 0, 1  # words before the workers': the epoch to begin with, and what `run` holds
 NUM_RUN = 6
 HEAD = RUN + NUM_RUN
-EPOCH_BITS = 31
-MAX_EPOCH = (1 << EPOCH_BITS) - 2
+EPOCH_BITS = 31  # MAX_EPOCH + 1 fits
 
 
 class EpochLedger:

@@ -44,9 +44,9 @@ class PackedDataLoader:
             quickest. Those of a `PackedIterableDataset` pack, too, so its state fits as many
             workers only.
         prefetch_factor: Batches that are read ahead, per worker, or by threads. Several are handed
-            over at a time, up to 8 (of together 524,288 tokens from a worker, 8 MiB from a thread),
-            where `Buffers` and shared memory have room for them; these count as one. Threads read
-            at least 4 ahead, or 8 groups.
+            over at a time, up to 8 from a worker (of together 524,288 tokens) and up to 16 from a
+            thread (of together 8 MiB), where `Buffers` and shared memory have room for them; these
+            count as one. Threads read at least 4 ahead, or 8 such groups.
         prefetch_threads: With num_workers=0, threads that read; one of them plans, too, at a time,
             and a loop that would wait reads as well. A `PackedIterableDataset` has no use for more
             than one. 0 reads in the training loop alone.
