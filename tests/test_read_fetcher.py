@@ -310,10 +310,11 @@ def test_a_batch_waits_again_for_a_shard_that_was_no_longer_needed(stream):
 
 
 def test_several_shards_are_brought_together(stream):
-    bring_all(stream, np.arange(6))
+    packed = [shard.packed.num_bytes for shard in stream.index.shards]
+    assert bring_all(stream, np.arange(6)) == packed[:6]
     assert sorted(stream.asked) == list(range(6))
     stream.asked.clear()
-    bring_all(stream, np.arange(7))
+    assert bring_all(stream, np.arange(7)) == packed[6:7]
     assert stream.asked == [6]
     assert not fetch_threads()
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from typing import cast
 
@@ -51,6 +51,8 @@ class Blueprint:
     """Bytes of fetched shards on this node; None: no limit."""
     keeps_packed: tuple[bool, ...]
     """Of each stream, whether a fetched shard stays beside what was decompressed of it."""
+    fetched_for_lengths: list[int] = field(default_factory=list)
+    """Bytes of each shard that was brought to learn its lengths; grows."""
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
@@ -73,13 +75,14 @@ def unique_names(names: Sequence[str]) -> list[str]:
 class _Lengths:
     """Tokens per sample of a stream's shards, with those that bos_id and eos_id add."""
 
-    def __init__(self, stream: OpenStream, packing: Packing) -> None:
+    def __init__(self, stream: OpenStream, packing: Packing, fetched: list[int]) -> None:
         self._stream = stream
         self._packing = packing
+        self._fetched = fetched
         self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
 
-    def __reduce__(self) -> tuple[type[_Lengths], tuple[OpenStream, Packing]]:
-        return _Lengths, (self._stream, self._packing)
+    def __reduce__(self) -> tuple[type[_Lengths], tuple[OpenStream, Packing, list[int]]]:
+        return _Lengths, (self._stream, self._packing, self._fetched)
 
     def __call__(self, shard: int) -> Int64Array:
         return self._of_shard(shard)
@@ -88,9 +91,15 @@ class _Lengths:
     def prepare(self) -> Callable[[Int64Array], None] | None:
         """What fetches shards together whose lengths only they themselves can tell."""
         is_lazy = self._stream.needs_fetch and not self._stream.has_length_file
-        return partial(bring_all, self._stream) if is_lazy else None
+        return self._bring if is_lazy else None
+
+    def _bring(self, shards: Int64Array) -> None:
+        # In one step: the thread that looks where lanes end comes here, too.
+        self._fetched.extend(bring_all(self._stream, shards))
 
     def _read(self, shard: int) -> Int64Array:
+        if self.prepare is not None:
+            self._bring(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
         bos, eos = self._packing.bos_id, self._packing.eos_id
         if bos is None and eos is None:
@@ -182,7 +191,8 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
         arithmetic=mixing.arithmetic,
         seed=order.seed,
     )
-    lengths = [_Lengths(stream, packing) for stream in blueprint.streams]
+    fetched = blueprint.fetched_for_lengths
+    lengths = [_Lengths(stream, packing, fetched) for stream in blueprint.streams]
     streams = tuple(
         PlanStream(
             name=name,

@@ -169,6 +169,11 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         return self._blueprint.batch_size
 
     @property
+    def fetched_for_lengths(self) -> list[int]:
+        """Bytes of each shard that this process brought to learn its lengths, so far."""
+        return self._blueprint.fetched_for_lengths
+
+    @property
     def _digests(self) -> list[str]:
         return [stream.digest for stream in self._blueprint.streams]
 

@@ -228,6 +228,7 @@ class PlannedLoading:
         # Before the iteration under way.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
         self._read_ahead: ReadAhead | None = None
+        self._first_fetched = 0  # of those that the dataset fetched for lengths
         dataset.fetcher(num_workers)  # refuses a cache limit that is too small
         self._options = replace(options, prefetch_factor=self._ahead, pin_memory=False)
         if num_workers:
@@ -274,7 +275,7 @@ class PlannedLoading:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no iteration under way, and workers of its own.
-        kept = {"_fetched": self._shards(), "_read_ahead": None, "_plans": None}
+        kept = {"_fetched": self._fetched_ahead(), "_read_ahead": None, "_plans": None}
         return self.__dict__ | kept | {"_workers": None, "_handing": None}
 
     def __iter__(self) -> Iterator[Batch]:
@@ -282,14 +283,16 @@ class PlannedLoading:
         if self.num_workers and not (self._workers and self._workers.are_of_this_process):
             self._make_workers()  # those before the fork, and what they write to, are the parent's
         self._settle()
+        num_fetched = len(self.dataset.fetched_for_lengths)
         sequence = self.dataset.begin()
         recipe = self.dataset.recipe
         if self._progress is None:
             self._tally = Tally(recipe)
             self._losses = _Losses.none(len(recipe.streams))
             self._fetched = dict.fromkeys(NO_FETCHES, 0)
+            self._first_fetched = num_fetched
         else:
-            self._fetched = self._shards()
+            self._fetched = self._fetched_ahead()
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
         self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
         self._plans = _Plans(sequence, recipe.packing, self._read_ahead)
@@ -406,7 +409,15 @@ class PlannedLoading:
         }
 
     def _shards(self) -> dict[str, Any]:
-        """Return what was fetched before, and in the iteration under way."""
+        """Return what was fetched, ahead of its need and for lengths."""
+        counts = self._fetched_ahead()
+        for_lengths = self.dataset.fetched_for_lengths[self._first_fetched :]
+        counts["fetched"] += len(for_lengths)
+        counts["fetched_bytes"] += sum(for_lengths)
+        return counts
+
+    def _fetched_ahead(self) -> dict[str, Any]:
+        """Return what was fetched ahead before, and in the iteration under way."""
         before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}
         counts = {key: value + now.get(key, 0) for key, value in before.items()}
         return counts | {"ahead_bytes": max(before["ahead_bytes"], now.get("ahead_bytes", 0))}

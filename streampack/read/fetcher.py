@@ -267,10 +267,9 @@ class ShardFetcher:
             self._here.add(key)
             self._all.mark(key, is_here=True)
             if is_new:
-                info = stream.index.shards[shard]
                 self._new.add(key)
                 self._counts["fetched"] += 1
-                self._counts["fetched_bytes"] += (info.packed or info.raw).num_bytes
+                self._counts["fetched_bytes"] += _fetched_bytes(stream, shard)
                 ahead_bytes = sum(int(self._bytes[s][i]) for s, i in self._here & self._needed)
                 self._counts["ahead_bytes"] = max(self._counts["ahead_bytes"], ahead_bytes)
             self._changed.notify_all()
@@ -322,19 +321,30 @@ def _own_first(shards: list[Key], limits: FetchLimits) -> list[Key]:
     return order
 
 
-def bring_all(stream: OpenStream, shards: Int64Array) -> None:
+def bring_all(stream: OpenStream, shards: Int64Array) -> list[int]:
     """Bring shards of one stream here, several at once, and wait for them.
+
+    Returns:
+        The bytes that were fetched, of each shard that was not here.
 
     Raises:
         DataError: If one cannot be had.
     """
     missing = [shard for shard in shards.tolist() if not stream.is_here(shard)]
-    if len(missing) < 2:
-        for shard in missing:
+    if len(missing) == 1:
+        [shard] = missing
+        if not stream.bring(shard, is_waiting=False):
             stream.bring(shard)
-        return
-    fetcher = ShardFetcher([stream], FetchLimits(num_threads=min(FETCH_THREADS, len(missing))))
-    try:
-        fetcher.need([(0, shard) for shard in missing])
-    finally:
-        fetcher.close()
+            return []  # a thread that reads ahead, or another process, fetched it
+    elif missing:
+        fetcher = ShardFetcher([stream], FetchLimits(num_threads=min(FETCH_THREADS, len(missing))))
+        try:
+            fetcher.need([(0, shard) for shard in missing])
+        finally:
+            fetcher.close()
+    return [_fetched_bytes(stream, shard) for shard in missing]
+
+
+def _fetched_bytes(stream: OpenStream, shard: int) -> int:
+    info = stream.index.shards[shard]
+    return (info.packed or info.raw).num_bytes
