@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from streampack.assemble import FORMATS, LIGHT, Batch, Formatter, to_native
+from streampack.assemble import FORMATS, Batch, Formatter, is_light, to_native
 from streampack.errors import ConfigError
 from streampack.load.buffers import BYTES_PER_TOKEN
 from streampack.load.iterable_plan import FlowPlan
@@ -64,7 +64,7 @@ def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
     if convert not in FORMATS.values():
         return None
     size = plan.packing.max_seq_len
-    return plan.batch_size * size * (FORMAT_BYTES + (0 if convert in LIGHT else size))
+    return plan.batch_size * size * (FORMAT_BYTES + (0 if is_light(convert) else size))
 
 
 def added_bytes(made: Any, batch: Batch) -> int:

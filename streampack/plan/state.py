@@ -25,6 +25,7 @@ from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
 __all__ = [
+    "MAX_EPOCH",
     "STATE_VERSION",
     "Progress",
     "fingerprint",
