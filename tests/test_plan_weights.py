@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import covered, global_batches, lane_samples, recipe
 
-from streampack.config import Mixing
+from streampack.config import Mixing, Order
 from streampack.plan import Recipe
+from streampack.plan.arrivals import make_arrivals
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 WEIGHT = st.one_of(
@@ -137,3 +138,44 @@ def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_
     )
     large = [set(samples) for samples in lane_samples(r, 1)]
     assert sum(map(len, large)) == len(set.union(*large)) == 3000
+
+
+def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
+    """Per lane: how often each sample of the one stream arrives in so many epochs."""
+    uses = []
+    for lane in range(r.num_lanes):
+        uses.append(Counter())
+        for epoch in range(num_epochs):
+            arrivals = make_arrivals(r, lane, 0, epoch)
+            while len(rows := arrivals.next()):
+                uses[lane].update(rows[:, 2].tolist())
+    return uses
+
+
+@settings(max_examples=30)
+@given(
+    long=st.integers(300, 1000),
+    short=st.integers(4, 30),
+    num_long=st.integers(5, 60),
+    num_lanes=st.integers(2, 8),
+    method=st.sampled_from(["random", "stratified"]),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_by_tokens_lanes_of_long_samples_are_used_as_often_as_lanes_of_short_ones(
+    long, short, num_long, num_lanes, method, shuffle, seed
+):
+    rng = np.random.default_rng(seed)
+    # The first shards hold long samples, the last ones short ones, some tens of times as many.
+    lengths = [rng.integers(long // 2, long, 64 * num_long), rng.integers(short // 2, short, 9600)]
+    r = recipe(
+        [np.concatenate(lengths)],
+        weights=[{"proportion": 1}],  # by tokens: an epoch is one time through the stream
+        mixing=Mixing(batching_method=method, weight_unit="tokens"),
+        order=Order(seed=seed, shuffle=shuffle),
+        num_lanes=num_lanes,
+    )
+    num_epochs = 3
+    for uses, samples in zip(lane_uses(r, num_epochs), lane_samples(r, 0), strict=True):
+        assert set(uses) == set(samples)
+        assert {num_epochs - 1, num_epochs, num_epochs + 1} >= set(uses.values())

@@ -44,6 +44,21 @@ class Extents:
         """Samples in all parts."""
         return int(self.counts.sum())
 
+    def num_bytes(self, samples: Int64Array, raw_bytes: Int64Array) -> int:
+        """Return the bytes of all parts; of a cut shard as large a part as of its samples.
+
+        Args:
+            samples: Samples of each shard of the stream, shape (num_shards,).
+            raw_bytes: Bytes of each shard of the stream, shape (num_shards,).
+
+        >>> half = Extents(shards=np.array([1]), firsts=np.array([0]), counts=np.array([3]))
+        >>> half.num_bytes(np.array([9, 6]), np.array([900, 50]))
+        25
+        """
+        parts = raw_bytes[self.shards] * (self.counts / samples[self.shards])
+        # Whole bytes of each part, as sums of floats depend on the processor.
+        return int(parts.astype(np.int64).sum())
+
     def take(self, order: Int64Array) -> Extents:
         """Return the parts in another order."""
         return Extents(

@@ -70,7 +70,8 @@ class LaneStream:
         number: Which stream.
         extents: What a pass goes through: the lane's samples, or all of a shared stream's.
         lane: Which lane.
-        shares: Samples of each lane, shape (num_lanes,); None: the stream is shared by all.
+        shares: What of the stream each lane holds, in the quota's unit or in proportion to it,
+            shape (num_lanes,); None: the stream is shared by all.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class LaneStream:
 
 
 class _Deals(dict[int, tuple[list[Extents], Int64Array | None]]):
-    """The extents of each lane, and the samples of each; or of a shared stream all, and None.
+    """The extents of each lane, and their shares; or of a shared stream all, and None.
 
     It follows from the recipe: a pickled one is empty.
     """
@@ -308,4 +309,10 @@ class Recipe:
         is_shared = is_small and self.num_lanes > 1
         num_runs = 1 if is_shared else self.num_lanes
         runs = deal(samples, stream.raw_bytes, num_runs, self.order_seed, (number,))
-        return runs, None if is_shared else np.array([run.num_samples for run in runs])
+        if is_shared:
+            return runs, None
+        if stream.quota.unit == "samples":
+            return runs, np.array([run.num_samples for run in runs])
+        # Bytes stand for tokens, with and without length files: lanes of long samples hold fewer.
+        held = [run.num_bytes(samples, stream.raw_bytes) for run in runs]
+        return runs, np.maximum(held, [min(run.num_samples, 1) for run in runs])
