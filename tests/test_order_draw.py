@@ -60,7 +60,7 @@ def draw_tokens(weights: list[int], lengths: list[list[int]], num_draws: int) ->
     ends = np.cumsum([len(own) for own in lengths])
     out = np.empty(num_draws, np.int64)
     made = draw_by_tokens(
-        scaled_shares(weights, TOKEN_SCALE),
+        scaled_shares(weights, TOKEN_SCALE) * [bool(own) for own in lengths],
         np.zeros(len(weights), np.int64),
         np.array([length for own in lengths for length in own], np.int64),
         ends,
@@ -96,6 +96,25 @@ def test_by_tokens_a_large_share_waits_for_its_turns_among_many_small_ones():
 
     # Half of every stretch is its own: it never runs ahead by more than one of its samples.
     assert np.abs(np.cumsum(np.array(drawn) == 0) - np.arange(1, 201) / 2).max() <= 1
+
+
+@given(
+    weights=st.lists(st.integers(1, 100), min_size=3, max_size=5),
+    lengths=st.lists(st.lists(lengths, min_size=1, max_size=60), min_size=5, max_size=5),
+)
+def test_by_tokens_streams_that_are_left_share_what_follows_as_they_shared_before(weights, lengths):
+    lengths = lengths[: len(weights)]
+    nexts, got = [0] * len(weights), np.zeros(len(weights))
+
+    for stream in draw_tokens(weights, lengths, 400):
+        live = [n < len(own) for n, own in zip(nexts, lengths, strict=True)]
+        shares = np.array(weights) * live / np.dot(weights, live)
+        longest = max(max(own) for own, is_live in zip(lengths, live, strict=True) if is_live)
+        got[stream] += lengths[stream][nexts[stream]]
+        nexts[stream] += 1
+        assert np.abs(got - got.sum() * shares).max() <= longest + 1e-3
+        if nexts[stream] == len(lengths[stream]):
+            got[:] = 0  # the count begins anew
 
 
 @given(
@@ -141,7 +160,8 @@ def test_by_tokens_stopping_and_going_on_with_the_same_deficits_changes_nothing(
         drawn: list[int] = []
         for size in sizes:
             out = np.empty(size, np.int64)
-            made = draw_by_tokens(shares, deficits, flat, ends, nexts, np.ones(3, np.int64), out)
+            live = shares * (nexts < ends)
+            made = draw_by_tokens(live, deficits, flat, ends, nexts, np.ones(3, np.int64), out)
             drawn += out[:made].tolist()
         return drawn
 

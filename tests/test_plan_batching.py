@@ -12,6 +12,7 @@ from planning import global_batches, recipe
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import Recipe
+from streampack.plan import arrivals as arrivals_module
 from streampack.plan.arrivals import make_arrivals
 from streampack.types import STREAM
 
@@ -164,6 +165,49 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
         error = got - got.sum(axis=1, keepdims=True) * shares
         # The last samples come when a stream may have run out in this lane.
         assert np.abs(error[: len(error) * 9 // 10]).max() <= longest + 1e-3
+
+
+@settings(max_examples=20)
+@given(
+    amounts=st.lists(st.integers(1, 9), min_size=2, max_size=2),
+    wrong=st.integers(5, 40),
+    num_lanes=st.sampled_from([1, 2, 3]),
+    epoch=st.integers(0, 2),
+)
+def test_random_by_tokens_the_streams_that_are_left_keep_their_shares_of_each_other(
+    amounts, wrong, num_lanes, epoch
+):
+    """A total that was estimated by far too high makes a stream run out early."""
+    rng = np.random.default_rng(7)
+    lengths = [rng.integers(1, 60, 400 * amount) for amount in (3, *amounts)]
+    r = recipe(lengths, mixing=Mixing(weight_unit="tokens"), num_lanes=num_lanes)
+    first = replace(r.streams[0], num_tokens=wrong * r.streams[0].num_tokens)
+    r = replace(r, streams=(first, *r.streams[1:]))
+    left = np.array([stream.chosen_tokens for stream in r.streams[1:]])
+
+    for lane in range(num_lanes):
+        rows = arriving(r, lane, epoch)
+        begin = np.flatnonzero(rows[:, 0] == 0).max() + 1
+        rows = rows[begin:]
+        assert len(rows) > 150
+        got = np.cumsum((rows[:, 0, None] == (1, 2)) * rows[:, 3, None], axis=0)
+        error = got - got.sum(axis=1, keepdims=True) * left / left.sum()
+        assert np.abs(error[: len(error) * 8 // 10]).max() <= 60 + 1e-3
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_how_far_the_draw_by_tokens_looks_ahead_changes_nothing(monkeypatch, unit, num_lanes):
+    # Streams that end with what was looked at, before it, and after it.
+    weights = [{"choose": 64 * num_lanes * (1 if unit == "samples" else 30)}, {}, {"repeat": 0.3}]
+    r = recipe(LENGTHS, weights=weights, mixing=Mixing(weight_unit=unit), num_lanes=num_lanes)
+    r = replace(r, mixing=Mixing(weight_unit="tokens"))
+    for lane in range(num_lanes):
+        whole = arriving(r, lane, 1)
+        for lookahead in (1, 16, 64):
+            monkeypatch.setattr(arrivals_module, "LOOKAHEAD", lookahead)
+            assert (arriving(r, lane, 1) == whole).all()
+        monkeypatch.undo()
 
 
 @settings(max_examples=20)

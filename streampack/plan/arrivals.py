@@ -223,18 +223,20 @@ class TokenDraw:
 
     def next(self) -> Int64Array:
         """Return the rows of the next draws; see `Draw`."""
-        taken = [part.peek(LOOKAHEAD) for part in self.chosen]
-        counts = np.array([len(part.samples) for part in taken])
+        # One more than is drawn from tells whether a stream ends with what is.
+        taken = [part.peek(LOOKAHEAD + 1) for part in self.chosen]
+        num_known = np.array([len(part.samples) for part in taken])
+        counts = np.minimum(num_known, LOOKAHEAD)
         ends = np.cumsum(counts)
         nexts = ends - counts
         out = np.empty(CHUNK, np.int64)
         num_draws = draw_by_tokens(
-            self._shares,
+            self._shares * (counts > 0),
             self._deficits,
-            self._weigh(np.concatenate([part.lengths for part in taken])),
+            self._weigh(np.concatenate([part.lengths[:LOOKAHEAD] for part in taken])),
             ends,
             nexts,
-            (counts < LOOKAHEAD).astype(np.int64),
+            (num_known <= LOOKAHEAD).astype(np.int64),
             out,
         )
         draws = out[:num_draws]
