@@ -62,6 +62,7 @@ BUFFER_PACKS = 8  # what a packer buffers by default, in packs ...
 WINDOW_PACKS = 128  # ... and one that empties its buffer whole, or every eighth pack is half empty
 OPEN_PACKS = 8
 MIN_FRAGMENT_TOKENS = 64
+SHUFFLE_BLOCK_SIZE = 262_144
 # Options of some methods only; all are None where they are not set.
 OPTION_METHODS = {
     "split_gap": ("exact_fit", "next_fit", "first_fit", "best_fit"),
@@ -342,6 +343,16 @@ class Packing:
         packs = WINDOW_PACKS if self.method == "knapsack" else BUFFER_PACKS
         return self.buffer_tokens or max(packs * self.max_seq_len, MIN_BUFFER_TOKENS)
 
+    @property
+    def least_fragment(self) -> int:
+        """Tokens that a cut by `split_gap` leaves on either side at least."""
+        return self.min_fragment or min(MIN_FRAGMENT_TOKENS, max(1, self.max_seq_len // 8))
+
+    @property
+    def num_open_packs(self) -> int:
+        """Packs that first_fit and best_fit keep open."""
+        return self.open_packs or OPEN_PACKS
+
     def room_of(self, length: int) -> int:
         """Return the slots that a segment of `length` tokens takes in a pack.
 
@@ -411,6 +422,11 @@ class Order:
         if not isinstance(self.shuffle, bool):
             raise ConfigError(f"shuffle={self.shuffle!r} is no bool; write True or False")
         _keep_counts(self, "shuffle_block_size", "num_lanes")
+
+    @property
+    def block_size(self) -> int:
+        """Samples that are shuffled together."""
+        return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
 
     def _keep_seed(self) -> None:
         remedy = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import recipe
+from planning import all_packs, recipe, world_views
 
+from streampack import config
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
 from streampack.plan import (
@@ -26,6 +29,7 @@ from streampack.plan import (
     saving_worker,
     unpack_state,
 )
+from streampack.plan.state import STATE_VERSION
 
 DIGESTS = ["5f2c", "91aa"]
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
@@ -81,6 +85,7 @@ def test_packing_and_unpacking_change_neither_state_nor_progress():
     [
         {"packing": Packing(max_seq_len=64, buffer_tokens=65_536)},
         {"order": Order(seed=3, num_lanes=2)},
+        {"order": Order(seed=3, shuffle_block_size=262_144)},
         {"mixing": Mixing(global_batch_size=16)},
         {"mixing": Mixing(arithmetic="mosaicml")},
     ],
@@ -149,6 +154,80 @@ def test_other_streams_are_refused_by_name_and_place(digests, message):
         unpack_state(state_of(make()), recipe, digests)
 
 
+@pytest.mark.parametrize(
+    ("field", "constant", "options"),
+    [
+        ("shuffle_block_size", "SHUFFLE_BLOCK_SIZE", {}),
+        ("buffer_limit", "MIN_BUFFER_TOKENS", {}),
+        ("open_packs", "OPEN_PACKS", {"method": "best_fit"}),
+        ("min_fragment", "MIN_FRAGMENT_TOKENS", {"split_gap": 0.1}),
+    ],
+)
+def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_the_saved_value(
+    monkeypatch, field, constant, options
+):
+    packing = Packing(max_seq_len=1024, **options)
+    saved = pack_state(make(packing=packing), DIGESTS, Progress())
+    value = saved["fingerprint"][field]
+    assert value == getattr(config, constant)
+    monkeypatch.setattr(config, constant, 2 * value)
+
+    with pytest.raises(ResumeError, match=rf"with {field}={value}, but .* has {field}={2 * value}"):
+        unpack_state(saved, make(packing=packing), DIGESTS)
+    key = "buffer_tokens" if field == "buffer_limit" else field
+    if field == "shuffle_block_size":
+        again = make(packing=packing, order=Order(seed=3, shuffle_block_size=value))
+    else:
+        again = make(packing=replace(packing, **{key: value}))
+    assert unpack_state(saved, again, DIGESTS) == Progress()
+
+
+@pytest.mark.parametrize("option", [{"min_fragment": 8}, {"open_packs": 3}])
+def test_a_default_of_what_another_packer_does_is_not_in_the_fingerprint(option):
+    [(key, _)] = option.items()
+    assert pack_state(make(), DIGESTS, Progress())["fingerprint"][key] is None
+
+
+PINNED = [
+    *product(
+        ("samples", "tokens"),
+        ("random", "stratified", "per_stream", "device_per_stream"),
+        ({"method": "exact_fit"},),
+    ),
+    *product(
+        ("samples",),
+        ("random",),
+        (
+            {"method": "next_fit", "split_gap": 0.1},
+            {"method": "first_fit"},
+            {"method": "best_fit", "guard": 3},
+            {"method": "knapsack"},
+            {"method": "concat"},
+            {"method": "two_tiers", "short_seq_len": 16},
+        ),
+    ),
+]
+
+
+def test_this_version_of_the_state_belongs_to_this_sequence():
+    """Whoever changes the packs that a config gives counts STATE_VERSION up, and this with it."""
+    seen = hashlib.blake2b(digest_size=8)
+    lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
+    for (unit, method, packing), num_lanes, epoch in product(PINNED, (1, 3), (0, 1)):
+        r = recipe(
+            lengths,
+            weights=[{"choose": 700 if unit == "samples" else 9000}, {"repeat": 1.5}, {}],
+            packing=Packing(max_seq_len=64, buffer_tokens=512, **packing),
+            mixing=Mixing(batching_method=method, weight_unit=unit),
+            num_lanes=num_lanes,
+            lane_run=2,
+            global_batch_size=12,
+        )
+        for pack in all_packs(r, world_views(1, 4), epoch):
+            seen.update(np.array(pack, "<i8").tobytes())
+    assert (STATE_VERSION, seen.hexdigest()) == (2, "06ea63ae32e9c1b8")
+
+
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
     r = make(mixing=Mixing(batching_method="stratified"))
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
@@ -188,9 +267,9 @@ def test_a_state_without_fingerprint_is_refused(fingerprint):
         unpack_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1"])
+@pytest.mark.parametrize("version", [None, 0, 1, 3, "2"])
 def test_a_state_of_another_version_is_refused_with_both(version):
-    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 1"):
+    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 2"):
         run_shape(state_of(make(), version=version))
 
 
@@ -322,7 +401,7 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
         load()
 
 
-@pytest.mark.parametrize("state", [{"version": 2}, {"version": True}])
+@pytest.mark.parametrize("state", [{"version": 3}, {"version": True}])
 def test_what_is_no_state_of_this_version_is_refused(state):
     with pytest.raises(ResumeError, match=r"version"):
         run_shape(state)

@@ -28,9 +28,7 @@ from streampack.order.permute import Scratch, shuffle_rows
 from streampack.rng import permutation
 from streampack.types import Int64Array, IntArray
 
-__all__ = ["SHUFFLE_BLOCK_SIZE", "Passes", "Taken"]
-
-SHUFFLE_BLOCK_SIZE = 1 << 18
+__all__ = ["Passes", "Taken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

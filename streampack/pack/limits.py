@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from streampack.config import MIN_FRAGMENT_TOKENS, Packing
+from streampack.config import Packing
 from streampack.pack.kernels import NO_LIMIT, Limits
 
 __all__ = ["PATIENCE", "TOLERANCE", "limits_of"]
@@ -30,7 +30,6 @@ def limits_of(packing: Packing) -> Limits:
     size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
     # As it is written: 0.29 of 100 tokens is 29, not 28.999...
     gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
-    fragment = packing.min_fragment or min(MIN_FRAGMENT_TOKENS, max(1, size // 8))
     return Limits(
         max_seq_len=size,
         buffer_tokens=packing.buffer_limit,
@@ -40,7 +39,7 @@ def limits_of(packing: Packing) -> Limits:
         patience=PATIENCE,
         split_gap=gap,
         # The last piece of a sample may be shorter than its room by the padding.
-        min_fragment=fragment + multiple - 1,
+        min_fragment=packing.least_fragment + multiple - 1,
         guard=packing.guard or NO_LIMIT,
         max_samples=packing.max_samples_per_pack or NO_LIMIT,
         multiple=multiple,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streampack.compiled import compiled
-from streampack.config import OPEN_PACKS, Packing
+from streampack.config import Packing
 from streampack.errors import ResumeError
 from streampack.pack.buffered import BufferedPacker, rooms, without_padding
 from streampack.pack.kernels import Limits
@@ -296,4 +296,4 @@ def best_fit(packing: Packing) -> OpenPacksPacker:
 
 
 def _open_packs(method: str, packing: Packing) -> OpenPacksPacker:
-    return OpenPacksPacker(method, limits_of(packing), packing.open_packs or OPEN_PACKS)
+    return OpenPacksPacker(method, limits_of(packing), packing.num_open_packs)

@@ -18,7 +18,7 @@ from collections import deque
 from concurrent.futures import Future
 from threading import Event, Lock, Thread
 
-from streampack.order.shuffle import SHUFFLE_BLOCK_SIZE
+from streampack.config import SHUFFLE_BLOCK_SIZE
 from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array

@@ -21,7 +21,6 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, parts
 from streampack.order import Extents, Passes, Taken, deal
 from streampack.order.draw import CHUNK
-from streampack.order.shuffle import SHUFFLE_BLOCK_SIZE
 from streampack.types import Int64Array
 
 __all__ = ["MAX_PACKS", "MIN_SAMPLES_PER_LANE", "LaneStream", "PlanStream", "Recipe"]
@@ -92,7 +91,7 @@ class LaneStream:
                 extents,
                 self.stream.first_sample,
                 self.stream.lengths_of,
-                block_size=recipe.order.shuffle_block_size or SHUFFLE_BLOCK_SIZE,
+                block_size=recipe.order.block_size,
                 seed=recipe.order_seed,
                 place=(number, lane if shares is not None else "shared"),
                 weigh=recipe.weigh,

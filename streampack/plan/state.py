@@ -2,7 +2,7 @@
 
 ::
 
-    {"version": 1, "epoch": 0, "position": 4096,
+    {"version": 2, "epoch": 0, "position": 4096,
      "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
      "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   must fit, every field
      "snapshots": "[...]"}                                                  a speed-up, may lack
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streampack.config import OPTION_METHODS, Order, Packing
 from streampack.errors import ResumeError
 from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
@@ -35,7 +36,7 @@ __all__ = [
     "unpack_state",
 ]
 
-STATE_VERSION = 1
+STATE_VERSION = 2  # counted up where the same config gives other packs than before
 MAX_EPOCH = 10**6  # of a run; with epoch_end="carry" those before are walked over
 # What does not change which segments lie in which pack is not part of the fingerprint.
 NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size", "stop"}
@@ -66,7 +67,18 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
         "buffer_limit": recipe.packing.buffer_limit,
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
+        **_defaults(recipe.packing, recipe.order),
         "shares": _shares(recipe),
+    }
+
+
+def _defaults(packing: Packing, order: Order) -> dict[str, int | None]:
+    """Return what options that may be left out stand for, which another release may change."""
+    keeps_open = packing.method in OPTION_METHODS["open_packs"]
+    return {
+        "min_fragment": None if packing.split_gap is None else packing.least_fragment,
+        "open_packs": packing.num_open_packs if keeps_open else None,
+        "shuffle_block_size": order.block_size,
     }
 
 
