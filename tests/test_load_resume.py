@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
@@ -230,7 +229,7 @@ def test_states_of_iterables_cannot_be_gathered():
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_any_world_goes_on_where_another_world_stopped(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -243,9 +242,11 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
         },
         "order": {"num_lanes": lanes},
     }
-    # What per_stream needs, and a constructor that knows of no state yet asks for.
+    # What per_stream needs, and a first run asks for.
     fitting = [b for b in (1, 2, 3, 4, 6) if GLOBAL_BATCH % (lanes * b) == 0]
     first_size = draw(st.sampled_from(fitting), "first batch_size")
+    # A run keeps its lanes and global batches where they are left out.
+    later = {"mixing": options["mixing"] | {"global_batch_size": None}}
     epoch = draw(st.integers(0, 1), "epoch")
 
     def whole(size: int) -> PackedStreamingDataset:
@@ -258,11 +259,12 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
     done: list[Any] = []
     for _ in range(draw(st.integers(1, 3), "worlds")):
         num_nodes, per_node = draw(st.integers(1, 3), "nodes"), draw(st.integers(1, 3), "per node")
-        batch_size = draw(st.sampled_from(fitting), "batch_size")
-        if state["position"] % batch_size:
-            batch_size = 1
+        # As large a window as an epoch of carry: there is none larger, were it the run's first.
+        most = 54 // (num_nodes * per_node)
+        sizes = [n for n in range(1, most + 1) if state["position"] % n == 0]
+        batch_size = draw(st.sampled_from(sizes), "batch_size")
         ranks = [
-            conformance.make(written, batch_size=batch_size, world=world, **options)
+            conformance.make(written, batch_size=batch_size, world=world, **later)
             for world in worlds(num_nodes * per_node, num_nodes)
         ]
         # Batch k goes to the device at place k mod devices, wherever the run goes on.
@@ -277,7 +279,7 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
                 # The state of one rank, with the snapshots of its lanes, serves all.
                 state = json.loads(json.dumps(saver.state_dict()))
     assert done == everything[: len(done)]
-    last = loaded(conformance.make(written, batch_size=1, **options), state)
+    last = loaded(conformance.make(written, batch_size=1, **later), state)
     rest = [row for b in last if b["epoch"] == epoch for row in conformance.rows(b)]
     assert done + rest == everything
 
@@ -387,7 +389,14 @@ def state(written) -> dict[str, Any]:
             {"mixing": {"epoch_size": 50}},
             r"an epoch, but .*; 30 samples of .* takes \d+ samples: re",
         ),
-        ({"mixing": {"global_batch_size": 24}}, r"global_batch_size=12.*asks for 24"),
+        (
+            {"mixing": {"global_batch_size": 24}},
+            r"global_batch_size=12.*asks for 24, of which position 10 is no multiple; set it to 10",
+        ),
+        (
+            {"mixing": {"global_batch_size": 14}, "batch_size": 7},
+            r"global_batch_size=12.*asks for 14, of which position 10 is no multiple; set it to 10",
+        ),
         ({"order": {"num_lanes": 2}}, r"num_lanes=3.*asks for 2"),
         ({"order": {"seed": 4}}, r"seed=3.*seed=4"),
         ({"order": {"shuffle": False}}, r"shuffle=True.*shuffle=False"),
@@ -499,23 +508,71 @@ def test_garbage_is_no_state(written, garbage):
 def test_a_position_between_device_batches_is_refused(written):
     _, states = states_of(make(written, batch_size=1))
     dataset = loaded(make(written, batch_size=4), states[4])
-    with pytest.raises(ResumeError, match=r"position 5 is no multiple of batch_size=4"):
+    with pytest.raises(
+        ResumeError,
+        match=r"position 5 is no multiple of batch_size=4; set batch_size to 1 or 5, on",
+    ):
         next(iter(dataset))
 
 
-def test_a_batch_size_grows_to_divisors_of_the_runs_global_batch_and_no_further(written):
-    batches, states = states_of(make(written, batch_size=2))
-    with pytest.raises(
-        ResumeError,
-        match=r"global_batch_size=12 is no multiple of batch_size=8; a run keeps its "
-        r"global_batch_size: set batch_size to 6, for example, on any number of ranks",
-    ):
-        make(written, batch_size=8, mixing={"global_batch_size": None}).load_state_dict(
-            json.loads(states[2])
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position(
+    written, method, epoch_end, num_workers
+):
+    """More packs in a device batch than in the run's global batches, or none of its divisors."""
+    options = {"method": method, "mixing": {"epoch_end": epoch_end}}
+    batches, states = states_of(make(written, **options))
+    options["mixing"]["global_batch_size"] = None
+    whole = [row for batch in batches for row in conformance.rows(batch)]
+    for batch_size, done in ((5, 10), (7, 14), (16, 16), (18, 18)):
+        grown = loaded(
+            conformance.make(written, batch_size=batch_size, mixing=mixing_of(options)),
+            states[done // 2 - 1],
         )
-    grown = loaded(make(written, batch_size=6), states[2])  # as it says
-    expected = torch.cat([batch["tokens"] for batch in batches[3:]])
-    assert torch.equal(torch.cat([batch["tokens"] for batch in grown]), expected)
+        loader = PackedDataLoader(grown, num_workers=num_workers)
+        rest = [conformance.rows(batch) for batch in loader]
+        assert all(len(own) == batch_size for own in rest[:-2])
+        assert [row for own in rest for row in own] == whole[done:]
+
+
+def mixing_of(options: dict[str, Any]) -> dict[str, Any]:
+    return {"batching_method": options["method"], **options["mixing"]}
+
+
+@given(data=st.data())
+@settings(max_examples=50)
+def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, data):
+    draw = data.draw
+    sizes = [4, 6, 8, 16, 20, 24, 30]
+    whole = all_rows([make(written)])
+    state = make(written).state_dict()
+    done: list[Any] = []
+    for _ in range(3):
+        position = state["position"]
+        size = draw(st.sampled_from([n for n in sizes if position % n == 0] or [None]), "size")
+        batch_size = draw(st.sampled_from([n for n in (1, 2, 3, 4) if (size or 12) % n == 0]))
+        if position % batch_size:
+            batch_size = 1
+        per_node = draw(st.integers(1, 3), "ranks")
+        ranks = [
+            make(written, mixing={"global_batch_size": size}, batch_size=batch_size, world=world)
+            for world in worlds(per_node)
+        ]
+        first = position // batch_size
+        ranks.sort(key=lambda rank: (rank.world.place - first) % rank.world.num_devices)
+        loaders = [PackedDataLoader(loaded(rank, state)) for rank in ranks]
+        assert {rank.recipe.global_batch_size for rank in ranks} == {
+            size or state["global_batch_size"]
+        }
+        num_steps = draw(st.integers(1, 30), "steps")
+        for step in islice(conformance.steps(loaders), num_steps):
+            if step[0]["epoch"] == 0:
+                done += [row for batch in step for row in conformance.rows(batch)]
+                state = json.loads(json.dumps(loaders[0].state_dict()))
+    assert done == whole[: len(done)]
 
 
 @pytest.mark.parametrize("key", ["epoch", "position"])

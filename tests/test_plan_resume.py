@@ -13,13 +13,27 @@ from hypothesis import strategies as st
 from planning import all_packs, device_batches, recipe, world_views
 
 from streampack.config import Mixing, Packing
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.errors import ResumeError
+from streampack.plan import DeviceView, EpochSequence, Progress, Recipe, check_resized
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 ENDS = ["pad", "drop", "carry"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(260, 60), (120, 90)]]
 SIZE = 12
-WORLDS = [(1, 2), (2, 2), (3, 2), (1, 4), (6, 1), (2, 3), (1, 12), (4, 3)]
+WORLDS = [
+    (1, 2),
+    (2, 2),
+    (3, 2),
+    (1, 4),
+    (6, 1),
+    (2, 3),
+    (1, 12),
+    (4, 3),
+    (1, 5),
+    (2, 7),
+    (3, 8),
+    (1, 30),
+]
 
 
 def make(
@@ -113,6 +127,73 @@ def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
             for given_snapshots in (snapshots, None):
                 rest = all_packs(r, views, epoch, position=position, snapshots=given_snapshots)
                 assert rest == expected[position:]
+
+
+@settings(max_examples=150)
+@given(
+    method=st.sampled_from(METHODS),
+    epoch_end=st.sampled_from(ENDS),
+    num_lanes=st.sampled_from([1, 2]),
+    unit=st.sampled_from(["samples", "tokens"]),
+    epoch=st.integers(0, 2),
+    size=st.sampled_from([2, 4, 8, 20, 24, 36, 40]),
+    data=st.data(),
+)
+def test_another_global_batch_size_goes_on_with_the_packs_of_the_run_or_is_refused(
+    method, epoch_end, num_lanes, unit, epoch, size, data
+):
+    r = make(method, epoch_end, num_lanes, unit)
+    whole = all_packs(r, world_views(1, 2), epoch)
+    position = size * data.draw(st.integers(0, len(whole) // size))
+    resized = replace(r, global_batch_size=size)
+    try:
+        check_resized(r, resized, Progress(epoch=epoch, position=position))
+    except ResumeError:
+        carries_on = epoch_end == "carry" and epoch > 0
+        assert carries_on or (position > 0 and method != "random")
+        return
+    views = world_views(2, data.draw(st.sampled_from([n for n in (1, 2, 4) if size % n == 0])))
+    rest = all_packs(resized, views, epoch, position=position)
+    # Where epochs end in whole global batches, they end elsewhere.
+    common = len(whole) if epoch_end == "pad" else min(len(whole), position + len(rest))
+    if position or method == "random":
+        assert (whole[:position] + rest)[:common] == whole[:common]
+    assert rest == all_packs(resized, world_views(1, 2), epoch)[position:]
+    if method == "random" and epoch_end == "pad":
+        assert whole[:position] + rest == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "progress", "size", "message"),
+    [
+        (
+            {"method": "stratified"},
+            {"position": 24},
+            8,
+            r"saved with global_batch_size=12, but .* asks for 8: batching_method='stratified' "
+            r"chooses .* other packs from position 24 on; leave .* keep 12, .* start of an epoch",
+        ),
+        (
+            {"method": "random", "epoch_end": "carry"},
+            {"epoch": 3},
+            40,
+            r"asks for 40: with epoch_end='carry' .* so the 3 before would .*; leave it out",
+        ),
+        (
+            {"method": "random"},
+            {"position": 60},
+            8,
+            r"asks for 8, of which position 60 is no multiple; set it to 6 or 10, or .* keep 12",
+        ),
+        ({"method": "random"}, {"position": 12}, 24, r"is no multiple; set it to 12, or leave"),
+    ],
+)
+def test_a_global_batch_size_that_cannot_go_on_is_refused_with_what_can(
+    options, progress, size, message
+):
+    r = make(**{"epoch_end": "pad"} | options)
+    with pytest.raises(ResumeError, match=message):
+        check_resized(r, replace(r, global_batch_size=size), Progress(**progress))
 
 
 @pytest.mark.parametrize("epoch_end", ENDS)

@@ -119,25 +119,13 @@ def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
     return nodes if packs >= nodes * MIN_PACKS_PER_LANE else 1
 
 
-def _check_batches(blueprint: Blueprint, shape: tuple[int, int, int], *, is_resumed: bool) -> None:
+def _check_shape(shape: tuple[int, int, int], method: str) -> None:
+    """Refuse lanes, runs and global batches that no sequence can have together."""
     num_lanes, run, global_batch_size = shape
-    batch_size, method = blueprint.batch_size, blueprint.mixing.batching_method
     sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
     for name, size in sizes.items():
         if size > MAX_PACKS:
             raise ConfigError(f"{name}={size} is more than {MAX_PACKS}, the most; lower it")
-    if global_batch_size % batch_size:
-        divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
-        way_out = f"set batch_size to {divisor}, for example"
-        if is_resumed:
-            way_out = f"a run keeps its global_batch_size: {way_out}, on any number of ranks"
-        else:
-            multiple = -(-global_batch_size // batch_size) * batch_size
-            way_out = f"set it to {multiple}, or {way_out}"
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; "
-            f"{way_out}"
-        )
     if method == "device_per_stream" and global_batch_size % run:
         raise ConfigError(
             f"global_batch_size={global_batch_size} is no multiple of the run's first batch_size="
@@ -147,6 +135,18 @@ def _check_batches(blueprint: Blueprint, shape: tuple[int, int, int], *, is_resu
         raise ConfigError(
             f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
             f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1)"
+        )
+
+
+def _check_batches(batch_size: int, global_batch_size: int) -> None:
+    """Refuse device batches of which no number makes a global batch."""
+    if global_batch_size % batch_size:
+        divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
+        multiple = -(-global_batch_size // batch_size) * batch_size
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; set "
+            f"it to {multiple}, or set batch_size to {divisor}, for example; to go on with a state "
+            "leave it out, and the run keeps its own"
         )
 
 
@@ -207,14 +207,15 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
             names, blueprint.streams, totals, lengths, quotas, strict=True
         )
     )
-    is_resumed = shape is not None
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)
         lanes = order.num_lanes or _default_lanes(chosen, packing, blueprint.world)
         default_batch = blueprint.batch_size * blueprint.world.num_devices
         shape = (lanes, blueprint.batch_size, mixing.global_batch_size or default_batch)
+        # A run goes on in batches of any size that divides its position.
+        _check_batches(blueprint.batch_size, shape[2])
     num_lanes, lane_run, global_batch_size = shape
-    _check_batches(blueprint, shape, is_resumed=is_resumed)
+    _check_shape(shape, mixing.batching_method)
     _check_ends(blueprint, num_lanes)
     recipe = Recipe(
         streams=streams,

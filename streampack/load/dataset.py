@@ -52,7 +52,9 @@ from streampack.plan import (
     EpochSequence,
     Progress,
     Recipe,
+    check_resized,
     count_packs,
+    nearest_divisors,
     pack_state,
     run_shape,
     saving_worker,
@@ -136,6 +138,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         self._cache_needs: tuple[Recipe, CacheNeeds] | None = None
         self._ledger = EpochLedger()
         self._start = Progress()
+        self._saved_size = self._recipe.global_batch_size  # of the state that was loaded last
         self._delivered: Progress | None = None
         self._worker_start: Progress | None = None
         self._totals: dict[int, int] = {}
@@ -290,8 +293,9 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             self._check_not_empty(start)
             return self._sequence(start)
         sequence = self._sequence(self._start)
-        slots = sequence.num_slots
-        if slots is not None and self._start.position > slots:
+        slots, size = sequence.num_slots, self._saved_size
+        # A state of larger global batches may stand after padding that the last one here lacks.
+        if slots is not None and self._start.position > -(-slots // size) * size:
             raise ResumeError(
                 f"the state's position {self._start.position} lies after the epoch's {slots} "
                 "packs; load what state_dict() or state_after(batch) returned, unchanged"
@@ -303,7 +307,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         if sequence.position % self.batch_size:
             raise ResumeError(
                 f"the state's position {self._start.position} is no multiple of batch_size="
-                f"{self.batch_size}; resume with a batch_size that divides it"
+                f"{self.batch_size}; set batch_size to "
+                f"{nearest_divisors(self._start.position, self.batch_size)}, on any number of ranks"
             )
         return sequence
 
@@ -453,6 +458,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration; worlds, workers and batch_size may differ.
+        So may global_batch_size, where the packs stay the same.
 
         A state that a worker of another loader saved, as torchdata's StatefulDataLoader asks for,
         fits that worker of as many, and steps of as many packs over all ranks.
@@ -461,12 +467,15 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             ResumeError: If the state belongs to another sequence; the difference is named.
         """
         shape = run_shape(state)
-        self._check_shape(shape)
+        self._check_lanes(shape[0])
+        size = self._blueprint.mixing.global_batch_size or shape[2]
         try:
-            recipe = build_recipe(self._blueprint, shape)
+            saved = build_recipe(self._blueprint, shape)
+            recipe = build_recipe(self._blueprint, (*shape[:2], size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
-        progress = unpack_state(state, recipe, self._digests)
+        progress = unpack_state(state, saved, self._digests)
+        check_resized(saved, recipe, progress)
         info, saved_in = get_worker_info(), saving_worker(state)
         if saved_in is not None and (info is None or saved_in != [info.id, info.num_workers]):
             here = [info.id, info.num_workers] if info else "the training process"
@@ -483,7 +492,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
                 f"{self.world.num_devices} ranks with batches of their own take {self._window}; "
                 "load it with as many, or save dataset.state_after(batch), which fits any number"
             )
-        self._recipe = recipe
+        self._recipe, self._saved_size = recipe, shape[2]
         self._totals = {}
         self._latest = None
         if saved_in is not None:
@@ -491,17 +500,13 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         else:
             self._go_to(progress)
 
-    def _check_shape(self, shape: tuple[int, int, int]) -> None:
-        asked = {
-            "num_lanes": (shape[0], self._blueprint.order.num_lanes),
-            "global_batch_size": (shape[2], self._blueprint.mixing.global_batch_size),
-        }
-        for key, (saved, own) in asked.items():
-            if own is not None and own != saved:
-                raise ResumeError(
-                    f"the state was saved with {key}={saved}, but this dataset asks for {own}; "
-                    f"a run keeps its {key}: set {saved}, or leave it out"
-                )
+    def _check_lanes(self, saved: int) -> None:
+        own = self._blueprint.order.num_lanes
+        if own is not None and own != saved:
+            raise ResumeError(
+                f"the state was saved with num_lanes={saved}, but this dataset asks for {own}; "
+                f"a run keeps its num_lanes: set {saved}, or leave it out"
+            )
 
     def _go_to(self, progress: Progress) -> None:
         self._start = progress

@@ -4,7 +4,15 @@ from streampack.plan.ahead import ShardNeeds
 from streampack.plan.ends import count_packs
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import DevicePlan, DeviceView, EpochSequence, touched_lanes
-from streampack.plan.state import Progress, pack_state, run_shape, saving_worker, unpack_state
+from streampack.plan.state import (
+    Progress,
+    check_resized,
+    nearest_divisors,
+    pack_state,
+    run_shape,
+    saving_worker,
+    unpack_state,
+)
 
 __all__ = [
     "DevicePlan",
@@ -14,7 +22,9 @@ __all__ = [
     "Progress",
     "Recipe",
     "ShardNeeds",
+    "check_resized",
     "count_packs",
+    "nearest_divisors",
     "pack_state",
     "run_shape",
     "saving_worker",

@@ -29,7 +29,9 @@ __all__ = [
     "MAX_EPOCH",
     "STATE_VERSION",
     "Progress",
+    "check_resized",
     "fingerprint",
+    "nearest_divisors",
     "pack_state",
     "run_shape",
     "saving_worker",
@@ -248,6 +250,53 @@ def run_shape(state: State) -> tuple[int, int, int]:
         _integer(state, "lane_run", 1, MAX_PACKS),
         _integer(state, "global_batch_size", 1, MAX_PACKS),
     )
+
+
+def nearest_divisors(position: int, size: int) -> str:
+    """Return the batch sizes nearest to one that no batch may begin at a position with, in words.
+
+    >>> nearest_divisors(60, 8), nearest_divisors(12, 24)
+    ('6 or 10', '12')
+    """
+    least, most = min(size, position), min(position, MAX_PACKS)
+    below = next(n for n in range(least, 0, -1) if position % n == 0)
+    above = next((n for n in range(size, most + 1) if position % n == 0), None)
+    return f"{below}" if above is None else f"{below} or {above}"
+
+
+def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
+    """Refuse to go on in global batches of another size where that gives other packs.
+
+    Args:
+        saved: The recipe that the state was saved with.
+        own: The same, but for the size of global batches.
+        progress: Where the state stands.
+
+    Raises:
+        ResumeError: Naming both sizes, and what works.
+    """
+    size, before = own.global_batch_size, saved.global_batch_size
+    if size == before:
+        return
+    asked = f"the state was saved with global_batch_size={before}, but this dataset asks for {size}"
+    keep = f"leave it out to keep {before}"
+    if progress.position and not own.is_mixed:
+        raise ResumeError(
+            f"{asked}: batching_method={own.mixing.batching_method!r} chooses the streams of a "
+            f"whole global batch at once, so another size gives other packs from position "
+            f"{progress.position} on; {keep}, or change it at the start of an epoch"
+        )
+    is_same = own.is_mixed and own.packs_per_carry_epoch == saved.packs_per_carry_epoch
+    if own.mixing.epoch_end == "carry" and progress.epoch and not is_same:
+        raise ResumeError(
+            f"{asked}: with epoch_end='carry' epochs are whole global batches, so the "
+            f"{progress.epoch} before would have ended elsewhere; {keep}"
+        )
+    if progress.position % size:
+        raise ResumeError(
+            f"{asked}, of which position {progress.position} is no multiple; set it to "
+            f"{nearest_divisors(progress.position, size)}, or {keep}"
+        )
 
 
 def saving_worker(state: State) -> list[int] | None:
