@@ -137,25 +137,34 @@ def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
 
 
 def synthetic_stream(
-    num_samples: int, number: int = 0, shard_size: int = 50_000, asked: list[int] | None = None
+    num_samples: int,
+    number: int = 0,
+    shard_size: int = 50_000,
+    asked: list[int] | None = None,
+    *,
+    has_totals: bool = False,
 ) -> PlanStream:
     """A stream of any size whose lengths are made when a shard is asked for."""
     bounds = np.append(np.arange(0, num_samples, shard_size), num_samples)
     sizes = np.diff(bounds)
 
+    some = np.random.default_rng(number).lognormal(6, 1.27, shard_size)
+    lengths = np.clip(some, 1, 100_000).astype(np.int64)
+
     def lengths_of(shard: int) -> Int64Array:
         if asked is not None:
             asked.append(shard)
-        rng = np.random.default_rng(shard)
-        return np.clip(rng.lognormal(6, 1.27, sizes[shard]), 1, 100_000).astype(np.int64)
+        return np.roll(lengths[: sizes[shard]], shard)
 
+    shard_tokens = np.cumsum(lengths)[sizes - 1]
     return PlanStream(
         name=f"s{number}",
         first_sample=bounds.astype(np.int64),
         raw_bytes=sizes * 3600,
-        num_tokens=900 * num_samples,
+        num_tokens=int(shard_tokens.sum()),
         lengths_of=lengths_of,
         quota=Quota(amount=num_samples),
+        shard_tokens=shard_tokens if has_totals else None,
     )
 
 

@@ -208,6 +208,31 @@ def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method
     assert len(make(without, lanes, method)) == len(make(written, lanes, method))
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_by_tokens_streams_without_lengths_give_the_same_packs_of_as_many_tokens(
+    tmp_path, method, lanes
+):
+    rng = np.random.default_rng(2)
+    lengths = [rng.integers(limit // 9, limit, 320).tolist() for limit in (90, 20)]
+    written = conformance.write_streams(tmp_path / "with", lengths)
+    shutil.copytree(tmp_path / "with", tmp_path / "without")
+    paths = tuple(tmp_path / "without" / path.name for path in written.paths)
+    for path in paths:
+        (path / "lengths.bin").unlink()
+    without = Written(paths=paths, tokens=written.tokens)
+    mixing = {"batching_method": method, "weight_unit": "tokens", "global_batch_size": GLOBAL_BATCH}
+    options = {
+        "weights": [{"choose": 9000}, {"choose": 2000}],
+        "mixing": mixing,
+        "order": {"num_lanes": lanes},
+    }
+    datasets = [conformance.make(own, **options) for own in (written, without)]
+    assert [s.shard_tokens is None for s in datasets[0].recipe.streams] == [False, False]
+    for _ in range(3):
+        assert all_rows([datasets[0]]) == all_rows([datasets[1]])
+
+
 @pytest.mark.parametrize("positions", ["restart", "continue"])
 @pytest.mark.parametrize("method", ["exact_fit", "next_fit"])
 def test_every_token_is_its_own_and_every_label_the_samples_next_one(written, method, positions):

@@ -223,6 +223,33 @@ def test_padded_lanes_over_remote_streams_without_lengths_are_refused(written, t
     assert all_rows([build(order=Order(num_lanes=2), mixing=Mixing(epoch_end="carry"))])
 
 
+@pytest.mark.parametrize(
+    ("packing", "has_totals"),
+    [
+        ({}, True),
+        ({"overflow": "error"}, True),
+        ({"overflow": "truncate"}, False),
+        ({"overflow": "drop"}, False),
+        ({"bos_id": 1}, False),
+        ({"eos_id": 1}, False),
+    ],
+)
+def test_totals_of_shards_count_where_samples_are_taken_as_they_are(written, packing, has_totals):
+    for unit in ("samples", "tokens"):
+        dataset = conformance.make(
+            written,
+            max_seq_len=128,
+            packing=packing,
+            mixing={"weight_unit": unit, "epoch_size": 100},
+        )
+        for stream in dataset.recipe.streams:
+            totals = stream.shard_tokens
+            assert (totals is not None) == (has_totals and unit == "tokens")
+            if totals is not None:
+                shards = range(len(totals))
+                assert totals.tolist() == [int(stream.lengths_of(i).sum()) for i in shards]
+
+
 def test_a_missing_column_is_refused_with_the_columns_there_are(written):
     with pytest.raises(DataError, match=r"s0.*'ids'.*tokens"):
         dataset_of([Stream(local=str(written.paths[0]), tokens="ids")])

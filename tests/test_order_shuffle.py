@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.order import Passes, deal
+from streampack.order import Lengths, Passes, deal
 
 shard_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -18,12 +19,18 @@ def halves(lengths: np.ndarray) -> np.ndarray:
     return np.where(lengths > 50, 0, lengths)
 
 
+def shard_tokens(weights: np.ndarray, first_sample: np.ndarray) -> np.ndarray:
+    return np.diff(np.append(0, np.cumsum(weights))[first_sample])
+
+
 def make_passes(
     shard_sizes: list[int],
     block_size: int = 8,
     seed: int = 5,
     asked: list[int] | None = None,
     weigh: Callable | None = None,
+    *,
+    has_totals: bool = False,
 ) -> tuple[Passes, np.ndarray]:
     """Passes over one lane that holds all, and the tokens of every sample."""
     samples = np.array(shard_sizes)
@@ -38,12 +45,17 @@ def make_passes(
     extents = deal(samples, samples * 10, 1, seed, (0,))[0]
     passes = Passes(
         extents,
-        first_sample,
-        lengths_of,
+        Lengths(
+            first_sample=first_sample,
+            of_shard=lengths_of,
+            weigh=weigh,
+            shard_tokens=shard_tokens(lengths if weigh is None else weigh(lengths), first_sample)
+            if has_totals
+            else None,
+        ),
         block_size=block_size,
         seed=seed,
         place=(0, 0),
-        weigh=weigh,
     )
     return passes, lengths
 
@@ -157,11 +169,12 @@ def test_a_shuffle_mixes_the_shards_of_a_block_and_moves_whole_shards():
     block_size=st.integers(1, 30),
     tokens=st.integers(-5, 6000),
     weigh=st.sampled_from([None, halves]),
+    has_totals=st.booleans(),
 )
 def test_find_tokens_finds_the_first_element_that_starts_there(
-    shard_sizes, block_size, tokens, weigh
+    shard_sizes, block_size, tokens, weigh, has_totals
 ):
-    passes, lengths = make_passes(shard_sizes, block_size, weigh=weigh)
+    passes, lengths = make_passes(shard_sizes, block_size, weigh=weigh, has_totals=has_totals)
     weights = lengths if weigh is None else weigh(lengths)
     if not weights.sum():
         return
@@ -171,10 +184,26 @@ def test_find_tokens_finds_the_first_element_that_starts_there(
     starts = np.cumsum(of_each) - of_each
 
     cursor, before = passes.find_tokens(tokens)
-    # Samples that count nothing may lie on either side of where an epoch begins.
-    assert before == starts[np.searchsorted(starts, tokens)]
-    assert starts[cursor] == before
-    assert of_each[np.searchsorted(starts, tokens) : cursor].sum() == 0
+    assert cursor == np.searchsorted(starts, tokens)
+    assert before == starts[cursor]
+    # As well where it knows by then what a pass counts.
+    passes.tokens_in_pass()
+    assert passes.find_tokens(tokens) == (cursor, before)
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_where_tokens_are_is_found_by_the_shards_totals_and_the_lengths_of_a_block(passes):
+    asked: list[int] = []
+    order, lengths = make_passes([9] * 100, 20, asked=asked, has_totals=True)
+    order.find_tokens(int(lengths.sum()) * passes + int(lengths.sum()) // 2)
+    assert len(set(asked)) <= 5  # a block's, and one that two blocks share
+
+
+def test_without_totals_no_more_lengths_are_asked_for_than_lie_before():
+    asked: list[int] = []
+    order, lengths = make_passes([9] * 100, 20, asked=asked)
+    order.find_tokens(int(lengths.sum()) // 10)
+    assert len(set(asked)) <= 14
 
 
 @given(
@@ -183,9 +212,12 @@ def test_find_tokens_finds_the_first_element_that_starts_there(
     first=st.integers(0, 150),
     count=st.integers(0, 150),
     weigh=st.sampled_from([None, halves]),
+    has_totals=st.booleans(),
 )
-def test_tokens_between_two_elements_are_summed_right(shard_sizes, block_size, first, count, weigh):
-    passes, lengths = make_passes(shard_sizes, block_size, weigh=weigh)
+def test_tokens_between_two_elements_are_summed_right(
+    shard_sizes, block_size, first, count, weigh, has_totals
+):
+    passes, lengths = make_passes(shard_sizes, block_size, weigh=weigh, has_totals=has_totals)
     weights = lengths if weigh is None else weigh(lengths)
 
     assert passes.tokens_between(first, first + count) == int(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planning import recipe, synthetic_stream
 
 from streampack.config import Method, Mixing, Order, Packing
-from streampack.order import Extents, Passes
+from streampack.order import Extents, Lengths, Passes
 from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.sequence import touched_lanes
 from streampack.types import SAMPLE, STREAM
@@ -205,8 +205,10 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
     first_sample = np.concatenate([[0], np.cumsum(counts)])
     passes = Passes(
         extents,
-        first_sample,
-        lambda shard: np.ones(counts[shard], np.int64),
+        Lengths(
+            first_sample=first_sample,
+            of_shard=lambda shard: np.ones(counts[shard], np.int64),
+        ),
         block_size=block,
         seed=seed,
         place=(0,),

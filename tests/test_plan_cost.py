@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import time
 import tracemalloc
@@ -15,8 +16,9 @@ from planning import covered, global_batches, recipe, synthetic_stream
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
+from streampack.mix import Quota
 from streampack.order import deal
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
 from streampack.plan import recipe as recipe_module
 from streampack.types import LENGTH
 
@@ -25,11 +27,16 @@ FIFTY_MILLION = 50_000_000
 
 
 def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mixing) -> Recipe:
+    """Streams of which an epoch takes everything, or four fifths of their tokens."""
+    by_tokens = mixing.get("weight_unit") == "tokens"
     streams = [
-        synthetic_stream(num_samples, 0, asked=asked),
-        synthetic_stream(num_samples // 2, 1, asked=asked),
+        synthetic_stream(num_samples, 0, asked=asked, has_totals=by_tokens),
+        synthetic_stream(num_samples // 2, 1, asked=asked, has_totals=by_tokens),
         synthetic_stream(60, 2, shard_size=20),
     ]
+    if by_tokens:
+        quotas = [Quota(amount=each.num_tokens * 4 // 5, unit="tokens") for each in streams]
+        streams = [replace(s, quota=q) for s, q in zip(streams, quotas, strict=True)]
     return Recipe(
         streams=tuple(streams),
         packing=Packing(max_seq_len=8192),
@@ -43,23 +50,71 @@ def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mix
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_lanes", [1, 4])
-@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize(("epoch_end", "epoch"), [("pad", 0), ("carry", 0), ("pad", 1), ("pad", 3)])
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
-    method, num_lanes, epoch_end, unit
+    method, num_lanes, epoch_end, unit, epoch
 ):
     asked: list[int] = []
     begin = time.perf_counter()
     r = large(FIFTY_MILLION, method, num_lanes, asked, epoch_end=epoch_end, weight_unit=unit)
     view = DeviceView(place=num_lanes - 1, num_devices=num_lanes, batch_size=4)
-    sequence = EpochSequence(r, view, epoch=0)
+    sequence = EpochSequence(r, view, epoch=epoch)
     for _ in range(3):
         assert len(sequence.next().packs) == 4
     sequence.close()
 
     # A block is 262,144 samples: six or seven shards of 50,000 in each of the two large streams.
-    assert len(set(asked)) <= 16
+    # Where an epoch begins late in a block or a pass, the next one is asked for, too; and in every
+    # lane the two shards that were cut and the block where its tokens begin.
+    most = 16 if not epoch else 32 if unit == "samples" else 32 * num_lanes
+    assert len(set(asked)) <= most
     assert time.perf_counter() - begin < 5
+
+
+def counting(r: Recipe, asked: list[int]) -> Recipe:
+    """The recipe, its streams noting the shards whose lengths they are asked for."""
+
+    def counted(stream: PlanStream) -> PlanStream:
+        def ask(shard: int) -> np.ndarray:
+            asked.append(shard)
+            return stream.lengths_of(shard)
+
+        return replace(stream, lengths_of=ask)
+
+    return replace(r, streams=tuple(map(counted, r.streams)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_by_tokens_an_epoch_begins_where_the_one_before_was_seen_to_end(method):
+    asked: list[int] = []
+    r = counting(small(60_000, method, weight_unit="tokens", epoch_size=700_000), asked)
+    r = replace(r, num_lanes=1)
+    for epoch in range(3):
+        asked.clear()
+        sequence = EpochSequence(r, DeviceView(batch_size=64), epoch=epoch)
+        sequence.next()
+        # Of two streams the blocks of a chunk: four of 32 shards and the cut ones.
+        assert len(set(asked)) <= 2 * 4 * 34
+        while sequence.next() is not None:
+            pass
+        sequence.close()
+
+
+def test_by_tokens_going_on_from_snapshots_asks_for_no_lengths_of_what_lies_before():
+    asked: list[int] = []
+    r = counting(small(60_000, weight_unit="tokens", epoch_size=700_000), asked)
+    r = replace(r, num_lanes=1)
+    view = DeviceView(batch_size=64)
+    first = EpochSequence(r, view, epoch=1)
+    for _ in range(40):
+        position = first.next().position
+    state = json.loads(json.dumps(first.snapshots()))
+    first.close()
+    asked.clear()
+    again = EpochSequence(replace(r), view, epoch=1, position=position, snapshots=state)
+    again.next()
+    assert len(set(asked)) <= 2 * 4 * 34
 
 
 def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import covered, global_batches, lane_samples, recipe
 
-from streampack.config import Mixing, Order
-from streampack.plan import Recipe
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import PlanStream, Recipe
 from streampack.plan.arrivals import make_arrivals
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -138,6 +139,45 @@ def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_
     )
     large = [set(samples) for samples in lane_samples(r, 1)]
     assert sum(map(len, large)) == len(set.union(*large)) == 3000
+
+
+@settings(max_examples=30)
+@given(
+    nums=st.lists(st.integers(20, 900), min_size=1, max_size=3),
+    choose=st.lists(st.integers(1, 12_000), min_size=3, max_size=3),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3, 4]),
+    overflow=st.sampled_from(["split", "drop"]),
+    block_size=st.sampled_from([None, 100]),
+)
+def test_by_tokens_epochs_are_the_same_by_totals_by_lengths_alone_and_one_after_the_other(
+    nums, choose, method, num_lanes, overflow, block_size
+):
+    lengths = [np.random.default_rng(num).integers(1, 80, num) for num in nums]
+    r = make(
+        lengths,
+        [{"choose": tokens} for tokens in choose[: len(nums)]],
+        method,
+        num_lanes,
+        weight_unit="tokens",
+    )
+    packing, order = (
+        Packing(max_seq_len=64, overflow=overflow),
+        Order(shuffle_block_size=block_size),
+    )
+    r = replace(r, packing=packing, order=order)
+
+    def with_totals(stream: PlanStream) -> PlanStream:
+        shards = range(len(stream.raw_bytes))
+        totals = [int(r.weigh(stream.lengths_of(shard)).sum()) for shard in shards]
+        return replace(stream, shard_tokens=np.array(totals))
+
+    by_totals = replace(r, streams=tuple(map(with_totals, r.streams)))
+    for epoch in range(3):
+        # A new recipe has not seen where the epoch before has ended.
+        alone = global_batches(replace(r), epoch)
+        assert global_batches(r, epoch) == alone
+        assert global_batches(replace(by_totals), epoch) == alone
 
 
 def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,9 @@ def test_length_file_says_what_the_shards_hold(stream):
         assert file.shard_entry(shard) == (first, sum(LENGTHS[first:last]))
         edges = [[int(tokens[0]), int(tokens[-1])] for tokens in samples[first:last]]
         assert file.shard_edges(first, last).tolist() == edges
+    ends = index.first_sample.tolist()
+    totals = [sum(LENGTHS[first:last]) for first, last in pairwise(ends)]
+    assert file.shard_tokens().tolist() == totals
 
 
 def test_length_file_leaves_no_temporary_file(stream):
@@ -98,6 +103,18 @@ def test_flipped_length_is_refused_when_its_shard_is_asked_for(stream):
     file.write_bytes(content)
     with pytest.raises(DataError, match="shard 0 starts at sample 0 and its lengths add up to"):
         opened.shard_lengths(0, int(index.first_sample[1]), 0)
+
+
+@pytest.mark.parametrize("byte", [0, 7])
+def test_a_shards_total_that_does_not_fit_the_streams_is_refused(stream, byte):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    opened = open_length_file(file, text, index)
+    content = bytearray(file.read_bytes())
+    content[opened.head_bytes + 8 + byte] ^= 128
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"its shards' tokens add up to -?\d+, but its head says"):
+        opened.shard_tokens()
 
 
 def test_lengths_that_are_not_the_shards_are_refused_when_it_is_opened(stream):

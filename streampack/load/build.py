@@ -97,6 +97,16 @@ class _Lengths:
         # In one step: the thread that looks where lanes end comes here, too.
         self._fetched.extend(bring_all(self._stream, shards))
 
+    def shard_tokens(self) -> Int64Array | None:
+        """Return the tokens of each shard, shape (num_shards,); None: only their lengths can tell.
+
+        Where nothing is added to a sample and nothing left out, the length file has them.
+        """
+        packing = self._packing
+        is_changed = packing.overflow in ("truncate", "drop")
+        has_edges = packing.bos_id is not None or packing.eos_id is not None
+        return None if is_changed or has_edges else self._stream.shard_tokens()
+
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:
             self._bring(np.array([shard]))
@@ -202,6 +212,7 @@ def build_recipe(blueprint: Blueprint, shape: tuple[int, int, int] | None = None
             lengths_of=lengths_of,
             quota=quota,
             prepare=lengths_of.prepare,
+            shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
         )
         for name, stream, total, lengths_of, quota in zip(
             names, blueprint.streams, totals, lengths, quotas, strict=True

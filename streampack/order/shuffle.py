@@ -28,7 +28,7 @@ from streampack.order.permute import Scratch, shuffle_rows
 from streampack.rng import permutation
 from streampack.types import Int64Array, IntArray
 
-__all__ = ["Passes", "Taken"]
+__all__ = ["Lengths", "Passes", "Taken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,39 +94,51 @@ def _put_rows(
         rows[place, 3] = taken[begin + turn, 1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lengths:
+    """What is known of the lengths of a stream's samples."""
+
+    first_sample: Int64Array
+    """The first sample of each shard, and the end, shape (num_shards + 1,)."""
+    of_shard: Callable[[int], IntArray]
+    """Tokens of each sample of a shard; called when a block reaches the shard."""
+    weigh: Callable[[Int64Array], Int64Array] | None = None
+    """What samples of these lengths count where tokens are counted; None: their lengths."""
+    shard_tokens: Int64Array | None = None
+    """What the samples of each shard count together, shape (num_shards,); None: their lengths must
+    tell."""
+
+
 class Passes:
     """Passes 0, 1, 2, ... through some extents of a stream, as one endless sequence.
 
     Args:
         extents: What a pass goes through; at least one sample.
-        first_sample: The stream's first sample of each shard, shape (num_shards + 1,).
-        lengths_of: Tokens of each sample of a shard; called when a block reaches the shard.
+        lengths: The lengths of the stream's samples.
         block_size: Samples that are shuffled together.
         seed: Negative: stored order in every pass.
         place: Which stream and lane this is, for the seed.
-        weigh: What samples of these lengths count where tokens are counted; None: their lengths.
     """
 
     def __init__(
         self,
         extents: Extents,
-        first_sample: Int64Array,
-        lengths_of: Callable[[int], IntArray],
+        lengths: Lengths,
         *,
         block_size: int,
         seed: int,
         place: tuple[int | str, ...],
-        weigh: Callable[[Int64Array], Int64Array] | None = None,
     ) -> None:
         self.num_samples = extents.num_samples
         self._extents = extents
-        self._first_sample = first_sample
-        self._lengths_of = lengths_of
+        self._first_sample = lengths.first_sample
+        self._lengths_of = lengths.of_shard
         self._block_size = min(block_size, self.num_samples)
         self._blocks_per_pass = -(-self.num_samples // self._block_size)
         self._seed = seed
         self._place = place
-        self._weigh = weigh or (lambda lengths: lengths)
+        self._weigh = lengths.weigh or (lambda lengths: lengths)
+        self._shard_tokens = lengths.shard_tokens
         self._block: _Block | None = None
         self._room: Int64Array | None = None
         self._pass_order: tuple[int, Extents] | None = None
@@ -192,29 +204,61 @@ class Passes:
     def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens` tokens of the sequence.
 
+        Asks for the lengths of the block that it lies in, and for those of shards that are cut.
+        Where only lengths can tell what a shard counts, for those of all that lies before it, too,
+        or of a whole pass.
+
         Returns:
             The element's cursor, and the tokens before it.
         """
         if tokens <= 0:
             return 0, 0
+        if self._pass_tokens is None:
+            cursor, before = self._find_in_pass(0, tokens)
+            if before >= tokens:
+                return cursor, before
         in_pass = self.tokens_in_pass()
         if not in_pass:
             return 0, 0  # every sample counts nothing, so there is no such place
-        passes, rest = divmod(tokens, in_pass)
-        before = passes * in_pass
-        for number in range(passes * self._blocks_per_pass, (passes + 1) * self._blocks_per_pass):
+        # What starts where a pass ends may still be of that pass: samples that count nothing.
+        passes, rest = divmod(tokens - 1, in_pass)
+        cursor, before = self._find_in_pass(passes, rest + 1)
+        return passes * self.num_samples + cursor, passes * in_pass + before
+
+    def _find_in_pass(self, passes: int, tokens: int) -> tuple[int, int]:
+        """Find the first element of a pass that starts at or after `tokens`, or its end.
+
+        Returns:
+            How many elements of the pass lie before it, and their tokens.
+        """
+        block, before = self._block_near(passes, tokens)
+        while block < self._blocks_per_pass:
+            number = passes * self._blocks_per_pass + block
             in_block = self._tokens_in_block(number)
-            if rest <= in_block:
-                block = self._load(number)
-                weights = self._weigh(block.lengths)
-                inside = int(np.searchsorted(np.cumsum(weights) - weights, rest, side="left"))
-                return block.first + inside, before + int(weights[:inside].sum())
-            rest -= in_block
+            if tokens <= before + in_block:
+                weights = self._weigh(self._load(number).lengths)
+                starts = before + np.cumsum(weights) - weights
+                inside = int(np.searchsorted(starts, tokens, side="left"))
+                at = block * self._block_size + inside
+                return at, before + int(weights[:inside].sum())
+            block += 1
             before += in_block
-        return (passes + 1) * self.num_samples, before
+        self._pass_tokens = before
+        return self.num_samples, before
+
+    def _block_near(self, passes: int, tokens: int) -> tuple[int, int]:
+        """Return a block of a pass, none after the one that holds a token, and what lies before."""
+        if self._shard_tokens is None:
+            return 0, 0
+        order = self._order_of(passes)
+        stops = np.cumsum(self._tokens_of_parts(order))
+        part = int(np.searchsorted(stops, tokens, side="left"))
+        first = int(order.counts[:part].sum())
+        block = min(first, self.num_samples - 1) // self._block_size
+        return block, self._tokens_in(order.between(0, block * self._block_size))
 
     def tokens_in_pass(self) -> int:
-        """Return the tokens of one pass; the first call asks for every shard's lengths."""
+        """Return the tokens of one pass; the first call may ask for every shard's lengths."""
         if self._pass_tokens is None:
             self._pass_tokens = self._tokens_in(self._extents)
         return self._pass_tokens
@@ -273,7 +317,19 @@ class Passes:
         return self._pass_order[1]
 
     def _tokens_in(self, extents: Extents) -> int:
-        return sum(int(self._weigh(lengths).sum()) for lengths in self._lengths_in(extents))
+        return int(self._tokens_of_parts(extents).sum())
+
+    def _tokens_of_parts(self, extents: Extents) -> Int64Array:
+        """Return what each part counts, shape (num_parts,)."""
+        tokens = np.zeros(len(extents.shards), np.int64)
+        unknown = np.arange(len(tokens))
+        if self._shard_tokens is not None:
+            tokens = self._shard_tokens[extents.shards]
+            sizes = self._first_sample[extents.shards + 1] - self._first_sample[extents.shards]
+            unknown = np.flatnonzero(extents.counts < sizes)
+        lengths = self._lengths_in(extents.take(unknown))
+        tokens[unknown] = [int(self._weigh(own).sum()) for own in lengths]
+        return tokens
 
     def _lengths_in(self, extents: Extents) -> Iterator[Int64Array]:
         parts = zip(

@@ -13,6 +13,7 @@ Each is a cursor or two over `LaneStream`s, so its state is a few integers. Rows
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -65,11 +66,30 @@ class Chosen:
         mixing = recipe.mixing
         self._rolls_on = mixing.epoch_end == "carry" and mixing.sampling_method == "balanced"
         self.by_tokens = lane_stream.stream.quota.unit == "tokens"
-        begin, self._end = lane_stream.range_of(epoch)
-        self.cursor, self.offset = begin, 0
-        if self.by_tokens:
-            self.cursor, self.offset = lane_stream.find_tokens(begin)
-        self._begin = self.cursor
+        self._first, self._end = lane_stream.range_of(epoch)
+        self._place: tuple[int, int] | None = None
+
+    @cached_property
+    def _begin(self) -> tuple[int, int]:
+        """Cursor and offset where the epoch begins."""
+        return self.lane_stream.find_tokens(self._first) if self.by_tokens else (self._first, 0)
+
+    @property
+    def _at(self) -> tuple[int, int]:
+        """Cursor and offset; where the epoch begins is looked for only if nobody goes elsewhere."""
+        if self._place is None:
+            self._place = self._begin
+        return self._place
+
+    @property
+    def cursor(self) -> int:
+        """The next sample, counted in the lane's endless sequence."""
+        return self._at[0]
+
+    @property
+    def offset(self) -> int:
+        """Tokens before it; 0 where the quota counts samples."""
+        return self._at[1]
 
     @property
     def num_samples(self) -> int:
@@ -86,7 +106,7 @@ class Chosen:
             return None
         is_used_up = (offset if self.by_tokens else cursor) >= self._end
         if is_used_up and not self._rolls_on:
-            if cursor == self._begin:
+            if cursor == self._begin[0]:
                 return None
             block = self.lane_stream.block_of(cursor - 1)
             return block, block
@@ -101,9 +121,10 @@ class Chosen:
         Raises:
             ValueError: If the epoch takes nothing there.
         """
-        if cursor < self._begin or (not self.by_tokens and cursor > max(self._end, self._begin)):
+        at = offset if self.by_tokens else cursor
+        if at < self._first or (not self.by_tokens and at > max(self._end, self._first)):
             raise ValueError(f"cursor {cursor} lies outside of what epochs take of the stream")
-        self.cursor, self.offset = cursor, offset
+        self._place = (cursor, offset)
 
     def peek(self, count: int) -> Taken:
         """Return the next samples, up to `count`; fewer only where the epoch takes no more."""
@@ -124,8 +145,9 @@ class Chosen:
 
         Only where the quota counts samples, and not more of them than it has left.
         """
-        self.lane_stream.put(self.cursor, rows, places)
-        self.cursor += len(places)
+        cursor = self.cursor
+        self.lane_stream.put(cursor, rows, places)
+        self._place = (cursor + len(places), 0)
 
     def put_peeked(self, rows: Int64Array, places: Int64Array, taken: Taken) -> None:
         """Write the first samples that `peek` returned to some places of rows, and go past them.
@@ -138,9 +160,12 @@ class Chosen:
         rows[places, 1] = taken.passes[:count]
         rows[places, 2] = taken.samples[:count]
         rows[places, 3] = lengths
-        self.cursor += count
+        cursor, offset = self._at
         if self.by_tokens:
-            self.offset += int(self._weigh(lengths).sum())
+            offset += int(self._weigh(lengths).sum())
+            if offset >= self._end:
+                self.lane_stream.note_end(self._end, cursor + count, offset)
+        self._place = (cursor + count, offset)
 
 
 class StreamDraw:

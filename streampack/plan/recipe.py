@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, parts
-from streampack.order import Extents, Passes, Taken, deal
+from streampack.order import Extents, Lengths, Passes, Taken, deal
 from streampack.order.draw import CHUNK
 from streampack.types import Int64Array
 
 __all__ = ["MAX_PACKS", "MIN_SAMPLES_PER_LANE", "LaneStream", "PlanStream", "Recipe"]
 
+K = TypeVar("K")
+V = TypeVar("V")
 MAX_PACKS = 1 << 20  # in a global batch or a lane's run, and as many lanes
 MIN_SAMPLES_PER_LANE = 100  # a smaller stream is shared by all lanes
 
@@ -45,6 +48,9 @@ class PlanStream:
     """Tokens of each sample of a shard, with those that bos_id and eos_id add."""
     quota: Quota
     """What an epoch takes."""
+    shard_tokens: Int64Array | None = None
+    """Tokens that each shard's samples will deliver together, shape (num_shards,); None: only their
+    lengths can tell."""
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block whose lengths are asked for next; None: all are known."""
 
@@ -84,17 +90,21 @@ class LaneStream:
         self._fixed = recipe.mixing.sampling_method == "fixed"
         self._drops = recipe.packing.overflow == "drop"
         self._weigh = recipe.weigh
+        self._ends = recipe.ends
         self._passes: Passes | None = None
         self._prepared = -1
         if extents.num_samples:
             self._passes = Passes(
                 extents,
-                self.stream.first_sample,
-                self.stream.lengths_of,
+                Lengths(
+                    first_sample=self.stream.first_sample,
+                    of_shard=self.stream.lengths_of,
+                    weigh=recipe.weigh,
+                    shard_tokens=self.stream.shard_tokens,
+                ),
                 block_size=recipe.order.block_size,
                 seed=recipe.order_seed,
                 place=(number, lane if shares is not None else "shared"),
-                weigh=recipe.weigh,
             )
 
     @property
@@ -175,10 +185,17 @@ class LaneStream:
             prepare(self.shards_in(block))
             self._prepared = block
 
+    def note_end(self, tokens: int, cursor: int, before: int) -> None:
+        """Note what `find_tokens` would find, for the epoch that begins there."""
+        self._ends[self.number, self._lane] = (tokens, cursor, before)
+
     def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens`, and the tokens before it."""
         if self._passes is None or tokens <= 0:
             return 0, 0
+        noted, cursor, before = self._ends.get((self.number, self._lane), (0, 0, 0))
+        if tokens == noted:
+            return cursor, before
         if self._shares is not None:
             return self._passes.find_tokens(tokens)
         cursor = before = 0
@@ -205,7 +222,7 @@ class LaneStream:
             return 0, 0, True
         if self.stream.quota.unit == "tokens":
             # The epoch before may have begun a sample that reaches into this one's range.
-            reached = self._passes.find_tokens(first)[1] if self._shares is not None else last
+            reached = self.find_tokens(first)[1] if self._shares is not None else last
             return 0, max(last - reached, 0), True
         stop = min(first + end, last)
         least = 0 if self._drops else last - stop
@@ -214,14 +231,11 @@ class LaneStream:
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last
 
 
-class _Deals(dict[int, tuple[list[Extents], Int64Array | None]]):
-    """The extents of each lane, and their shares; or of a shared stream all, and None.
+class _Found(dict[K, V]):
+    """What was found out of a recipe. It follows from it: a pickled one is empty."""
 
-    It follows from the recipe: a pickled one is empty.
-    """
-
-    def __reduce__(self) -> tuple[type[_Deals], tuple[()]]:
-        return _Deals, ()
+    def __reduce__(self) -> tuple[type[_Found[K, V]], tuple[()]]:
+        return _Found, ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,7 +253,14 @@ class Recipe:
     """Packs that come from one lane in a row."""
     global_batch_size: int
     """Packs in one optimizer step over all ranks."""
-    _deals: _Deals = field(default_factory=_Deals, init=False, repr=False)
+    ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
+        default_factory=_Found, init=False, repr=False
+    )
+    """Of a stream in a lane, what `find_tokens` was told last: tokens, cursor, tokens before it."""
+    # The extents of each lane, and their shares; or of a shared stream all, and None.
+    _deals: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
+        default_factory=_Found, init=False, repr=False
+    )
 
     @property
     def order_seed(self) -> int:

@@ -109,6 +109,21 @@ class LengthFile:
         first, tokens = self._read(np.uint64, self.head_bytes + 16 * shard, 2)
         return int(first), int(tokens)
 
+    def shard_tokens(self) -> Int64Array:
+        """Return the tokens of each shard, shape (num_shards,).
+
+        Raises:
+            DataError: If they do not add up to what the file's head says of the stream.
+        """
+        entries = self._read(np.uint64, self.head_bytes, 2 * self.num_shards).reshape(-1, 2)
+        tokens = entries[:, 1].astype(np.int64)
+        if int(tokens.sum()) != self.num_tokens or tokens.min() < 0:
+            raise DataError(
+                f"{self.path}: its shards' tokens add up to {tokens.sum()}, but its head says "
+                f"{self.num_tokens}; write it anew: streampack index {self.path.parent}"
+            )
+        return tokens
+
     def shard_edges(self, first: int, last: int) -> Int64Array:
         """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
         begin = self._lengths_begin + 4 * self.num_samples + 8 * first

@@ -163,6 +163,12 @@ class OpenStream:
         total = sum(self._estimate_tokens(shard) for shard in range(self.num_shards))
         return max(total, self.num_samples), "bytes"
 
+    def shard_tokens(self) -> Int64Array | None:
+        """Return the tokens of each shard, shape (num_shards,); None without a length file."""
+        if self.length_file is None:
+            return None
+        return self._stated(self.length_file.shard_tokens)
+
     def _estimate_tokens(self, shard: int) -> int:
         info = self.index.shards[shard]
         column = find_column(
