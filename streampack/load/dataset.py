@@ -58,6 +58,7 @@ from streampack.plan import (
     pack_state,
     run_shape,
     saving_worker,
+    slots_in,
     unpack_state,
 )
 from streampack.read import Gatherer, ShardFetcher
@@ -200,16 +201,13 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, the padding of its last batch included."""
-        recipe, size = self._recipe, self._recipe.global_batch_size
+        recipe = self._recipe
         if recipe.mixing.epoch_end == "carry":
             return recipe.packs_per_carry_epoch
         if epoch not in self._totals:
             lanes = range(recipe.num_lanes)
             self._totals[epoch] = sum(sum(count_packs(recipe, epoch, lane)) for lane in lanes)
-        rounded = self._totals[epoch] // size * size
-        if recipe.mixing.epoch_end == "pad" and rounded < self._totals[epoch]:
-            rounded += size
-        return rounded
+        return slots_in(recipe, self._totals[epoch])
 
     def _check_world(self) -> None:
         if self._finds_world:

@@ -23,7 +23,7 @@ from streampack.plan.planner import ColumnPlanner
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
-__all__ = ["ColumnEnds", "count_packs"]
+__all__ = ["ColumnEnds", "count_packs", "packs_in", "slots_in"]
 
 PLAN_AHEAD = 0.75  # of a column's certain packs: from here on its end is looked for in a thread
 
@@ -42,6 +42,18 @@ def _count_column(
 def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
     """Plan one lane to the epoch's end and return the packs of each column."""
     return [_count_column(recipe, epoch, lane, column) for column in range(recipe.num_columns)]
+
+
+def packs_in(recipe: Recipe, num_planned: int) -> int:
+    """Return how many of an epoch's packs are delivered: with epoch_end="drop" whole batches."""
+    size = recipe.global_batch_size
+    return num_planned // size * size if recipe.mixing.epoch_end == "drop" else num_planned
+
+
+def slots_in(recipe: Recipe, num_planned: int) -> int:
+    """Return the slots of an epoch of so many packs, the padding of its last batch included."""
+    size = recipe.global_batch_size
+    return -(-packs_in(recipe, num_planned) // size) * size
 
 
 class _LeastPacks:

@@ -24,7 +24,7 @@ import numpy as np
 from streampack.errors import ResumeError
 from streampack.plan.ahead import ShardNeeds, ShardWatch
 from streampack.plan.columns import Columns
-from streampack.plan.ends import ColumnEnds
+from streampack.plan.ends import ColumnEnds, packs_in, slots_in
 from streampack.plan.recipe import Recipe
 from streampack.plan.walk import ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, Walk
 from streampack.types import Int64Array, Packs, State
@@ -365,9 +365,7 @@ class EpochSequence:
         walked = self._walk.next(num_slots)
         num_walked = self._num_walked + len(walked)
         if len(walked) < num_slots:
-            drops = self._recipe.mixing.epoch_end == "drop"
-            size = self._recipe.global_batch_size
-            self._total = num_walked // size * size if drops else num_walked
+            self._total = packs_in(self._recipe, num_walked)
         room = AHEAD if self._total is None else max(self._total - num_walked, 0)
         ahead = self._walk.next(min(room, AHEAD), may_learn=False)
         self._note_passed()
@@ -377,10 +375,7 @@ class EpochSequence:
 
     def _end_of_epoch(self) -> int | None:
         """Return the slot at which this epoch's steps end, once it is known."""
-        if self._total is None:
-            return None
-        size = self._recipe.global_batch_size
-        return -(-self._total // size) * size
+        return None if self._total is None else slots_in(self._recipe, self._total)
 
     def _packs(self, most: int) -> tuple[Packs, int]:
         """Return the packs of the next batches, in order, and of how many batches they are."""
