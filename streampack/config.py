@@ -25,8 +25,8 @@ from streampack.errors import ConfigError, suggest
 __all__ = [
     "BUFFER_PACKS",
     "MAX_ID",
-    "MIN_FRAGMENT_TOKENS",
-    "OPEN_PACKS",
+    "OPTION_METHODS",
+    "SHUFFLE_BLOCK_SIZE",
     "Buffers",
     "Mixing",
     "Order",
