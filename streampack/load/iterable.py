@@ -51,7 +51,7 @@ from streampack.load.iterable_state import check_state, fingerprint, pack_state
 from streampack.load.ledger import EpochLedger
 from streampack.load.parcel import parcel
 from streampack.streams import IterableStream
-from streampack.streams.part import SHUFFLE_BLOCK, PartPlace, SourcePart
+from streampack.streams.part import PartPlace, SourcePart
 from streampack.types import State
 from streampack.world import World
 
@@ -399,7 +399,7 @@ def flow_plan(
         amounts=epoch_amounts(streams, names, mixing, order.seed),
         batch_size=batch_size,
         seed=order.seed,
-        shuffle_block_size=(order.shuffle_block_size or SHUFFLE_BLOCK) if is_shuffled else None,
+        shuffle_block_size=order.block_size if is_shuffled else None,
         bucketing=bucketing,
     )
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from streampack.config import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
 from streampack.streams.source_kinds import (
@@ -39,11 +40,10 @@ from streampack.streams.source_kinds import (
 )
 from streampack.types import Int64Array, State
 
-__all__ = ["SHUFFLE_BLOCK", "Item", "PartPlace", "SourcePart"]
+__all__ = ["Item", "PartPlace", "SourcePart"]
 
 STATE_EVERY = 64  # items between two states of a source that has them
 READ_AHEAD = 16  # rows of a dataset that reads many at once
-SHUFFLE_BLOCK = 262_144
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ class SourcePart:
 
     def _index(self, nth: int, total: int) -> int:
         """Return the index of the `nth` item of a shuffled pass."""
-        seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK)
+        seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK_SIZE)
         num_blocks = -(-total // size)
         # The last block may be short, so it stays last; the others change places.
         slot, at = divmod(nth, size)
