@@ -456,8 +456,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration; worlds, workers and batch_size may differ.
-        So may global_batch_size, where the packs stay the same.
 
+        So may global_batch_size, where the packs stay the same.
         A state that a worker of another loader saved, as torchdata's StatefulDataLoader asks for,
         fits that worker of as many, and steps of as many packs over all ranks.
 

@@ -85,7 +85,7 @@ class FlowDataset(IterableDataset[Batch]):
         super().__init__()
         self.plan = plan
         self.stream_names = list(plan.names)
-        self.digest = fingerprint(plan)
+        self.fingerprint = fingerprint(plan)
         """What decides the batches, as JSON: a state belongs to datasets with the same."""
         self._convert = convert
         self._format_bytes = format_bytes(convert, plan)
@@ -216,7 +216,7 @@ class FlowDataset(IterableDataset[Batch]):
         """
         start, self._start = self._unused_start, None
         if start is not None and not self._is_start_own:
-            check_state(start, self.digest, place)
+            check_state(start, self.fingerprint, place)
         return start
 
     @property
@@ -245,7 +245,7 @@ class FlowDataset(IterableDataset[Batch]):
         num_batches = 0
         while (batch := flow.next_batch()) is not None:
             num_batches += 1
-            self._delivered = pack_state(self.digest, place, epoch, flow.state_dict())
+            self._delivered = pack_state(self.fingerprint, place, epoch, flow.state_dict())
             yield batch
             del batch  # not while the next is made
         if start is not None and not num_batches and get_worker_info() is None:
@@ -269,7 +269,7 @@ class FlowDataset(IterableDataset[Batch]):
 
     def state_at_start(self, epoch: int, place: PartPlace) -> State:
         """Return the state of a worker that has delivered nothing of an epoch."""
-        return pack_state(self.digest, place, epoch, None)
+        return pack_state(self.fingerprint, place, epoch, None)
 
     def state_dict(self) -> State:
         """Return where this process stands after the batch last delivered, as JSON.
@@ -311,7 +311,7 @@ class FlowDataset(IterableDataset[Batch]):
         """
         info = get_worker_info()
         place = self.place(info.id, info.num_workers) if info else self.place(0, 1)
-        check_state(state, self.digest, place)
+        check_state(state, self.fingerprint, place)
         self._start, self._delivered = copy.deepcopy(state), None
         self._is_start_own = info is not None
         self._ledger.set_epoch(int(state["epoch"]))

@@ -162,7 +162,7 @@ class IterableLoading:
         self._check_layout(state)
         for worker, each in enumerate(state["workers"]):
             place = self._dataset.place(worker, len(self._states))
-            check_state(each, self._dataset.digest, place)
+            check_state(each, self._dataset.fingerprint, place)
         self._start = state
         self._epoch = max(int(each["epoch"]) for each in state["workers"])
         self._next_worker = state["next_worker"]

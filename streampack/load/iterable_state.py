@@ -77,7 +77,9 @@ def fingerprint(plan: FlowPlan) -> dict[str, Any]:
     }
 
 
-def pack_state(digest: dict[str, Any], place: PartPlace, epoch: int, flow: State | None) -> State:
+def pack_state(
+    fingerprint: dict[str, Any], place: PartPlace, epoch: int, flow: State | None
+) -> State:
     """Return the state of a worker that has come this far."""
     return {
         "version": STATE_VERSION,
@@ -85,12 +87,12 @@ def pack_state(digest: dict[str, Any], place: PartPlace, epoch: int, flow: State
         "epoch": epoch,
         "worker": [place.worker, place.num_workers],
         "device": [place.device, place.num_devices],
-        "fingerprint": digest,
+        "fingerprint": fingerprint,
         "flow": flow,
     }
 
 
-def check_state(state: State, digest: dict[str, Any], place: PartPlace) -> None:
+def check_state(state: State, fingerprint: dict[str, Any], place: PartPlace) -> None:
     """Refuse a state of another kind, rank, worker or dataset.
 
     Raises:
@@ -119,15 +121,15 @@ def check_state(state: State, digest: dict[str, Any], place: PartPlace) -> None:
                 f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
                 "ranks and workers, each with its own state"
             )
-    saved_digest = state["fingerprint"]
-    for key, value in digest.items():
-        if saved_digest.get(key) != value:
+    saved_fields = state["fingerprint"]
+    for key, value in fingerprint.items():
+        if saved_fields.get(key) != value:
             raise ResumeError(
-                f"the state was saved with {key}={saved_digest.get(key)!r}, but this dataset has "
+                f"the state was saved with {key}={saved_fields.get(key)!r}, but this dataset has "
                 f"{key}={value!r}; resume with the saved value, or start anew without the state"
             )
     if state["flow"] is not None:
-        _check_flow(state["flow"], state["epoch"], digest)
+        _check_flow(state["flow"], state["epoch"], fingerprint)
 
 
 def _check_layout(state: State) -> None:
@@ -153,13 +155,13 @@ def _check_layout(state: State) -> None:
         raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
 
 
-def _check_flow(flow: State, epoch: int, digest: dict[str, Any]) -> None:
+def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     """Refuse places and counts that cannot be; the sources' own states are theirs to refuse.
 
     Raises:
         ResumeError: Naming the first.
     """
-    num = len(digest["streams"])
+    num = len(fingerprint["streams"])
     sources, served, counts = (
         _rows(key, flow.get(key), num) for key in ("sources", "served", "counts")
     )
@@ -177,7 +179,7 @@ def _check_flow(flow: State, epoch: int, digest: dict[str, Any]) -> None:
     num_tokens = sum(row[1] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # No batch is without a pack, nor a pack without a token.
-    most_packs = min(num_batches * digest["batch_size"], num_tokens)
+    most_packs = min(num_batches * fingerprint["batch_size"], num_tokens)
     if not num_batches <= num_packs <= most_packs or num_tokens > num_slots:
         raise ResumeError(
             f"the state's flow counts {num_batches} batches, {num_packs} packs, {num_tokens} "
