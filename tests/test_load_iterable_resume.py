@@ -255,6 +255,17 @@ def test_an_iteration_beside_a_later_one_is_refused_and_the_later_one_is_whole(n
     assert all(map(same, got, whole))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_that_nobody_took_a_batch_of_leaves_the_loaded_state(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    iter(loader)
+    assert same(next(iter(loader)), whole[1])
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_state_after_the_last_batch_goes_on_with_the_next_epoch(num_workers):
     loader = PackedDataLoader(dataset(), num_workers=num_workers)

@@ -297,6 +297,29 @@ def test_a_loop_left_early_leaves_no_threads(written):
     assert not [t for t in threading.enumerate() if t.name.startswith("streampack-read")]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
+    # As of trainers that call iter() to see whether a loader can be iterated.
+    wanted = [show(batch) for batch in PackedDataLoader(conformance.make(written))]
+    loader = PackedDataLoader(conformance.make(written), num_workers=num_workers)
+    iter(loader)
+    taken = iter(loader)
+    iter(loader)
+    assert [show(next(taken)), show(next(taken))] == wanted[:2]
+    state = loader.state_dict()
+
+    loader.load_state_dict(state)
+    iter(loader)
+    assert loader.state_dict()["position"] == state["position"]
+    assert [show(batch) for batch in loader] == wanted[2:]
+
+    next(iter(loader))
+    begun = iter(loader)  # the epoch before was left after a batch
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (2, 0)
+    assert next(begun)["epoch"] == 2
+
+
 def test_a_state_taken_before_the_first_batch_is_the_beginning(written):
     loader = PackedDataLoader(conformance.make(written))
     iterator = iter(loader)

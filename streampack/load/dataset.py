@@ -431,12 +431,17 @@ class PackedStreamingDataset(IterableDataset[Batch]):
             )
         progress = self._delivered or self._worker_start
         if progress is None:
-            at_start = self._ledger.next_epoch == self._start.epoch
-            progress = self._start if at_start else Progress(epoch=self._ledger.next_epoch)
+            progress = self.next_start
         state = pack_state(self._recipe, self._digests, progress)
         if info is not None:
             state |= {"worker": [info.id, info.num_workers], "window": self._window}
         return state
+
+    @property
+    def next_start(self) -> Progress:
+        """Where the next iteration begins."""
+        epoch = self._ledger.next_epoch
+        return self._start if epoch == self._start.epoch else Progress(epoch=epoch)
 
     def state_after(self, batch: Mapping[str, Any]) -> State:
         """Return the state of a run that has trained on `batch`, whichever loader delivered it."""

@@ -185,17 +185,18 @@ class IterableLoading:
             raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch, or go on from the state that was loaded."""
-        start, self._start = self._start, None
-        if start is None:
+        """Begin the next epoch, or go on from the state that was loaded, at the first batch."""
+        if self._start is None:
             self._epoch, self._next_worker = None, 0
             self._states = [None] * len(self._states)
             self._flows = [None] * len(self._states)
         self._num_begun += 1
-        return ended_at_exit(self._deliver(start, self._num_begun))
+        return ended_at_exit(self._deliver(self._num_begun))
 
-    def _deliver(self, start: State | None, number: int) -> Generator[Any, None, None]:
+    def _deliver(self, number: int) -> Generator[Any, None, None]:
         self._check_turn(number)
+        # Here and not in iter(), which trainers call to see whether they can, and forget.
+        start, self._start = self._start, None
         num_batches = 0
         for item in self._items(start):
             if item is None:
@@ -218,7 +219,7 @@ class IterableLoading:
         self._states = [None] * len(self._states)
         if is_over:
             # The state was taken after the epoch's last batch: what follows is the next epoch.
-            yield from self._deliver(None, number)
+            yield from self._deliver(number)
 
     def _check_turn(self, number: int) -> None:
         # Workers, sources and the state that is saved are those of one iteration.

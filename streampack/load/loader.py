@@ -116,7 +116,7 @@ class PackedDataLoader:
         return len(self._loading)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin the next epoch, or go on from the state that was loaded."""
+        """Begin the next epoch, or go on from the state that was loaded, at the first batch."""
         return iter(self._loading)
 
     def state_dict(self) -> State:

@@ -225,6 +225,7 @@ class PlannedLoading:
         self._most_waiting = 0
         self._plans: _Plans | None = None  # of the iteration under way
         self._last: _Planned | None = None  # what the batch last delivered was planned with
+        self._is_asked = False  # for an iteration, of which no batch was taken yet
         # Before the iteration under way.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
         self._read_ahead: ReadAhead | None = None
@@ -279,7 +280,11 @@ class PlannedLoading:
         return self.__dict__ | kept | {"_workers": None, "_handing": None}
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin the next epoch, or go on from the state that was loaded."""
+        """Begin the next epoch, or go on from the state that was loaded, at the first batch."""
+        self._is_asked = True
+        return ended_at_exit(self._deliver())
+
+    def _begin(self) -> _Plans:
         if self.num_workers and not (self._workers and self._workers.are_of_this_process):
             self._make_workers()  # those before the fork, and what they write to, are the parent's
         self._settle()
@@ -296,9 +301,13 @@ class PlannedLoading:
         self._progress = Progress(epoch=sequence.epoch, position=sequence.position)
         self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
         self._plans = _Plans(sequence, recipe.packing, self._read_ahead)
-        return ended_at_exit(self._deliver(self._plans, self._tally))
+        self._is_asked = False
+        return self._plans
 
-    def _deliver(self, plans: _Plans, tally: Tally) -> Generator[Batch, None, None]:
+    def _deliver(self) -> Generator[Batch, None, None]:
+        # Here and not in iter(), which trainers call to see whether they can, and forget.
+        plans = self._begin()
+        tally = self._tally
         sequence = plans.sequence
         try:
             # No zip, no enumerate: they hold on to a batch until the next is there.
@@ -307,6 +316,7 @@ class PlannedLoading:
                 # Where a later iteration has begun, or a state was loaded, those tell the place.
                 if plans is self._plans:
                     self._last = planned
+                    self._is_asked = False
                 yield batch
                 del batch
                 if planned.is_delivered:
@@ -370,7 +380,9 @@ class PlannedLoading:
     def state_dict(self) -> State:
         """Return where the run stands after the batch last delivered, as JSON."""
         progress = self._reached
-        return self.dataset.state_dict() if progress is None else self.dataset.state_at(progress)
+        if progress is None:
+            return self.dataset.state_dict()
+        return self.dataset.state_at(self.dataset.next_start if self._is_asked else progress)
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state` at the next iteration.
