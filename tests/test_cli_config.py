@@ -104,11 +104,20 @@ def test_an_unknown_key_of_a_stream_is_refused_with_the_nearest(refuse):
         ),
         (
             {"streams": []},
-            "streams: list should have at least 1 item after validation, not 0 (got [])",
+            "streams: is empty; give at least one",
+        ),
+        (
+            {"streams": {"code": {"local": "a"}}},
+            "streams: must be a list; write each as - {name: code, ...} "
+            "(got {'code': {'local': 'a'}})",
+        ),
+        (
+            {"streams": ["a"]},
+            "streams.0: must hold keys, such as name: ... and remote: ... (got 'a')",
         ),
         (
             {"order": 17},
-            "order: input should be an object (got 17)",
+            "order: must hold keys, such as seed: ... and shuffle: ... (got 17)",
         ),
     ],
 )
@@ -202,7 +211,7 @@ def test_text_that_is_no_yaml_is_refused_with_the_line(refuse):
 def test_a_file_that_holds_no_keys_is_refused(refuse, text):
     (line,) = refuse(text)
 
-    assert line.startswith("the file: input should be an object")
+    assert line.startswith("the file: must hold keys, such as streams: ... and packing: ...")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):

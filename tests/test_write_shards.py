@@ -94,9 +94,10 @@ def test_mosaicml_reads_what_was_written(tmp_path):
         (["a"], "sample 1: holds <U1"),
         (
             [1, 70_000],
-            r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); set dtype",
+            r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); set dtype='int32'",
         ),
-        ([-100, 3], "sample 1: token ids -100 to 3 do not fit uint16"),
+        ([2**31, 1], r"token ids 1 to 2147483648 do not fit uint16 .*; set dtype='uint32'"),
+        ([-100, 3], "sample 1: token id -100, but ids must be 0 to 4294967294"),
         ({"text": "x"}, "sample 1: no 'tokens'; it has 'text'; set column="),
         (
             {"tokens": [1], "more": 3},

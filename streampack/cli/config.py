@@ -173,6 +173,16 @@ def _explain(mistake: Any) -> str:
             return f"{where}: {given!r} is not one of {'|'.join(words)}{suggest(given, words)}"
         case "value_error":
             return f"{where}: {mistake['ctx']['error']}"
+        case "list_type":
+            # As MosaicML's YAML has it: the streams' names as keys.
+            return f"{where}: must be a list; write each as - {{name: code, ...}} (got {given!r})"
+        case "too_short":
+            return f"{where}: is empty; give at least one"
+        case "model_type" | "dataclass_type":
+            keys = _known_keys(place)[:2]
+            return (
+                f"{where}: must hold keys, such as {': ... and '.join(keys)}: ... (got {given!r})"
+            )
     what = mistake["msg"][0].lower() + mistake["msg"][1:]
     return f"{where}: {what} (got {given!r})"
 

@@ -41,6 +41,7 @@ __all__ = ["Written", "write_stream"]
 
 PARTIAL = ".partial"
 LOCK = ".lock"
+TYPES_OF_IDS = ("uint16", "int32", "uint32")  # to name to whoever chose too small a one
 TARGETS = {"labels", "loss_mask"}  # as docs and ChatEncoder call them
 
 
@@ -303,15 +304,16 @@ def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:
         )
     least, most = int(tokens.min()), int(tokens.max())
     limits = np.iinfo(dtype)
-    if not limits.min <= least <= most <= limits.max:
-        raise DataError(
-            f"sample {number}: token ids {least} to {most} do not fit {dtype} "
-            f"({limits.min} to {limits.max}); set dtype='int32' or wider"
-        )
     if least < 0 or most >= NO_TOKEN:
         raise DataError(
             f"sample {number}: token id {least if least < 0 else most}, but ids must be 0 to "
             f"{NO_TOKEN - 1}; write labels and masks in columns of their own"
+        )
+    if most > limits.max:
+        fitting = next(name for name in TYPES_OF_IDS if most <= np.iinfo(name).max)
+        raise DataError(
+            f"sample {number}: token ids {least} to {most} do not fit {dtype} "
+            f"(0 to {limits.max}); set dtype={fitting!r} (--dtype)"
         )
     return tokens.astype(dtype, copy=False)
 
