@@ -145,7 +145,7 @@ def test_public_names_are_sorted_and_all_formats_are_among_them() -> None:
         assert formats.FORMATS[name] is getattr(formats, f"to_{name}")
 
 
-@pytest.mark.parametrize("page", ["formats", "loss"])
+@pytest.mark.parametrize("page", ["formats", "loss", "trainers"])
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
