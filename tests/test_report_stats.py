@@ -50,6 +50,16 @@ def show():
     return render
 
 
+def test_a_narrow_terminal_cuts_no_number():
+    console = Console(width=80, color_system=None)
+    crawl = STATS["streams"]["code"] | {"tokens": 622_640_812, "split": 1120, "repeats": 1.0}
+    with console.capture() as captured:
+        console.print(stats_table({"streams": {"a-crawl-of-much-of-the-web": crawl}}))
+
+    row = " ".join(captured.get().splitlines()[-2].split())
+    assert row.endswith("… 61 3.1 % 622,640,812 34.9 % 35.0 % 1.00 1,120")
+
+
 def test_every_stream_has_a_row_with_its_counts_shares_and_target(show):
     rows = [line for line in show(STATS).splitlines() if "code" in line or "docs" in line]
 

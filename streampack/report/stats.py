@@ -50,7 +50,7 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
     has_repeats = all("repeats" in stream for stream in streams.values())
     # What never happened needs no column of zeros.
     cuts = [cut for cut in CUTS if any(stream[cut] for stream in streams.values())]
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column("stream")
     for name in (*NUMBERS, *(["repeats"] if has_repeats else []), *cuts):
         compared = name in {"target", f"of {weight_unit}"}
@@ -66,6 +66,10 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
             *([f"{stream['repeats']:.2f}"] if has_repeats else []),
             *(f"{stream[cut]:,}" for cut in cuts),
         )
+    for column in table.columns[1:]:
+        # Where a terminal is narrow, names are cut and headers broken: half a number says nothing.
+        words = (*str(column.header).split(), *map(str, column.cells))
+        column.min_width = max(map(len, words), default=0)
     return table
 
 
