@@ -481,7 +481,7 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         check_resized(saved, recipe, progress)
         info, saved_in = get_worker_info(), saving_worker(state)
         if saved_in is not None and (info is None or saved_in != [info.id, info.num_workers]):
-            here = [info.id, info.num_workers] if info else "the training process"
+            here = f"worker {info.id} of {info.num_workers}" if info else "the training process"
             raise ResumeError(
                 f"the state was saved in worker {saved_in[0]} of {saved_in[1]}, but is loaded in "
                 f"{here}; load it with as many workers, or save dataset.state_after(batch), which "
