@@ -286,7 +286,7 @@ class Workload:
 
 def main() -> None:
     """Print one line for each workload and way."""
-    parser = record.options(__doc__, runs=3)
+    parser = record.options(__doc__, runs=5)
     parser.add_argument("--workload", nargs="+", default=list(GRID), choices=list(GRID))
     parser.add_argument("--max-seq-len", type=int, help="by default one for each workload")
     parser.add_argument("--batch-size", type=int, default=8)
