@@ -256,6 +256,21 @@ def test_an_iteration_beside_a_later_one_is_refused_and_the_later_one_is_whole(n
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_from_before_a_state_was_loaded_does_not_move_it(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    before = iter(loader)
+    next(before)
+    state = loader.state_dict()
+    next(before)
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="or a state was loaded"):
+        next(before)
+    assert loader.state_dict() == state
+    assert same(next(iter(loader)), whole[1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_iteration_that_nobody_took_a_batch_of_leaves_the_loaded_state(num_workers):
     whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
     loader = PackedDataLoader(dataset(), num_workers=num_workers)

@@ -163,6 +163,7 @@ class IterableLoading:
         for worker, each in enumerate(state["workers"]):
             place = self._dataset.place(worker, len(self._states))
             check_state(each, self._dataset.fingerprint, place)
+        self._num_begun += 1  # an iteration under way no longer tells where the run stands
         self._start = state
         self._epoch = max(int(each["epoch"]) for each in state["workers"])
         self._next_worker = state["next_worker"]
@@ -225,8 +226,9 @@ class IterableLoading:
         # Workers, sources and the state that is saved are those of one iteration.
         if number != self._num_begun:
             raise ConfigError(
-                "a later iteration of this loader has begun, and iterables are gone through by one "
-                "at a time; end one before the next, or make a dataset and a loader for each"
+                "a later iteration of this loader has begun, or a state was loaded, and iterables "
+                "are gone through by one at a time; end one before the next, or make a dataset and "
+                "a loader for each"
             )
 
     def _items(self, start: State | None) -> Iterator[Delivered | None]:
