@@ -144,7 +144,8 @@ def _check_shape(shape: tuple[int, int, int], method: str) -> None:
     if method == "per_stream" and num_lanes > 1 and global_batch_size % (num_lanes * run):
         raise ConfigError(
             f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
-            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1)"
+            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1); to go "
+            "on with a state leave both out, and the run keeps its own"
         )
 
 
