@@ -15,6 +15,7 @@ from streampack.assemble.formats import (
     Formatter,
     check_format,
     get_format,
+    has_name,
     is_light,
     to_native,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "fill_compact",
     "fixed_cu_seqlens",
     "get_format",
+    "has_name",
     "is_light",
     "loss_weights",
     "make_batch",

@@ -41,6 +41,7 @@ __all__ = [
     "Formatter",
     "check_format",
     "get_format",
+    "has_name",
     "is_light",
     "to_native",
 ]
@@ -97,6 +98,16 @@ def get_format(batch_format: BatchFormat) -> Formatter:
     return FORMATS[batch_format]
 
 
+def has_name(convert: Formatter) -> bool:
+    """Return whether a function is one of `FORMATS`.
+
+    >>> has_name(to_hf), has_name(lambda batch: batch)
+    (True, False)
+    """
+    # By identity: a caller's own function may have no hash, and an == that knows its like alone.
+    return any(convert is each for each in FORMATS.values())
+
+
 def is_light(convert: Formatter) -> bool:
     """Return whether a format of ours costs little beside the native batch.
 
@@ -105,8 +116,7 @@ def is_light(convert: Formatter) -> bool:
     >>> is_light(to_hf), is_light(to_torchtune), is_light(lambda batch: batch)
     (True, False, False)
     """
-    # By identity: a caller's own function may have no hash, and an == that knows its like alone.
-    return any(convert is each for each in FORMATS.values()) and convert is not to_torchtune
+    return has_name(convert) and convert is not to_torchtune
 
 
 def check_format(batch_format: BatchFormat, packing: Packing) -> Formatter:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from streampack.assemble import FORMATS, Batch, Formatter, is_light, to_native
+from streampack.assemble import Batch, Formatter, has_name, is_light, to_native
 from streampack.errors import ConfigError
 from streampack.load.buffers import BYTES_PER_TOKEN
 from streampack.load.iterable_plan import FlowPlan
@@ -61,7 +61,7 @@ def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
     """Return the most bytes that a format adds to a native batch; None: nobody knows before."""
     if convert is to_native:
         return 0
-    if convert not in FORMATS.values():
+    if not has_name(convert):
         return None
     size = plan.packing.max_seq_len
     return plan.batch_size * size * (FORMAT_BYTES + (0 if is_light(convert) else size))
