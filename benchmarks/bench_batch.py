@@ -29,8 +29,8 @@ import workloads
 
 from streampack.assemble import Blocks, make_batch
 from streampack.config import Packing
-from streampack.load.buffers import BYTES_PER_TOKEN
-from streampack.load.groups import GROUP_BYTES, MOST_AT_ONCE
+from streampack.load.groups import most_together
+from streampack.load.reader import BatchReader
 from streampack.pack import fit_samples, make_packer
 from streampack.read import Gatherer
 from streampack.streams import open_streams
@@ -85,14 +85,14 @@ def measure(
 ) -> dict[str, Any]:
     """Return the runs of each part, in tokens a second, and the tokens of one run."""
     packing, size = Packing(max_seq_len=params["max_seq_len"]), params["batch_size"]
-    packs = plan(lengths, packing)
-    batch_bytes = BYTES_PER_TOKEN * size * packing.max_seq_len
-    together = min(max(1, GROUP_BYTES // batch_bytes), MOST_AT_ONCE)
-    size *= together
-    batches = [packs.slice(first, first + size) for first in range(0, len(packs) - size + 1, size)]
-    num_tokens = sum(int(batch.segments[:, LENGTH].sum()) for batch in batches)
     plain, masked = (str(path) for path in paths)
     gatherer = Gatherer(open_streams([Stream(local=plain)]), packing)
+    reader = BatchReader(gatherer=gatherer, packing=packing)
+    together = most_together(reader, size * packing.max_seq_len)
+    size *= together
+    packs = plan(lengths, packing)
+    batches = [packs.slice(first, first + size) for first in range(0, len(packs) - size + 1, size)]
+    num_tokens = sum(int(batch.segments[:, LENGTH].sum()) for batch in batches)
     labelling = Gatherer(open_streams([Stream(local=masked, loss_mask="loss_mask")]), packing)
     out = np.empty((size, packing.max_seq_len), gatherer.dtype)
     labels_out = np.empty(out.shape, np.int32)

@@ -474,7 +474,8 @@ class PackedStreamingDataset(IterableDataset[Batch]):
         size = self._blueprint.mixing.global_batch_size or shape[2]
         try:
             saved = build_recipe(self._blueprint, shape)
-            recipe = build_recipe(self._blueprint, (*shape[:2], size))
+            is_same = size == shape[2]
+            recipe = saved if is_same else build_recipe(self._blueprint, (*shape[:2], size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
         progress = unpack_state(state, saved, self._digests)

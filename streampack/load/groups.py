@@ -24,14 +24,7 @@ from streampack.load.fetching import ReadAhead
 from streampack.load.reader import BatchReader
 from streampack.plan import DevicePlan
 
-__all__ = [
-    "GROUP_BYTES",
-    "MOST_AT_ONCE",
-    "ReadGroup",
-    "in_groups",
-    "most_together",
-    "read_group",
-]
+__all__ = ["MOST_AT_ONCE", "ReadGroup", "in_groups", "most_together", "read_group"]
 
 NextPlan: TypeAlias = Callable[[int], DevicePlan | None]
 

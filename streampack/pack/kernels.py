@@ -123,7 +123,8 @@ def emit_piece(
 ) -> None:
     """Hand out as `emit` does; what goes on where the last segment stops becomes part of it.
 
-    It stands apart from `emit`, so that LLVM inlines that: hardly any row begins inside its sample.
+    It stands apart from `emit`, which stays small wherever it is put in: hardly any row begins
+    inside its sample.
     """
     if goes_on(rows, out, cursor, row):
         out[cursor[NUM_OUT] - 1, LENGTH] += length
