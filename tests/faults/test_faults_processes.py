@@ -57,6 +57,7 @@ def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_from_its_last_
     worker = chance.choice(job.workers())
     killed_at_s = time.monotonic()
     os.kill(worker, signal.SIGKILL)
+    wait_for_end([worker], 10)  # the job may need no more than what is at hand
     job.go_on()
     assert job.join() == 3, job.errors()
     check_names_the_worker(job.folder, worker, killed_at_s)
@@ -96,6 +97,7 @@ def test_a_killed_worker_of_one_rank_stops_that_rank_alone(near):
     worker = ranks[1].workers()[0]
     killed_at_s = time.monotonic()
     os.kill(worker, signal.SIGKILL)
+    wait_for_end([worker], 10)  # the job may need no more than what is at hand
     ranks[1].go_on()
     assert ranks[1].join() == 3, ranks[1].errors()
     check_names_the_worker(ranks[1].folder, worker, killed_at_s)
