@@ -1,5 +1,7 @@
 # make demo    real text -> streams -> packs -> a small model, killed half-way and resumed
 # make test    the tests                     make check   format, lint, types and the tests
+# make quick   the rooms' own tests          make slow    tests that take minutes each
+# make docs    the site, in build/site
 # make bench   speed, in six minutes         make bench-peers   the same beside its peers
 #
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
@@ -19,11 +21,12 @@ INSTALLED := $(VENV)/installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 RESULTS := build/bench
 PEERS := .venv-peers
+DOCS := .venv-docs
 
-.PHONY: help install demo test slow lint format check clean bench bench-peers
+.PHONY: help install demo quick test slow lint format check docs wheel clean bench bench-peers
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 3
+	@sed -n 's/^# //p' Makefile | head -n 5
 
 install: $(INSTALLED)
 
@@ -34,6 +37,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		-c constraints.txt "$(TORCH)" -e '.[dev]'
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || echo \
+		"torchvision does not fit this build of torch: see docs/install.md"
 	@touch $(INSTALLED)
 
 demo: $(INSTALLED)
@@ -43,6 +48,15 @@ demo: $(INSTALLED)
 # begin in the order of tests/conftest.py, the longest first; xdist's own would be by numbers of tests.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+# While editing: what runs inside one process, with few generated examples for each law. Wanted below
+# 90 seconds on two idle cores once the kernels are compiled.
+QUICK := $(addprefix tests/,mds storage streams mix order pack plan gather batch runtime planned online \
+	loader behaviour/test_architecture.py) $(wildcard tests/test_*.py)
+
+quick: $(INSTALLED)
+	STREAMPACK_TEST_EXAMPLES=15 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+		--no-loadscope-reorder -m "not slow and not processes" $(QUICK)
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow
@@ -84,5 +98,23 @@ $(PEERS)/peers.json: pyproject.toml constraints.txt benchmarks/requirements-peer
 		-c constraints.txt "$(TORCH)" -e .
 	$(PEERS)/bin/python benchmarks/peers/install.py $@
 
+# A venv of its own, with nothing but the extra `docs`: the reference is read from the source, so the
+# site needs neither torch nor this package.
+$(DOCS)/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
+	"$(PYTHON)" -m venv $(DOCS)
+	$(DOCS)/bin/python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+		print(*project['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(DOCS)/requirements.txt
+	@touch $@
+
+docs: $(DOCS)/installed
+	$(DOCS)/bin/zensical build --strict --clean
+
+wheel: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) $(PEERS) demo-output build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DOCS) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,12 +2,12 @@
 
 ::
 
-    streams ---> mix ---> order ---> pack ---> plan ---> read ---> assemble ---> load
+    streams ---> mix ---> order ---> pack ---> plan ---> gather ---> batch ---> loader
 
-The public names are here. The configs and errors come with the package; whatever needs torch comes
-at its first use, so that importing streampack costs milliseconds.
+The public names are defined here. Configs and errors are imported with the package. Names that need
+torch are imported at first use, so that importing streampack stays cheap.
 
-Cost: about 10 ms; torch, streaming and numba are loaded with the first dataset or stream.
+Cost: about 10 ms; torch, streaming and numba are imported with the first dataset or stream.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ __all__ = [
     "loss_weights",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Which room holds a name that needs torch. The stub beside this file says the same to editors.
+# Module of each name that needs torch. The stub next to this file gives the same to editors.
 _LATE = {
-    "BucketedIterableDataset": "streampack.load",
-    "Bucketing": "streampack.load",
+    "BucketedIterableDataset": "streampack.online.bucketed",
+    "Bucketing": "streampack.online.bucketing",
     "IterableStream": "streampack.streams",
-    "PackedDataLoader": "streampack.load",
-    "PackedIterableDataset": "streampack.load",
-    "PackedStreamingDataset": "streampack.load",
+    "PackedDataLoader": "streampack.loader.loader",
+    "PackedIterableDataset": "streampack.online.dataset",
+    "PackedStreamingDataset": "streampack.planned.dataset",
     "Stream": "streampack.streams",
-    "block_causal_mask": "streampack.assemble",
-    "expand": "streampack.assemble",
-    "loss_weights": "streampack.assemble",
+    "block_causal_mask": "streampack.batch",
+    "expand": "streampack.batch",
+    "loss_weights": "streampack.batch",
 }
 
 

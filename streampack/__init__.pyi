@@ -1,4 +1,6 @@
-from streampack.assemble import block_causal_mask, expand, loss_weights
+from streampack.batch.compact import expand
+from streampack.batch.loss_weights import loss_weights
+from streampack.batch.masks import block_causal_mask
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import (
     ConfigError,
@@ -7,13 +9,11 @@ from streampack.errors import (
     StreampackError,
     WorkerError,
 )
-from streampack.load import (
-    BucketedIterableDataset,
-    Bucketing,
-    PackedDataLoader,
-    PackedIterableDataset,
-    PackedStreamingDataset,
-)
+from streampack.loader.loader import PackedDataLoader
+from streampack.online.bucketed import BucketedIterableDataset
+from streampack.online.bucketing import Bucketing
+from streampack.online.dataset import PackedIterableDataset
+from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import IterableStream, Stream
 from streampack.world import World
 

@@ -1,12 +1,12 @@
-"""The four configs, one per question; each refuses the impossible where it is written.
+"""The four configuration classes, one per question. Each validates its values on construction.
 
 ::
 
     Packing   how samples share packs        Mixing   how many of each stream, and in which batches
-    Order     which sample comes next        Buffers  how much may be resident at once
+    Order     which sample comes next        Buffers  how much may be in memory or in the cache
 
-All are frozen and build nothing. The command line reads the same classes from YAML. A count may
-be written as anything that is a whole number (10_000, 1e4, np.int64(10_000)); it is kept as an int.
+All four are frozen and allocate nothing. The command line reads the same classes from YAML. A count
+may be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
 
 Cost: none.
 """
@@ -22,25 +22,6 @@ from typing import Any, Literal, get_args
 
 from streampack.errors import ConfigError, suggest
 
-__all__ = [
-    "BUFFER_PACKS",
-    "MAX_ID",
-    "OPTION_METHODS",
-    "SHUFFLE_BLOCK_SIZE",
-    "Buffers",
-    "Mixing",
-    "Order",
-    "Overflow",
-    "Packing",
-    "check_choice",
-    "check_positive",
-    "is_weight",
-    "parse_bytes",
-    "parse_count",
-    "read_count",
-    "read_integer",
-]
-
 Method = Literal[
     "exact_fit", "next_fit", "first_fit", "best_fit", "knapsack", "concat", "two_tiers"
 ]
@@ -55,15 +36,20 @@ Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 BYTE_SUFFIXES = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50, "b": 1}
 COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-MAX_ID = 2**31 - 1  # of tokens: they are handed on as int32
+MAX_ID = 2**31 - 1  # largest token id: batches hold int32
+MAX_COUNT = 2**57  # of samples, tokens or bytes: sums and small multiples still fit in 64 bits
+MAX_BATCH_TOKENS = 2**31 - 1  # cu_seqlens is int32
+MAX_OPEN_PACKS = 2**16
+MAX_INTEGER_BITS = 1024  # as in the largest float
+MAX_SHOWN_BITS = 256  # Python refuses to print an integer of more than 4,300 digits
 WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
-BUFFER_PACKS = 8  # what a packer buffers by default, in packs ...
-WINDOW_PACKS = 128  # ... and one that empties its buffer whole, or every eighth pack is half empty
+BUFFER_PACKS = 8  # default buffer of a packer, in packs
+WINDOW_PACKS = 128  # knapsack empties its whole buffer; with 8, every eighth pack is half empty
 OPEN_PACKS = 8
 MIN_FRAGMENT_TOKENS = 64
 SHUFFLE_BLOCK_SIZE = 262_144
-# Options of some methods only; all are None where they are not set.
+# Options that only some methods support. They default to None.
 OPTION_METHODS = {
     "split_gap": ("exact_fit", "next_fit", "first_fit", "best_fit"),
     "min_fragment": ("exact_fit", "next_fit", "first_fit", "best_fit"),
@@ -75,10 +61,10 @@ OPTION_METHODS = {
 
 
 def check_choice(name: str, value: str, literal: object) -> None:
-    """Refuse a `value` that is not one of a Literal's words.
+    """Check that `value` is one of the strings of a Literal.
 
     Raises:
-        ConfigError: Naming the words, and the nearest one.
+        ConfigError: If it is not. Lists the choices and suggests the nearest one.
     """
     words = get_args(literal)
     if value not in words:
@@ -88,72 +74,101 @@ def check_choice(name: str, value: str, literal: object) -> None:
 
 
 def read_integer(name: str, value: Any, way_out: str) -> int:
-    """Return a whole number as an int: an int, a numpy integer, 1e4; no bool, no text, no 10.5.
+    """Convert an integral value to an int.
+
+    Ints, numpy integers and floats such as 1e4 are integral. Bools, text and 10.5 are not.
 
     Raises:
-        ConfigError: If it is none; `way_out` says what to write.
+        ConfigError: If `value` is not integral. The message ends with `way_out`.
 
     >>> read_integer("max_seq_len", 2048.0, "write 2048")
     2048
     """
-    # Bools of numpy and torch have an index too.
+    # Bools of numpy and torch also have __index__.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
     is_real = isinstance(value, Real)
     if not is_bool:
+        number = None
         with suppress(TypeError):
-            return index(value)
-        if is_real and value % 1 == 0:  # the rest of inf and of nan is nan
-            return int(value)
+            number = index(value)
+        if number is None and is_real and value % 1 == 0:  # inf % 1 and nan % 1 are nan
+            number = int(value)
+        if number is not None and number.bit_length() > MAX_INTEGER_BITS:
+            raise ConfigError(f"{name} is {show_number(number)}, too large for any use; {way_out}")
+        if number is not None:
+            return number
     raise ConfigError(f"{name}={value!r} is no integer; {way_out}")
 
 
 def is_weight(value: Any) -> bool:
-    """Whether a value is a number of 0 or more, and not infinite; a bool is none.
+    """Whether a value is a finite number of at least 0, and not a bool.
 
     >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan")), is_weight(True)
     (True, False, False, False)
     """
     if isinstance(value, Decimal):
-        return value.is_finite() and value >= 0  # one that is no number cannot be compared
+        return value.is_finite() and value >= 0  # comparing a NaN Decimal raises
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     return is_real and bool(0 <= value < float("inf"))
 
 
 def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:
-    """Return a count as an int, and refuse what is no integer, None among them, or below 1.
+    """Convert a count to an int. None is not a count.
 
     Raises:
-        ConfigError: Naming it.
+        ConfigError: If the value is not integral, below 1, or above MAX_COUNT.
 
     >>> read_count("num_ranks", 8.0)
     8
     """
     count = read_integer(name, value, WRITE_COUNT)
     if count < 1:
-        raise ConfigError(f"{name}={count} must be at least 1; {way_out}")
+        raise ConfigError(f"{name}={show_number(count)} must be at least 1; {way_out}")
+    check_at_most(name, count, MAX_COUNT)
     return count
 
 
-def check_positive(name: str, value: object) -> int | None:
-    """Return a count as an int, as `read_count`; None stays None.
+def check_at_most(name: str, number: int, most: int) -> None:
+    """Check that a number is not larger than the arithmetic here, or any machine, can handle.
 
     Raises:
-        ConfigError: Naming it.
+        ConfigError: If it is. Names the limit.
+    """
+    if number > most:
+        raise ConfigError(f"{name}={show_number(number)} is more than {most}, the most; lower it")
+
+
+def show_number(number: Any) -> str:
+    """Return the repr of a number, or only its size in bits if it has too many digits.
+
+    >>> show_number(12), show_number(10**400)
+    ('12', 'an integer of 1329 bits')
+    """
+    if isinstance(number, int) and number.bit_length() > MAX_SHOWN_BITS:
+        return f"an integer of {number.bit_length()} bits"
+    return repr(number)
+
+
+def check_positive(name: str, value: object) -> int | None:
+    """Convert a count to an int as `read_count` does, but keep None.
+
+    Raises:
+        ConfigError: If the value is neither None nor a count.
     """
     return None if value is None else read_count(name, value, "leave it out for the default")
 
 
 def _keep_counts(config: object, *names: str) -> None:
-    """Check counts of a config and keep them as ints."""
+    """Validate count fields of a frozen config, and store them as ints."""
     for name in names:
         object.__setattr__(config, name, check_positive(name, getattr(config, name)))
 
 
 def parse_count(name: str, value: object) -> int | None:
-    """Read a count as MosaicML Streaming does: a number, or text such as "10k" or "1.5b".
+    """Parse a count in MosaicML Streaming's notation: a number, or text such as "10k" or "1.5b".
 
     Raises:
-        ConfigError: If it is no such number, or the number is below 1.
+        ConfigError: If the value cannot be parsed, or is below 1.
 
     >>> parse_count("epoch_size", "10k")
     10000
@@ -172,12 +187,12 @@ def parse_count(name: str, value: object) -> int | None:
 
 
 def parse_bytes(name: str, value: object) -> int | None:
-    """Read a number of bytes as MosaicML Streaming does: a number, or text such as "50gb".
+    """Parse a size in MosaicML Streaming's notation: a number, or text such as "50gb".
 
-    A kb is 1,024 bytes, a gb 1,073,741,824.
+    Units are binary: 1 kb is 1,024 bytes, 1 gb is 1,073,741,824 bytes.
 
     Raises:
-        ConfigError: If it is no such number, or the number is below 1.
+        ConfigError: If the value cannot be parsed, or is below 1.
 
     >>> parse_bytes("cache_limit", "1.5kb")
     1536
@@ -200,54 +215,63 @@ class Packing:
     """How samples share packs.
 
     Raises:
-        ConfigError: If the values cannot work together.
+        ConfigError: If a value is invalid, or two options contradict each other.
 
     >>> Packing(max_seq_len=2048).buffer_limit
     65536
     """
 
     max_seq_len: int
-    """Tokens in a pack."""
+    """Tokens per pack."""
     method: Method = "exact_fit"
-    """Which packer: exact_fit fills packs to the brim, next_fit keeps strict arrival order; for
-    first_fit, best_fit, knapsack, concat and two_tiers see docs/packers.md."""
+    """Packing algorithm. exact_fit leaves almost no padding; next_fit keeps strict arrival order.
+    For first_fit, best_fit, knapsack, concat and two_tiers see docs/packers.md."""
     overflow: Overflow = "split"
-    """What becomes of a sample longer than a pack: split, truncate, drop or error."""
+    """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
+    keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
     buffer_tokens: int | None = None
-    """Hard bound on the tokens a packer buffers; None: max(8 * max_seq_len, 65,536), for knapsack
-    128 * max_seq_len."""
+    """Hard limit on the tokens buffered by one packer. None: max(8 * max_seq_len, 65,536), and
+    128 * max_seq_len for knapsack."""
     buffer_samples: int = 4096
-    """Hard bound on buffered samples per packer."""
+    """Hard limit on the samples buffered by one packer."""
     split_gap: float | None = None
-    """Cut a sample where more than this fraction of a pack would stay empty; None: never."""
+    """Split a sample to fill a pack if more than this fraction of the pack would stay empty.
+    None: never split for this reason."""
     min_fragment: int | None = None
-    """Tokens that such a cut leaves on either side at least; None: 64, or an eighth of a pack where
+    """Minimum tokens on either side of a cut made by split_gap. None: 64, or an eighth of a pack if
     that is less."""
     guard: int | None = None
-    """Packs that a sample may see leave before it goes first; None: the packer's own order."""
+    """Maximum number of packs emitted while a sample waits; then the sample is packed next. None:
+    no limit."""
     max_samples_per_pack: int | None = None
-    """Most segments in a pack; None: as many as fit."""
+    """Maximum number of segments in a pack. None: no limit."""
     pad_to_multiple: int | None = None
-    """Round the room of each sample up to a multiple of this, with padding (context parallelism
-    over n ranks: 2 * n); None: no padding between samples."""
+    """Pad each sample to a multiple of this many tokens. Context parallelism over n ranks needs
+    2 * n. None: no padding between samples."""
     open_packs: int | None = None
-    """Packs that first_fit and best_fit keep open; None: 8."""
+    """Number of packs that first_fit and best_fit keep open. None: 8."""
     short_seq_len: int | None = None
-    """Tokens of two_tiers' short packs, which hold all samples that fit them."""
+    """Tokens per short pack of two_tiers, which requires it. Samples of at most this length go into
+    short packs."""
     bos_id: int | None = None
-    """Put before each sample that does not begin with it, counted in its length."""
+    """Token inserted before each sample that does not start with it. It counts as part of the
+    sample's length. None: no token."""
     eos_id: int | None = None
-    """Put after each sample that does not end with it, counted in its length."""
+    """Token appended to each sample that does not end with it. It counts as part of the sample's
+    length. None: no token."""
     padding_id: int = 0
-    """Token id of empty slots."""
+    """Token id used for padding."""
     positions: Positions = "restart"
-    """input_pos of a split sample's later pieces: restart at 0, or continue where the cut was."""
+    """Positions (input_pos) in the later pieces of a split sample. restart: from 0. continue: from
+    the end of the previous piece."""
 
     def __post_init__(self) -> None:
-        for name in ("max_seq_len", "buffer_samples"):  # None means nothing here
+        for name in ("max_seq_len", "buffer_samples"):  # None is not allowed for these two
             object.__setattr__(self, name, read_count(name, getattr(self, name)))
         _keep_counts(self, "buffer_tokens", "pad_to_multiple")
         _keep_counts(self, *(name for name in OPTION_METHODS if name != "split_gap"))
+        check_at_most("max_seq_len", self.max_seq_len, MAX_BATCH_TOKENS)
+        check_at_most("open_packs", self.open_packs or 0, MAX_OPEN_PACKS)
         check_choice("method", self.method, Method)
         check_choice("overflow", self.overflow, Overflow)
         check_choice("positions", self.positions, Positions)
@@ -263,7 +287,7 @@ class Packing:
         self._keep_ids()
 
     def _check_options(self) -> None:
-        """Refuse options that the method cannot honour."""
+        """Reject options that the method does not support."""
         for name, methods in OPTION_METHODS.items():
             value = getattr(self, name)
             if value is not None and self.method not in methods:
@@ -301,7 +325,8 @@ class Packing:
         if short is None or short >= self.max_seq_len:
             raise ConfigError(
                 f"short_seq_len={short} must be less than max_seq_len={self.max_seq_len} for "
-                "method='two_tiers'; set it to what short packs hold, such as 4096"
+                "method='two_tiers'; set it to what short packs hold, such as "
+                f"{self.room_of(max(self.max_seq_len // 4, 1))}"
             )
         if self.buffer_tokens is not None and self.buffer_tokens < self.max_seq_len + short:
             raise ConfigError(
@@ -315,12 +340,13 @@ class Packing:
             return
         if isinstance(gap, bool) or not isinstance(gap, Real) or not 0 <= gap < 1:
             raise ConfigError(
-                f"split_gap={gap!r} is a fraction of a pack: 0 <= split_gap < 1, e.g. 0.01"
+                f"split_gap={show_number(gap)} is not a fraction of a pack: 0 <= split_gap < 1, "
+                "e.g. 0.01"
             )
         object.__setattr__(self, "split_gap", float(gap))
 
     def _keep_ids(self) -> None:
-        """Check the token ids and keep them as ints."""
+        """Validate the token ids, and store them as ints."""
         remedies = {
             "bos_id": "None adds none",
             "eos_id": "None adds none",
@@ -339,22 +365,22 @@ class Packing:
 
     @property
     def buffer_limit(self) -> int:
-        """Tokens that one packer may hold."""
+        """Maximum number of tokens that one packer may buffer."""
         packs = WINDOW_PACKS if self.method == "knapsack" else BUFFER_PACKS
         return self.buffer_tokens or max(packs * self.max_seq_len, MIN_BUFFER_TOKENS)
 
     @property
     def least_fragment(self) -> int:
-        """Tokens that a cut by `split_gap` leaves on either side at least."""
+        """Minimum tokens on either side of a cut made by `split_gap`."""
         return self.min_fragment or min(MIN_FRAGMENT_TOKENS, max(1, self.max_seq_len // 8))
 
     @property
     def num_open_packs(self) -> int:
-        """Packs that first_fit and best_fit keep open."""
+        """Number of packs that first_fit and best_fit keep open."""
         return self.open_packs or OPEN_PACKS
 
     def room_of(self, length: int) -> int:
-        """Return the slots that a segment of `length` tokens takes in a pack.
+        """Return the slots that a segment of `length` tokens takes in a pack, with its padding.
 
         >>> Packing(max_seq_len=64, pad_to_multiple=8).room_of(13)
         16
@@ -365,29 +391,35 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """How many samples of each stream an epoch takes, and which packs they share.
+    """How many samples an epoch takes from each stream, and how streams share batches.
 
     Raises:
-        ConfigError: If a word is not known or a number is below 1.
+        ConfigError: If a choice is unknown, or a number is below 1.
     """
 
     batching_method: BatchingMethod = "random"
-    """For how long a choice of stream holds: one sample, pack, global batch or device batch."""
+    """How often a stream is chosen. random: for each sample. stratified: for each pack. per_stream:
+    for each global batch. device_per_stream: for each device batch."""
     weight_unit: WeightUnit = "samples"
-    """What proportion, choose and epoch_size count."""
+    """Unit of proportion, choose and epoch_size."""
     epoch_size: int | str | None = None
-    """Samples (or tokens) in an epoch; None: as many as the streams hold. "10k" is understood; what
-    is kept is an int."""
+    """Samples (or tokens, see weight_unit) per epoch. Text such as "10k" is accepted and stored as
+    an int. None: the total of what the streams hold, or of their repeat and choose."""
     sampling_method: SamplingMethod = "balanced"
-    """balanced: an epoch goes on where the last one stopped; fixed: each takes the same samples."""
+    """balanced: each epoch continues where the previous one stopped. fixed: every epoch takes the
+    same samples."""
     global_batch_size: int | None = None
-    """Packs in one optimizer step over all ranks; None: batch_size x devices of the first run."""
+    """Packs per optimizer step, over all ranks. None: batch_size times the number of devices of the
+    first run."""
     epoch_end: EpochEnd = "pad"
-    """pad: every chosen token, the last batch filled up; drop: whole batches; carry: roll on."""
+    """End of an epoch. pad: deliver every chosen token and fill the last batch with padding. drop:
+    omit an incomplete last batch. carry: continue into the next epoch without a break."""
     arithmetic: Arithmetic = "exact"
-    """exact: largest remainders; mosaicml: MosaicML Streaming's rounding, bit for bit."""
+    """Rounding of shares to whole samples. exact: largest remainders. mosaicml: bit-for-bit as in
+    MosaicML Streaming."""
     stop: Stop = "all_exhausted"
-    """Of iterables: an epoch ends with all of them, with the first_exhausted, or they repeat."""
+    """End of an epoch of iterable sources. all_exhausted: when every source has ended.
+    first_exhausted: when one of them has. repeat: never; sources that end are restarted."""
 
     def __post_init__(self) -> None:
         check_choice("batching_method", self.batching_method, BatchingMethod)
@@ -405,17 +437,20 @@ class Order:
     """Which sample comes next.
 
     Raises:
-        ConfigError: If the seed is no integer of at least 0, shuffle no bool, a number below 1.
+        ConfigError: If seed is not an integer of at least 0, shuffle is not a bool, or a count is
+            below 1.
     """
 
     seed: int = 9176
-    """All randomness is a function of it, 0 or more; the default is MosaicML Streaming's."""
+    """Seed of all randomness, at least 0. The default is that of MosaicML Streaming."""
     shuffle: bool = True
-    """False: stored order, and streams are still mixed."""
+    """False: read samples in stored order. Streams are still mixed."""
     shuffle_block_size: int | None = None
-    """Samples shuffled together, which bounds the shards in flight; None: 262,144."""
+    """Number of samples shuffled together. It bounds the number of shards in use at a time. None:
+    262,144."""
     num_lanes: int | None = None
-    """Independent paths through the shards, fixed for the run; None: the nodes of the first run."""
+    """Number of independent read positions per stream, each over its own part of the shards. It
+    stays fixed for the whole run. None: the number of nodes of the first run."""
 
     def __post_init__(self) -> None:
         self._keep_seed()
@@ -425,12 +460,12 @@ class Order:
 
     @property
     def block_size(self) -> int:
-        """Samples that are shuffled together."""
+        """Number of samples shuffled together."""
         return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
 
     def _keep_seed(self) -> None:
         remedy = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
-        # A float would pass as its whole number, but no two seeds should look alike by rounding.
+        # read_integer accepts 17.0, but two large float seeds could round to the same integer.
         if isinstance(self.seed, Real) and not hasattr(self.seed, "__index__"):
             raise ConfigError(f"seed={self.seed!r} is no integer; {remedy}")
         seed = read_integer("seed", self.seed, remedy)
@@ -441,23 +476,25 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """How much may be resident at once: samples in the packers, packs not yet delivered, shards.
+    """Limits on memory and cache: buffered samples, undelivered packs, and shards.
 
     Raises:
-        ConfigError: If a number is below 1; one that is too small for the packing is refused later,
-            with the least that works.
+        ConfigError: If a number is below 1. A limit too small for the packing is rejected later,
+            with an error that names the minimum.
     """
 
     worker_tokens: int | None = None
-    """Tokens per worker (with num_workers=0: per process)."""
+    """Maximum tokens per worker: its prefetched batches, and the packers' buffers if it does the
+    packing (always with num_workers=0). None: no limit."""
     worker_bytes: int | None = None
-    """Bytes of finished batches per worker; of iterables, also of payloads that wait, and of what
-    the format adds to a batch."""
+    """Maximum bytes of finished batches per worker. For iterable sources it also covers waiting
+    payloads, and the data that the format adds to a batch. None: no limit."""
     rank_tokens: int | None = None
-    """Tokens per rank: the packers' buffers and the batches of all its workers."""
+    """Maximum tokens per rank: the packers' buffers, and the prefetched batches of all workers.
+    None: no limit."""
     cache_limit: int | str | None = None
-    """Bytes per node of shards that were fetched or decompressed, all streams together; None: no
-    limit. "50gb" is understood (gb = 2**30); what is kept is an int."""
+    """Maximum bytes of fetched or decompressed shards per node, over all streams. Text such as
+    "50gb" is accepted (1 gb = 2**30 bytes) and stored as an int. None: no limit."""
 
     def __post_init__(self) -> None:
         _keep_counts(self, "worker_tokens", "worker_bytes", "rank_tokens")
@@ -465,5 +502,5 @@ class Buffers:
 
     @property
     def cache_bytes(self) -> int | None:
-        """The cache limit as a number."""
+        """The cache limit in bytes."""
         return parse_bytes("cache_limit", self.cache_limit)

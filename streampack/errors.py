@@ -1,51 +1,46 @@
-"""Every error that streampack raises on purpose, by who can mend it.
+"""Every error that streampack raises on purpose, by where the fix lies.
 
 ::
 
     StreampackError
-    ├── ConfigError   the arguments or the YAML: whoever wrote them
-    ├── DataError     the bytes at rest, or the way to them: whoever keeps the stream
+    ├── ConfigError   the arguments or the YAML
+    ├── DataError     the stored bytes, or access to them
     ├── ResumeError   a state and a dataset that do not belong together
-    └── WorkerError   a process that died: whoever runs the machine
+    └── WorkerError   a process or thread that died: the machine
 
-``ConfigError`` is a ``ValueError`` too: pydantic, and callers who catch that, see it.
+``ConfigError`` is also a ``ValueError``, so pydantic reports it as a validation error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
-
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "ResumeError",
-    "StreampackError",
-    "WorkerError",
-    "suggest",
-]
+from reprlib import repr as short_repr
 
 
 class StreampackError(Exception):
-    """The root of the family: catch it to catch all of streampack's own errors."""
+    """Base class of all errors defined by streampack."""
 
 
 class ConfigError(StreampackError, ValueError):
-    """An argument or a config that cannot work; it names the value, the limit and the way out."""
+    """An argument or config that cannot work. The message names the value, the limit and a fix."""
 
 
 class DataError(StreampackError):
-    """A stream whose bytes cannot be had, or are not what they should be.
+    """Stream data that is unavailable or corrupt.
 
-    The text names stream, shard or sample. Which file it is about, and what a failed download took,
-    is kept beside it; None where there was no such thing.
+    The message names the stream, shard or sample. The attributes describe the file and the failed
+    download; each is None where it does not apply.
 
     Args:
-        message: What is wrong, the limit, and the way out.
-        uri: Where the file is: a url, or a path.
-        shard: Its path under the stream's folder.
-        attempts: How often it was asked for.
-        elapsed_s: How long that took, in seconds.
+        message: The problem, the limit, and a fix.
+        uri: Location of the file: a URL or a path.
+        shard: Path of the file relative to the stream's folder.
+        attempts: Number of download attempts.
+        elapsed_s: Duration of all attempts, in seconds.
 
     >>> DataError("s3://bucket/shard.00000.mds: no answer", attempts=3, elapsed_s=180.0).attempts
     3
@@ -60,8 +55,8 @@ class DataError(StreampackError):
         attempts: int | None = None,
         elapsed_s: float | None = None,
     ) -> None:
-        # One positional argument: torch makes a worker's error anew from its text, and pickle
-        # restores the attributes on its own.
+        # A single positional argument: torch re-creates a worker's error from its text alone, and
+        # pickle restores the attributes from __dict__.
         super().__init__(message)
         self.uri = uri
         self.shard = shard
@@ -70,15 +65,15 @@ class DataError(StreampackError):
 
 
 class ResumeError(StreampackError):
-    """A state that does not belong to this dataset, or a position that nobody here can know."""
+    """A state that does not belong to this dataset, or a position that cannot be determined."""
 
 
 class WorkerError(StreampackError):
-    """A worker process that died, or a thread's work that ended without a result."""
+    """A worker process that died, or a thread that ended without a result."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return ``" - did you mean 'x'?"`` for the known word nearest to `word`, or nothing.
+    """Return ``" - did you mean 'x'?"`` for the known word nearest to `word`, or an empty string.
 
     >>> suggest("stratfied", ["random", "stratified"])
     " - did you mean 'stratified'?"
@@ -87,3 +82,50 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """
     near = get_close_matches(str(word), list(known), n=1)
     return f" - did you mean {near[0]!r}?" if near else ""
+
+
+@contextmanager
+def naming_limits(way_out: str = "") -> Iterator[None]:
+    """Raise a ConfigError that names the limit when the system is out of files or threads.
+
+    Args:
+        way_out: An alternative to raising the limit, such as ", or set prefetch_threads=0".
+
+    Raises:
+        ConfigError: If this process is out of file descriptors, or no thread or process can be
+            started.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            raise ConfigError(
+                f"no file descriptor is left ({error}); a process may have {soft} here, and {hard} "
+                "at most: raise the limit (`ulimit -n`, LimitNOFILE= of a service), close files, "
+                f"or use fewer workers{way_out}"
+            ) from error
+        if isinstance(error, BlockingIOError):
+            raise _no_more("process", error, way_out) from error
+        raise
+    except RuntimeError as error:
+        if "can't start new thread" in str(error):
+            raise _no_more("thread", error, way_out) from error
+        raise
+
+
+def _no_more(what: str, error: Exception, way_out: str) -> ConfigError:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    return ConfigError(
+        f"no {what} can be started ({error}); all processes of this user may have {soft} threads "
+        f"here, and {hard} at most, where -1 is no limit, a container may have fewer, and each "
+        "needs memory: raise the limit (`ulimit -u`, pids.max of a cgroup), or run fewer "
+        f"processes{way_out}"
+    )
+
+
+def short_text(value: object) -> str:
+    """Return a short repr: strings and numbers by value, other objects by their type."""
+    if isinstance(value, str | int | float | None) or type(value) is dict:
+        return short_repr(value)
+    return value.__name__ if isinstance(value, type) else f"<{type(value).__name__}>"

@@ -1,22 +1,23 @@
-"""What trainers need of a batch: formats, attention masks and loss weights.
+"""Batch formats, attention masks and loss weights for trainers.
 
 ::
 
     for batch in loader:                              # native
         model(**streampack.formats.to_hf(batch))
 
-    PackedStreamingDataset(..., batch_format="hf")    # the same, made where batches are read
+    PackedStreamingDataset(..., batch_format="hf")    # converted where batches are read
 
-All are functions of the native batch; docs/formats.md shows each format, docs/loss.md the weights.
-What a loss is divided by is known only to all ranks together::
+All take the native batch. docs/formats.md shows each format, docs/loss.md the weights. The divisor
+of a loss depends on all ranks::
 
     rank 0   micro-batches 0, 1   3,981 targets --.
                                                    +-- all_reduce --> 8,045 on every rank
     rank 1   micro-batches 0, 1   4,064 targets --'
 
-A rank plans only the lanes it reads, and labels may be masked: it cannot count the others' targets.
+A rank plans only the lanes that it reads, and labels may be masked, so it cannot count the targets
+of other ranks.
 
-Cost: see each; `global_units` one all_reduce of one integer for each optimizer step.
+Cost: see each function; `global_units` is one all_reduce of one integer per optimizer step.
 """
 
 from __future__ import annotations
@@ -26,32 +27,21 @@ from collections.abc import Sequence
 import torch
 from torch import distributed
 
-from streampack.assemble import (
-    FORMATS,
-    Average,
-    Batch,
+from streampack.batch.batch import Batch
+from streampack.batch.compact import expand, to_compact
+from streampack.batch.formats.huggingface import to_hf, to_hf_flash, to_llama_factory
+from streampack.batch.formats.others import to_llm_foundry, to_megatron, to_olmo_core
+from streampack.batch.formats.pytorch import to_torchtitan, to_torchtitan_flat, to_torchtune
+from streampack.batch.formats.registry import FORMATS, get_format, to_native
+from streampack.batch.layout import unpad
+from streampack.batch.loss_weights import Average, count_units, loss_weights
+from streampack.batch.masks import (
     additive_mask,
     block_causal_mask,
     block_mask,
-    count_units,
     dense_mask,
     document_mask_mod,
-    expand,
     fixed_cu_seqlens,
-    get_format,
-    loss_weights,
-    to_compact,
-    to_hf,
-    to_hf_flash,
-    to_llama_factory,
-    to_llm_foundry,
-    to_megatron,
-    to_native,
-    to_olmo_core,
-    to_torchtitan,
-    to_torchtitan_flat,
-    to_torchtune,
-    unpad,
 )
 from streampack.errors import ConfigError
 
@@ -95,12 +85,12 @@ def global_units(
     Args:
         batches: This rank's native micro-batches of the step.
         average: What to count; see `streampack.loss_weights`.
-        group: The ranks that have different batches; None: all. Tensor, sequence and pipeline
-            parallel ranks have the same batches: leave them out.
-        device: Where the number is summed; None: where the batches are. NCCL needs a GPU's.
+        group: The ranks that have different batches; None: all. Leave out tensor, sequence and
+            pipeline parallel ranks: they have the same batches.
+        device: Where to sum; None: where the batches are. NCCL needs a GPU.
 
     Raises:
-        ConfigError: If there is no batch: every rank must call this with its own.
+        ConfigError: If `batches` is empty: every rank must pass its own.
     """
     if not batches:
         raise ConfigError("batches=[] is empty; pass the micro-batches of one optimizer step")

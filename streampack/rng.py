@@ -1,11 +1,11 @@
-"""Randomness as a pure function of (seed, place): nothing is stored, so nothing has to be saved.
+"""Randomness as a pure function of (seed, place). There is no generator state to save.
 
 ::
 
     permutation(5, 17, "draw", 0, 3)     always the same five numbers, in every process
 
-Built on the raw bits of Philox, which NumPy promises between versions, and on nothing that
-``Generator`` or ``default_rng`` make of them.
+This uses only the raw bits of Philox, which NumPy guarantees across versions. NumPy does not
+guarantee the output of ``Generator`` or ``default_rng``.
 
 Cost: about 10 ns an element (one vectorised sort).
 """
@@ -13,13 +13,12 @@ Cost: about 10 ns an element (one vectorised sort).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from streampack.types import Int64Array
-
-__all__ = ["permutation", "random_bits"]
 
 
 def random_bits(length: int, seed: int, *place: int | str) -> npt.NDArray[np.uint64]:
@@ -33,6 +32,20 @@ def random_bits(length: int, seed: int, *place: int | str) -> npt.NDArray[np.uin
     return np.random.Philox(key=key).random_raw(length)
 
 
+def random_keys(ends: Iterable[str], seed: int, *place: int | str) -> npt.NDArray[np.uint64]:
+    """Return the Philox keys of many places, shape (n, 2).
+
+    Args:
+        ends: The part of each place after `place`: an integer, or several joined with ", ".
+        seed: The run's seed.
+        place: The common prefix of all places, at least one part.
+    """
+    common = repr((seed, *place))[:-1]
+    hash_of = hashlib.blake2b
+    keys = [hash_of(f"{common}, {end})".encode(), digest_size=16).digest() for end in ends]
+    return np.frombuffer(b"".join(keys), "<u8").astype(np.uint64).reshape(-1, 2)
+
+
 def permutation(length: int, seed: int, *place: int | str) -> Int64Array:
     """Return a shuffled ``arange(length)``, shape (length,), the same for the same (seed, place).
 
@@ -40,9 +53,9 @@ def permutation(length: int, seed: int, *place: int | str) -> Int64Array:
     [0, 1, 2, 3, 4]
     """
     if length < 2:
-        return np.arange(length)  # many small streams have one shard each
-    # Random high bits, the index in the low ones: all keys differ, so any sort gives the same
-    # order, and a plain sort of integers is several times quicker than an argsort.
+        return np.arange(length)  # fast path: many small streams have a single shard
+    # Random high bits and the index in the low bits make all keys distinct, so every sorting
+    # algorithm gives the same order. A plain integer sort is several times faster than argsort.
     shift = np.uint64((length - 1).bit_length())
     keys = (random_bits(length, seed, *place) >> shift) << shift
     keys |= np.arange(length, dtype=np.uint64)

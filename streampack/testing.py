@@ -1,4 +1,4 @@
-"""Checks for those who train on packs: does my model see over the edge of a segment?
+"""Leak test for models trained on packs: do tokens attend across segment edges?
 
 ::
 
@@ -7,11 +7,15 @@
                b0 b1
     law        equal logits, token by token
 
-Where they differ, the tokens of every other segment are changed in turn: the one whose change moves
-the logits is the one that was seen.
+The tolerance depends on the model. To measure a real change, the tokens before a segment's last one
+are replaced, and the change of its logits is recorded. If rounding hides that change, or no row has
+two segments, the check could not have failed and raises instead of passing.
 
-Cost: one forward pass of the batch, and one for each of its segments; after a failure, one of the
-batch for each segment.
+If logits differ, the tokens of each other segment are replaced in turn. The segment whose change
+moves the logits is the one that leaked.
+
+Cost: one forward pass of the batch, one for each of its segments, and one for each of the
+4 longest; after a failure, one of the batch for each segment.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
-from streampack.assemble import block_causal_mask, dense_mask, segment_starts, to_hf
+from streampack.batch.formats.huggingface import to_hf
+from streampack.batch.layout import segment_starts
+from streampack.batch.masks import block_causal_mask, dense_mask
 from streampack.config import check_choice
 from streampack.errors import ConfigError
 
@@ -30,7 +36,11 @@ __all__ = ["Decoder", "LogitsOf", "assert_no_leak"]
 
 Style = Literal["hf", "torchtune", "decoder", "batch"]
 LogitsOf: TypeAlias = Callable[[dict[str, Any]], torch.Tensor]
-MAX_NAMED = 3  # segments that a message names as seen
+MAX_NAMED = 3  # leaking segments listed in a message
+MAX_MEASURED = 4  # segments whose context is replaced to measure a real change
+ROUNDING = 8.0  # bound of a logit's rounding error, in units of epsilon times the largest logit
+LEAST_SHARE = 1e-3  # fraction of a real change that counts as a leak
+LEAST_CONTRAST = 4.0  # least ratio of a real change to the tolerance for a meaningful check
 
 
 class Decoder(Protocol):
@@ -52,16 +62,18 @@ def assert_no_leak(
     model: Decoder | Callable[..., Any],
     batch: dict[str, Any],
     *,
-    atol: float = 1e-5,
+    atol: float | None = None,
     style: Style | None = None,
 ) -> None:
-    """Check that a model gives a segment the same logits in its pack as alone.
+    """Check that a segment's logits are the same in its pack as alone.
 
     Args:
-        model: The model, in eval mode: dropout would make any two passes differ.
+        model: The model, in eval mode: with dropout, any two passes differ.
         batch: A native batch, on the model's device.
-        atol: Largest difference of a logit that rounding may make.
-        style: How the model is called; None: what the names of its arguments say.
+        atol: Largest difference of a logit that is put down to rounding; None: 8 times the epsilon
+            of the model's dtype times the largest logit. A difference below a thousandth of a real
+            change within a segment is not a leak either.
+        style: Calling convention of the model; None: inferred from its argument names.
 
             - "hf": ``model(**to_hf(batch)).logits``, a causal model of transformers
             - "torchtune": ``model(tokens, mask=(B, S, S), input_pos=...)``
@@ -69,24 +81,90 @@ def assert_no_leak(
             - "batch": ``model(batch)`` returns logits, shape (B, S, vocabulary): any function
 
     Raises:
-        AssertionError: Naming row, stream and sample of the first segment that differs, and which
-            segments it saw; or that its positions are ignored.
-        ConfigError: If the arguments' names do not tell how to call the model.
+        AssertionError: If a segment's logits differ. Names its row, stream and sample, and the
+            segments that leaked into it, or reports that positions are ignored.
+        ConfigError: If the calling convention cannot be inferred, or the check could not have
+            failed: no row has two segments, or replacing tokens hardly changes the logits.
     """
     logits_of = _logits_of(model, style)
+    _check_edges(batch)
     with torch.no_grad():
         packed = logits_of(batch)
-        for number, start in enumerate(segment_starts(batch).tolist()):
-            inside = _tokens_of(batch, number, start)
-            alone = logits_of(_alone(batch, number, inside))[0]
-            difference = float((packed.flatten(0, 1)[inside] - alone).abs().max())
-            # Written so that a NaN fails too.
-            if not difference <= atol:
-                why = _why(logits_of, batch, packed, number, atol)
+        rounding = _rounding(model, packed) if atol is None else atol
+        differences, change = _compare(logits_of, batch, packed)
+        tolerance = max(rounding, LEAST_SHARE * change)
+        is_told = change > LEAST_CONTRAST * tolerance
+        # In an inconclusive check, a difference far beyond rounding is still a failure.
+        limit = tolerance if is_told else LEAST_CONTRAST * tolerance
+        for number, difference in enumerate(differences):
+            # Negated, so that a NaN fails too.
+            if not difference <= limit:
+                why = _why(logits_of, batch, packed, number, tolerance)
                 raise AssertionError(
                     f"{_name(batch, number)} have logits that differ by {difference:.3g} from "
-                    f"those of the same tokens alone, more than atol={atol}; {why}"
+                    f"those of the same tokens alone, more than atol={tolerance:.3g}; {why}"
                 )
+    if not is_told:
+        raise ConfigError(
+            f"nothing could be told: other tokens before the last one of a segment move its logits "
+            f"by {change:.3g}, which must be more than {LEAST_CONTRAST:g} times what rounding may "
+            f"make, {tolerance:.3g}; is the head zero, or are the weights too small? Give the "
+            "model weights that matter, or check it in a finer type: model.float(), model.double()"
+        )
+
+
+def _check_edges(batch: dict[str, Any]) -> None:
+    """Refuse a batch without segments that could leak into each other.
+
+    Raises:
+        ConfigError: If no row holds two segments, or each has only one token.
+    """
+    rows, lengths = batch["segments"][:, 0], batch["segments"][:, 5]
+    most = int(rows.bincount().max()) if len(rows) else 0
+    if most < 2:
+        raise ConfigError(
+            "nothing could be told: the batch has no row with two segments "
+            f"({len(rows)} segments in {len(batch['tokens'])} rows), so there is no edge to see "
+            "over; take a batch of shorter samples or a larger max_seq_len"
+        )
+    if int(lengths.max()) < 2:
+        raise ConfigError(
+            "nothing could be told: every segment has a single token, so none shows what a change "
+            "of the tokens before does; take a batch with longer samples"
+        )
+
+
+def _rounding(model: Callable[..., Any], logits: torch.Tensor) -> float:
+    """Return the bound of a logit's rounding error, from the coarsest dtype involved."""
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    dtypes = {logits.dtype} | {each.dtype for each in parameters if each.dtype.is_floating_point}
+    if torch.is_autocast_enabled(logits.device.type):
+        dtypes.add(torch.get_autocast_dtype(logits.device.type))
+    epsilon = max(torch.finfo(dtype).eps for dtype in dtypes)
+    return ROUNDING * epsilon * float(logits.abs().max())
+
+
+def _compare(
+    logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor
+) -> tuple[list[float], float]:
+    """Compare the logits of each segment in its pack and alone, and measure a real change.
+
+    Returns:
+        The difference of each segment's logits, and the largest change of a last token's logits
+        when the tokens before it are replaced. The last token stays: a leak is between tokens.
+    """
+    lengths = batch["segments"][:, 5]
+    measured = set(lengths.argsort(descending=True, stable=True)[:MAX_MEASURED].tolist())
+    differences, change = [], 0.0
+    for number, start in enumerate(segment_starts(batch).tolist()):
+        inside = _tokens_of(batch, number, start)
+        alone = logits_of(_alone(batch, number, inside))[0]
+        differences.append(_moved(packed.flatten(0, 1)[inside], alone))
+        if number in measured and len(inside) > 1:
+            changed = _with_other_tokens(batch, inside[:-1])
+            other = logits_of(_alone(changed, number, inside))[0]
+            change = max(change, _moved(alone[-1], other[-1]))
+    return differences, change
 
 
 def _logits_of(model: Callable[..., Any], style: Style | None) -> LogitsOf:
@@ -105,10 +183,10 @@ def _logits_of(model: Callable[..., Any], style: Style | None) -> LogitsOf:
 
 
 def _guess_style(model: Callable[..., Any]) -> Style:
-    """Tell from the names of its arguments how a model is called.
+    """Infer the calling convention of a model from its argument names.
 
     Raises:
-        ConfigError: If they do not tell.
+        ConfigError: If the names match no convention.
     """
     names = inspect.signature(getattr(model, "forward", model)).parameters
     required = [
@@ -136,13 +214,13 @@ def _guess_style(model: Callable[..., Any]) -> Style:
 
 
 def _tokens_of(batch: dict[str, Any], number: int, start: int) -> torch.Tensor:
-    """Return where the tokens of a segment lie in the B * S, without its padding; (length,)."""
+    """Return the indices of a segment's tokens in the B * S, without padding; shape (length,)."""
     length = int(batch["segments"][number, 5])
     return torch.arange(start, start + length, device=batch["tokens"].device)
 
 
 def _alone(batch: dict[str, Any], number: int, inside: torch.Tensor) -> dict[str, Any]:
-    """Return a native batch of one segment and nothing else, B = 1."""
+    """Return a native batch of a single segment, B = 1."""
     length = len(inside)
     segment = batch["segments"][number : number + 1].clone()
     segment[:, 0] = 0
@@ -158,18 +236,17 @@ def _alone(batch: dict[str, Any], number: int, inside: torch.Tensor) -> dict[str
 
 
 def _name(batch: dict[str, Any], number: int) -> str:
-    """Name a segment by what it is."""
     row, stream, _, sample, start, length = batch["segments"][number].tolist()
     return f"row {row}: tokens {start} to {start + length} of stream {stream}, sample {sample}"
 
 
 def _why(
-    logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, number: int, atol: float
+    logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, number: int, tolerance: float
 ) -> str:
-    """Say why a segment's logits are not those that it has alone."""
+    """Return the reason why a segment's logits differ from those that it has alone."""
     if bool(packed.isnan().any()):
         return "the model's logits are NaN"
-    if _moved(packed, logits_of(batch)) > atol:
+    if _moved(packed, logits_of(batch)) > tolerance:
         return "two passes of the same batch differ, so nothing can be told: call model.eval()"
     starts = segment_starts(batch).tolist()
     inside = _tokens_of(batch, number, starts[number])
@@ -177,15 +254,15 @@ def _why(
     seen = []
     for other in _nearest_first(batch, number):
         changed = _with_other_tokens(batch, _tokens_of(batch, other, starts[other]))
-        if _moved(own, logits_of(changed).flatten(0, 1)[inside]) > atol:
+        if _moved(own, logits_of(changed).flatten(0, 1)[inside]) > tolerance:
             seen.append(_name(batch, other))
         if len(seen) == MAX_NAMED:
             break
     reasons = [f"the segment saw {name}" for name in seen]
-    # Other positions that begin with 0 as well, and lie in every table of positions.
+    # Different positions that still begin with 0 and lie within any position table.
     halved = batch | {"input_pos": batch["input_pos"] // 2}
     is_other = not torch.equal(halved["input_pos"], batch["input_pos"])
-    if is_other and _moved(packed, logits_of(halved)) <= atol:
+    if is_other and _moved(packed, logits_of(halved)) <= tolerance:
         reasons.append("the model ignores input_pos: its logits are the same with others")
     elif not seen:
         reasons.append("the segment saw no other, so the model does not use input_pos as it should")
@@ -193,14 +270,14 @@ def _why(
 
 
 def _nearest_first(batch: dict[str, Any], number: int) -> list[int]:
-    """Return the other segments: those of the row from the nearest on, then those of others."""
+    """Return the other segments: those of the same row by distance, then those of other rows."""
     rows = batch["segments"][:, 0].tolist()
     others = [other for other in range(len(rows)) if other != number]
     return sorted(others, key=lambda k: (rows[k] != rows[number], abs(k - number)))
 
 
 def _with_other_tokens(batch: dict[str, Any], inside: torch.Tensor) -> dict[str, Any]:
-    """Return the batch with every one of these tokens another, of those that the batch has."""
+    """Return the batch with each of these tokens replaced by a different token of the batch."""
     known = batch["tokens"].unique()  # sorted
     if len(known) == 1:
         known = torch.cat([known, known ^ 1])
@@ -212,5 +289,4 @@ def _with_other_tokens(batch: dict[str, Any], inside: torch.Tensor) -> dict[str,
 
 
 def _moved(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return the largest difference."""
     return float((before - after).abs().max())

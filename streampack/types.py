@@ -1,4 +1,4 @@
-"""The values that travel between rooms: rows of integers, never tokens.
+"""The values passed between packages: rows of integers, never tokens.
 
 A *segment row* has six columns::
 
@@ -7,8 +7,8 @@ A *segment row* has six columns::
       0      0     1812    700    1200   1900      ... and the rest of it, in another pack
       1      2        7     0      300    300      a whole sample, in the stream's third pass
 
-`total` is the sample's length after ``overflow`` and ``bos_id`` / ``eos_id``; it tells whether a
-segment ends its sample. Cost: 48 bytes a segment.
+`total` is the sample's length after ``overflow`` and ``bos_id`` / ``eos_id``. A segment ends its
+sample if start + length equals total. Cost: 48 bytes a segment.
 """
 
 from __future__ import annotations
@@ -19,23 +19,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "IGNORED",
-    "LENGTH",
-    "NUM_COLUMNS",
-    "PASS",
-    "SAMPLE",
-    "START",
-    "STREAM",
-    "TOTAL",
-    "BoolArray",
-    "Int64Array",
-    "IntArray",
-    "Packs",
-    "State",
-    "no_segments",
-]
-
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -45,17 +28,17 @@ STREAM, PASS, SAMPLE, START, LENGTH, TOTAL = range(6)
 NUM_COLUMNS = 6
 
 IGNORED = -100
-"""The label of a token that is no target: losses skip it."""
+"""Label of a token that is not a training target. Losses ignore it."""
 
 
 def no_segments() -> Int64Array:
-    """Return segment rows of no segment, shape (0, 6)."""
+    """Return an empty array of segment rows, shape (0, 6)."""
     return np.zeros((0, NUM_COLUMNS), np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packs:
-    """Packs in order: which segments lie in each, and nothing else.
+    """Packs in order, each a range of segment rows.
 
     >>> packs = Packs(segments=np.zeros((3, 6), np.int64), ends=np.array([2, 3]))
     >>> len(packs), len(packs[0]), len(packs[1])
@@ -77,7 +60,7 @@ class Packs:
         return self.segments[self.ends[pack - 1] if pack else 0 : self.ends[pack]]
 
     def slice(self, first: int, last: int) -> Packs:
-        """Return packs `first` to `last` - 1."""
+        """Return packs [first, last)."""
         if first == 0 and last == len(self.ends):
             return self
         begin = int(self.ends[first - 1]) if first else 0
@@ -87,12 +70,12 @@ class Packs:
 
     @staticmethod
     def none() -> Packs:
-        """Return no packs."""
+        """Return an empty sequence of packs."""
         return Packs(segments=no_segments(), ends=np.zeros(0, np.int64))
 
     @staticmethod
     def join(parts: list[Packs]) -> Packs:
-        """Return the packs of `parts`, one after the other."""
+        """Concatenate packs."""
         parts = [part for part in parts if len(part.ends)]
         if len(parts) < 2:
             return parts[0] if parts else Packs.none()

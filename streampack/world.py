@@ -1,4 +1,4 @@
-"""Where this process stands among the others: rank, node, and the device it feeds.
+"""The position of this process in the job: its rank, its node, and the device it feeds.
 
 With 2 nodes of 2 ranks and no replication::
 
@@ -6,15 +6,15 @@ With 2 nodes of 2 ranks and no replication::
     rank         0   1    2   3
     place        0   2    1   3        place = local_rank * num_nodes + node
 
-Places run over the nodes first, so that neighbouring device batches, which come from neighbouring
-lanes, go to different nodes: a node touches only its own lanes.
+Places are numbered across nodes first. Neighbouring device batches come from neighbouring lanes, so
+they land on different nodes, and each node reads only its own lanes.
 
-Who knows where this process stands, the first that does::
+The position comes from the first source available::
 
-    world=World(...)            whoever made the dataset
-    torch.distributed           once it is initialised; torchrun's variables may not contradict it
-    RANK, WORLD_SIZE            torchrun, and launchers that set what it sets
-    nobody                      it is alone
+    world=World(...)            given to the dataset
+    torch.distributed           if initialised; must agree with torchrun's variables
+    RANK, WORLD_SIZE            set by torchrun and compatible launchers
+    none of these               a job of one process
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from functools import cache
 from streampack.config import read_integer
 from streampack.errors import ConfigError
 
-__all__ = ["World"]
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One process among those that train together.
+    """One process of a training job.
 
     Raises:
-        ConfigError: If the numbers cannot belong to one job.
+        ConfigError: If the numbers are inconsistent.
 
     >>> World(rank=1, num_ranks=4, ranks_per_node=2).place
     2
     """
 
     rank: int = 0
-    """This process, from 0."""
+    """Rank of this process, from 0."""
     num_ranks: int = 1
-    """All processes."""
+    """Number of processes."""
     ranks_per_node: int | None = None
-    """Processes on one node; None: all of them."""
+    """Processes per node. None: all run on one node."""
     replication: int = 1
-    """Neighbouring ranks that get the same batches (tensor, sequence or pipeline parallel)."""
+    """Number of neighbouring ranks that receive the same batches (tensor, sequence or pipeline
+    parallelism)."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -82,15 +81,15 @@ class World:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], replication: int = 1) -> World:
-        """Ask torch.distributed, if it is initialised, and what torchrun sets; else it is alone.
+        """Read the position from torch.distributed or torchrun's variables; default to one process.
 
-        torchrun sets RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK. Without LOCAL_WORLD_SIZE
-        all ranks are taken to be on one node. SLURM's variables are not taken, as a job of many
-        tasks may be many trainings; there a warning is logged.
+        torchrun sets RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK. Without LOCAL_WORLD_SIZE,
+        all ranks are assumed to be on one node. SLURM's variables are ignored because the tasks of
+        a job may be separate trainings. If only they are set, a warning is logged.
 
         Raises:
-            ConfigError: If one of them is no integer, RANK or WORLD_SIZE is missing, or they do
-                not fit together, or not to torch.distributed.
+            ConfigError: If a variable is not an integer, only one of RANK and WORLD_SIZE is set,
+                the values are inconsistent, or they contradict torch.distributed.
 
         >>> World.from_env({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}).node
         0
@@ -123,7 +122,7 @@ class World:
         world = cls(
             rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication
         )
-        # Without LOCAL_WORLD_SIZE nothing says where nodes begin, so nothing contradicts it.
+        # Without LOCAL_WORLD_SIZE the node size is unknown, so LOCAL_RANK cannot be checked.
         if local_rank not in (None, rank % per_node) and "LOCAL_WORLD_SIZE" in env:
             raise ConfigError(
                 f"LOCAL_RANK={local_rank}, but RANK={rank} with LOCAL_WORLD_SIZE={per_node} is "
@@ -133,10 +132,10 @@ class World:
         return world
 
     def check_group(self) -> None:
-        """Refuse to go on as another rank than torch.distributed says by now.
+        """Check that torch.distributed still reports this rank and world size.
 
         Raises:
-            ConfigError: If it was initialised after this was found, and differs.
+            ConfigError: If it was initialised after this World was made, with other values.
         """
         group = _process_group()
         if group is not None and group != (self.rank, self.num_ranks):
@@ -148,27 +147,27 @@ class World:
 
     @property
     def num_local_ranks(self) -> int:
-        """Processes on this rank's node, as on every other."""
+        """Number of ranks per node."""
         return self.num_ranks if self.ranks_per_node is None else self.ranks_per_node
 
     @property
     def node(self) -> int:
-        """The node that this rank runs on."""
+        """Node of this rank, from 0."""
         return self.rank // self.num_local_ranks
 
     @property
     def num_nodes(self) -> int:
-        """All nodes."""
+        """Number of nodes."""
         return self.num_ranks // self.num_local_ranks
 
     @property
     def num_devices(self) -> int:
-        """Groups of ranks that get batches of their own; num_ranks without replication."""
+        """Number of groups of ranks that receive distinct batches: num_ranks / replication."""
         return self.num_ranks // self.replication
 
     @property
     def place(self) -> int:
-        """Which device batch of every `num_devices` this rank takes."""
+        """Index of this rank's batch within each round of `num_devices` device batches."""
         device = self.rank // self.replication
         devices_per_node = max(self.num_local_ranks // self.replication, 1)
         num_groups = self.num_devices // devices_per_node
@@ -176,8 +175,8 @@ class World:
 
 
 def _process_group() -> tuple[int, int] | None:
-    """Return the rank and the size that torch.distributed says; None: it is not initialised."""
-    # Never imported here: whoever initialised it has done so.
+    """Return rank and world size from torch.distributed; None if it is not initialised."""
+    # Not imported here: if the process group exists, the module is already loaded.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -186,7 +185,7 @@ def _process_group() -> tuple[int, int] | None:
 
 @cache
 def _tell_of_slurm(task: str | None, num_tasks: str | None) -> None:
-    """Warn of tasks that would all train on the same data; once a process."""
+    """Warn, once per process, about SLURM tasks that would all train on the same data."""
     if task is None or num_tasks in (None, "1"):
         return
     logger.warning(

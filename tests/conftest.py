@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from streampack import Stream
+from streampack.mds.mosaic import MDSWriter
+from tests.helpers.batches import LENGTHS
+from tests.helpers.builders import stream_of
 
 # Tests share a machine with their own workers and compile kernels at a first call: a deadline per
 # example would measure that. Derandomised, so that a red test stays red until it is mended.
@@ -14,7 +22,7 @@ settings.register_profile(
     "streampack",
     deadline=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=int(os.environ.get("STREAMPACK_TEST_EXAMPLES", "60")),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("streampack")
@@ -24,11 +32,11 @@ settings.load_profile("streampack")
 LONGEST = (
     "test_worlds_torchrun.py",
     "test_trainers.py",
-    "test_faults_simulation.py",
+    "test_simulation.py",
     "test_examples.py",
-    "test_faults_disk.py",
+    "test_disk.py",
     "test_benchmarks.py",
-    "test_faults_hostile.py",
+    "test_hostile.py",
 )
 
 
@@ -45,3 +53,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["plain", "mask", "labels"])
+def stream(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
+    """A stream without, and two with a word on which tokens are targets."""
+    folder = tmp_path_factory.mktemp("stream") / "s"
+    if request.param == "plain":
+        yield stream_of(folder, LENGTHS)
+        return
+    name = {"mask": "loss_mask", "labels": "labels"}[request.param]
+    with MDSWriter(
+        out=str(folder), columns={"tokens": "ndarray:int32", name: "ndarray:int32"}
+    ) as writer:
+        for number, length in enumerate(LENGTHS):
+            tokens = np.arange(number, number + length, dtype=np.int32)
+            is_target = tokens % 3 > 0
+            values = is_target if name == "loss_mask" else np.where(is_target, tokens, -100)
+            writer.write({"tokens": tokens, name: values.astype(np.int32)})
+    shifted = {} if name == "loss_mask" else {"labels_shifted": False}
+    yield Stream(local=str(folder), **{name: name}, **shifted)

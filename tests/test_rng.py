@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def test_the_numbers_are_those_that_states_on_disk_rely_on():
     assert permutation(8, 9176, "shuffle", 1, 2).tolist() == [6, 0, 1, 7, 3, 5, 2, 4]
 
 
+@pytest.mark.processes
 def test_another_hash_seed_gives_the_same_numbers():
     code = "from streampack.rng import permutation; print(permutation(9, 17, 'here', 3).tolist())"
     outputs = {

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from packs import native_batch
 from torch import nn
 from torch.nn import functional
 
-from streampack.assemble import make_batch
+from streampack.batch.batch import make_batch
 from streampack.errors import ConfigError
-from streampack.read import Rows
+from streampack.gather.gather import Rows
 from streampack.testing import assert_no_leak
 from streampack.types import Packs
+from tests.helpers.packs import native_batch
 
 VOCABULARY, DIM, HEADS, MAX_POSITION = 64, 32, 4, 64
 
@@ -248,6 +249,7 @@ class HasNoPositions(nn.Module):
         raise AssertionError(f"called with {input_ids.shape}, {attention_mask.shape}")
 
 
+@pytest.mark.processes
 def test_a_model_of_transformers_without_position_ids_is_told_so() -> None:
     with pytest.raises(ConfigError, match="HasNoPositions takes input_ids but no position_ids, so"):
         assert_no_leak(HasNoPositions(), packed("restart"))
@@ -267,3 +269,88 @@ def test_padding_within_segments_is_no_leak() -> None:
     assert_no_leak(TinyDecoder(), native_batch([[7, 9], [3, 2, 1]], 24, multiple=4))
     with pytest.raises(AssertionError, match="the segment saw row 0"):
         assert_no_leak(SeesAll(), native_batch([[7, 9], [3, 2, 1]], 24, multiple=4))
+
+
+# The size of a real change: what could be told.
+
+
+class Scaled(TinyDecoder):
+    """All weights times a factor, and a mask of ones if it leaks."""
+
+    def __init__(self, scale: float, *, leaks: bool) -> None:
+        super().__init__()
+        self.leaks = leaks
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter *= scale
+
+    def forward(
+        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
+    ) -> torch.Tensor:
+        seen = torch.ones_like(mask).tril() if self.leaks else mask
+        return super().forward(tokens, mask=seen, input_pos=input_pos)
+
+
+SCALES = [10.0, 1.0, 0.1, 0.03, 0.01, 1e-3, 1e-5, 0.0]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_leak_never_passes_and_a_clean_model_is_never_accused(
+    scale: float, dtype: torch.dtype
+) -> None:
+    batch = packed("restart")
+    with pytest.raises((AssertionError, ConfigError)):
+        assert_no_leak(Scaled(scale, leaks=True).to(dtype), batch)
+    with contextlib.suppress(ConfigError):  # nothing could be told
+        assert_no_leak(Scaled(scale, leaks=False).to(dtype), batch)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 0.03])
+def test_small_weights_are_told_in_a_finer_type(scale: float) -> None:
+    assert_no_leak(Scaled(scale, leaks=False).double(), packed("restart"))
+    with pytest.raises(AssertionError, match="the segment saw row 0"):
+        assert_no_leak(Scaled(scale, leaks=True).double(), packed("restart"))
+
+
+def test_weights_that_drown_in_rounding_are_an_error_whose_way_out_works() -> None:
+    model = Scaled(0.1, leaks=True).to(torch.bfloat16)
+    with pytest.raises(
+        ConfigError, match=r"nothing could be told: .* move its logits by .*model\.float"
+    ):
+        assert_no_leak(model, packed("restart"))
+    with pytest.raises(AssertionError, match="the segment saw"):
+        assert_no_leak(model.float(), packed("restart"))
+
+
+class ZeroHead(SeesAll):
+    """Before its first step, as some recipes initialise it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.out.weight)
+
+
+def test_a_head_of_zeros_tells_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"move its logits by 0, .*is the head zero"):
+        assert_no_leak(ZeroHead(), packed("restart"))
+
+
+def test_a_tolerance_over_the_real_change_tells_nothing() -> None:
+    with pytest.raises(ConfigError, match="what rounding may make, 100"):
+        assert_no_leak(SeesAll(), packed("restart"), atol=100.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[20], [7]], r"no row with two segments \(2 segments in 2 rows\)"),
+        ([[], []], r"no row with two segments \(0 segments in 2 rows\)"),
+        ([[1, 1, 1]], "every segment has a single token"),
+    ],
+)
+def test_a_batch_without_edges_tells_nothing(rows: list[list[int]], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"nothing could be told: .*{message}"):
+        assert_no_leak(SeesAll(), native_batch(rows, 24))
+    with pytest.raises(AssertionError, match="the segment saw"):
+        assert_no_leak(SeesAll(), native_batch([[5, 1, 7], []], 24))

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, each loaded only when it is called."""
+"""The command line: one file per verb, imported only when the verb is called."""
 
 from __future__ import annotations
 

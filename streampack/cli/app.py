@@ -1,16 +1,20 @@
-"""The verbs, and the two lines that a person sees of an error.
+"""The verbs of the command line, and its error output.
 
 ::
 
     streampack --help        reads the table below, imports nothing else
-    streampack run x.yaml    imports streampack.cli.run, and what that needs
+    streampack run x.yaml    imports streampack.cli.run, and its dependencies
+    Ctrl-C                   one line, exit code 130
 
-Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is not touched.
+Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is not imported.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -21,11 +25,11 @@ from typer.main import get_command
 
 from streampack.errors import StreampackError
 
-__all__ = ["build_app", "main"]
+SYSTEM_ERROR = 1
+USER_ERROR = 2  # the usual exit code for wrong arguments
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
-USER_ERROR = 2  # the exit code of a wrong argument, here as in any other program
-
-# Verbs that are more than a file, or are no name of one.
+# Verbs whose module has another name.
 FOLDERS = {"demo": "demo.command", "compare-packers": "compare_packers"}
 
 VERBS = {
@@ -39,23 +43,59 @@ VERBS = {
 }
 
 
+# Former option names: still accepted, but not shown.
+RENAMED = {"--column": "--tokens", "--dtype": "--tokens-dtype"}
+# Python arguments whose option has another name.
+ARGUMENTS = {"column": "tokens", "dtype": "tokens_dtype", "num_processes": "processes"}
+ARGUMENTS |= {"extra_fields": "extra"}
+PATHS = dict.fromkeys(("local", "remote", "path", "paths"), "PATH")  # where it is not an option
+
+
 class VerbGroup(TyperGroup):
-    """A group that knows its verbs by name and imports one when it is called."""
+    """A command group that imports a verb's module only when the verb is called."""
 
     def __init__(self, **options: Any) -> None:
-        # For the help page a name and a line are enough.
+        # The help page needs only names and summaries.
         stubs = {name: TyperCommand(name, help=summary) for name, summary in VERBS.items()}
         super().__init__(**{**options, "commands": stubs})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the real command in place of its stub, then go on as every group does."""
+        """Replace a verb's stub by its real command, then resolve as usual."""
         if args[0] in VERBS:
             self.commands[args[0]] = load_verb(args[0])
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [args[0], *map(_current_name, args[1:])])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call a verb; its errors are reworded for the command line, an interrupt is one line."""
+        try:
+            return super().invoke(ctx)
+        except StreampackError as error:
+            error.args = (_in_words_of(self.commands[ctx.invoked_subcommand], str(error)),)
+            raise
+        except KeyboardInterrupt as interrupt:
+            _show(f"interrupted{''.join(f': {each}' for each in interrupt.args)}")
+            raise typer.Exit(INTERRUPTED) from interrupt
+
+
+def _current_name(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{RENAMED.get(name, name)}{equals}{value}"
+
+
+def _in_words_of(command: Any, text: str) -> str:
+    """Reword a message of the package in terms of a verb's options or config keys."""
+    words = import_module("streampack.cli.wording")
+    names = {each.name: each.opts[0] for each in command.params}
+    if "config" in names:
+        keys = import_module("streampack.cli.config").all_keys()
+        return str(words.in_words_of_config(text, keys))
+    options = {name: option for name, option in names.items() if option.startswith("--")}
+    options |= {name: options[given] for name, given in ARGUMENTS.items() if given in options}
+    return str(words.in_words_of_options(text, PATHS | options))
 
 
 def load_verb(name: str) -> Any:
-    """Import a verb's module and return its command."""
+    """Import a verb's module, and return its command."""
     module = f"streampack.cli.{FOLDERS.get(name, name)}"
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.command(name)(getattr(import_module(module), name.replace("-", "_")))
@@ -63,7 +103,7 @@ def load_verb(name: str) -> Any:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and leave."""
+    """Print the version and exit."""
     if wanted:
         Console().print(import_module("streampack").__version__, highlight=False)
         raise typer.Exit
@@ -92,10 +132,39 @@ def build_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; streampack's own errors are one red line and exit code 2."""
+    """Run the command line; an error is printed as one red line.
+
+    The exit code is 2 for streampack's own errors and 1 for system errors, such as a full disk.
+    """
     try:
-        build_app()(prog_name="streampack")
+        try:
+            build_app()(prog_name="streampack")
+        finally:
+            sys.stdout.flush()  # a failure at interpreter exit would print a traceback
     except StreampackError as error:
-        console = Console(stderr=True)
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(USER_ERROR)
+        _fail(str(error), USER_ERROR)
+    except OSError as error:
+        _drop_output()
+        way_out = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            way_out = "; free space there, or write elsewhere: nothing unfinished is left as whole"
+        _fail(f"{error}{way_out}", SYSTEM_ERROR)
+
+
+def _fail(text: str, code: int) -> None:
+    with suppress(OSError):  # stderr may go to the same full disk
+        _show(f"error: {text}")
+    sys.exit(code)
+
+
+def _show(line: str) -> None:
+    console = Console(stderr=True)
+    console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _drop_output() -> None:
+    """Discard output that could not be written: Python would try again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

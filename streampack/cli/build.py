@@ -1,4 +1,4 @@
-"""From a checked config to the objects it speaks of; nothing is decided here.
+"""Build the dataset and streams of a checked config.
 
 Cost: importing torch and MosaicML Streaming, a few seconds.
 """
@@ -10,12 +10,10 @@ from typing import Any
 
 from streampack.cli.config import RunConfig
 from streampack.errors import ConfigError
-from streampack.load import PackedStreamingDataset
-from streampack.load.sources import make_named_stream
+from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
+from streampack.streams.registry import make_named_stream
 from streampack.world import World
-
-__all__ = ["build_dataset", "build_streams"]
 
 
 def build_dataset(
@@ -24,13 +22,13 @@ def build_dataset(
     """Return the dataset that a config describes.
 
     Args:
-        config: What was read.
-        path: The file it came from, for messages.
-        world: The process among others that it is for; None: this one.
+        config: The checked config.
+        path: Its file, for messages.
+        world: The rank to build for; None: this process.
 
     Raises:
         ConfigError: If its weights, sizes or buffers cannot work together.
-        DataError: If a stream is not there, or not what it should be.
+        DataError: If a stream is missing or invalid.
     """
     try:
         return PackedStreamingDataset(
@@ -47,7 +45,7 @@ def build_dataset(
 
 
 def build_streams(config: RunConfig) -> list[Any]:
-    """Return the streams that a config describes; an error names the one it is about."""
+    """Return the streams that a config describes; an error names its stream."""
     streams: list[Any] = []
     for number, described in enumerate(config.streams):
         arguments, more = described.arguments(), described.stream_config

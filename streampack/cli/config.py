@@ -1,14 +1,14 @@
-"""A run as YAML: the configs of the package, one list of streams, and where each mistake is.
+"""The YAML config of a run: its schema, and error messages that name the place of each mistake.
 
 ::
 
     configs/x.yaml: streams.0.repat: unknown key (got 2) - did you mean 'repeat'?
-         file          place             what             way out
+         file          place             error            suggestion
 
-The models check and build nothing. The four configs are the classes of ``streampack.config``
-themselves, so that a key means the same in YAML and in Python.
+The models only validate; they build nothing. The four configs are the classes of
+``streampack.config`` themselves, so a key means the same in YAML and in Python.
 
-Cost: pydantic, a fifth of a second; only the verbs that read a config import it.
+Cost: importing pydantic, a fifth of a second; only the verbs that read a config import it.
 """
 
 from __future__ import annotations
@@ -23,68 +23,70 @@ from typing import Any, get_args, get_type_hints
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from streampack._paths import local_path
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
-from streampack.paths import home_path
-
-__all__ = ["RunConfig", "StreamConfig", "read_config"]
 
 Place = Sequence[int | str]
 
 
 class StreamConfig(BaseModel):
-    """One stream: the arguments of ``streampack.Stream``, or of the class that it names."""
+    """One stream: the arguments of ``streampack.Stream``, or of the class in `stream_name`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str | None = None
-    """What tables call it; None: the last part of its path."""
+    """Name in tables and messages; None: the last part of its path."""
     remote: str | None = None
-    """Where its shards are: a path, or a URL that MosaicML Streaming can fetch."""
+    """Location of its shards: a path, or a URL that MosaicML Streaming can fetch."""
     local: str | None = None
-    """Where its shards lie on this machine, or are cached."""
+    """Folder of its shards on this machine, or the cache for remote ones."""
     split: str | None = None
     """A subfolder of both."""
     proportion: float | None = None
-    """Its part of an epoch, relative to the other streams' proportions."""
+    """Its share of an epoch, relative to the other streams' proportions."""
     repeat: float | None = None
-    """How often an epoch takes each of its samples."""
+    """Number of times that an epoch takes each of its samples."""
     choose: int | None = None
-    """How many samples (or tokens) of it an epoch takes."""
+    """Number of its samples (or tokens) in an epoch."""
     download_retry: int | None = None
-    """Tries per file."""
+    """Download attempts per file."""
     download_timeout: float | None = None
     """Seconds per file."""
     validate_hash: str | None = None
-    """Hash to check shards against, e.g. sha1."""
+    """Hash algorithm to verify shards with, e.g. sha1."""
     keep_zip: bool | None = None
-    """Keep the compressed file beside the decompressed one."""
+    """Keep the compressed file next to the decompressed one."""
     tokens: str | None = None
     """Column of the token ids."""
     tokens_dtype: str | None = None
     """Integer type of the ids in a column of bytes."""
     labels: str | None = None
-    """Column of labels, where the stream brings its own."""
+    """Column of labels, if the stream has its own."""
     labels_dtype: str | None = None
     """Integer type of labels in a column of bytes; None: that of the tokens."""
     labels_shifted: bool | None = None
-    """Whether labels[i] is the target of token i + 1; None: look."""
+    """Whether labels[i] is the target of token i + 1; None: detect it."""
     loss_mask: str | None = None
-    """Column that says which tokens are targets."""
+    """Column that marks the tokens that are targets."""
     loss_mask_dtype: str | None = None
     """Integer type of a loss mask in a column of bytes; None: that of the tokens."""
+    check_remote: bool = False
+    """Fetch index.json again at every start, and refuse a cache of another version of it."""
+    check_dtypes: bool = True
+    """Whether to refuse an integer type that the values in a column of bytes contradict."""
     stream_name: str | None = None
     """A class in MosaicML's ``streams_registry`` that an installed package registers."""
     stream_config: dict[str, Any] | None = None
-    """More arguments of that class."""
+    """Further arguments of that class."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return what was written, as keyword arguments of ``Stream`` or of the named class."""
+        """Return the keys that were set, as arguments of ``Stream`` or of the named class."""
         return self.model_dump(exclude_unset=True, exclude={"stream_name", "stream_config"})
 
 
 class RunConfig(BaseModel):
-    """What ``streampack run`` needs: the streams, how to mix and pack them, and for whom."""
+    """The config of ``streampack run``: streams, mixing, packing, buffers and batches."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -93,23 +95,23 @@ class RunConfig(BaseModel):
     packing: Packing
     """How samples share packs."""
     mixing: Mixing = Mixing()
-    """How many of each stream, and in which batches."""
+    """The share of each stream, and the batches it appears in."""
     order: Order = Order()
-    """Which sample comes next."""
+    """The order of samples."""
     buffers: Buffers = Buffers()
-    """How much may be resident at once."""
+    """Memory limits."""
     batch_size: int = Field(default=1, ge=1)
     """Packs per batch and rank."""
     num_workers: int = Field(default=0, ge=0)
-    """Processes that read; 0: threads of this one."""
+    """Reading processes; 0: threads of this process."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key written twice, where PyYAML would keep the last one silently."""
+    """A YAML loader that refuses duplicate keys; PyYAML would silently keep the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Return a mapping as it is written, once its keys are known to differ."""
-        # Not when it is constructed: by then ``<<: *base`` may have put others' keys before these.
+        """Return a mapping node after checking that its keys are distinct."""
+        # Not on construction: by then ``<<: *base`` may have inserted the keys of another mapping.
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         keys = [(key.tag, key.value) for key, _ in node.value]
         for index, (key, (key_node, _)) in enumerate(zip(keys, node.value, strict=True)):
@@ -119,13 +121,13 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_number(self, node: Any) -> int | float:
-        """Return a float, or the int that it is: 1e3 is a count."""
+        """Return a float, or an int if it is integral: 1e3 is a count."""
         number: float = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
 
 
 FLOAT = "tag:yaml.org,2002:float"
-# PyYAML takes 1e3 for text, as YAML 1.1 did.
+# PyYAML reads 1e3 as text, following YAML 1.1.
 _Loader.add_implicit_resolver(
     FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -136,14 +138,14 @@ def read_config(path: Path) -> RunConfig:
     """Read and check a run's YAML.
 
     Raises:
-        ConfigError: If the file cannot be read, is no YAML, or says something impossible. One line
-            for each mistake, with the file and the place in it.
+        ConfigError: If the file cannot be read, is not YAML, or has invalid values. The message has
+            a line for each mistake, with the file and the place in it.
     """
+    file = local_path(path, "config")  # a shell leaves the `~` of --config=~/x.yaml as it is
     try:
-        # A shell leaves the `~` of --config=~/x.yaml as it is.
-        text = Path(home_path(path)).read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
         written = yaml.load(text, Loader=_Loader)
-        # Checked as JSON: that is where pydantic takes no text for a number, as the classes do.
+        # Validated as JSON: in that mode pydantic refuses text for a number, as the classes do.
         as_json = json.dumps(written, default=str)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -159,7 +161,7 @@ def read_config(path: Path) -> RunConfig:
 
 
 def _explain(mistake: Any) -> str:
-    """Say one of pydantic's findings the way the rest of the package says things."""
+    """Word one of pydantic's errors in the style of the package's messages."""
     place, given = mistake["loc"], mistake["input"]
     where = ".".join(str(part) for part in place) or "the file"
     match mistake["type"]:
@@ -174,7 +176,7 @@ def _explain(mistake: Any) -> str:
         case "value_error":
             return f"{where}: {mistake['ctx']['error']}"
         case "list_type":
-            # As MosaicML's YAML has it: the streams' names as keys.
+            # MosaicML's YAML has a mapping here, with the streams' names as keys.
             return f"{where}: must be a list; write each as - {{name: code, ...}} (got {given!r})"
         case "too_short":
             return f"{where}: is empty; give at least one"
@@ -187,8 +189,18 @@ def _explain(mistake: Any) -> str:
     return f"{where}: {what} (got {given!r})"
 
 
+def all_keys() -> set[str]:
+    """Return all keys of a config, for messages."""
+    sections = [f.annotation for f in RunConfig.model_fields.values() if is_dataclass(f.annotation)]
+    return {
+        *RunConfig.model_fields,
+        *StreamConfig.model_fields,
+        *(field.name for section in sections for field in fields(section)),
+    }
+
+
 def _class_at(place: Place) -> Any:
-    """Return the model or config that holds the keys at a place of the file."""
+    """Return the model or config class at a place in the file."""
     if not place:
         return RunConfig
     return (
@@ -197,11 +209,11 @@ def _class_at(place: Place) -> Any:
 
 
 def _known_keys(place: Place) -> list[str]:
-    """Return the keys that may be written at a place."""
+    """Return the valid keys at a place in the file."""
     holder = _class_at(place)
     return [f.name for f in fields(holder)] if is_dataclass(holder) else list(holder.model_fields)
 
 
 def _words(place: Place) -> tuple[str, ...]:
-    """Return the words that a key of fixed choices accepts."""
+    """Return the choices of a key with fixed choices."""
     return get_args(get_type_hints(_class_at(place[:-1]))[str(place[-1])])

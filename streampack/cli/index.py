@@ -1,12 +1,12 @@
-"""``streampack index PATHS``: length files for streams that were written without.
+"""``streampack index PATHS``: write length files, with hashes, for streams that have none.
 
 ::
 
-    PATH/index.json, PATH/*/index.json  -->  a lengths.bin beside each
+    PATH/index.json, PATH/*/index.json  -->  a lengths.bin next to each
     s3://bucket/stream/index.json       -->  s3://bucket/stream/lengths.bin, or --keep-local
 
-Cost: one reading of each stream; shards are decompressed one at a time. The room that writes is
-loaded at the first use of a name of it, so that the help page comes at once.
+Cost: each stream is read once; shards are decompressed one at a time. `streampack.write` is
+imported lazily, so that the help page appears immediately.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from typer import Argument, Option
 
 from streampack import write as room
+from streampack._paths import folder_of
 from streampack.errors import ConfigError
-from streampack.paths import folder_of
-
-__all__ = ["index"]
 
 
 def index(
     paths: Annotated[
         list[str], Argument(help="Folders that hold streams, or the URLs of remote streams.")
     ],
-    column: Annotated[
-        str | None, Option(help="The token column; by default tokens or input_ids.")
+    tokens: Annotated[
+        str | None, Option(help="Column of the token ids; by default tokens or input_ids.")
     ] = None,
     tokens_dtype: Annotated[
         str | None, Option(help="Integer type of the ids in a column of bytes.")
@@ -42,7 +40,7 @@ def index(
         bool, Option("--keep-local", help="Keep the length file in --local; do not upload it.")
     ] = False,
 ) -> None:
-    """Write the length files of streams that have none."""
+    """Write the length files of streams that have none, with hashes where index.json has none."""
     remotes = [path for path in paths if folder_of(path) is None]
     if (local is not None or keep_local) and (len(remotes) != 1 or len(paths) != 1):
         raise ConfigError(
@@ -56,7 +54,7 @@ def index(
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in paths:
-            told = (column, tokens_dtype, lambda n: bar.advance(task, n))
+            told = (tokens, tokens_dtype, lambda n: bar.advance(task, n))
             folder = folder_of(path)
             if folder is None:
                 written += [

@@ -1,9 +1,9 @@
-"""``streampack inspect PATH``: what a stream holds, and what one of its packs looks like.
+"""``streampack inspect PATH``: show a stream's contents and one of its packs.
 
 ::
 
     inspect --help    this file
-    inspect PATH      streampack.cli.show_stream, and what that needs
+    inspect PATH      streampack.cli.show_stream, and its dependencies
 
 Cost: seconds; without a length file, the first shards are fetched and decompressed.
 """
@@ -16,8 +16,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-__all__ = ["inspect"]
-
 
 def inspect(
     path: Annotated[str, Argument(help="The stream's folder, or the URL of a remote one.")],
@@ -25,11 +23,15 @@ def inspect(
     tokenizer: Annotated[
         Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
     ] = None,
-    tokens: Annotated[str, Option(help="Column of the token ids.")] = "tokens",
+    split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None,
+    tokens: Annotated[
+        str, Option(help="Column of the token ids; as the default, input_ids is found too.")
+    ] = "tokens",
     tokens_dtype: Annotated[
         str | None, Option(help="Integer type of the ids in a column of bytes.")
     ] = None,
 ) -> None:
     """Show a stream: its shards, its lengths, one of its packs."""
     work = import_module("streampack.cli.show_stream")
-    work.show_stream(path, pack, tokenizer, tokens, tokens_dtype)
+    columns = {"split": split, "tokens": tokens, "tokens_dtype": tokens_dtype}
+    work.show_stream(path, pack, tokenizer, columns)

@@ -1,9 +1,9 @@
-"""``streampack run CONFIG``: everything but the model, with a table that moves.
+"""``streampack run CONFIG``: iterate the loader without a model, with a live table.
 
 ::
 
     run --help    this file
-    run CONFIG    streampack.cli.take_batches, and what that needs
+    run CONFIG    streampack.cli.take_batches, and its dependencies
 
 Cost: that of the loader; the table takes about a hundredth of one core.
 """
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
-
-__all__ = ["run"]
 
 
 def run(

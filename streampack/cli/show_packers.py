@@ -1,22 +1,23 @@
-"""Every packer on the same lengths: the work of ``streampack compare-packers``.
+"""Every packer on the same lengths: the implementation of ``streampack compare-packers``.
 
 ::
 
-    made-up lengths, lengths of streams --each packer--> a table for each, or one of Markdown
+    synthetic lengths, lengths of streams --each packer--> a table for each, or one of Markdown
 
-Cost: about ten seconds for each kind of lengths; of a stream, its length file is read, or where
-there is none the heads of its shards.
+Cost: about ten seconds for each kind of lengths. For a stream, its length file is read, or the
+headers of its shards if it has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from streampack.cli.show_stream import open_path
 from streampack.errors import ConfigError, suggest
-from streampack.paths import folder_of
 from streampack.report import (
     KINDS,
     packer_markdown,
@@ -26,30 +27,33 @@ from streampack.report import (
     synthetic_lengths,
 )
 from streampack.rng import permutation
-from streampack.streams import Stream, open_stream
+from streampack.streams import MdsStream
 from streampack.types import Int64Array
 
-__all__ = ["show_packers"]
+
+def open_paths(paths: Sequence[str], columns: Mapping[str, Any]) -> list[MdsStream]:
+    """Open the stream at each path; see `show_stream.open_path`."""
+    return [open_path(path, columns) for path in paths]
 
 
 def show_packers(
     sizes: Sequence[int],
     num_samples: int,
-    streams: Sequence[str],
+    streams: Sequence[MdsStream],
     kinds: Sequence[str] | None,
     as_markdown: bool,
 ) -> None:
-    """Pack lengths with every packer and print what came out.
+    """Pack lengths with every packer and print the results.
 
     Args:
         sizes: Tokens in a pack, one or several.
-        num_samples: Samples of each kind of lengths, at most.
-        streams: Folders or URLs of streams.
-        kinds: Which made-up lengths; None: all, but none where streams are named.
-        as_markdown: One table of Markdown, not tables for a terminal.
+        num_samples: Most samples of each kind of lengths.
+        streams: Streams whose lengths are packed too.
+        kinds: Kinds of synthetic lengths; None: all, or none if there are streams.
+        as_markdown: Print one Markdown table instead of tables for a terminal.
 
     Raises:
-        ConfigError: If a kind is not known.
+        ConfigError: If a kind is unknown.
     """
     console = Console()
     found = {}
@@ -67,21 +71,18 @@ def show_packers(
 
 
 def _all_lengths(
-    num_samples: int, streams: Sequence[str], kinds: Sequence[str] | None
+    num_samples: int, streams: Sequence[MdsStream], kinds: Sequence[str] | None
 ) -> Iterator[tuple[str, Int64Array]]:
-    """Yield a name and lengths in tokens, one after the other."""
+    """Yield names and lengths in tokens."""
     for kind in kinds or ([] if streams else KINDS):
         if kind not in KINDS:
             raise ConfigError(
                 f"kind={kind!r} is not one of {'|'.join(KINDS)}{suggest(kind, KINDS)}"
             )
         yield kind, synthetic_lengths(kind, num_samples)
-    for path in streams:
-        folder = folder_of(path)
-        described = Stream(remote=path if folder is None else None, local=folder)
-        stream = open_stream(described, 0)
+    for stream in streams:
         parts = [stream.shard_lengths(shard) for shard in range(stream.num_shards)]
         lengths = np.concatenate(parts).astype(np.int64)
-        # Training shuffles; samples in the order in which they are stored may be sorted.
+        # Shuffled, as in training: in stored order, lengths may be sorted.
         order = permutation(len(lengths), 0, "compare-packers")
         yield stream.name, lengths[order[:num_samples]]

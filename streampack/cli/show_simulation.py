@@ -1,10 +1,10 @@
-"""What a run will give, before it runs: the work of ``streampack simulate``.
+"""Simulate a run from its config: the implementation of ``streampack simulate``.
 
 ::
 
     config --> dataset --> streampack.report.simulate --> a table, or one JSON line
 
-Cost: planning, some 0.4 us a sample.
+Cost: planning, about 0.4 us per sample.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from streampack.cli.config import read_config
 from streampack.report import simulate, simulation_view
 from streampack.world import World
 
-__all__ = ["show_simulation"]
-
 
 def show_simulation(
     config: Path, steps: int | None, ranks: tuple[int, int | None], as_json: bool
 ) -> None:
-    """Plan the batches that a config describes, and print what they will be.
+    """Plan the batches of a config, and print their statistics.
 
     Args:
         config: The run's YAML.
         steps: Batches of each rank; None: one epoch.
-        ranks: How many train together, and how many of them on a node; None: all.
-        as_json: Whether to print one JSON line, and no table.
+        ranks: Number of ranks, and of ranks per node; None: all on one node.
+        as_json: Print one JSON line instead of a table.
 
     Raises:
-        ConfigError: If the config cannot work.
-        DataError: If a stream is not what it should be.
+        ConfigError: If the config is invalid.
+        DataError: If a stream is invalid.
     """
     described = read_config(config)
     world = World(num_ranks=ranks[0], ranks_per_node=ranks[1])

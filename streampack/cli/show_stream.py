@@ -1,10 +1,10 @@
-"""What a stream holds, and what one of its packs looks like: the work of ``streampack inspect``.
+"""A stream's contents and one of its packs: the implementation of ``streampack inspect``.
 
 ::
 
-    index.json ----------> shards, columns            at once
+    index.json -----------> shards, columns            immediately
     length file, or the
-    heads of some shards -> lengths                    the first 16 shards where there is none
+    headers of shards ----> lengths                    the first 16 shards without a length file
     the first shards -----> one pack, decoded          a few samples
 
 Cost: seconds; without a length file, the first shards are fetched and decompressed.
@@ -12,7 +12,9 @@ Cost: seconds; without a length file, the first shards are fetched and decompres
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -21,52 +23,58 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from streampack._paths import folder_of
 from streampack.config import Packing
+from streampack.gather.gather import Gatherer
 from streampack.pack import fit_samples, make_packer
-from streampack.paths import folder_of
-from streampack.read import Gatherer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
-from streampack.streams import OpenStream, Stream, open_stream
+from streampack.streams import MdsStream, Stream, open_stream
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.rows import load_tokenizer
 
-__all__ = ["show_stream"]
-
 MAX_SHARDS_SHOWN = 10
-MAX_SHARDS_READ = 16
+MAX_SHARDS_READ = 16  # of shards to fetch or decompress
+MAX_SAMPLES_READ = 1_000_000  # of memory-mapped shards: a few seconds
+DIGITS_SHOWN = 3  # of an estimate
 BAR_WIDTH = 96
-MARGIN = 32  # beside the bar
+MARGIN = 32  # columns next to the bar
 CHARACTERS_SHOWN = 160  # of each segment
 
 
-def show_stream(
-    path: str, pack: int, tokenizer: Path | None, tokens: str, tokens_dtype: str | None
-) -> None:
-    """Print what a stream holds.
+def open_path(path: str, columns: Mapping[str, Any]) -> MdsStream:
+    """Open the stream at a path.
+
+    Args:
+        path: The stream's folder, or the URL of a remote one.
+        columns: The arguments split, tokens and tokens_dtype of `Stream`.
+
+    Raises:
+        ConfigError: If an argument is invalid.
+        DataError: If there is no stream.
+    """
+    folder = folder_of(path)
+    described = Stream(remote=path if folder is None else None, local=folder, **columns)
+    return open_stream(described, 0)
+
+
+def show_stream(path: str, pack: int, tokenizer: Path | None, columns: Mapping[str, Any]) -> None:
+    """Print a stream's shards, its lengths and one of its packs.
 
     Args:
         path: The stream's folder, or the URL of a remote one.
         pack: Tokens in the pack that is drawn.
-        tokenizer: What to decode with; None: token ids.
-        tokens: Column of the token ids.
-        tokens_dtype: Integer type of the ids in a column of bytes.
+        tokenizer: Tokenizer to decode with; None: print token ids.
+        columns: As in `open_path`.
 
     Raises:
-        DataError: If the stream is not what it should be.
+        DataError: If the stream is invalid.
     """
-    folder = folder_of(path)
-    described = Stream(
-        remote=path if folder is None else None,
-        local=folder,
-        tokens=tokens,
-        tokens_dtype=tokens_dtype,
-    )
-    stream = open_stream(described, 0)
+    stream = open_path(path, columns)
     console = Console()
     console.print(_shard_table(stream))
-    num_read = stream.num_shards if stream.has_length_file else MAX_SHARDS_READ
-    lengths = np.concatenate([stream.shard_lengths(n) for n in _shards(stream, num_read)])
-    console.print(_length_line(stream, lengths))
+    read = _shards(stream, _num_shards_to_read(stream))
+    lengths = np.concatenate([stream.shard_lengths(n) for n in read])
+    console.print(_length_line(stream, lengths, len(read)))
     console.print(histogram_table(lengths))
     packs = _busiest_pack(stream, lengths, pack)
     decoder = None if tokenizer is None else load_tokenizer(tokenizer)
@@ -74,12 +82,21 @@ def show_stream(
     console.print(_decode(stream, packs, pack, decoder))
 
 
-def _shards(stream: OpenStream, at_most: int) -> range:
+def _shards(stream: MdsStream, at_most: int) -> range:
     return range(min(stream.num_shards, at_most))
 
 
-def _shard_table(stream: OpenStream) -> Table:
-    """Return the first shards, and how many more there are."""
+def _num_shards_to_read(stream: MdsStream) -> int:
+    if stream.has_length_file:
+        return stream.num_shards
+    if stream.needs_fetch:
+        return MAX_SHARDS_READ
+    mapped = np.searchsorted(stream.first_sample, MAX_SAMPLES_READ, "right") - 1
+    return max(MAX_SHARDS_READ, int(mapped))
+
+
+def _shard_table(stream: MdsStream) -> Table:
+    """Return a table of the first shards, and the number of others."""
     more = stream.num_shards - MAX_SHARDS_SHOWN
     table = Table(
         title=f"{stream.name}: {stream.num_shards:,} shards, {stream.num_samples:,} samples",
@@ -98,18 +115,26 @@ def _shard_table(stream: OpenStream) -> Table:
     return table
 
 
-def _length_line(stream: OpenStream, lengths: Int64Array) -> Text:
-    """Return the quantiles of the lengths, and how all tokens are known."""
-    total, source = stream.total_tokens()
-    known = {"lengths": "counted in the length file", "bytes": "estimated from the shards' bytes"}
+def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
+    """Return the number of tokens, and the quantiles of the lengths."""
+    total = f"{lengths.sum():,} tokens"
+    seen = ""
+    if num_read < stream.num_shards:
+        # Scaled by bytes: tokens per byte vary less among shards than tokens per shard.
+        share = lengths.sum() / stream.raw_bytes[:num_read].sum()
+        about = float(share * stream.raw_bytes.sum())
+        total = (
+            f"about {float(f'{about:.{DIGITS_SHOWN}g}'):,.0f} tokens, estimated from "
+            f"{num_read:,} of {stream.num_shards:,} shards; `streampack index` counts them"
+        )
+        seen = f" (of the first {len(lengths):,} samples)"
     parts = [f"{name} {value:,.0f}" for name, value in length_quantiles(lengths).items()]
-    seen = "" if len(lengths) == stream.num_samples else f" (of the first {len(lengths):,} samples)"
-    return Text(f"{total:,} tokens, {known[source]}\nlengths: {', '.join(parts)}{seen}")
+    return Text(f"{total}\nlengths: {', '.join(parts)}{seen}")
 
 
-def _busiest_pack(stream: OpenStream, lengths: Int64Array, max_seq_len: int) -> Packs:
-    """Return the pack with most segments, of those that the first few samples make."""
-    # Four packs' worth of tokens are enough to fill one to the brim.
+def _busiest_pack(stream: MdsStream, lengths: Int64Array, max_seq_len: int) -> Packs:
+    """Return the pack with the most segments among packs of the first few samples."""
+    # Four packs' worth of tokens are enough to fill one completely.
     num_samples = int(np.searchsorted(np.cumsum(lengths), 4 * max_seq_len)) + 1
     few = lengths[:num_samples]
     samples = np.stack([0 * few, 0 * few, np.arange(len(few)), few], axis=1)
@@ -121,13 +146,13 @@ def _busiest_pack(stream: OpenStream, lengths: Int64Array, max_seq_len: int) -> 
 
 
 def _draw(packs: Packs, max_seq_len: int, width: int) -> Text:
-    """Return the pack as a bar, each of its segments in a colour of its own."""
+    """Return the pack as a bar, with a different colour for each segment."""
     bar = packs[0][:, [SAMPLE, LENGTH]]
     bar[:, 0] = np.arange(len(bar))
     return Text("\na pack  ") + pack_lines([bar], max_seq_len, min(width, BAR_WIDTH))
 
 
-def _decode(stream: OpenStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
+def _decode(stream: MdsStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
     """Return the pack's segments, decoded, in the colours of the bar."""
     gatherer = Gatherer([stream], Packing(max_seq_len=max_seq_len))
     row = gatherer.gather(packs, 1).tokens[0]
@@ -143,7 +168,7 @@ def _decode(stream: OpenStream, packs: Packs, max_seq_len: int, decoder: Tokeniz
 
 
 def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
-    """Return the beginning of a segment on one line."""
+    """Return the start of a segment on one line."""
     some = ids[:CHARACTERS_SHOWN].tolist()
     if decoder is None:
         text = " ".join(map(str, some))

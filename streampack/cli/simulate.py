@@ -1,11 +1,11 @@
-"""``streampack simulate CONFIG``: what a run will give, before it runs.
+"""``streampack simulate CONFIG``: statistics of a run before it runs.
 
 ::
 
     simulate --help    this file
-    simulate CONFIG    streampack.cli.show_simulation, and what that needs
+    simulate CONFIG    streampack.cli.show_simulation, and its dependencies
 
-Cost: planning, some 0.4 us a sample; see `streampack.report.simulate`.
+Cost: planning, about 0.4 us per sample; see `streampack.report.simulate`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
-
-__all__ = ["simulate"]
 
 
 def simulate(

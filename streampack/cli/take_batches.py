@@ -1,8 +1,8 @@
-"""Everything but the model, with a table that moves: the work of ``streampack run``.
+"""Iterate the loader without a model: the implementation of ``streampack run``.
 
 ::
 
-    config --> dataset --> loader --> batches, counted and thrown away
+    config --> dataset --> loader --> batches, counted and discarded
                                 '---> loader.stats() --> a table, a few times a second
 
 Cost: that of the loader; the table takes about a hundredth of one core.
@@ -23,26 +23,24 @@ from rich.live import Live
 
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
-from streampack.load import PackedDataLoader
+from streampack.loader.loader import PackedDataLoader
 from streampack.report import stats_view
-
-__all__ = ["take_batches"]
 
 REDRAW_S = 0.25
 
 
 def take_batches(config: Path, steps: int | None, workers: int | None, as_json: bool) -> None:
-    """Take the batches that a config describes, and print what they were.
+    """Iterate over the batches of a config, and print their statistics.
 
     Args:
         config: The run's YAML.
         steps: Batches to take; None: one epoch.
-        workers: Reading processes; None: as the config says.
-        as_json: Whether to print one JSON line, and no table.
+        workers: Reading processes; None: the config's number.
+        as_json: Print one JSON line instead of a table.
 
     Raises:
-        ConfigError: If the config cannot work.
-        DataError: If a stream is not what it should be.
+        ConfigError: If the config is invalid.
+        DataError: If a stream is invalid.
     """
     described = read_config(config)
     num_workers = described.num_workers if workers is None else workers
@@ -64,7 +62,7 @@ def take_batches(config: Path, steps: int | None, workers: int | None, as_json: 
 
 
 def _batches(loader: PackedDataLoader, steps: int | None) -> Iterator[Any]:
-    """One epoch, or as many epochs as there are steps to take."""
+    """Yield the batches of one epoch, or `steps` batches over several epochs."""
     if steps is None:
         yield from loader
         return
@@ -76,7 +74,7 @@ def _batches(loader: PackedDataLoader, steps: int | None) -> Iterator[Any]:
 
 
 def _take(batches: Iterator[Any], redraw: Any) -> tuple[float, int]:
-    """Take all batches; return the seconds that took, and how many they were."""
+    """Take all batches; return the elapsed seconds and the number of batches."""
     begin = drawn = time.perf_counter()
     num_steps = 0
     for _ in batches:
@@ -89,7 +87,7 @@ def _take(batches: Iterator[Any], redraw: Any) -> tuple[float, int]:
 
 
 def _record(config: Path, num_steps: int, seconds: float, stats: dict[str, Any]) -> dict[str, Any]:
-    """Return what a script wants to know of a run."""
+    """Return a run's statistics for the JSON line."""
     return {
         "config": str(config),
         "steps": num_steps,

@@ -1,11 +1,11 @@
-"""``streampack write PATHS --out FOLDER``: text, JSONL or token ids become a stream.
+"""``streampack write PATHS --out FOLDER``: turn text, JSONL or token ids into a stream.
 
 ::
 
     docs/ more.jsonl.zst --> OUT/shard.00000.mds.zstd ...  index.json  lengths.bin
 
-Cost: the tokenizer's, over all cores; see ``streampack.write``, which is loaded at the first use of
-a name of it, so that the help page comes at once.
+Cost: the tokenizer's, over all cores; see ``streampack.write``. That package is imported lazily, so
+that the help page appears immediately.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from rich.progress import Progress as ProgressBar
 from typer import Argument, Option
 
 from streampack import write as room
-
-__all__ = ["write", "write_with_bar"]
 
 NO_COMPRESSION = "none"
 
@@ -42,9 +40,10 @@ def write(  # noqa: PLR0913 - one option each
     extra: Annotated[
         list[str] | None, Option(help="JSONL field of an integer per token, e.g. a loss mask.")
     ] = None,
-    column: Annotated[str, Option(help="Name of the token column.")] = "tokens",
-    dtype: Annotated[
-        str | None, Option(help="Stored type; by default the smallest that fits the tokenizer.")
+    tokens: Annotated[str, Option(help="Column of the token ids.")] = "tokens",
+    tokens_dtype: Annotated[
+        str | None,
+        Option(help="Integer type of the ids; by default the smallest that fits the tokenizer."),
     ] = None,
     compression: Annotated[str, Option(help="Such as zstd or zstd:7, or none.")] = "zstd",
     size_limit: Annotated[str, Option(help="Shard size before compression.")] = "64mb",
@@ -61,8 +60,8 @@ def write(  # noqa: PLR0913 - one option each
     )
     options = room.WriteOptions(
         rows=rows,
-        column=column,
-        dtype=dtype,
+        column=tokens,
+        dtype=tokens_dtype,
         compression=None if compression == NO_COMPRESSION else compression,
         size_limit=size_limit,
         num_processes=processes,
@@ -72,7 +71,11 @@ def write(  # noqa: PLR0913 - one option each
     kinds = Counter(map(room.kind_of, files)).items()
     told = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds))
     console.print(f"reading {len(files):,} files: {told}", highlight=False, soft_wrap=True)
-    written = write_with_bar(files, out, options, console)
+    try:
+        written = write_with_bar(files, out, options, console)
+    except KeyboardInterrupt:
+        kept = f"{out} was not written, and its unfinished files were removed"
+        raise KeyboardInterrupt(kept) from None
     skipped = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
     if written.num_without_targets:
         skipped += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
@@ -87,14 +90,14 @@ def write(  # noqa: PLR0913 - one option each
 def write_with_bar(
     paths: list[Path], out: Path, options: room.WriteOptions, console: Console
 ) -> room.Written:
-    """Write a stream, with a progress bar while it lasts."""
+    """Write a stream, with a progress bar."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    # In a file or a pipe, a bar that erases itself would leave an empty line.
+    # In a file or a pipe, a transient bar would leave an empty line.
     hidden = not console.is_terminal
     with ProgressBar(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(out.name, total=None)

@@ -1,5 +1,5 @@
 """Other libraries' classes under their own names, strict: same arguments, same outputs.
 
-Each file is one library. Where strict behaviour is a defect it is kept here, named in the
-docstring, and absent from streampack's own classes.
+Each file covers one library. If strict behavior is a defect, it is kept here and named in the
+docstring. streampack's own classes do not share it.
 """

@@ -2,14 +2,18 @@
 
 With max_token_count=5 and buffer_size=4::
 
-    source      d(4) a(1) c(3) b(2) ...     the shortest leaves once four wait
+    datapipe    d(4) a(1) c(3) b(2) ...     the shortest leaves once four wait
     open batch  a b                         3 tokens
                 + c would be 6: a b leaves, c opens the next batch
 
 Strict: equal lengths leave in heap order, and long samples wait until the end of the source. With
-`max_age` (not torchdata's) a sample that that many others have overtaken leaves next.
+`max_age` (an addition), a sample that this many others have overtaken leaves next.
 
-Cost: a heap push and pop a sample, about 2 us. Memory: `buffer_size` samples and one batch.
+It works under ``DataLoader(bucketizer, batch_size=None)``, also with workers: each takes every n-th
+item of a source that does not shard itself. Unlike torchdata, it copies the samples that wait.
+
+Cost: a heap push and pop a sample, about 2 us, and the copy. Memory: `buffer_size` samples and one
+batch.
 Semantics: torchdata 0.9, `datapipes/iter/transform/bucketbatcher.py`.
 """
 
@@ -19,11 +23,14 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from streampack.errors import ConfigError
+from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.graph_settings import apply_sharding
 
-__all__ = ["MaxTokenBucketizer"]
+from streampack.errors import ConfigError
+from streampack.streams.source_traits import is_hugging_face, own_copy
 
 Sample = TypeVar("Sample")
 
@@ -39,7 +46,7 @@ class _Waiting(Generic[Sample]):
 
 
 class _OpenBatch(Generic[Sample]):
-    """The batch that is being filled."""
+    """The batch being filled."""
 
     def __init__(self, max_token_count: int, *, include_padding: bool) -> None:
         self._max_token_count = max_token_count
@@ -49,7 +56,7 @@ class _OpenBatch(Generic[Sample]):
         self._longest = 0
 
     def offer(self, waiting: _Waiting[Sample]) -> list[Sample] | None:
-        """Add a sample; return the batch before it, if it does not fit into that."""
+        """Add a sample; if it does not fit, start a new batch and return the full one."""
         longest = max(self._longest, waiting.length)
         cost = self._cost + waiting.length
         if self._include_padding:
@@ -63,21 +70,23 @@ class _OpenBatch(Generic[Sample]):
         return full
 
 
-class MaxTokenBucketizer(Generic[Sample]):
+class MaxTokenBucketizer(IterableDataset[list[Sample]]):
     """Batches samples of similar length under a token budget: torchdata's class of this name.
 
     Args:
-        source: The samples.
-        max_token_count: Most tokens of a batch, itself allowed.
-        len_fn: Tokens of a sample.
+        datapipe: Any iterable of samples. In a worker of a DataLoader an `IterDataPipe` shards
+            at its ``sharding_filter()`` and an `IterableDataset` by its own rule. Any other
+            iterable is divided between the workers.
+        max_token_count: Maximum number of tokens in a batch, inclusive.
+        len_fn: Returns the number of tokens of a sample.
         min_len: Shorter samples are left out.
         max_len: Longer samples are left out; None: max_token_count.
-        buffer_size: Samples that wait, at most.
-        include_padding: Count a batch as its samples times the longest of them.
-        max_age: Most samples that may overtake one; None, as in torchdata: any number.
+        buffer_size: Maximum number of samples that wait.
+        include_padding: Count a batch as its number of samples times the longest of them.
+        max_age: Maximum number of samples that may overtake one; None, as in torchdata: no limit.
 
     Raises:
-        ConfigError: A ValueError: the limits cannot work together.
+        ConfigError: A ValueError: the limits contradict each other.
 
     >>> words = ["a", "bb", "ccc", "dddd"]
     >>> list(MaxTokenBucketizer(words, max_token_count=5, buffer_size=4))
@@ -86,7 +95,7 @@ class MaxTokenBucketizer(Generic[Sample]):
 
     def __init__(  # noqa: PLR0913 - torchdata's arguments, and max_age
         self,
-        source: Iterable[Sample],
+        datapipe: Iterable[Sample],
         max_token_count: int,
         len_fn: Callable[[Any], int] = len,
         min_len: int = 0,
@@ -97,17 +106,25 @@ class MaxTokenBucketizer(Generic[Sample]):
     ) -> None:
         max_len = max_token_count if max_len is None else max_len
         if min_len < 0 or min_len > max_len:
-            raise ConfigError(f"min_len={min_len} must be at least 0 and at most max_len={max_len}")
+            raise ConfigError(
+                "``min_len`` should be larger than 0, or 0, and at most ``max_len``, but "
+                f"min_len={min_len} and max_len={max_len}; lower min_len, or leave it out"
+            )
         if max_len > max_token_count:
             raise ConfigError(
-                f"max_len={max_len} is over max_token_count={max_token_count}, "
-                "so such samples fit no batch; lower it, or leave it out"
+                "``max_token_count`` must be equal to or greater than ``max_len``, but "
+                f"max_token_count={max_token_count} and max_len={max_len}: longer samples fit no "
+                "batch; lower max_len, or leave it out"
             )
         if buffer_size <= 0:
-            raise ConfigError(f"buffer_size={buffer_size} must be at least 1")
+            raise ConfigError(
+                f"'buffer_size' is required to be a positive integer, but is {buffer_size}; "
+                "1 keeps the order, and more sorts further"
+            )
         if max_age is not None and max_age < 1:
             raise ConfigError(f"max_age={max_age} must be at least 1; None sets no limit")
-        self.source = source
+        super().__init__()
+        self.datapipe = datapipe
         self.max_token_count = max_token_count
         self.len_fn = len_fn
         self.min_len = min_len
@@ -117,9 +134,9 @@ class MaxTokenBucketizer(Generic[Sample]):
         self.max_age = max_age
 
     def __iter__(self) -> Iterator[list[Sample]]:
-        """Read the source from its start; what waits belongs to this iteration."""
+        """Read the source from its start; waiting samples belong to this iteration."""
         heap: list[_Waiting[Sample]] = []
-        arrived: deque[_Waiting[Sample]] = deque()  # for max_age; holds some that have left
+        arrived: deque[_Waiting[Sample]] = deque()  # for max_age; includes some that have left
         batch = _OpenBatch[Sample](self.max_token_count, include_padding=self.include_padding)
         num_waiting = num_left = 0
         for number, waiting in enumerate(self._wanted()):
@@ -142,15 +159,27 @@ class MaxTokenBucketizer(Generic[Sample]):
             yield batch.samples
 
     def _wanted(self) -> Iterator[_Waiting[Sample]]:
-        for sample in self.source:
+        for sample in self._own_part():
             length = self.len_fn(sample)
             if self.min_len <= length <= self.max_len:
-                yield _Waiting(length, sample, 0)
+                yield _Waiting(length, own_copy(sample), 0)
+
+    def _own_part(self) -> Iterable[Sample]:
+        """Return this process's share of the source."""
+        info, source = get_worker_info(), self.datapipe
+        if info is None:
+            return source
+        if isinstance(source, IterDataPipe):
+            # As DataLoader does if its dataset is itself a datapipe.
+            apply_sharding(source, info.num_workers, info.id)
+        if isinstance(source, IterableDataset) or is_hugging_face(source):
+            return source
+        return islice(source, info.id, None, info.num_workers)
 
     def _next(
         self, heap: list[_Waiting[Sample]], arrived: deque[_Waiting[Sample]], num_left: int
     ) -> _Waiting[Sample]:
-        """Take the shortest that waits, or the oldest if it is overdue."""
+        """Take the shortest waiting sample, or the oldest if it is overdue."""
         while arrived and arrived[0].has_left:
             arrived.popleft()
         # num_left - 1 samples have left before; those with higher numbers overtook the oldest.

@@ -3,15 +3,15 @@
 With max_seq_len=6 and samples of 5 and 3 tokens, both ways::
 
     split_across_pack=False    a a a a a .    b b b . . .
-    split_across_pack=True     a a a a a b    b b . . . .      positions go on: 0 1 2 3 4 0 | 1 2
+    split_across_pack=True     a a a a a b    b b . . . .      positions continue: 0 1 2 3 4 0 | 1 2
 
-Packs are decided from lengths, in order, and filled when they are asked for. What is strict and
-streampack's own datasets do not do: positions are the index in the sample modulo max_seq_len, so
-they wrap inside a long sample; padding is one more sample of `seq_lens`; the last target before a
-cut stays.
+Packs are planned from lengths, in order, and filled on access. Strict behavior that streampack's
+own datasets do not share: positions are the index in the sample modulo max_seq_len, so they wrap
+inside a long sample; padding counts as one more sample in `seq_lens`; the last target before a cut
+is kept.
 
-Cost: about 0.2 us a sample to pack, then some 50 ns a token of lists, or 1 ns of arrays, for each
-item that is asked for. Memory: the samples as the dataset gave them, and 16 bytes for each.
+Cost: about 0.2 us a sample to pack, then about 50 ns a token of lists, or 1 ns of arrays, for each
+item accessed. Memory: a copy of the samples' tokens and labels, and 16 bytes for each.
 Semantics: torchtune 0.6, `datasets/_packed.py` and `data/_collate.py`.
 """
 
@@ -27,9 +27,8 @@ from torch.utils.data import Dataset
 
 from streampack.config import check_choice, read_count, read_integer
 from streampack.errors import ConfigError, DataError
+from streampack.streams.source_traits import own_copy
 from streampack.types import IGNORED
-
-__all__ = ["PackedDataset", "padded_collate_packed"]
 
 PadMask = Literal["causal", "identity"]
 
@@ -37,10 +36,10 @@ Item = dict[str, Tensor]
 
 
 class PackedDataset(Dataset[Item]):
-    """Packs a dataset greedily, in order, when it is made: torchtune's class of this name.
+    """Packs a dataset greedily, in order, at construction: torchtune's class of this name.
 
     Args:
-        ds: Samples with "tokens" and "labels", as many labels as tokens; iterated once.
+        ds: Samples with "tokens" and "labels", one label per token; iterated once.
         max_seq_len: Tokens in a pack.
         padding_idx: Token id of empty slots; labels there are -100.
         max_packs: Stop reading at this many packs; None: pack all.
@@ -48,10 +47,10 @@ class PackedDataset(Dataset[Item]):
 
     Raises:
         ConfigError: A ValueError: a sample is longer than max_seq_len and may not be split.
-        DataError: A sample has no tokens or labels, or not as many of both.
+        DataError: A sample has no tokens or labels, or different numbers of them.
 
-    Items are dicts of int64 tensors: `tokens`, `labels`, `input_pos` of shape (max_seq_len,), and
-    `seq_lens`, the tokens of each piece, the padding as the last one.
+    Items are dicts of int64 tensors: `tokens`, `labels` and `input_pos` of shape (max_seq_len,),
+    and `seq_lens`, the number of tokens of each piece, with padding as the last piece.
 
     >>> samples = [{"tokens": [1, 2, 3], "labels": [2, 3, 4]}, {"tokens": [7, 8], "labels": [8, 9]}]
     >>> item = PackedDataset(samples, max_seq_len=4)[0]
@@ -77,11 +76,11 @@ class PackedDataset(Dataset[Item]):
         self.padding_idx = padding_idx
         self.max_packs = max_packs
         self.split_across_pack = split_across_pack
-        # Two lists and no list of pairs: 50,000 new tuples would make the garbage collector go
-        # through all samples, which takes ten times as long as packing them.
+        # Two lists instead of a list of pairs: 50,000 new tuples would make the garbage collector
+        # scan all samples, which takes ten times as long as packing them.
         self._tokens: list[Sequence[int]] = []
         self._labels: list[Sequence[int]] = []
-        # edges: where each pack begins, and the last one ends: a sample and a place in it.
+        # edges: start of each pack and end of the last one, as a sample and an offset in it.
         self._edges = [(0, 0)]
         self._pack()
 
@@ -101,12 +100,13 @@ class PackedDataset(Dataset[Item]):
                     f"sample {number}: {length} tokens, but {len(labels)} labels; "
                     "give one for each token"
                 )
-            all_tokens.append(tokens)
-            all_labels.append(labels)
+            # Copies: a dataset may reuse the same lists for every sample.
+            all_tokens.append(own_copy(tokens))
+            all_labels.append(own_copy(labels))
             used += length
             if used > size:
                 used = self._close(number, length, used)
-            # torchtune looks at max_packs after each sample, so with 0 it still reads one.
+            # torchtune checks max_packs after each sample, so with 0 it still reads one.
             if len(edges) == most:
                 return
         if used:
@@ -118,8 +118,8 @@ class PackedDataset(Dataset[Item]):
         if not self.split_across_pack:
             if length > size:
                 raise ConfigError(
-                    f"sample {number} is too long: {length} > max_seq_len={size}; "
-                    "set split_across_pack=True, or raise max_seq_len"
+                    f"Dataset sample is too long: sample {number} has {length} tokens, but "
+                    f"max_seq_len={size}; set split_across_pack=True, or raise max_seq_len"
                 )
             self._edges.append((number, 0))
             return length
@@ -138,7 +138,7 @@ class PackedDataset(Dataset[Item]):
     def __getitem__(self, idx: slice) -> list[Item]: ...
 
     def __getitem__(self, idx: int | slice) -> Item | list[Item]:
-        """Return a pack, or with a slice a list of them; negative numbers count from the end."""
+        """Return a pack, or a list of packs for a slice; negative indices count from the end."""
         numbers = range(len(self))[idx]
         if isinstance(numbers, range):
             return [self._item(number) for number in numbers]
@@ -189,12 +189,12 @@ def _lacks_field(sample: Mapping[str, Any], number: int, error: KeyError) -> Dat
 
 
 def padded_collate_packed(batch: Sequence[Item], *, pad_mask: PadMask = "causal") -> Item:
-    """Stack packs and make their block-causal mask: torchtune's function of this name.
+    """Stack packs and build their block-causal mask: torchtune's function of this name.
 
     Args:
         batch: Items of `PackedDataset`.
-        pad_mask: What padding attends to: "causal", as torchtune's code has it, earlier padding;
-            "identity", as its documentation has it, itself.
+        pad_mask: Attention of padding: "causal", to earlier padding, as in torchtune's code;
+            "identity", to itself only, as in its documentation.
 
     Returns:
         `tokens`, `labels`, `input_pos` of shape (B, S), and `mask`, bool of shape (B, S, S).
@@ -218,7 +218,7 @@ def _mask(item: Item, *, is_identity: bool) -> Tensor:
     pieces = torch.repeat_interleave(torch.arange(len(seq_lens)), seq_lens)
     mask = (pieces[:, None] == pieces[None, :]).tril()
     is_last = pieces == len(seq_lens) - 1
-    # Of a pack's later pieces only padding begins at another position than 0: it goes on counting.
+    # After the first piece, only padding can start at a nonzero position: it keeps counting.
     if is_identity and len(seq_lens) > 1 and positions[is_last][:1].any():
         mask[is_last] = torch.eye(len(pieces), dtype=torch.bool)[is_last]
     return mask

@@ -1,12 +1,12 @@
-"""Cut a whole number into whole parts.
+"""Divide an integer into integer parts.
 
 ::
 
     parts(10, [3, 3, 1])                ->  [4, 5, 1]     no part ever shrinks as 10 grows
-    largest_remainders(10, [1/2, 1/2])  ->  [5, 5]        nearest to the asked shares
+    largest_remainders(10, [1/2, 1/2])  ->  [5, 5]        nearest to the requested shares
 
-`parts` serves whatever grows over time (draws, epochs): the difference between two totals is never
-negative. `largest_remainders` is nearer to the shares and serves what is cut once.
+`parts` is for totals that grow over time (draws, epochs): the difference between two results is
+never negative. `largest_remainders` is closer to the shares, and is for totals divided only once.
 
 Cost: O(number of parts).
 """
@@ -20,18 +20,16 @@ import numpy as np
 
 from streampack.types import Int64Array
 
-__all__ = ["largest_remainders", "parts", "scaled_shares"]
-
 
 def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
-    """Split `total` over `sizes`: whole rounds first, then successive splits of the rest.
+    """Split `total` over `sizes`: whole rounds first, then successive splits of the remainder.
 
     Args:
-        total: What to split, at least 0.
-        sizes: How much of a round each part is; at least one is positive.
+        total: Number to split, at least 0.
+        sizes: Size of each part per round; at least one is positive.
 
     Returns:
-        One count a size. They sum to `total`, and each grows (or stays) as `total` grows.
+        One count per size. They sum to `total`, and none decreases as `total` grows.
 
     >>> parts(7, [2, 2, 2])
     [2, 2, 3]
@@ -52,8 +50,8 @@ def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
 def largest_remainders(total: int, shares: Sequence[Fraction]) -> list[int]:
     """Split `total` by `shares`, which sum to 1.
 
-    What rounding leaves goes to the largest remainders. Ties go to the lower index, and a share of
-    nought gets nothing.
+    The remainder goes to the parts with the largest fractions. Ties go to the lower index, and a
+    share of 0 gets nothing.
 
     >>> largest_remainders(3, [Fraction(1, 2), Fraction(1, 2), Fraction(0)])
     [2, 1, 0]
@@ -69,7 +67,7 @@ def largest_remainders(total: int, shares: Sequence[Fraction]) -> list[int]:
 def scaled_shares(amounts: Sequence[int] | Int64Array, scale: int) -> Int64Array:
     """Return the shares of `amounts` as integers that sum to `scale`, shape (len(amounts),).
 
-    A positive amount keeps a share of at least 1.
+    Every positive amount gets a share of at least 1.
 
     >>> scaled_shares([1, 1, 2], 8).tolist()
     [2, 2, 4]
@@ -78,7 +76,7 @@ def scaled_shares(amounts: Sequence[int] | Int64Array, scale: int) -> Int64Array
     shares = np.array(
         largest_remainders(scale, [Fraction(int(amount), total) for amount in amounts]), np.int64
     )
-    # Not np.asarray(amounts) > 0: amounts may be larger than any of numpy's integers.
+    # Not np.asarray(amounts) > 0: amounts may exceed numpy's largest integer type.
     lost = (shares == 0) & np.array([amount > 0 for amount in amounts])
     shares[lost] = 1
     shares[np.argmax(shares)] -= int(lost.sum())

@@ -1,21 +1,23 @@
-"""Who is next among sources whose lengths nobody knows before they are read.
+"""Choose the next source among sources of unknown length, by deficit.
 
-With shares 1/2, 1/4, 1/4, counted in samples; a deficit is what a source should have got by now,
-less what it got::
+The deficit of a source is the amount due to it so far, minus the amount it got. With shares 1/2,
+1/4, 1/4, counted in samples::
 
     turn        0    1    2    3    4
     source      0    1    2    0    0  ...
     deficits   -.5   0   .5  ...          0 again after every fourth turn
 
-In samples every amount is 1, so deadlines are known: of the sources that may be served without
-running ahead by a whole sample, the one that would first be behind by one is next (earliest
-deadline first). No source is ever off by a sample or more. In tokens the one with the largest
-deficit is next: none is ever ahead of its share by more than its longest sample, nor behind by more
-than one longest sample of each of the others. Integers only.
+Counted in samples, every amount is 1, so deadlines are known in advance. Sources that would get a
+whole sample ahead are not eligible. Of the rest, the one that would first fall a whole sample
+behind is next (earliest deadline first). No source is ever off by a sample or more.
 
-A source that ends leaves the others with their shares of the whole, and the count begins anew.
+Counted in tokens, the source with the largest deficit is next. No source is ever ahead of its share
+by more than its longest sample. None is ever behind by more than one longest sample of each of the
+others. All arithmetic is on integers.
 
-Cost: some 0.2 us a source and turn. State: one integer a source.
+When a source ends, the others keep their relative shares, and all deficits restart at 0.
+
+Cost: about 0.2 us a source and turn. State: one integer a source.
 """
 
 from __future__ import annotations
@@ -26,16 +28,14 @@ from streampack.errors import ResumeError
 from streampack.mix.apportion import scaled_shares
 from streampack.types import State
 
-__all__ = ["Deficits"]
-
 SCALE = 1 << 30
 
 
 class Deficits:
-    """Chooses the source that is most behind its share.
+    """Chooses the source that is furthest behind its share.
 
     Args:
-        amounts: What each source should get, relative to the others; 0 leaves it out.
+        amounts: Relative amount due to each source; 0 excludes the source.
         unit: "samples", where every amount served is 1, or "tokens".
 
     >>> turns = Deficits([2, 1, 1], "samples")
@@ -59,7 +59,7 @@ class Deficits:
         return [int(share) for share in scaled_shares(self._amounts, SCALE)]
 
     def next(self) -> int | None:
-        """Return the source to serve; None once all have ended."""
+        """Return the source to serve, or None if all have ended."""
         best, best_key = None, 0
         for source, share in enumerate(self._shares):
             if not share:
@@ -68,7 +68,7 @@ class Deficits:
             if not self._by_samples:
                 key = owed
             elif owed > 0:
-                # Turns until it is behind by a whole sample, negated: the first deadline wins.
+                # Turns until it is a whole sample behind, negated: the earliest deadline wins.
                 key = (self._deficits[source] - SCALE) // share
             else:
                 continue
@@ -77,26 +77,26 @@ class Deficits:
         return best
 
     def serve(self, source: int, amount: int) -> None:
-        """Note that `source` got `amount` samples or tokens."""
+        """Record that `source` got `amount` samples or tokens."""
         for other, share in enumerate(self._shares):
             self._deficits[other] += share * amount
         self._deficits[source] -= SCALE * amount
 
     def end(self, source: int) -> None:
-        """Leave `source` out from now on."""
+        """Exclude `source` from now on."""
         self._amounts[source] = 0
         self._deficits = [0] * len(self._amounts)
         self._shares = self._shares_of_live()
 
     def state_dict(self) -> State:
-        """Return what is needed to go on, as plain integers."""
+        """Return the state as plain integers."""
         return {"amounts": list(self._amounts), "deficits": list(self._deficits)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the one stood whose state this is.
+        """Resume from a saved state.
 
         Raises:
-            ResumeError: If it is of another number of sources.
+            ResumeError: If the number of sources differs.
         """
         amounts = [int(amount) for amount in state["amounts"]]
         deficits = [int(deficit) for deficit in state["deficits"]]

@@ -6,9 +6,9 @@
     repeat      3, 0.25                                       ->  300,  50      (absolute)
     choose      250, -                                        ->  250, 200      (absolute)
 
-Relative and absolute weights do not mix. A weight is any real number, read exactly as it is
-written: 0.29, Decimal("0.29") and Fraction(29, 100) are the same. Nothing is written back to the
-streams, so the same objects can be used again. Cost: O(streams).
+Relative and absolute weights cannot be combined. A weight is any real number and is read as the
+decimal it was written as: 0.29, Decimal("0.29") and Fraction(29, 100) are equal. The stream objects
+are not modified, so they can be reused. Cost: O(streams).
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ from typing import Any, Literal
 
 import numpy as np
 
+from streampack.config import MAX_COUNT, show_number
 from streampack.errors import ConfigError
 from streampack.mix.apportion import largest_remainders
 
-__all__ = ["Quota", "Weight", "check_weights", "exact_share", "resolve_weights"]
+MAX_DIGITS = 400
+LEAST_WEIGHT = Fraction(5e-324)  # smallest positive float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """What a stream asks for: at most one of the three; none of them is ``repeat=1``."""
+    """The weight of a stream: at most one of the three. None of them means ``repeat=1``."""
 
     name: str
-    """The stream, for messages."""
+    """Name of the stream, for messages."""
     proportion: float | Fraction | Decimal | None = None
     """Share relative to the other streams' proportions."""
     repeat: float | Fraction | Decimal | None = None
-    """Times to take the stream in an epoch."""
+    """Passes through the stream per epoch."""
     choose: int | None = None
-    """Samples (or tokens, by weight_unit) to take in an epoch."""
+    """Samples (or tokens, see weight_unit) per epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What an epoch takes of one stream."""
+    """The amount that an epoch takes of one stream."""
 
     amount: int
-    """How many."""
+    """Number of samples or tokens."""
     unit: Literal["samples", "tokens"] = "samples"
-    """Of what."""
+    """Unit of `amount`."""
 
 
 def check_weights(weights: Sequence[Weight]) -> None:
-    """Refuse weights that mean nothing, alone or together.
+    """Validate each weight, and that they can be combined.
 
     Raises:
-        ConfigError: Naming the stream, the value and the way out.
+        ConfigError: If they are invalid. Names the stream, the value and a fix.
     """
     if not weights:
         raise ConfigError("streams=[] is empty; pass at least one Stream")
@@ -72,7 +74,7 @@ def check_weights(weights: Sequence[Weight]) -> None:
                 "set at most one of proportion, repeat and choose"
             )
         for key, value in asked.items():
-            shown = repr(value) if isinstance(value, str) else str(value)
+            shown = show_number(value) if isinstance(value, str | int) else str(value)
             _check_value(f"stream {number} ({weight.name!r}): {key}={shown}", key, value)
     relative = [weight.proportion is not None for weight in weights]
     if any(relative) and not all(relative):
@@ -86,13 +88,17 @@ def check_weights(weights: Sequence[Weight]) -> None:
 
 
 def _check_value(what: str, key: str, value: object) -> None:
-    """Refuse a weight that is no finite number of at least 0, and a part of a chosen sample."""
+    """Reject weights that are not finite or negative, and fractional values of choose."""
     try:
         exact = exact_share(value)
-    except (OverflowError, TypeError, ValueError):  # inf, no number at all, nan
+    except (OverflowError, TypeError, ValueError):  # inf, not a number, nan
         raise ConfigError(f"{what} must be a number of at least 0, such as 0.5 or 2") from None
     if exact < 0:
         raise ConfigError(f"{what} must be a number of at least 0; 0 leaves the stream out")
+    if exact and not LEAST_WEIGHT <= exact <= 1 / LEAST_WEIGHT:
+        raise ConfigError(f"{what} is further from 1 than a float can be; write one such as 0.5")
+    if key == "repeat" and exact > MAX_COUNT:
+        raise ConfigError(f"{what} is more than {MAX_COUNT} passes, the most; lower it")
     if key == "choose" and exact.denominator != 1:
         raise ConfigError(
             f"{what} must be a whole number of samples (or tokens); round it, or use repeat"
@@ -100,11 +106,11 @@ def _check_value(what: str, key: str, value: object) -> None:
 
 
 def exact_share(value: object) -> Fraction:
-    """Read a number as it is written: 0.29 is 29/100, not the float beside it.
+    """Read a number as its shortest decimal: 0.29 is 29/100, not the nearest binary float.
 
     Raises:
-        TypeError: If it is no real number; a bool and text are none.
-        ValueError: If it is nan.
+        TypeError: If it is not a real number, or is a bool.
+        ValueError: If it is nan, or a Decimal of hundreds of digits.
         OverflowError: If it is infinite.
 
     >>> exact_share(0.29) == exact_share(np.float32(0.29)) == Fraction(29, 100)
@@ -114,23 +120,24 @@ def exact_share(value: object) -> Fraction:
         case bool():
             raise TypeError(f"{value} is no number")
         case Integral():
-            return Fraction(int(value))  # numpy's own integers would wrap around
+            return Fraction(int(value))  # arithmetic on numpy's integers would wrap around
+        case Decimal() if value.is_finite() and abs(value.adjusted()) > MAX_DIGITS:
+            raise ValueError("this many digits would take all memory")
         case Rational() | Decimal():
             return Fraction(value)
         case np.floating():
-            return Fraction(str(value))  # the fewest digits that mean this number in its own width
+            return Fraction(str(value))  # shortest digits that round-trip at its own precision
         case Real():
             return Fraction(repr(float(value)))
     raise TypeError(f"{value!r} is no number")
 
 
 def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> list[int]:
-    """Split an epoch of `total` by relative `shares`."""
     if arithmetic == "exact":
         exact = [exact_share(share) for share in shares]
         whole = sum(exact)
         return largest_remainders(total, [share / whole for share in exact])
-    # MosaicML Streaming 0.13: floors of float64 products, the shortfall to streams drawn by chance.
+    # MosaicML Streaming 0.13: floors of float64 products; random streams get the shortfall.
     normal = np.array(shares, np.float64)
     normal /= normal.sum()
     counts = (total * normal).astype(np.int64)
@@ -140,7 +147,7 @@ def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> 
 
 
 def _absolute(weight: Weight, num_samples: int, unit: str, arithmetic: str) -> Quota:
-    """Return what a stream with repeat, choose or nothing asks for."""
+    """Return the quota of a stream with repeat, choose or neither."""
     if weight.choose is not None:
         return Quota(amount=int(weight.choose), unit="tokens" if unit == "tokens" else "samples")
     if weight.repeat is None:
@@ -160,18 +167,18 @@ def resolve_weights(
     arithmetic: str = "exact",
     seed: int = 0,
 ) -> tuple[Quota, ...]:
-    """Return what an epoch takes of each stream.
+    """Return the quota of each stream for one epoch.
 
     Args:
-        weights: What each stream asks for.
-        sizes: Samples and tokens that each stream holds.
-        epoch_size: Samples (or tokens) of an epoch, for relative weights or none.
-        unit: What proportion, choose and epoch_size count, "samples" or "tokens".
+        weights: The weight of each stream.
+        sizes: (samples, tokens) that each stream holds.
+        epoch_size: Samples (or tokens) per epoch, for relative weights or none.
+        unit: Unit of proportion, choose and epoch_size: "samples" or "tokens".
         arithmetic: "exact", or "mosaicml" for that library's rounding, bit for bit.
-        seed: Only "mosaicml" uses it, to hand out the shortfall.
+        seed: Used only by "mosaicml", to distribute the shortfall.
 
     Raises:
-        ConfigError: If the weights do not fit together, or nothing would be chosen.
+        ConfigError: If the weights do not fit together, or the epoch would be empty.
 
     >>> pair = [Weight(name="a", proportion=2), Weight(name="b", proportion=6)]
     >>> [quota.amount for quota in resolve_weights(pair, [(100, 0), (200, 0)])]
@@ -205,4 +212,19 @@ def resolve_weights(
             f"the weights choose 0 {unit} of {len(weights)} streams; "
             "raise repeat, choose or epoch_size"
         )
+    for weight, quota in zip(weights, quotas, strict=True):
+        check_amount(weight, quota.amount)
     return quotas
+
+
+def check_amount(weight: Weight, amount: int) -> None:
+    """Check that a stream's share of an epoch does not exceed MAX_COUNT samples or tokens.
+
+    Raises:
+        ConfigError: If it does. Names the stream and the limit.
+    """
+    if amount > MAX_COUNT:
+        raise ConfigError(
+            f"stream {weight.name!r}: an epoch would take {show_number(amount)} of its samples or "
+            f"tokens, and {MAX_COUNT} is the most; lower its repeat or choose"
+        )

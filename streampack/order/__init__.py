@@ -1,17 +1,19 @@
-"""Which sample is next, per lane: dealing, shuffling and drawing, all by the seed."""
+"""Which sample of a stream comes next in a lane.
 
-from streampack.order.draw import draw_by_tokens, draw_places, drawn_before
-from streampack.order.lanes import Extents, deal, run_of_lane
-from streampack.order.shuffle import Lengths, Passes, Taken
+In: a seed, a stream's size and shards, a lane. Out: sample numbers, a pure function of position.
+May import `mix`. No sample is read. Lengths are needed only where tokens are counted.
+
+Cost: about 10 ns a sample. Memory: one shuffle block per lane.
+"""
+
+from streampack.order.lanes import Extents, assign_to_lanes, run_of_lane
+from streampack.order.shuffle import ChosenSamples, Lengths, Passes
 
 __all__ = [
+    "ChosenSamples",
     "Extents",
     "Lengths",
     "Passes",
-    "Taken",
-    "deal",
-    "draw_by_tokens",
-    "draw_places",
-    "drawn_before",
+    "assign_to_lanes",
     "run_of_lane",
 ]

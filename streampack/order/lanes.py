@@ -1,18 +1,18 @@
-"""Deal a stream's samples to lanes, once, in contiguous runs of about equal raw bytes.
+"""Assign a stream's samples to lanes, once, in contiguous runs of about equal raw bytes.
 
-Six shards over two lanes; the seed orders the shards, a cut may fall inside one::
+Six shards over two lanes. The seed orders the shards, and a cut may fall inside a shard::
 
     shards in seeded order    [ 4 ][ 0 ][ 5 ][ 2 ][ 1 ][ 3 ]
     run                       0 ----------->|1 ----------->
     lane                      0              1
 
-A lane re-reads the same shards in every pass, so its node keeps its cache. Lanes take runs by digit
-reversal (with 4 lanes: runs 0, 2, 1, 3), so that the lanes of one node, c mod nodes, hold
-neighbouring runs and share the shard that a cut fell into: for every number of nodes that is a
-product of the leading prime factors of the lanes (1, 2 and 4 of 4; 1, 2 and 6 of 6). No number of
-nodes enters, so the deal is the same in every world.
+A lane reads the same shards in every pass, so the cache of its node stays valid. Lanes take runs by
+digit reversal (with 4 lanes: runs 0, 2, 1, 3). The lanes of node c are those with number c modulo
+the number of nodes. Digit reversal gives them neighbouring runs, so they share the shard at a cut.
+This holds if the number of nodes is a product of leading prime factors of the number of lanes (1, 2
+and 4 for 4 lanes; 1, 2 and 6 for 6). The assignment does not depend on the number of nodes.
 
-Cost: O(shards) a lane. No sample is looked at.
+Cost: O(shards) a lane. No sample is read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ import numpy as np
 from streampack.rng import permutation
 from streampack.types import Int64Array
 
-__all__ = ["Extents", "deal", "run_of_lane"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extents:
@@ -35,17 +33,17 @@ class Extents:
     shards: Int64Array
     """The shard of each part, shape (n,)."""
     firsts: Int64Array
-    """The first sample of each part, counted in its shard, shape (n,)."""
+    """Index within the shard of each part's first sample, shape (n,)."""
     counts: Int64Array
-    """Samples of each part, all positive, shape (n,)."""
+    """Number of samples of each part, all positive, shape (n,)."""
 
     @property
     def num_samples(self) -> int:
-        """Samples in all parts."""
+        """Number of samples in all parts."""
         return int(self.counts.sum())
 
     def num_bytes(self, samples: Int64Array, raw_bytes: Int64Array) -> int:
-        """Return the bytes of all parts; of a cut shard as large a part as of its samples.
+        """Return the bytes of all parts. A cut shard counts in proportion to its samples.
 
         Args:
             samples: Samples of each shard of the stream, shape (num_shards,).
@@ -56,7 +54,7 @@ class Extents:
         25
         """
         parts = raw_bytes[self.shards] * (self.counts / samples[self.shards])
-        # Whole bytes of each part, as sums of floats depend on the processor.
+        # Truncate each part to whole bytes: the result of a float sum depends on the processor.
         return int(parts.astype(np.int64).sum())
 
     def take(self, order: Int64Array) -> Extents:
@@ -66,7 +64,7 @@ class Extents:
         )
 
     def between(self, first: int, last: int) -> Extents:
-        """Return the parts that hold samples `first` to `last` - 1 of this sequence."""
+        """Return the parts that hold samples [first, last) of this sequence."""
         stops = np.cumsum(self.counts)
         starts = stops - self.counts
         begins, ends = np.maximum(starts, first), np.minimum(stops, last)
@@ -79,7 +77,7 @@ class Extents:
 
 
 def run_of_lane(lane: int, num_lanes: int) -> int:
-    """Return which run a lane takes: its digits in the prime factors of num_lanes, reversed.
+    """Return the run of a lane: reverse the lane's digits in the prime factors of num_lanes.
 
     >>> [run_of_lane(lane, 4) for lane in range(4)]
     [0, 2, 1, 3]
@@ -95,22 +93,22 @@ def run_of_lane(lane: int, num_lanes: int) -> int:
     return run
 
 
-def deal(
+def assign_to_lanes(
     samples: Int64Array, raw_bytes: Int64Array, num_lanes: int, seed: int, place: tuple[int, ...]
 ) -> list[Extents]:
-    """Deal the samples of a stream's shards to lanes.
+    """Assign the samples of a stream's shards to lanes.
 
     Args:
         samples: Samples of each shard, shape (num_shards,).
-        raw_bytes: Bytes of each shard, uncompressed, shape (num_shards,).
-        num_lanes: Lanes.
-        seed: Orders the shards; negative: stored order.
-        place: Which stream this is, for the seed.
+        raw_bytes: Uncompressed bytes of each shard, shape (num_shards,).
+        num_lanes: Number of lanes.
+        seed: Orders the shards. Negative: stored order.
+        place: Identifies the stream, for the seed.
 
     Returns:
-        The extents of each lane; together every sample once.
+        The extents of each lane. Each sample is in exactly one of them.
 
-    >>> [e.num_samples for e in deal(np.array([6, 6]), np.array([60, 60]), 3, 1, (0,))]
+    >>> [e.num_samples for e in assign_to_lanes(np.array([6, 6]), np.array([60, 60]), 3, 1, (0,))]
     [4, 4, 4]
     """
     num_shards = len(samples)
@@ -121,7 +119,7 @@ def deal(
     whole = whole.take(np.flatnonzero(whole.counts))
     stops = np.cumsum(whole.counts)
     bytes_stops = np.cumsum(raw_bytes[whole.shards])
-    # Cut where the bytes do: find the shard, then the sample inside it by its share of the bytes.
+    # Cut by bytes: find the shard, then interpolate to a sample inside it.
     cuts = [0]
     for run in range(1, num_lanes):
         target = int(bytes_stops[-1]) * run // num_lanes

@@ -1,4 +1,4 @@
-"""An endless sequence of passes through one lane's part of a stream, shuffled by shards and blocks.
+"""An endless sequence of passes over one lane's part of a stream, shuffled by shards and blocks.
 
 One pass over four shards with shuffle_block_size=5::
 
@@ -6,12 +6,12 @@ One pass over four shards with shuffle_block_size=5::
     blocks               |c c c a a|a d d d b|b b|
     shuffled in blocks    a c c a c b d a d d b b
 
-Only a block's shards are in flight at once, and only one block is ever held: start-up and memory do
-not grow with the stream. Element i of the sequence is a pure function of (seed, stream, lane, pass,
-i), so a position in it is one integer.
+Only one block is in memory at a time, and only its shards are in use. Start-up time and memory do
+not grow with the stream. Element i is a pure function of (seed, stream, lane, pass, i), so a
+position is a single integer.
 
-Cost: about 30 ns a sample. Memory: one block, 16 bytes a sample, and in each thread that shuffles
-some 28 bytes a sample of the largest block it met.
+Cost: about 30 ns a sample. Memory: 16 bytes per sample of one block. Each shuffling thread also
+keeps about 28 bytes per sample of the largest block it has seen.
 """
 
 from __future__ import annotations
@@ -22,33 +22,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack.compiled import compiled
+from streampack._numba import compiled
+from streampack._permute import MAX_SMALL, Scratch, shuffle_blocks, shuffle_rows
 from streampack.order.lanes import Extents
-from streampack.order.permute import Scratch, shuffle_rows
-from streampack.rng import permutation
+from streampack.rng import permutation, random_keys
 from streampack.types import Int64Array, IntArray
-
-__all__ = ["Lengths", "Passes", "Taken"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Taken:
+class ChosenSamples:
     """Elements of a sequence of passes, in order."""
 
     passes: Int64Array
-    """Which time through the stream, shape (n,)."""
+    """Pass of each element, shape (n,)."""
     samples: Int64Array
-    """Which sample of the stream, shape (n,)."""
+    """Sample number within the stream, shape (n,)."""
     lengths: Int64Array
-    """Its tokens, shape (n,)."""
+    """Tokens of each sample, shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
     number: int
-    """Counted over all passes."""
+    """Block number, counted over all passes."""
     passes: int
-    """Which pass it belongs to."""
+    """The pass that contains the block."""
     first: int
     """Its first element, counted over all passes."""
     rows: Int64Array
@@ -66,11 +64,13 @@ class _Block:
 
 
 SAMPLES, LENGTHS = range(2)
+STRETCH = 4096  # approximate number of elements processed together if blocks are small
+NO_KEYS = np.zeros((0, 2), np.uint64)
 _scratches = threading.local()
 
 
 def _scratch(length: int) -> Scratch:
-    """Return this thread's scratch for at least `length` rows."""
+    """Return this thread's scratch buffers, for at least `length` rows."""
     scratch: Scratch | None = getattr(_scratches, "kept", None)
     if scratch is None or scratch.length < length:
         scratch = _scratches.kept = Scratch(length)
@@ -86,7 +86,7 @@ def _put_rows(
     number: int,
     passes: int,
 ) -> None:
-    """Write stream, pass and rows begin, begin + 1, ... of `taken` to some places in `rows`."""
+    """Write stream, pass, and rows begin, begin + 1, ... of `taken` to `places` in `rows`."""
     for turn in range(len(places)):
         place = places[turn]
         rows[place, 0], rows[place, 1] = number, passes
@@ -96,28 +96,27 @@ def _put_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lengths:
-    """What is known of the lengths of a stream's samples."""
+    """The lengths of a stream's samples, loaded by shard."""
 
     first_sample: Int64Array
-    """The first sample of each shard, and the end, shape (num_shards + 1,)."""
+    """First sample of each shard, followed by the end, shape (num_shards + 1,)."""
     of_shard: Callable[[int], IntArray]
-    """Tokens of each sample of a shard; called when a block reaches the shard."""
+    """Return the tokens of each sample of a shard. Called when a block reaches the shard."""
     weigh: Callable[[Int64Array], Int64Array] | None = None
-    """What samples of these lengths count where tokens are counted; None: their lengths."""
+    """Map lengths to the tokens that count towards quotas. None: the lengths themselves."""
     shard_tokens: Int64Array | None = None
-    """What the samples of each shard count together, shape (num_shards,); None: their lengths must
-    tell."""
+    """Counted tokens of each shard, shape (num_shards,). None: computed from the lengths."""
 
 
 class Passes:
-    """Passes 0, 1, 2, ... through some extents of a stream, as one endless sequence.
+    """Passes 0, 1, 2, ... over some extents of a stream, as one endless sequence.
 
     Args:
-        extents: What a pass goes through; at least one sample.
+        extents: The content of one pass; at least one sample.
         lengths: The lengths of the stream's samples.
-        block_size: Samples that are shuffled together.
+        block_size: Number of samples shuffled together.
         seed: Negative: stored order in every pass.
-        place: Which stream and lane this is, for the seed.
+        place: Identifies the stream and lane, for the seed.
     """
 
     def __init__(
@@ -139,35 +138,89 @@ class Passes:
         self._place = place
         self._weigh = lengths.weigh or (lambda lengths: lengths)
         self._shard_tokens = lengths.shard_tokens
+        self._is_small = self._block_size <= MAX_SMALL
+        self._stored: Int64Array | None = None
         self._block: _Block | None = None
         self._room: Int64Array | None = None
         self._pass_order: tuple[int, Extents] | None = None
         self._pass_tokens: int | None = None
 
-    def take(self, cursor: int, count: int) -> Taken:
-        """Return elements `cursor` to `cursor` + `count` - 1 of the sequence."""
-        passes, samples, lengths = np.empty((3, max(count, 0)), np.int64)
-        taken = Taken(passes=passes, samples=samples, lengths=lengths)
-        at, stop = cursor, cursor + count
-        while at < stop:
+    def take(self, cursor: int, count: int, step: int = 1) -> ChosenSamples:
+        """Return `count` elements of the sequence: `cursor`, `cursor` + `step`, ..."""
+        count = max(count, 0)
+        if self._is_small and count:
+            return self._take_small(cursor + step * np.arange(count))
+        passes, samples, lengths = np.empty((3, count), np.int64)
+        taken = ChosenSamples(passes=passes, samples=samples, lengths=lengths)
+        done = 0
+        while done < count:
+            at = cursor + done * step
             block = self._block_at(at)
-            end = min(stop, block.stop)
-            part = slice(at - cursor, end - cursor)
-            rows = block.rows[at - block.first : end - block.first]
+            rows = block.rows[at - block.first :: step][: count - done]
+            part = slice(done, done + len(rows))
             taken.passes[part] = block.passes
             taken.samples[part], taken.lengths[part] = rows[:, SAMPLES], rows[:, LENGTHS]
-            at = end
+            done += len(rows)
         return taken
 
+    def _take_small(self, cursors: Int64Array) -> ChosenSamples:
+        """Return the elements at ascending cursors in small blocks, with few kernel calls."""
+        passes, inside = np.divmod(cursors, self.num_samples)
+        blocks, places = np.divmod(inside, self._block_size)
+        rows = np.empty((len(cursors), 2), np.int64)
+        # Either passes are as small as blocks, or each has enough blocks to be worth a call.
+        cuts = np.flatnonzero(np.diff(passes)) + 1
+        if self.num_samples <= MAX_SMALL:
+            cuts = cuts[:0]
+        for part in np.split(np.arange(len(cursors)), cuts):
+            numbers = passes[part] * self._blocks_per_pass + blocks[part]
+            firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+            turns = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(part)))
+            made = self._small_blocks(passes[part][firsts], blocks[part][firsts])
+            rows[part] = made[turns, places[part]]
+        return ChosenSamples(passes=passes, samples=rows[:, SAMPLES], lengths=rows[:, LENGTHS])
+
+    def _small_blocks(self, passes: Int64Array, blocks: Int64Array) -> Int64Array:
+        """Return the rows of blocks that belong to one pass, or to small passes; (n, size, 2)."""
+        part_keys = block_keys = NO_KEYS
+        if self.num_samples <= MAX_SMALL:
+            if self._stored is None:
+                self._stored = self._rows_of(self._extents)
+            stored, own = self._stored, blocks
+            stops = np.cumsum(self._extents.counts)
+            if self._seed >= 0 and len(stops) > 1:
+                part_keys = random_keys(
+                    map(str, passes.tolist()), self._seed, "shards", *self._place
+                )
+        else:
+            begin, end = (int(block) * self._block_size for block in (blocks[0], blocks[-1] + 1))
+            stored = self._rows_of(self._order_of(int(passes[0])).between(begin, end))
+            own, stops = blocks - blocks[0], np.array([len(stored)])
+        if self._seed >= 0 and self._block_size > 1:
+            both = zip(passes.tolist(), blocks.tolist(), strict=True)
+            ends = (f"{number}, {block}" for number, block in both)
+            block_keys = random_keys(ends, self._seed, "block", *self._place)
+        return shuffle_blocks(own, stored, stops, part_keys, block_keys, self._block_size)
+
+    def _rows_of(self, extents: Extents) -> Int64Array:
+        rows = np.empty((extents.num_samples, 2), np.int64)
+        self._fill(rows, extents)
+        return rows
+
     def put(self, cursor: int, rows: Int64Array, places: Int64Array, number: int) -> None:
-        """Write elements `cursor`, `cursor` + 1, ... to rows of stream, pass, sample and tokens.
+        """Write elements `cursor`, `cursor` + 1, ... to rows of (stream, pass, sample, tokens).
 
         Args:
             cursor: The first element.
-            rows: Where to, shape (n, 4).
-            places: Which rows, one for each element.
-            number: What to write as the stream.
+            rows: The output, shape (n, 4).
+            places: Row index of each element.
+            number: Stream number to write.
         """
+        if self._is_small and len(places):
+            taken = self.take(cursor, len(places))
+            rows[places, 0] = number
+            rows[places, 1:] = np.stack([taken.passes, taken.samples, taken.lengths], axis=1)
+            return
         while len(places):
             block = self._block_at(cursor)
             here = places[: block.stop - cursor]
@@ -180,21 +233,21 @@ class Passes:
         return self._place_of(cursor)[0]
 
     def shards_in(self, number: int) -> Int64Array:
-        """Return the shards of a block in the order in which it goes through them, shape (n,)."""
+        """Return the shards of a block in the order in which the block reads them, shape (n,)."""
         return self._extents_of(number).shards
 
     def most_bytes(self, shard_bytes: Int64Array, lookahead: int) -> int:
-        """Return what the shards take at most that are needed at once, in whichever pass.
+        """Return an upper bound on the bytes of shards needed at the same time, in any pass.
 
         Args:
             shard_bytes: Bytes of each shard of the stream, shape (num_shards,).
-            lookahead: Samples that are planned and not yet delivered, beside two blocks.
+            lookahead: Samples planned but not delivered, in addition to two blocks.
         """
         window = 2 * self._block_size + lookahead
         num_bytes = shard_bytes[self._extents.shards]
         if window >= self.num_samples:
             return int(num_bytes.sum())
-        # Whole shards inside the window, the heaviest first, and one that is cut at each end.
+        # Whole shards inside the window, largest bytes per sample first, and a cut one at each end.
         counts = self._extents.counts
         order = np.argsort(-(num_bytes / counts), kind="stable")
         starts = np.cumsum(counts[order]) - counts[order]
@@ -204,9 +257,8 @@ class Passes:
     def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens` tokens of the sequence.
 
-        Asks for the lengths of the block that it lies in, and for those of shards that are cut.
-        Where only lengths can tell what a shard counts, for those of all that lies before it, too,
-        or of a whole pass.
+        Loads the lengths of the block that contains it, and of shards that are cut. Without
+        `shard_tokens` it also loads the lengths of everything before, or of a whole pass.
 
         Returns:
             The element's cursor, and the tokens before it.
@@ -219,35 +271,40 @@ class Passes:
                 return cursor, before
         in_pass = self.tokens_in_pass()
         if not in_pass:
-            return 0, 0  # every sample counts nothing, so there is no such place
-        # What starts where a pass ends may still be of that pass: samples that count nothing.
+            return 0, 0  # all samples count 0 tokens, so there is no such element
+        # Zero-token samples at the end of a pass belong to that pass, not to the next one.
         passes, rest = divmod(tokens - 1, in_pass)
         cursor, before = self._find_in_pass(passes, rest + 1)
         return passes * self.num_samples + cursor, passes * in_pass + before
 
     def _find_in_pass(self, passes: int, tokens: int) -> tuple[int, int]:
-        """Find the first element of a pass that starts at or after `tokens`, or its end.
+        """Find the first element of a pass that starts at or after `tokens`, or the pass's end.
 
         Returns:
-            How many elements of the pass lie before it, and their tokens.
+            The number of elements of the pass before it, and their tokens.
         """
         block, before = self._block_near(passes, tokens)
-        while block < self._blocks_per_pass:
-            number = passes * self._blocks_per_pass + block
-            in_block = self._tokens_in_block(number)
-            if tokens <= before + in_block:
-                weights = self._weigh(self._load(number).lengths)
+        begin = block * self._block_size
+        stops = np.cumsum(self._order_of(passes).counts)
+        while begin < self.num_samples:
+            # Search the small blocks of a shard together, without loading another shard's lengths.
+            end = min(begin + self._block_size, self.num_samples)
+            shard_end = min(int(stops[np.searchsorted(stops, end)]), begin + STRETCH)
+            end = max(end, shard_end // self._block_size * self._block_size)
+            in_stretch = self._tokens_in(self._order_of(passes).between(begin, end))
+            if tokens <= before + in_stretch:
+                first = passes * self.num_samples + begin
+                weights = self._weigh(self.take(first, end - begin).lengths)
                 starts = before + np.cumsum(weights) - weights
                 inside = int(np.searchsorted(starts, tokens, side="left"))
-                at = block * self._block_size + inside
-                return at, before + int(weights[:inside].sum())
-            block += 1
-            before += in_block
+                return begin + inside, before + int(weights[:inside].sum())
+            begin = end
+            before += in_stretch
         self._pass_tokens = before
         return self.num_samples, before
 
     def _block_near(self, passes: int, tokens: int) -> tuple[int, int]:
-        """Return a block of a pass, none after the one that holds a token, and what lies before."""
+        """Return a block at or before the one that holds a token, and the tokens before it."""
         if self._shard_tokens is None:
             return 0, 0
         order = self._order_of(passes)
@@ -258,13 +315,13 @@ class Passes:
         return block, self._tokens_in(order.between(0, block * self._block_size))
 
     def tokens_in_pass(self) -> int:
-        """Return the tokens of one pass; the first call may ask for every shard's lengths."""
+        """Return the tokens of one pass. The first call may load the lengths of every shard."""
         if self._pass_tokens is None:
             self._pass_tokens = self._tokens_in(self._extents)
         return self._pass_tokens
 
     def tokens_between(self, first: int, last: int) -> int:
-        """Return the tokens of elements `first` to `last` - 1, whole passes by their total."""
+        """Return the tokens of elements [first, last). Whole passes use the pass total."""
         whole = max(last // self.num_samples - -(-first // self.num_samples), 0)
         if whole:
             tokens = whole * self.tokens_in_pass()
@@ -277,14 +334,19 @@ class Passes:
             )
         tokens = 0
         while first < last:
-            number, start, size = self._place_of(first)
-            stop = min(last, start + size)
-            if first == start and stop == start + size:
-                tokens += self._tokens_in_block(number)
+            passes, inside = divmod(first, self.num_samples)
+            start = inside // self._block_size * self._block_size
+            end = min(inside + last - first, self.num_samples)
+            # Whole blocks are sums over parts of shards, so their order is irrelevant.
+            whole = end if end == self.num_samples else end // self._block_size * self._block_size
+            if inside == start and whole > inside:
+                stop = whole
+                tokens += self._tokens_in(self._order_of(passes).between(inside, stop))
             else:
-                lengths = self._load(number).lengths[first - start : stop - start]
+                stop = min(start + self._block_size, end)
+                lengths = self.take(first, stop - inside).lengths
                 tokens += int(self._weigh(lengths).sum())
-            first = stop
+            first += stop - inside
         return tokens
 
     def _place_of(self, cursor: int) -> tuple[int, int, int]:
@@ -320,7 +382,7 @@ class Passes:
         return int(self._tokens_of_parts(extents).sum())
 
     def _tokens_of_parts(self, extents: Extents) -> Int64Array:
-        """Return what each part counts, shape (num_parts,)."""
+        """Return the counted tokens of each part, shape (num_parts,)."""
         tokens = np.zeros(len(extents.shards), np.int64)
         unknown = np.arange(len(tokens))
         if self._shard_tokens is not None:
@@ -351,7 +413,7 @@ class Passes:
         if self._room is None:
             self._room = np.empty((self._block_size, 2), np.int64)
         rows = self._room[:length]
-        # The room is written anew, so no block is ever handed out, only copies of its rows.
+        # The buffer is overwritten here: callers only ever get copies of a block's rows.
         self._block = None
         if self._seed < 0:
             self._fill(rows, extents)
@@ -365,7 +427,7 @@ class Passes:
         return self._block
 
     def _fill(self, rows: Int64Array, extents: Extents) -> None:
-        """Write sample and tokens of each element in the order of the extents."""
+        """Write sample and tokens of each element, in the order of the extents."""
         starts = self._first_sample[extents.shards] + extents.firsts
         at = 0
         for start, lengths in zip(starts.tolist(), self._lengths_in(extents), strict=True):

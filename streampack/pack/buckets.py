@@ -1,12 +1,12 @@
-"""Batches of samples of similar length under a token budget, for those who pad instead of pack.
+"""Batches of samples of similar length under a token budget, for training on padded batches.
 
 With max_tokens=12, padding counted, and waiting samples by length::
 
     waiting    2  3  3' 5  6  9       3' is the oldest
     batch         3  3' 5             its nearest lengths, while rows * longest <= max_tokens
 
-The oldest sample opens every batch, so lengths come in the order of arrival and not from short to
-long, and no sample waits for more batches than `buffer_samples`.
+The oldest sample opens every batch. Batches therefore follow arrival order rather than length, and
+no sample waits for more than `buffer_samples` batches.
 
 Cost: about 2 us a sample. Memory: `buffer_samples` lengths and keys.
 """
@@ -21,23 +21,21 @@ from dataclasses import dataclass
 from streampack.config import check_positive, read_count
 from streampack.errors import DataError
 
-__all__ = ["LengthBuckets"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Waiting:
     length: int
-    number: int  # counts arrivals, so equal lengths leave in their order
+    number: int  # arrival number, so that equal lengths keep their order
 
 
 class LengthBuckets:
-    """Gathers samples of similar length into batches; it sees lengths only.
+    """Groups samples of similar length into batches. It sees only lengths.
 
     Args:
-        max_tokens: Most tokens of a batch, itself allowed.
-        include_padding: Count a batch as its samples times the longest of them.
-        buffer_samples: Samples that wait, at most.
-        max_samples: Most samples of a batch; None: as many as the tokens allow.
+        max_tokens: Maximum tokens per batch, inclusive.
+        include_padding: Count a batch as its samples times its longest sample.
+        buffer_samples: Maximum number of waiting samples.
+        max_samples: Maximum samples per batch. None: limited only by tokens.
 
     Raises:
         ConfigError: If a limit is below 1.
@@ -63,21 +61,21 @@ class LengthBuckets:
         self._max_samples = check_positive("max_samples", max_samples)
         self._num_arrived = 0
         self._by_length: list[_Waiting] = []
-        self._by_age: deque[_Waiting] = deque()  # holds some that have left
-        self._left: set[int] = set()  # those of _by_age
+        self._by_age: deque[_Waiting] = deque()  # may contain samples already in a batch
+        self._left: set[int] = set()  # numbers of those
 
     def __len__(self) -> int:
-        """Return the samples that wait."""
+        """Return the number of waiting samples."""
         return len(self._by_length)
 
     def add(self, length: int) -> list[list[int]]:
-        """Take a sample; samples are numbered 0, 1, 2, ... as they come.
+        """Add a sample. Samples are numbered 0, 1, 2, ... in order of arrival.
 
         Returns:
-            The batch that makes room, if the buffer is full now: sample numbers, by arrival.
+            One batch if the buffer is now full, as sample numbers in arrival order; otherwise none.
 
         Raises:
-            DataError: If it has no tokens, or more than a batch.
+            DataError: If the sample has no tokens, or more than max_tokens.
         """
         if not 1 <= length <= self._max_tokens:
             raise DataError(
@@ -91,7 +89,7 @@ class LengthBuckets:
         return [self._next()] if len(self) >= self._buffer_samples else []
 
     def flush(self) -> Iterator[list[int]]:
-        """Yield batches until no sample waits."""
+        """Yield batches until no sample is left."""
         while self._by_length:
             yield self._next()
 
@@ -118,7 +116,7 @@ class LengthBuckets:
         return numbers
 
     def _nearest(self, first: int, last: int, length: int) -> tuple[int, int, int] | None:
-        """Return the batch with the neighbour of nearest length, and that length."""
+        """Extend a batch by its neighbour of nearest length; return its range and that length."""
         neighbours = []
         if first:
             shorter = self._by_length[first - 1].length

@@ -1,12 +1,12 @@
-"""A packer: what is buffered between two calls, and a kernel that closes packs.
+"""Base classes for packers: a buffer that persists between calls, and a kernel that closes packs.
 
 ::
 
     add(e f g)      buffered a b + arriving e f g --kernel--> packs (a f) (b e), buffered g
     flush()         buffered g                    --kernel--> pack (g), nothing buffered
 
-Cost: 20 ns a segment beside the kernel, and about 15 us a call: add thousands at a time. The packs
-do not depend on how the segments are dealt to calls. Memory: the buffered segment rows.
+Cost: 20 ns a segment in addition to the kernel, and about 15 us a call, so add thousands at a time.
+The packs do not depend on how segments are divided into calls. Memory: the buffered segment rows.
 """
 
 from __future__ import annotations
@@ -34,51 +34,49 @@ from streampack.types import (
     no_segments,
 )
 
-__all__ = ["BufferedPacker", "KernelPacker", "rooms", "without_padding"]
-
 
 class BufferedPacker(ABC):
-    """Segment rows in, packs out; it follows the `Packer` protocol."""
+    """A packer of segment rows; implements the `Packer` protocol."""
 
     def __init__(self, method: str, limits: Limits):
         self._method = method
         self._limits = limits
         self._buffered = no_segments()
-        # Packs that left since each buffered segment came, shape (n,).
+        # Packs emitted since each buffered segment arrived, shape (n,).
         self._waited = np.zeros(0, np.int64)
         self._high_water = (0, 0)
 
     @abstractmethod
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
-        """Return the packs that these segments complete; `final`: all that is buffered too."""
+        """Return the packs that these segments complete; with `final`, pack the whole buffer."""
 
     @property
     def buffered(self) -> Int64Array:
-        """All segment rows in the buffer now, shape (n, 6); not to be changed."""
+        """All segment rows in the buffer, shape (n, 6). Do not modify."""
         return self._buffered
 
     @property
     def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer now, with the padding of `pad_to_multiple`."""
+        """Tokens in the buffer, including the padding of `pad_to_multiple`."""
         return int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].sum())
 
     @property
     def num_buffered_samples(self) -> int:
-        """Segments in the buffer now."""
+        """Number of segments in the buffer."""
         return len(self._buffered)
 
     @property
     def high_water_tokens(self) -> int:
-        """The most tokens that were ever buffered."""
+        """Maximum number of tokens ever buffered."""
         return self._high_water[0]
 
     @property
     def high_water_samples(self) -> int:
-        """The most segments that were ever buffered."""
+        """Maximum number of segments ever buffered."""
         return self._high_water[1]
 
     def add(self, segments: Int64Array) -> Packs:
-        """Take segments in arrival order; return the packs they complete.
+        """Add segments in arrival order, and return the packs they complete.
 
         Args:
             segments: Segment rows of 1 to max_seq_len tokens each, shape (n, 6).
@@ -94,11 +92,11 @@ class BufferedPacker(ABC):
         return self._pack(segments, final=False)
 
     def flush(self) -> Packs:
-        """Return packs of all that is buffered; the buffer is empty then."""
+        """Pack the whole buffer and leave it empty."""
         return self._pack(no_segments(), final=True)
 
     def state_dict(self) -> State:
-        """Return what is buffered, as plain integers: addresses, no tokens."""
+        """Return the buffer as plain integers: sample addresses, no tokens."""
         state = {
             "method": self._method,
             "buffered": self._buffered.tolist(),
@@ -109,10 +107,10 @@ class BufferedPacker(ABC):
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state of a packer with the same packing.
+        """Resume from the state of a packer with the same packing.
 
         Raises:
-            ResumeError: If the state is another method's, or holds what this buffer cannot.
+            ResumeError: If the state is of another method, or does not fit this buffer.
         """
         if state.get("method") != self._method:
             raise ResumeError(
@@ -132,14 +130,14 @@ class BufferedPacker(ABC):
         if misfit:
             raise ResumeError(f"the state buffers {misfit}; resume with the packing that was saved")
         self._buffered = buffered
-        # Without a guard nobody asks how long they waited.
+        # Without a guard, waiting times are not saved and never used.
         waited = state.get("waited", [0] * len(buffered))
         self._waited = np.array(waited, np.int64).reshape(-1)
         tokens, samples = state["high_water"]
         self._high_water = (int(tokens), int(samples))
 
     def _misfit(self, segments: Int64Array) -> str:
-        """Name the first segment that no pack can hold; empty if there is none."""
+        """Describe the first segment that does not fit a pack; empty if all do."""
         lengths = segments[:, LENGTH]
         limit = self._limits.max_seq_len
         bad = segments[(lengths < 1) | (lengths > limit)]
@@ -152,14 +150,14 @@ class BufferedPacker(ABC):
 
 
 class Kernel(Protocol):
-    """What closes packs; `final`: also those that no segment will fill any more."""
+    """Closes packs; with `final`, also those that no further segment will fill."""
 
     def __call__(self, limits: Limits, work: Work, final: bool) -> None:
-        """Work on the arrays of one call."""
+        """Process the arrays of one call."""
 
 
 class KernelPacker(BufferedPacker):
-    """A packer whose buffer is a pool that one kernel of kernels.py empties."""
+    """A packer whose buffer is a pool that is emptied by a kernel of kernels.py."""
 
     def __init__(self, method: str, limits: Limits, kernel: Kernel):
         super().__init__(method, limits)
@@ -170,7 +168,7 @@ class KernelPacker(BufferedPacker):
 
     def _run(self, segments: Int64Array, kernel: Callable[[Work], None]) -> Packs:
         multiple = self._limits.multiple
-        rows = rooms(np.concatenate([self._buffered, segments]), multiple)  # a copy: cuts move rows
+        rows = rooms(np.concatenate([self._buffered, segments]), multiple)  # a copy: cuts modify it
         num_rows, num_buffered = len(rows), len(self._buffered)
         pool = np.empty((3, num_rows), np.int64)
         pool[kernels.ORDER, :num_buffered] = np.arange(num_buffered)
@@ -187,7 +185,7 @@ class KernelPacker(BufferedPacker):
         self._waited = cursor[kernels.POOL_PACKS] - pool[kernels.BORN, held]
         self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
         ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
-        # Copies: a view would keep the whole scratch of this call alive.
+        # Copies, because views would keep the scratch arrays of this call alive.
         return Packs(
             segments=without_padding(out[: cursor[kernels.NUM_OUT]].copy(), multiple),
             ends=ends.copy(),
@@ -195,7 +193,7 @@ class KernelPacker(BufferedPacker):
 
 
 def rooms(segments: Int64Array, multiple: int) -> Int64Array:
-    """Return segment rows with what they take in a pack as their length, shape (n, 6).
+    """Replace each segment's length by the slots it takes in a pack, shape (n, 6).
 
     >>> rooms(np.array([[0, 0, 7, 0, 13, 13]]), 8)[0].tolist()
     [0, 0, 7, 0, 16, 13]
@@ -207,7 +205,7 @@ def rooms(segments: Int64Array, multiple: int) -> Int64Array:
 
 
 def without_padding(segments: Int64Array, multiple: int) -> Int64Array:
-    """Undo `rooms`, in place: only the last piece of a sample has padding behind it.
+    """Undo `rooms`, in place. Only the last piece of a sample is followed by padding.
 
     >>> without_padding(np.array([[0, 0, 7, 0, 16, 13]]), 8)[0].tolist()
     [0, 0, 7, 0, 13, 13]

@@ -5,10 +5,11 @@ With max_seq_len=6 and segments A (4 tokens), B (3), C (4)::
     arrival    A A A A     B B B     C C C C
     packs      A A A A B B | B C C C C ...       every pack is full; B is cut after 2 tokens
 
-What many loaders do for pre-training, here with an attention wall between samples: a later piece of
-a sample does not see the earlier one. Pieces of one sample that meet in a pack are one segment.
+This is the usual concatenation for pre-training, but attention does not cross sample boundaries. A
+later piece of a sample does not see the earlier one. Pieces of one sample that end up in the same
+pack form one segment.
 
-Cost: about 30 ns a segment. Padding: none but in the last pack, or where a pack would take over
+Cost: about 30 ns a segment. Padding: only in the last pack, or where a pack would exceed
 `buffer_samples`. Cuts: nearly one a pack. Memory: one open pack.
 """
 
@@ -18,8 +19,6 @@ from streampack.config import Packing
 from streampack.pack import kernels
 from streampack.pack.buffered import KernelPacker
 from streampack.pack.limits import limits_of
-
-__all__ = ["concat"]
 
 
 def concat(packing: Packing) -> KernelPacker:
@@ -31,6 +30,6 @@ def concat(packing: Packing) -> KernelPacker:
     >>> packer.add(np.array(rows))[0][:, [2, 4]].tolist(), packer.num_buffered_tokens
     ([[0, 4], [1, 2]], 5)
     """
-    # Next fit that cuts at any gap, down to one token.
+    # Next fit that cuts at any gap, down to a single token.
     limits = limits_of(packing)._replace(split_gap=0, min_fragment=limits_of(packing).multiple)
     return KernelPacker("concat", limits, kernels.next_fit)

@@ -1,4 +1,4 @@
-"""Exact fit: the oldest segment opens a pack, a subset of those behind it fills it to the brim.
+"""Exact fit: the oldest segment opens a pack, and a subset of the following ones fills it.
 
 With max_seq_len=8 and segments in arrival order::
 
@@ -6,23 +6,27 @@ With max_seq_len=8 and segments in arrival order::
     pack 0     A A A A A D D E         A opens; of those behind it D and E are the first 3 tokens
     buffered   B4  C6  F3              B opens the next pack, which waits for 4 tokens
 
-For each pack: take the oldest segment (its anchor, so nothing starves); keep the reachable sums as
-a bitset; look at the others in arrival order, one row of sums each (``row | row << length``), and
-pull a new one only when all were looked at; stop when the pack is full, or 16 looks after the gap
-came within 0.1 % of a pack, or when the buffer is full; go back through the rows for the subset.
-After 10 to 20 segments the subsets outnumber the slots, so a full pack is found a few segments
-behind the anchor, and order stays nearly first in, first out.
+For each pack:
 
-With `split_gap`, a pack that would leave a larger gap takes the head of the oldest segment left;
-its tail opens the next pack. With `guard`, segments that saw so many packs leave go in first, as
-they came, until one does not fit: none waits for more than guard + 2 * buffer_tokens / max_seq_len
-+ 1 packs (those of one full segment not counted). With `max_samples_per_pack` the rows of sums are
-rows of counts, and 256 segments are looked at at most.
+- Take the oldest segment as its anchor, so that no segment starves.
+- Keep the reachable sums as a bitset. Look at the other segments in arrival order, and add one row
+  of sums for each (``row | row << length``). Pull a new segment only after all were looked at.
+- Stop if the pack is full, or 16 looks after the gap came within 0.1 % of a pack, or if the buffer
+  is full. Then go back through the rows to recover the subset.
 
-Cost: (segments looked at) x (tokens to fill / 64) word operations a pack; where packs are longer
-than 8,192, the first segments go in as they come until a segment would leave fewer. About 0.15 us a
+After 10 to 20 segments there are more subsets than slots. A full pack is therefore found within a
+few segments of the anchor, and the order stays close to first in, first out.
+
+With `split_gap`, a pack that would leave a larger gap takes the head of the oldest remaining
+segment, whose tail opens the next pack. With `guard`, segments that have waited for that many packs
+go in first, in arrival order, until one does not fit. No segment then waits for more than guard +
+2 * buffer_tokens / max_seq_len + 1 packs, not counting packs of one full segment. With
+`max_samples_per_pack`, the rows hold counts instead of bits, and at most 256 segments are examined.
+
+Cost: (segments looked at) x (tokens to fill / 64) word operations a pack. If packs are longer than
+8,192, the first segments are taken in order as long as 8,192 tokens stay free. About 0.15 us a
 segment on web text at 8,192, far more with `max_samples_per_pack`. Fill: over 99.99 % there.
-Memory: at most `buffer_tokens` are buffered, mostly far fewer.
+Memory: at most `buffer_tokens` are buffered, usually far fewer.
 """
 
 from __future__ import annotations
@@ -32,11 +36,9 @@ from streampack.pack import kernels
 from streampack.pack.buffered import KernelPacker
 from streampack.pack.limits import limits_of
 
-__all__ = ["exact_fit"]
-
 
 def exact_fit(packing: Packing) -> KernelPacker:
-    """Return a packer that fills packs to the brim.
+    """Return a packer that leaves almost no padding.
 
     >>> import numpy as np
     >>> packer = exact_fit(Packing(max_seq_len=8))

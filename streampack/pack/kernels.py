@@ -1,24 +1,25 @@
-"""The integer machinery under the packers: a pool of segment rows, and the loops that empty it.
+"""The integer kernels of the packers: a pool of segment rows, and loops that form packs from it.
 
 ::
 
-    rows     a  b  c  d | e  f  g  h        what was buffered, then what has just arrived
+    rows     a  b  c  d | e  f  g  h        buffered segments, then the newly arrived ones
     order       b     d   e                 the pool: places in `rows`, oldest first
              head^       ^tail ^next        next: the first row that was not pulled yet
-    out      packs that closed, row by row; `ends` says where each one ends
+    out      packs that closed, row by row; `ends` holds the end of each one
 
-A kernel pulls one row at a time, and only when the pool cannot fill a pack. Building a pack only
-grows the pool; one commit at its end empties it. So a build that runs out of rows is begun
-again at the next call and comes to the same pack, wherever the calls and the saves fall.
+A kernel pulls one row at a time, and only if the pool cannot fill a pack. Building a pack only adds
+to the pool; a single commit at the end removes its segments. A build that runs out of rows is
+restarted by the next call and arrives at the same pack. The packs are therefore independent of how
+segments are divided into calls, and of where the state is saved.
 
-With `pad_to_multiple`, lengths are here what segments take in a pack, padding included.
+With `pad_to_multiple`, lengths in this module are the slots that segments take, including padding.
 
-Cost: see `exact_fit` and `next_fit`. Memory: nothing lives longer than a call.
+Cost: see `exact_fit` and `next_fit`. Memory: nothing outlives a call.
 
-All kernels of the room stand in this one file: numba's disk cache does not see that a callee in
-another file has changed. `Limits` and `Work` are tuples, because numba takes no dataclasses. Inner
-kernels take the arrays of a `Work` one by one: an array that is read out of a tuple, and a slice,
-costs two atomic counts of its references, which took half of the time.
+All kernels are in this one file because numba's disk cache does not notice changes to a callee in
+another file. `Limits` and `Work` are tuples because numba does not support dataclasses. Inner
+kernels take the arrays of a `Work` one by one. Reading an array from a tuple, or slicing it, costs
+two atomic reference counts, which used to take half of the time.
 """
 
 from __future__ import annotations
@@ -28,23 +29,21 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from streampack.compiled import compiled, compiled_inline, compiled_to_make
+from streampack._numba import compiled, compiled_inline, kernel_allocating
 from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
-
-__all__ = ["NO_LIMIT", "Limits", "Tier", "Tiers", "Work", "exact_fit", "next_fit", "two_tiers"]
 
 HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
 NUM_CURSORS = 9
 NO_LIMIT = 2**62
-ORDER, BORN, CHOSEN = range(3)  # rows of the pool
+ORDER, BORN, CHOSEN = range(3)  # rows of `Work.pool`
 PULLED, FULL, EMPTY = range(3)
-WAIT, TOO_SMALL = 0, -1  # of a search
-ADDED, FILLED = range(2)  # of a row of sums
-FIRST_ROWS = 32  # rows of sums that are there at once; a web pack needs about 14
-COUNTED_ROWS = 256  # segments that a pack of limited samples chooses among
-NEVER = 20_000  # more samples than those rows are
-# numba compiles a kernel anew for each of Python's own constants that it is called with, and all
-# that the kernel calls; for numpy's, whose types say nothing of their values, it does so once.
+WAIT, TOO_SMALL = 0, -1  # results of a search
+ADDED, FILLED = range(2)  # results of add_row
+FIRST_ROWS = 32  # rows of sums allocated initially; a pack of web text needs about 14
+COUNTED_ROWS = 256  # segments examined for a pack with limited samples
+NEVER = 20_000  # marks a sum as unreachable: more samples than COUNTED_ROWS allows
+# Python constants are part of numba's argument types. A kernel called with different ones is
+# compiled several times, with all of its callees. numpy scalars have a type without a value.
 NOTHING = cast(int, np.int64(0))
 FINAL = cast(bool, np.bool_(True))
 ONE = np.uint64(1)
@@ -53,50 +52,50 @@ ALL_BITS = np.uint64(2**64 - 1)
 
 
 class Limits(NamedTuple):
-    """What a packer must keep to, in tokens unless said."""
+    """Limits of a packer, in tokens unless stated otherwise."""
 
     max_seq_len: int
     buffer_tokens: int
-    """Hard bound on the tokens in the pool."""
+    """Hard limit on the tokens in the pool."""
     buffer_samples: int
-    """Hard bound on the segments in the pool."""
+    """Hard limit on the segments in the pool."""
     window: int
-    """A pack takes its segments in plain order until fewer tokens than this would be left."""
+    """A pack takes segments in plain order until fewer free tokens than this would be left."""
     tolerance: int
-    """A gap that is worth only `patience` more looks."""
+    """A gap of at most this size is acceptable after `patience` more looks."""
     patience: int
-    """Segments looked at once the gap is within `tolerance`."""
+    """Segments examined once the gap is within `tolerance`."""
     split_gap: int
-    """A larger gap is filled by cutting a segment; max_seq_len: never cut."""
+    """A larger gap is filled by cutting a segment. max_seq_len: never cut."""
     min_fragment: int
-    """The shortest piece that a cut may leave on either side."""
+    """Minimum length of either piece of a cut."""
     guard: int
-    """Packs of the pool that a segment may see leave; then it goes in as it came."""
+    """Packs that may be emitted while a segment waits. After that it is packed in order."""
     max_samples: int
-    """Segments in a pack."""
+    """Maximum segments per pack."""
     multiple: int
-    """What all lengths are multiples of, and all cuts."""
+    """All lengths and cuts are multiples of this."""
 
 
 class Work(NamedTuple):
     """The arrays of one call."""
 
     rows: Int64Array
-    """Segment rows, buffered ones first, shape (n, 6); a cut moves the start of its row."""
+    """Segment rows, buffered ones first, shape (n, 6). A cut moves the start of its row."""
     pool: Int64Array
-    """ORDER: the pool, as places in `rows` in [head, tail); BORN: POOL_PACKS when each row came
-    into it; CHOSEN: 1 for what of the pool, counted from head, goes into the pack at hand; shape
-    (3, n)."""
+    """Shape (3, n). ORDER: the pool, as places in `rows`, in [head, tail). BORN: value of
+    POOL_PACKS when each row was pulled. CHOSEN: by place in the pool from head, 1 for segments of
+    the current pack."""
     out: Int64Array
-    """Segment rows of closed packs, shape (2n, 6): every row can be cut once."""
+    """Segment rows of closed packs, shape (2n, 6): every row may be cut once."""
     cursor: Int64Array
-    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS, and from
-    NUM_CURSORS on one past the last segment of each closed pack, shape (NUM_CURSORS + n,)."""
+    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS; from
+    NUM_CURSORS on, one past the last segment of each closed pack. Shape (NUM_CURSORS + n,)."""
 
 
 @compiled_inline
 def goes_on(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> bool:
-    """Tell whether a row goes on where the last segment of the pack at hand stops."""
+    """Whether a row continues the last segment of the current pack."""
     last = cursor[NUM_OUT] - 1
     num_packs = cursor[NUM_PACKS]
     if last < (cursor[NUM_CURSORS + num_packs - 1] if num_packs else 0):
@@ -109,7 +108,7 @@ def goes_on(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> 
 
 @compiled_inline
 def emit(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int) -> None:
-    """Hand out the first `length` tokens of a row, as the next segment of the pack at hand."""
+    """Append the first `length` tokens of a row to the current pack, as a new segment."""
     place = cursor[NUM_OUT]
     for column in range(NUM_COLUMNS):
         out[place, column] = rows[row, column]
@@ -121,10 +120,10 @@ def emit(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length
 def emit_piece(
     rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int
 ) -> None:
-    """Hand out as `emit` does; what goes on where the last segment stops becomes part of it.
+    """Append as `emit` does, but merge a row that continues the last segment into it.
 
-    It stands apart from `emit`, which stays small wherever it is put in: hardly any row begins
-    inside its sample.
+    Separate from `emit` to keep that small wherever it is inlined. Few rows start inside their
+    sample.
     """
     if goes_on(rows, out, cursor, row):
         out[cursor[NUM_OUT] - 1, LENGTH] += length
@@ -134,7 +133,7 @@ def emit_piece(
 
 @compiled_inline
 def close(cursor: Int64Array) -> None:
-    """End the pack at hand."""
+    """Close the current pack."""
     cursor[NUM_CURSORS + cursor[NUM_PACKS]] = cursor[NUM_OUT]
     cursor[NUM_PACKS] += 1
 
@@ -143,9 +142,10 @@ def close(cursor: Int64Array) -> None:
 def cut(
     limits: Limits, rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, gap: int
 ) -> int:
-    """Fill a gap with the head of a row, if that is allowed; return the tokens it took."""
+    """Fill a gap with the head of a row if that is allowed; return the tokens taken."""
     length = rows[row, LENGTH]
-    # Near its end a segment is cut earlier, not spared: sparing leaves packs of halves half empty.
+    # If the tail would be too short, cut earlier instead of not at all. Otherwise packs of segments
+    # of half a pack would stay half empty.
     taken = min(gap, length - limits.min_fragment)
     taken -= taken % limits.multiple
     if gap <= limits.split_gap or length <= gap or taken < limits.min_fragment:
@@ -158,7 +158,7 @@ def cut(
 
 @compiled_inline
 def note_high_water(cursor: Int64Array) -> None:
-    """Keep the most that the pool ever held."""
+    """Update the high-water marks of the pool."""
     cursor[HIGH_TOKENS] = max(cursor[HIGH_TOKENS], cursor[TOKENS])
     cursor[HIGH_SAMPLES] = max(cursor[HIGH_SAMPLES], cursor[TAIL] - cursor[HEAD])
 
@@ -172,7 +172,7 @@ def pull(
     cursor: Int64Array,
     final: bool,
 ) -> int:
-    """Move one row into the pool; full ones pass straight through, each a pack of its own."""
+    """Pull one row into the pool. Full rows before it become packs of their own."""
     while cursor[NEXT] < len(rows):
         row = cursor[NEXT]
         length = rows[row, LENGTH]
@@ -205,7 +205,7 @@ def take_in_order(
     cursor: Int64Array,
     final: bool,
 ) -> tuple[int, int]:
-    """Count the oldest segments that go in as they come, and the tokens then left; (0, 0): wait."""
+    """Count the oldest segments to take in order, and the tokens then left; (0, 0): wait."""
     head = cursor[HEAD]
     left = limits.max_seq_len - rows[pool[ORDER, head], LENGTH]
     count = 1
@@ -233,7 +233,7 @@ def take_in_order(
 
 @compiled_inline
 def has_bit(sums: npt.NDArray[np.uint64], begin: int, bit: int) -> bool:
-    """Tell whether a sum is reachable in the row of words that starts at `begin`."""
+    """Whether a sum is reachable in the row of words that starts at `begin`."""
     return bool((sums[begin + (bit >> 6)] >> np.uint64(bit & 63)) & ONE)
 
 
@@ -243,7 +243,7 @@ def highest_bit(sums: npt.NDArray[np.uint64], begin: int, last: int, first: int)
     if last < first:
         return -1
     word = last >> 6
-    # The bits up to `high`, at the top of a word; those past `last` are shifted out.
+    # Bits up to `high`, aligned to the top of a word. Those above `last` are shifted out.
     bits = sums[begin + word] << (LAST_BIT - np.uint64(last & 63))
     high = last
     while bits == 0 and word > first >> 6:
@@ -267,11 +267,11 @@ def highest_bit(sums: npt.NDArray[np.uint64], begin: int, last: int, first: int)
 def add_length(
     sums: npt.NDArray[np.uint64], begin: int, num_words: int, used: int, length: int
 ) -> None:
-    """Write the row of sums after `begin`: those there, and those there plus `length`.
+    """Write the next row of sums: those of the row at `begin`, and those plus `length`.
 
-    Rows lie `num_words` apart; the first `used` words of them are there.
+    Rows are `num_words` apart, and the first `used` words of them are initialised.
     """
-    # Unsigned, or every index is checked for counting from the end, and LLVM makes no vectors.
+    # Unsigned: signed indices need a check for negative values, which prevents vectorisation.
     source, target = np.uint64(begin), np.uint64(begin + num_words)
     skip = np.uint64(length >> 6)
     left = np.uint64(length & 63)
@@ -282,17 +282,17 @@ def add_length(
     above, here = target + skip + ONE, source + skip + ONE
     low = source + ONE
     for word in range(np.uint64(used) - skip - ONE):
-        # Two shifts: one by 64 is undefined, when the length is a multiple of 64.
+        # Two shifts, because a shift by 64 is undefined (if the length is a multiple of 64).
         carried = (sums[source + word] >> ONE) >> right
         sums[above + word] = sums[here + word] | (sums[low + word] << left) | carried
 
 
 @compiled_inline
 def add_row(sums: npt.NDArray[np.uint64], row: int, left: int, total: int, length: int) -> int:
-    """Write the row of sums after `row`, which a segment of `length` tokens makes of it.
+    """Write the row of sums after `row`, by adding a segment of `length` tokens.
 
-    Only words up to `total`, what all segments of a row make together, are ever written. Returns
-    FILLED where `left` is reached, and no row is needed; TOO_SMALL where there is no room for it.
+    Only words up to `total`, the sum of all segments so far, are ever written. Returns FILLED if
+    `left` is reached, in which case no row is written, or TOO_SMALL if the scratch has no room.
     """
     num_words = (left >> 6) + 1
     begin = row * num_words
@@ -316,7 +316,7 @@ def mark(
     span: tuple[int, int, int, int, int],
     best: int,
 ) -> None:
-    """Mark the segments that first reached the sum `best`, going back through the rows of sums."""
+    """Mark the segments that first reached the sum `best`, by going back through the rows."""
     head, first, last, left, num_rows = span
     num_words = (left >> 6) + 1
     for place in range(last - 1, first - 1, -1):
@@ -324,7 +324,7 @@ def mark(
         pool[CHOSEN, place] = 0
         if length <= left:
             num_rows -= 1
-            # Not reachable without it: so it was this one that reached it first.
+            # Not reachable without this segment, so this one reached it first.
             if best > 0 and not has_bit(sums, num_rows * num_words, best):
                 pool[CHOSEN, place] = 1
                 best -= length
@@ -340,19 +340,20 @@ def search(
     sums: npt.NDArray[np.uint64],
     task: tuple[int, int, bool],
 ) -> int:
-    """Choose among the pool from place `first` on, as few as it takes to fill `left` tokens.
+    """Choose segments of the pool, from place `first` on, to fill `left` tokens with few looks.
 
     Args:
-        limits: What the packs keep to.
-        rows: See `Work`, like `pool`, `out` and `cursor`.
+        limits: Limits of the packs.
+        rows: See `Work`, as for `pool`, `out` and `cursor`.
         pool: See `Work`.
         out: See `Work`.
         cursor: See `Work`.
         sums: Scratch for rows of sums.
-        task: `first`, `left`, and whether no rows will come any more.
+        task: `first`, `left`, and whether no more rows will come.
 
     Returns:
-        Places looked at; WAIT for more rows, or TOO_SMALL a scratch, to search again in a larger.
+        The number of places examined; WAIT if more rows are needed; TOO_SMALL if the search must be
+        repeated with larger scratch.
     """
     first, left, final = task
     num_words = (left >> 6) + 1
@@ -404,7 +405,7 @@ def mark_counted(
     span: tuple[int, int, int, int, int],
     best: int,
 ) -> None:
-    """Mark at most `budget` segments that make the sum `best`, the oldest that do."""
+    """Mark at most `budget` segments that add up to `best`, preferring the oldest."""
     head, first, last, left, budget = span
     num_rows = len(counts)
     for place in range(last - 1, first - 1, -1):
@@ -412,14 +413,14 @@ def mark_counted(
         pool[CHOSEN, place] = 0
         if length <= left:
             num_rows -= 1
-            # Not reachable without it by so few: so it is one of them.
+            # Not reachable with so few segments without this one, so it is one of them.
             if counts[num_rows, best] > budget:
                 pool[CHOSEN, place] = 1
                 best -= length
                 budget -= 1
 
 
-@compiled_to_make
+@kernel_allocating
 def search_counted(
     limits: Limits,
     rows: Int64Array,
@@ -428,12 +429,12 @@ def search_counted(
     cursor: Int64Array,
     task: tuple[int, int, bool],
 ) -> int:
-    """Choose as `search` does, but at most as many segments as a pack may still take.
+    """Choose as `search` does, but respect `max_samples`.
 
-    A row of counts says for each sum how few segments make it.
+    A row of counts holds, for each sum, the minimum number of segments that reach it.
 
     Returns:
-        Places looked at; WAIT for more rows.
+        The number of places examined; WAIT if more rows are needed.
     """
     first, left, final = task
     budget = limits.max_samples - first
@@ -454,7 +455,7 @@ def search_counted(
         if length <= left:
             before, after = counts[num_rows], counts[num_rows + 1]
             num_rows += 1
-            for total in range(length):  # numba takes seconds to compile an assignment of parts
+            for total in range(length):  # numba takes seconds to compile a slice assignment
                 after[total] = before[total]
             for total in range(length, left + 1):
                 after[total] = min(before[total], before[total - length] + 1)
@@ -475,9 +476,9 @@ def commit(
     cursor: Int64Array,
     looked: tuple[int, int],
 ) -> None:
-    """Close a pack of the chosen, and the pool over the places they leave.
+    """Close a pack of the chosen segments, and compact the pool.
 
-    `looked`: the first place that was looked at (those before it go in), and one past the last.
+    `looked`: the first place that was examined (all before it are taken), and one past the last.
     """
     first, last = looked
     head = cursor[HEAD]
@@ -505,11 +506,11 @@ def commit(
     close(cursor)
 
 
-@compiled_to_make
+@kernel_allocating
 def one_pack(
     limits: Limits, work: Work, sums: npt.NDArray[np.uint64], final: bool
 ) -> tuple[bool, npt.NDArray[np.uint64]]:
-    """Close a pack that the oldest of the pool opens; return whether, and the scratch."""
+    """Close a pack opened by the oldest segment. Return whether that succeeded, and the scratch."""
     rows, pool, out, cursor = work
     first, left = take_in_order(limits, rows, pool, out, cursor, final)
     if first == 0:
@@ -529,23 +530,23 @@ def one_pack(
     return looked > 0, sums
 
 
-@compiled_to_make
+@kernel_allocating
 def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
     """Return scratch for rows of sums."""
-    # One row at least of the widest, where a full buffer ends the plain order early.
+    # At least one row of full width: a full buffer may end the plain order early.
     num_words = max(FIRST_ROWS * ((limits.window >> 6) + 1), (limits.max_seq_len >> 6) + 1)
     return np.empty(num_words, np.uint64)
 
 
-@compiled_to_make
+@kernel_allocating
 def larger(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return twice the scratch for rows of sums."""
+    """Return scratch of twice the size."""
     return np.empty(2 * len(sums), np.uint64)
 
 
-@compiled_to_make
+@kernel_allocating
 def exact_fit(limits: Limits, work: Work, final: bool) -> None:
-    """Close every pack that can be closed; `final`: also those that no row will fill any more."""
+    """Close every pack that can be closed; with `final`, also those that no row will fill."""
     sums = first_sums(limits)
     rows, pool, out, cursor = work
     closed = True
@@ -555,15 +556,15 @@ def exact_fit(limits: Limits, work: Work, final: bool) -> None:
         closed, sums = one_pack(limits, work, sums, final)
 
 
-@compiled_to_make
+@kernel_allocating
 def close_oldest(limits: Limits, work: Work) -> None:
-    """Close one pack of what is in the pool, which is not empty."""
+    """Close one pack from the pool, which must not be empty."""
     one_pack(limits, work, first_sums(limits), FINAL)
 
 
-@compiled_to_make
+@kernel_allocating
 def fill_room(limits: Limits, work: Work, room: int) -> None:
-    """Close a pack of at most `room` tokens out of the pool, whether or not it takes the oldest."""
+    """Close a pack of at most `room` tokens from the pool. It may leave the oldest segment."""
     rows, pool, out, cursor = work
     sums = first_sums(limits)
     looked = search(limits, rows, pool, out, cursor, sums, (NOTHING, room, FINAL))
@@ -575,7 +576,7 @@ def fill_room(limits: Limits, work: Work, room: int) -> None:
 
 @compiled
 def empty_pool(rows: Int64Array, pool: Int64Array, out: Int64Array, cursor: Int64Array) -> None:
-    """Hand out the whole pool, in the pack at hand."""
+    """Move the whole pool to the current pack."""
     for place in range(cursor[HEAD], cursor[TAIL]):
         row = pool[ORDER, place]
         emit_piece(rows, out, cursor, row, rows[row, LENGTH])
@@ -585,7 +586,7 @@ def empty_pool(rows: Int64Array, pool: Int64Array, out: Int64Array, cursor: Int6
 
 @compiled
 def next_fit(limits: Limits, work: Work, final: bool) -> None:
-    """Put every row into the open pack, which is the whole pool; where it does not fit, close."""
+    """Add rows to the open pack, which is the whole pool. Close it if a row does not fit."""
     rows, pool, out, cursor = work
     for row in range(cursor[NEXT], len(rows)):
         gap = limits.max_seq_len - cursor[TOKENS]
@@ -609,50 +610,51 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
 
 
 ADD, FLUSH, CLOSE_OLDEST, FILL_ROOM = (cast(int, np.int64(task)) for task in range(4))  # of a tier
-SHORT, LONG = cast(bool, np.bool_(True)), cast(bool, np.bool_(False))  # which tier is meant
-HELD, MOST_TOKENS, MOST_SAMPLES = range(3)  # of a tier: segments, and the most that it ever held
-# Of both tiers: segments and tokens that are collected and the most there were, items that ever
-# were, their segments in all and in the buffer, and rows' segments and rows that were handed out.
+SHORT, LONG = cast(bool, np.bool_(True)), cast(bool, np.bool_(False))  # selects a tier
+HELD, MOST_TOKENS, MOST_SAMPLES = range(3)  # of a tier: segments held, and its high-water marks
+# Of both tiers together. TURN, TURN_TOKENS: collected segments and tokens. HIGH_TURN: most tokens
+# ever collected. HIGH_HELD: most segments ever held. ITEMS: items ever made. ITEM_ROWS: segments in
+# all of these. ITEM_SAMPLES: segments in buffered items. OUT, ROWS: segments and rows emitted.
 TURN, TURN_TOKENS, HIGH_TURN, HIGH_HELD, ITEMS, ITEM_ROWS, ITEM_SAMPLES, OUT, ROWS = range(9)
 NUM_COUNTS = 9
-TURN_SAMPLES = 64  # shorts that are collected before the short tier gets them
+TURN_SAMPLES = 64  # short segments collected before they are passed to the short tier
 
 
 class Tier(NamedTuple):
-    """What one tier buffers, the oldest first, in arrays with room for all that may come."""
+    """The buffer of one tier, oldest first, in arrays with room for all arriving segments."""
 
     limits: Limits
     rows: Int64Array
     """Segment rows, shape (n, 6)."""
     waited: Int64Array
-    """Packs of the tier that left since each came, shape (n,)."""
+    """Packs that the tier emitted since each segment arrived, shape (n,)."""
     counts: Int64Array
     """HELD, MOST_TOKENS, MOST_SAMPLES."""
 
 
 class Tiers(NamedTuple):
-    """What both tiers work on in one call."""
+    """The arrays that both tiers use in one call."""
 
     short: Tier
     long: Tier
-    """Its rows stand for items: the number of the item is the sample."""
+    """Its rows represent items. The sample column holds the item's number."""
     turn: Int64Array
-    """Shorts that are collected, shape (n, 6)."""
+    """Collected short segments, shape (n, 6)."""
     items: Int64Array
-    """Segments of items, one item after the other, shape (n, 6)."""
+    """Segments of the items, one item after the other, shape (n, 6)."""
     spans: Int64Array
-    """Where each item begins and ends in `items`, shape (n, 2)."""
+    """Begin and end of each item in `items`, shape (n, 2)."""
     out: Int64Array
-    """Segments of the rows that closed, shape (n, 6)."""
+    """Segments of the closed rows, shape (n, 6)."""
     ends: Int64Array
-    """One past the last segment of each of them, shape (n,)."""
+    """One past the last segment of each closed row, shape (n,)."""
     counts: Int64Array
     """TURN, TURN_TOKENS, ... up to NUM_COUNTS."""
 
 
 @compiled
 def copy_rows(source: Int64Array, first: int, last: int, target: Int64Array, place: int) -> int:
-    """Copy rows `first` to `last` - 1 to a place; return the place behind them."""
+    """Copy rows [first, last) to `place` in `target`; return the place after them."""
     for row in range(first, last):
         for column in range(NUM_COLUMNS):
             target[place, column] = source[row, column]
@@ -662,15 +664,15 @@ def copy_rows(source: Int64Array, first: int, last: int, target: Int64Array, pla
 
 @compiled
 def room_of(length: int, multiple: int) -> int:
-    """Return what a segment takes in a pack."""
+    """Return the slots that a segment takes in a pack."""
     return (length + multiple - 1) // multiple * multiple
 
 
-@compiled_to_make
+@kernel_allocating
 def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-    """Let a tier work on what it buffers and what is added; return `out` and `cursor` of `Work`.
+    """Run a tier on its buffer and the added segments; return `out` and `cursor` of its `Work`.
 
-    `task`: ADD, FLUSH, CLOSE_OLDEST or FILL_ROOM, and the room to fill.
+    `task`: ADD, FLUSH, CLOSE_OLDEST or FILL_ROOM; and the room to fill.
     """
     limits, held, waited, counts = tier
     num_buffered, multiple = counts[HELD], limits.multiple
@@ -710,14 +712,14 @@ def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int6
 
 @compiled
 def without_rooms(rows: Int64Array, num_rows: int) -> None:
-    """Take the padding off: only the last piece of a sample has some behind it."""
+    """Remove the padding from lengths. Only the last piece of a sample is followed by padding."""
     for row in range(num_rows):
         rows[row, LENGTH] = min(rows[row, LENGTH], rows[row, TOTAL] - rows[row, START])
 
 
-@compiled_to_make
+@kernel_allocating
 def number(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
-    """Keep runs of segments as an item each; return the rows that stand for them, shape (n, 6)."""
+    """Store each run of segments as an item; return the rows that represent them, shape (n, 6)."""
     counts, multiple = tiers.counts, tiers.long.limits.multiple
     numbered = np.zeros((len(ends), NUM_COLUMNS), np.int64)
     first = 0
@@ -737,7 +739,7 @@ def number(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
 
 @compiled
 def emit_items(tiers: Tiers, made: Int64Array, first: int, last: int) -> int:
-    """Hand out the segments of items, a pack of the long tier; return the room they leave."""
+    """Emit the segments of the items in one pack of the long tier; return the room left."""
     counts, spans = tiers.counts, tiers.spans
     room = tiers.long.limits.max_seq_len
     for row in range(first, last):
@@ -749,11 +751,11 @@ def emit_items(tiers: Tiers, made: Int64Array, first: int, last: int) -> int:
     return int(room)
 
 
-@compiled_to_make
+@kernel_allocating
 def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
-    """Let a tier work: what the short one makes goes on to the long one, which closes rows.
+    """Run a tier. Packs of the short tier become items of the long tier, which closes rows.
 
-    What is added is for the short tier what was collected, and for the long tier one item.
+    `added` holds collected segments for the short tier, or one item for the long tier.
     """
     counts = tiers.counts
     nothing = added[:0]
@@ -778,32 +780,32 @@ def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> Non
 
 @compiled
 def num_held(tiers: Tiers) -> int:
-    """Return the segments in the buffer, the collected ones too."""
+    """Return the number of segments in the buffer, including collected ones."""
     return int(tiers.counts[TURN] + tiers.short.counts[HELD] + tiers.counts[ITEM_SAMPLES])
 
 
-@compiled_to_make
+@kernel_allocating
 def collected(tiers: Tiers) -> Int64Array:
-    """Return what is collected, which is then no more."""
+    """Take the collected segments out of the buffer and return them."""
     num_collected = tiers.counts[TURN]
     tiers.counts[TURN] = tiers.counts[TURN_TOKENS] = 0
     return tiers.turn[:num_collected]
 
 
-@compiled_to_make
+@kernel_allocating
 def two_tiers(
     tiers: Tiers, segments: Int64Array, turn_tokens: int, buffer_samples: int, final: bool
 ) -> None:
-    """Take segments in arrival order; `final`: close rows of all that is buffered.
+    """Add segments in arrival order; with `final`, emit rows with everything buffered.
 
-    Few kernels lie over each other here: each compiles anew all that it calls.
+    Nesting of kernels is kept shallow: each one recompiles everything that it calls.
 
     Args:
-        tiers: What is buffered and where what closes goes.
+        tiers: The buffers, and the output arrays.
         segments: Segment rows, shape (n, 6).
-        turn_tokens: Tokens, at most, of the shorts that are collected.
-        buffer_samples: Hard bound on the segments of both tiers.
-        final: Whether this is the end.
+        turn_tokens: Maximum tokens of collected short segments.
+        buffer_samples: Hard limit on the segments in both tiers.
+        final: Whether this is the last call.
     """
     counts = tiers.counts
     short_seq_len, multiple = tiers.short.limits.max_seq_len, tiers.short.limits.multiple

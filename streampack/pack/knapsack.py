@@ -1,4 +1,4 @@
-"""Knapsack: a window of segments at a time, the longest that still fits first, as LLaMA-Factory.
+"""Knapsack: packs a window of segments at a time, longest fitting segment first (LLaMA-Factory).
 
 With max_seq_len=8 and a window of six segments::
 
@@ -6,13 +6,13 @@ With max_seq_len=8 and a window of six segments::
     bins       D6 A2 | B5 C3 | E4 F2       the longest opens a bin; then the longest that fits
     packs      B C | A D | E F             bins in the order in which B, D and E came
 
-A window is as much as the buffer holds, and it is emptied whole: its last bin holds what is left,
-and its bins come longest first. So that training sees no such order, packs leave in the order in
-which their longest segments came, which in shuffled data is random; in a pack, too, segments lie
-as they came. What lies in which pack is LLaMA-Factory's choice (of equal lengths the oldest).
+A window is a full buffer, and all of it is packed. Its last bin gets the leftovers, and its bins
+are made longest first. To hide this order from training, packs are emitted in the arrival order of
+their longest segments, which is random in shuffled data. Segments within a pack also keep their
+arrival order. The contents of each bin match LLaMA-Factory's (of equal lengths, the oldest first).
 
 Cost: a sort and about 50 ns a segment. Fill: 99.7 % on web text at 8,192 with a window of 128
-packs. Memory: the window, always filled to its bound; the median sample waits for half of it.
+packs. Memory: the window, which is always filled; the median sample waits for half of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from streampack.compiled import compiled_to_make
+from streampack._numba import kernel_allocating
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.pack.buffered import BufferedPacker, rooms, without_padding
@@ -29,23 +29,21 @@ from streampack.pack.kernels import NO_LIMIT
 from streampack.pack.limits import limits_of
 from streampack.types import LENGTH, Int64Array, Packs
 
-__all__ = ["KnapsackPacker", "greedy_knapsack", "knapsack"]
 
-
-@compiled_to_make
+@kernel_allocating
 def fill_bins(lengths: Int64Array, capacity: int, max_items: int, bins: Int64Array) -> int:
-    """Put items into bins, each time the longest that fits.
+    """Fill bins one at a time, always with the longest item that fits.
 
     Args:
         lengths: Ascending, none over `capacity`, shape (n,).
-        capacity: What a bin holds.
-        max_items: Items in a bin.
-        bins: Filled with the bin of each item, shape (n,).
+        capacity: Capacity of a bin.
+        max_items: Maximum items per bin.
+        bins: Receives the bin of each item, shape (n,).
 
     Returns:
-        How many bins there are.
+        The number of bins.
     """
-    # below[j]: all of the items in [below[j], j) are taken, so look on from below[j].
+    # below[j]: all items in [below[j], j) are taken, so the search continues at below[j].
     below = np.arange(len(lengths) + 1)
     num_left, num_bins = len(lengths), 0
     while num_left > 0:
@@ -67,8 +65,8 @@ def fill_bins(lengths: Int64Array, capacity: int, max_items: int, bins: Int64Arr
 
 
 def _bins(lengths: Int64Array, capacity: int, max_items: int) -> tuple[Int64Array, int]:
-    """Return the bin of each item, shape (n,), and how many bins there are."""
-    # Ascending, and of equal lengths the oldest last: it is taken first.
+    """Return the bin of each item, shape (n,), and the number of bins."""
+    # Ascending lengths; among equals the oldest is last, because items are taken from the end.
     order = np.lexsort((-np.arange(len(lengths)), lengths))
     of_sorted = np.empty(len(lengths), np.int64)
     num_bins = fill_bins(lengths[order], capacity, max_items, of_sorted)
@@ -81,11 +79,11 @@ def greedy_knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Return LLaMA-Factory's bins: lengths in descending order, no bin over `capacity`.
 
     Args:
-        lengths: Of the items, in any order; they are left alone.
-        capacity: What a bin holds.
+        lengths: Lengths of the items, in any order. Not modified.
+        capacity: Capacity of a bin.
 
     Raises:
-        DataError: If an item is longer than a bin, or below 0.
+        DataError: If an item is negative or longer than a bin.
 
     >>> greedy_knapsack([1000, 500, 1024, 2048, 41, 1023, 500, 1000, 500, 500, 40], 2048)
     [[2048], [1024, 1023], [1000, 1000, 41], [500, 500, 500, 500, 40]]
@@ -102,7 +100,7 @@ def greedy_knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 class KnapsackPacker(BufferedPacker):
-    """A packer that fills its buffer, then packs all of it."""
+    """A packer that fills its buffer completely, then packs all of it."""
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
@@ -121,7 +119,7 @@ class KnapsackPacker(BufferedPacker):
         return Packs(segments=without_padding(packs.segments, multiple), ends=packs.ends)
 
     def _windows(self, lengths: Int64Array) -> Iterator[int]:
-        """Yield where windows end: before the first segment that the buffer cannot take."""
+        """Yield the end of each window: before the first segment that exceeds the buffer."""
         limits = self._limits
         totals = np.cumsum(lengths)
         begin, before = 0, 0
@@ -140,7 +138,7 @@ class KnapsackPacker(BufferedPacker):
         lengths = rows[:, LENGTH]
         limits = self._limits
         bins, num_bins = _bins(lengths, limits.max_seq_len, limits.max_samples)
-        # The first of each bin, by length and then by age, is the one that opened it.
+        # In each bin, the first row by length and then by age is the one that opened it.
         by_length = np.lexsort((np.arange(len(rows)), -lengths, bins))
         sizes = np.bincount(bins, minlength=num_bins)
         openers = by_length[np.cumsum(sizes) - sizes]
@@ -151,7 +149,7 @@ class KnapsackPacker(BufferedPacker):
 
 
 def knapsack(packing: Packing) -> KnapsackPacker:
-    """Return a packer that packs a window at a time, the longest first.
+    """Return a packer that packs one window at a time, longest segments first.
 
     >>> packer = knapsack(Packing(max_seq_len=8, method="knapsack", buffer_tokens=22))
     >>> lengths = [2, 5, 3, 6, 4, 2, 1]

@@ -1,4 +1,4 @@
-"""From a packing to the integers that the kernels go by.
+"""Convert a `Packing` to the integers that the kernels use.
 
 ::
 
@@ -14,21 +14,19 @@ from fractions import Fraction
 from streampack.config import Packing
 from streampack.pack.kernels import NO_LIMIT, Limits
 
-__all__ = ["PATIENCE", "TOLERANCE", "limits_of"]
-
 WINDOW_TOKENS = 8192
-TOLERANCE = 1000  # a gap of one part in so many is good enough ...
+TOLERANCE = 1000  # a gap of at most 1 / TOLERANCE of a pack is acceptable ...
 PATIENCE = 16  # ... if this many more looks find nothing better
 
 
 def limits_of(packing: Packing) -> Limits:
-    """Return the integers that the kernels go by.
+    """Return the limits of a packing in tokens and segments.
 
     >>> limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap
     81
     """
     size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
-    # As it is written: 0.29 of 100 tokens is 29, not 28.999...
+    # Exact decimal arithmetic: 0.29 of 100 tokens is 29, not 28.999...
     gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
     return Limits(
         max_seq_len=size,
@@ -38,7 +36,7 @@ def limits_of(packing: Packing) -> Limits:
         tolerance=size // TOLERANCE,
         patience=PATIENCE,
         split_gap=gap,
-        # The last piece of a sample may be shorter than its room by the padding.
+        # The padding in a segment's room may make the last piece of a sample this much shorter.
         min_fragment=packing.least_fragment + multiple - 1,
         guard=packing.guard or NO_LIMIT,
         max_samples=packing.max_samples_per_pack or NO_LIMIT,

@@ -3,14 +3,14 @@
 With max_seq_len=6 and segments A (4 tokens), B (3), C (2)::
 
     arrival    A A A A     B B B     C C
-    pack 0     A A A A . .               B does not fit; `.` is padding, added by assemble/
+    pack 0     A A A A . .               B does not fit; `.` is padding, added by batch/
     pack 1     B B B C C .
 
 With `split_gap`, a pack that would leave a larger gap takes the head of the segment that does not
-fit; its tail opens the next pack.
+fit. Its tail opens the next pack.
 
-Cost: about 30 ns a segment. Padding: 14 % on web text at 8,192, none with split_gap=0 but for
-fragments that would be too short. Memory: one open pack.
+Cost: about 30 ns a segment. Padding: 14 % on web text at 8,192. With split_gap=0 only gaps remain
+whose cut would leave too short a fragment. Memory: one open pack.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from streampack.config import Packing
 from streampack.pack import kernels
 from streampack.pack.buffered import KernelPacker
 from streampack.pack.limits import limits_of
-
-__all__ = ["next_fit"]
 
 
 def next_fit(packing: Packing) -> KernelPacker:

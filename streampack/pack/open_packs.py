@@ -1,4 +1,4 @@
-"""First fit and best fit: a few packs stay open, and each segment goes into one of them.
+"""First fit and best fit: several packs are open, and each segment goes into one of them.
 
 With max_seq_len=8, open_packs=2 and segments in arrival order::
 
@@ -8,13 +8,14 @@ With max_seq_len=8, open_packs=2 and segments in arrival order::
     best fit      B B B B B C C C             C goes where it leaves the least
                   A A A A D D D D
 
-A segment that fits nowhere opens a pack; where `open_packs` are open, one is closed for it: first
-fit closes the oldest, best fit the fullest. With `split_gap`, a pack that closes with a larger gap
-takes the head of that segment. With `guard`, a pack that saw so many leave closes next, so nothing
-waits for more than guard + open_packs - 1 (those of one full segment not counted).
+A segment that fits nowhere opens a new pack. If `open_packs` are open, one is closed first: the
+oldest for first fit, the fullest for best fit. With `split_gap`, a pack that closes with a larger
+gap takes the head of that segment. With `guard`, a pack that has seen that many packs close is
+closed next. No segment then waits for more than guard + open_packs - 1 packs, not counting packs of
+one full segment.
 
 Cost: `open_packs` comparisons a segment, about 30 ns with 8. Fill: 99.8 % on web text at 8,192.
-Memory: at most `open_packs` packs, within the buffer's bounds.
+Memory: at most `open_packs` packs, within the limits of the buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streampack.compiled import compiled
+from streampack._numba import compiled
 from streampack.config import Packing
 from streampack.errors import ResumeError
 from streampack.pack.buffered import BufferedPacker, rooms, without_padding
@@ -31,9 +32,7 @@ from streampack.pack.kernels import Limits
 from streampack.pack.limits import limits_of
 from streampack.types import LENGTH, START, Int64Array, Packs, State
 
-__all__ = ["OpenPacksPacker", "best_fit", "first_fit"]
-
-# Columns of an open pack, of a piece, and the counters.
+# Columns of an open pack, columns of a piece, and indices of the counters.
 FREE, COUNT, SERIAL, BORN = range(4)
 ROW, OFFSET, TOKENS, OWNER = range(4)
 NUM_OPEN, NUM_PIECES, NUM_SERIALS, NUM_CLOSED, POOL_PACKS = range(5)
@@ -44,18 +43,18 @@ class Desk(NamedTuple):
     """The arrays of one call."""
 
     open: Int64Array
-    """Open packs, the oldest first: FREE, COUNT, SERIAL, BORN; shape (open_packs, 4)."""
+    """Open packs, oldest first: FREE, COUNT, SERIAL, BORN; shape (open_packs, 4)."""
     pieces: Int64Array
-    """Where each piece of a row went: ROW, OFFSET in it, TOKENS, OWNER (a serial)."""
+    """Placement of each piece of a row: ROW, OFFSET in the row, TOKENS, OWNER (a serial)."""
     closed: Int64Array
-    """The number of each serial among the packs that closed, -1 while it is open."""
+    """By serial: the pack's number among the closed packs, or -1 while it is open."""
     counters: Int64Array
-    """NUM_OPEN and the others."""
+    """NUM_OPEN up to NUM_COUNTERS."""
 
 
 @compiled
 def put_piece(desk: Desk, row: int, offset: int, length: int, owner: int) -> None:
-    """Note that a piece of a row lies in a pack."""
+    """Record that a piece of a row lies in a pack."""
     piece = desk.pieces[desk.counters[NUM_PIECES]]
     piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
     desk.counters[NUM_PIECES] += 1
@@ -63,7 +62,7 @@ def put_piece(desk: Desk, row: int, offset: int, length: int, owner: int) -> Non
 
 @compiled
 def close_slot(limits: Limits, desk: Desk, slot: int) -> None:
-    """Close an open pack, and number it; those behind it move up."""
+    """Close an open pack and assign its number. Later open packs move up."""
     counters = desk.counters
     pack = desk.open[slot]
     desk.closed[pack[SERIAL]] = counters[NUM_CLOSED]
@@ -79,7 +78,7 @@ def close_slot(limits: Limits, desk: Desk, slot: int) -> None:
 
 @compiled
 def close_waiting(limits: Limits, desk: Desk) -> None:
-    """Close the packs that saw `guard` packs leave."""
+    """Close the packs that have seen `guard` packs close since they were opened."""
     counters = desk.counters
     while counters[NUM_OPEN] > 0:
         if counters[POOL_PACKS] - desk.open[0, BORN] < limits.guard:
@@ -89,7 +88,7 @@ def close_waiting(limits: Limits, desk: Desk) -> None:
 
 @compiled
 def find_slot(desk: Desk, length: int, fullest: bool) -> int:
-    """Return the pack that a piece goes to: the fullest or the oldest with room for it, or -1."""
+    """Return the fullest or the oldest open pack with room for a piece, or -1."""
     found = -1
     for slot in range(desk.counters[NUM_OPEN]):
         free = desk.open[slot, FREE]
@@ -102,7 +101,7 @@ def find_slot(desk: Desk, length: int, fullest: bool) -> int:
 
 @compiled
 def cut_into(limits: Limits, desk: Desk, slot: int, row: int, offset: int, length: int) -> int:
-    """Fill a pack that is about to close with the head of a row; return the tokens it took."""
+    """Fill a pack that is about to close with the head of a row; return the tokens taken."""
     gap = desk.open[slot, FREE]
     taken = min(gap, length - limits.min_fragment)
     taken -= taken % limits.multiple
@@ -114,7 +113,7 @@ def cut_into(limits: Limits, desk: Desk, slot: int, row: int, offset: int, lengt
 
 @compiled
 def new_serial(desk: Desk) -> int:
-    """Return the serial of a new pack, which is open."""
+    """Return a serial for a new pack, marked as open."""
     serial = desk.counters[NUM_SERIALS]
     desk.counters[NUM_SERIALS] += 1
     desk.closed[serial] = -1
@@ -123,7 +122,7 @@ def new_serial(desk: Desk) -> int:
 
 @compiled
 def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) -> None:
-    """Put a row that is shorter than a pack into one, and close what must be closed for it."""
+    """Place a row that is shorter than a pack, and close packs as necessary."""
     counters = desk.counters
     offset = 0
     while True:
@@ -135,7 +134,7 @@ def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) ->
         )
         if has_room and is_bound_kept:
             break
-        # Nothing is shorter than no tokens: this finds the fullest, or the oldest.
+        # Every pack has room for 0 tokens, so this finds the fullest or the oldest.
         victim = find_slot(desk, 0, fullest)
         taken = cut_into(limits, desk, victim, row, offset, length)
         offset += taken
@@ -163,14 +162,14 @@ def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) ->
 
 @compiled
 def fit_rows(limits: Limits, desk: Desk, lengths: Int64Array, fullest: bool, final: bool) -> None:
-    """Put rows into packs; full ones are packs of their own and pass through.
+    """Place rows into packs. A full row becomes a pack of its own.
 
     Args:
-        limits: What the packs keep to.
-        desk: The open packs and what lies in them.
-        lengths: Tokens of each row, shape (n,); those that lie in an open pack come first.
-        fullest: Best fit, not first fit.
-        final: Whether all packs close at the end.
+        limits: Limits of the packs.
+        desk: The open packs and their contents.
+        lengths: Tokens of each row, shape (n,). Rows that already lie in an open pack come first.
+        fullest: True for best fit, False for first fit.
+        final: Whether to close all packs at the end.
     """
     counters = desk.counters
     for row in range(counters[NUM_PIECES], len(lengths)):
@@ -186,22 +185,22 @@ def fit_rows(limits: Limits, desk: Desk, lengths: Int64Array, fullest: bool, fin
 
 
 class OpenPacksPacker(BufferedPacker):
-    """A packer that keeps packs open; what is buffered lies in one of them."""
+    """A packer that keeps several packs open. Every buffered segment lies in one of them."""
 
     def __init__(self, method: str, limits: Limits, num_open: int):
         super().__init__(method, limits)
         self._num_open = num_open
-        self._sizes = np.zeros(0, np.int64)  # segments in each open pack, the oldest first
+        self._sizes = np.zeros(0, np.int64)  # number of segments in each open pack, oldest first
 
     def state_dict(self) -> State:
-        """Return what is buffered, and which of it lies in one pack."""
+        """Return the buffer, and its division into open packs."""
         return {**super().state_dict(), "packs": self._sizes.tolist()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state of a packer with the same packing.
+        """Resume from the state of a packer with the same packing.
 
         Raises:
-            ResumeError: If the state is another method's, or holds what these packs cannot.
+            ResumeError: If the state is of another method, or does not fit the open packs.
         """
         super().load_state_dict(state)
         sizes = np.array(state["packs"], np.int64).reshape(-1)
@@ -230,7 +229,7 @@ class OpenPacksPacker(BufferedPacker):
         packs[: len(sizes), COUNT] = sizes
         packs[: len(sizes), SERIAL] = np.arange(len(sizes))
         packs[: len(sizes), BORN] = -self._waited
-        # A row is cut at most once for each pack that closes, and once a pack.
+        # Each closing pack takes at most one head; each row has at most one tail.
         pieces = np.zeros((2 * num_rows + len(sizes), 4), np.int64)
         pieces[:num_held, ROW] = np.arange(num_held)
         pieces[:num_held, TOKENS] = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
@@ -254,7 +253,7 @@ class OpenPacksPacker(BufferedPacker):
         placed[:, START] += pieces[:, OFFSET]
         placed[:, LENGTH] = pieces[:, TOKENS]
         placed = without_padding(placed, multiple)
-        # Pieces lie in the order in which they came, so a stable sort keeps it in each pack.
+        # Pieces are in arrival order, and a stable sort by pack keeps it within each pack.
         number = desk.closed[pieces[:, OWNER]]
         is_open = number < 0
         order = np.argsort(number[~is_open], kind="stable")
@@ -264,7 +263,7 @@ class OpenPacksPacker(BufferedPacker):
 
     def _keep(self, segments: Int64Array, owners: Int64Array, desk: Desk) -> None:
         packs = desk.open[: desk.counters[NUM_OPEN]]
-        # Serials grow with the age of a pack, so this is the order of `packs`.
+        # Serials are assigned in the order in which packs open, which is also that of `packs`.
         self._buffered = segments[np.argsort(owners, kind="stable")]
         self._sizes = packs[:, COUNT].copy()
         self._waited = desk.counters[POOL_PACKS] - packs[:, BORN]

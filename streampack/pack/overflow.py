@@ -1,4 +1,4 @@
-"""Samples longer than a pack, and the segments that all others become.
+"""Convert samples to segments, and apply the overflow rule to those longer than a pack.
 
 With max_seq_len=4 and samples A (3 tokens) and B (10)::
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streampack.compiled import compiled
+from streampack._numba import compiled
 from streampack.errors import DataError
 from streampack.types import (
     LENGTH,
@@ -30,14 +30,12 @@ from streampack.types import (
     no_segments,
 )
 
-__all__ = ["count_long", "fit_samples"]
-
 TOKENS = 3
 
 
 @compiled
 def _count(samples: Int64Array, max_seq_len: int) -> tuple[int, int, int]:
-    """Count the samples without tokens, those over max_seq_len, and the pieces that all make."""
+    """Count the empty samples, those over max_seq_len, and the pieces of all of them."""
     num_empty = num_long = num_pieces = 0
     for row in range(len(samples)):
         tokens = samples[row, TOKENS]
@@ -49,7 +47,7 @@ def _count(samples: Int64Array, max_seq_len: int) -> tuple[int, int, int]:
 
 @compiled
 def _write(samples: Int64Array, max_seq_len: int, splits: bool, out: Int64Array) -> None:
-    """Write the segments of samples; of one over max_seq_len all pieces, or the first alone."""
+    """Write the segments of samples. A sample over max_seq_len yields all pieces, or the first."""
     segment = 0
     for row in range(len(samples)):
         total = samples[row, TOKENS] if splits else min(samples[row, TOKENS], max_seq_len)
@@ -73,19 +71,19 @@ def _count_long(samples: Int64Array, max_seq_len: int, counts: Int64Array) -> No
 def fit_samples(
     samples: Int64Array, max_seq_len: int, overflow: str, names: Sequence[str]
 ) -> Int64Array:
-    """Turn samples into segments that fit a pack.
+    """Convert samples to segments that fit a pack.
 
     Args:
         samples: Rows of stream, pass, sample and length in tokens, shape (n, 4).
-        max_seq_len: Tokens in a pack.
-        overflow: What becomes of a longer sample: split, truncate, drop or error.
+        max_seq_len: Tokens per pack.
+        overflow: The rule for longer samples: split, truncate, drop or error.
         names: Names of the streams, for errors.
 
     Returns:
         Segment rows in the same order, shape (m, 6).
 
     Raises:
-        DataError: If a sample has no tokens, or with overflow="error" more than a pack has.
+        DataError: If a sample has no tokens, or with overflow="error" more than fit a pack.
 
     >>> fit_samples(np.array([[0, 0, 7, 5]]), 4, "split", ["web"]).tolist()
     [[0, 0, 7, 0, 4, 5], [0, 0, 7, 4, 1, 5]]
@@ -112,7 +110,7 @@ def fit_samples(
 
 
 def count_long(samples: Int64Array, max_seq_len: int, num_streams: int) -> Int64Array:
-    """Count the samples of each stream that are longer than a pack, shape (num_streams,).
+    """Return the number of samples of each stream that exceed a pack, shape (num_streams,).
 
     >>> count_long(np.array([[1, 0, 7, 5], [1, 0, 8, 4]]), 4, 2).tolist()
     [0, 1]

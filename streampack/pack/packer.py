@@ -1,10 +1,10 @@
-"""What every packer is: a small machine without I/O that takes segments and hands out packs.
+"""The packer protocol: a state machine without I/O that takes segments and returns packs.
 
 ::
 
     fit_samples --segments--> add --packs-->      ... at the end of an epoch: flush --packs-->
 
-Cost: of each packer, see its file.
+Cost: see the module of each packer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from streampack.pack.open_packs import best_fit, first_fit
 from streampack.pack.two_tiers import two_tiers
 from streampack.types import Int64Array, Packs, State
 
-__all__ = ["Packer", "make_packer"]
-
 METHODS: dict[str, Callable[[Packing], Packer]] = {
     "best_fit": best_fit,
     "concat": concat,
@@ -35,43 +33,43 @@ METHODS: dict[str, Callable[[Packing], Packer]] = {
 
 
 class Packer(Protocol):
-    """A packer; which packs it makes depends on the segments alone, not on how calls deal them."""
+    """A packer. Its packs depend only on the segments, not on how they are divided into calls."""
 
     def add(self, segments: Int64Array) -> Packs:
-        """Take segment rows in arrival order, shape (n, 6); return the packs they complete."""
+        """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
 
     def flush(self) -> Packs:
-        """Return packs of all that is buffered; the buffer is empty then."""
+        """Pack the whole buffer and leave it empty."""
 
     @property
     def buffered(self) -> Int64Array:
-        """All segment rows in the buffer now, shape (n, 6); not to be changed."""
+        """All segment rows in the buffer, shape (n, 6). Do not modify."""
 
     @property
     def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer now."""
+        """Tokens in the buffer."""
 
     @property
     def num_buffered_samples(self) -> int:
-        """Segments in the buffer now."""
+        """Number of segments in the buffer."""
 
     @property
     def high_water_tokens(self) -> int:
-        """The most tokens that were ever buffered."""
+        """Maximum number of tokens ever buffered."""
 
     @property
     def high_water_samples(self) -> int:
-        """The most segments that were ever buffered."""
+        """Maximum number of segments ever buffered."""
 
     def state_dict(self) -> State:
-        """Return what is buffered, JSON-able; asking changes nothing."""
+        """Return the buffer as JSON-compatible values. The packer is not changed."""
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the packer stood whose state this is."""
+        """Resume from a saved state."""
 
 
 def make_packer(packing: Packing) -> Packer:
-    """Return an empty packer of the method that `packing` names.
+    """Return an empty packer for the method of `packing`.
 
     >>> make_packer(Packing(max_seq_len=8, method="next_fit")).num_buffered_tokens
     0

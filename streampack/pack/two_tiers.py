@@ -1,4 +1,4 @@
-"""Two tiers: short samples in short packs, and those as blocks in the rows of the long ones.
+"""Two tiers: short samples are packed into short packs, and those as blocks into long rows.
 
 With short_seq_len=4, max_seq_len=16 and segments in arrival order::
 
@@ -6,16 +6,16 @@ With short_seq_len=4, max_seq_len=16 and segments in arrival order::
     blocks     [b b d d]  [c c c e]             shorts fill packs of 4, whole
     row        A A A A A A A A A b b d d f . .  A and a block leave 3 tokens: more shorts, whole
 
-An exact fit at `short_seq_len` packs what is no longer than that. What it makes goes, with the
-longer segments, through a second exact fit at `max_seq_len`, as one item each. The room that a row
-then leaves, less than a block, is filled with shorts that are still waiting. So a short sample lies
-in a run of whole samples of at most `short_seq_len` tokens, which needs no context parallelism.
+The short tier is an exact fit at `short_seq_len` for segments up to that length. Its packs and all
+longer segments are the items of the long tier, an exact fit at `max_seq_len`. The room left in a
+row, less than a block, is filled with waiting shorts. A short sample therefore lies in a run of
+whole samples of at most `short_seq_len` tokens, which needs no context parallelism.
 
-The tiers feed each other, so they work in turns: shorts are collected until there are 64, or a
-longer segment comes.
+The tiers feed each other, so they take turns. Shorts are collected until there are 64 of them, or
+until a longer segment arrives.
 
-Cost: 0.6 us a sample where most are short, 1.3 us where many are long: a few times that of one
-exact fit. Fill: 99.9 % on web text. Memory: as one exact fit, whose bound the tiers share.
+Cost: 0.6 us a sample if most are short, 1.3 us if many are long: a few times that of one exact fit.
+Fill: 99.9 % on web text. Memory: as one exact fit; the tiers share its limit.
 """
 
 from __future__ import annotations
@@ -39,17 +39,15 @@ from streampack.types import (
     no_segments,
 )
 
-__all__ = ["TwoTiersPacker", "two_tiers"]
-
 
 class _Pool(KernelPacker):
-    """An exact fit whose buffer the kernel of both tiers works on."""
+    """An exact fit whose buffer is lent to the kernel of both tiers."""
 
     def __init__(self, limits: Limits):
         super().__init__("exact_fit", limits, kernels.exact_fit)
 
     def lend(self, num_rows: int) -> Tier:
-        """Return what is buffered, in arrays with room for `num_rows` segments."""
+        """Return the buffer in arrays with room for `num_rows` segments."""
         num_buffered = len(self._buffered)
         rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
         waited = np.empty(num_rows, np.int64)
@@ -58,7 +56,7 @@ class _Pool(KernelPacker):
         return Tier(limits=self._limits, rows=rows, waited=waited, counts=counts)
 
     def take_back(self, tier: Tier) -> None:
-        """Buffer what a tier holds after the work."""
+        """Store the segments that a tier holds after the kernel ran."""
         num_buffered, tokens, samples = tier.counts.tolist()
         self._buffered = tier.rows[:num_buffered].copy()
         self._waited = tier.waited[:num_buffered].copy()
@@ -66,7 +64,7 @@ class _Pool(KernelPacker):
 
 
 class TwoTiersPacker(BufferedPacker):
-    """Two exact fits, one over the other."""
+    """Two exact fits: the short tier's packs are items of the long tier."""
 
     def __init__(self, limits: Limits, short_seq_len: int):
         super().__init__("two_tiers", limits)
@@ -83,7 +81,7 @@ class TwoTiersPacker(BufferedPacker):
                 split_gap=short_seq_len,
             )
         )
-        # A gap below a block is as good as none: shorts will fill it.
+        # A gap smaller than a block does not matter: shorts will fill it.
         self._long = _Pool(
             limits._replace(
                 buffer_tokens=limits.buffer_tokens - tokens,
@@ -91,33 +89,33 @@ class TwoTiersPacker(BufferedPacker):
                 tolerance=short_seq_len,
             )
         )
-        self._items: list[Int64Array] = []  # the segments of what the long tier buffers, in order
+        self._items: list[Int64Array] = []  # segments of each item that the long tier buffers
 
     @property
     def buffered(self) -> Int64Array:
-        """All segment rows in the buffer now, of both tiers and of what is collected for them."""
+        """All segment rows in the buffer: of both tiers, and the collected shorts."""
         return np.concatenate([self._buffered, self._short.buffered, *self._items])
 
     @property
     def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer now, with the padding of `pad_to_multiple`."""
+        """Tokens in the buffer, including the padding of `pad_to_multiple`."""
         tiers = self._short.num_buffered_tokens + self._long.num_buffered_tokens
         return super().num_buffered_tokens + tiers
 
     @property
     def num_buffered_samples(self) -> int:
-        """Segments in the buffer now."""
+        """Number of segments in the buffer."""
         num_in_items = sum(map(len, self._items))
         return len(self._buffered) + self._short.num_buffered_samples + num_in_items
 
     @property
     def high_water_tokens(self) -> int:
-        """The most that each tier, and what is collected for it, ever buffered: all together."""
+        """Sum of the maximum tokens buffered by each tier and collected for the short tier."""
         tiers = self._short.high_water_tokens + self._long.high_water_tokens
         return self._high_water[0] + tiers
 
     def state_dict(self) -> State:
-        """Return what is buffered, as plain integers: addresses, no tokens."""
+        """Return the buffer as plain integers: sample addresses, no tokens."""
         return {
             **super().state_dict(),
             "short": self._short.state_dict(),
@@ -126,10 +124,10 @@ class TwoTiersPacker(BufferedPacker):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state of a packer with the same packing.
+        """Resume from the state of a packer with the same packing.
 
         Raises:
-            ResumeError: If the state is another method's, or holds what this buffer cannot.
+            ResumeError: If the state is of another method, or does not fit this buffer.
         """
         super().load_state_dict(state)
         longest = int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].max(initial=0))
@@ -167,8 +165,8 @@ class TwoTiersPacker(BufferedPacker):
         return Packs(segments=tiers.out[:num_out].copy(), ends=tiers.ends[:num_packs].copy())
 
     def _lend(self, num_rows: int) -> Tiers:
-        """Return what is buffered, in arrays with room for `num_rows` segments."""
-        # Nothing is ever cut, so each segment is once in an item, and once in a row.
+        """Return the buffer in arrays with room for `num_rows` segments."""
+        # Segments are never cut here, so each one is in at most one item and in one row.
         turn, items, out = np.empty((3, num_rows, NUM_COLUMNS), np.int64)
         spans, ends = np.empty((num_rows, 2), np.int64), np.empty(num_rows, np.int64)
         turn[: len(self._buffered)] = self._buffered
@@ -194,7 +192,7 @@ class TwoTiersPacker(BufferedPacker):
         )
 
     def _take_back(self, tiers: Tiers) -> None:
-        """Buffer what the tiers hold after the work."""
+        """Store what the tiers hold after the kernel ran."""
         num_collected = int(tiers.counts[kernels.TURN])
         self._buffered = tiers.turn[:num_collected].copy()
         self._waited = np.zeros(num_collected, np.int64)
@@ -209,7 +207,7 @@ class TwoTiersPacker(BufferedPacker):
 
 
 def _numbered(items: list[Int64Array], multiple: int) -> Int64Array:
-    """Return the rows that stand for items in the long tier, shape (n, 6)."""
+    """Return the rows that represent items in the long tier, shape (n, 6)."""
     numbered = np.zeros((len(items), NUM_COLUMNS), np.int64)
     numbered[:, SAMPLE] = np.arange(len(items))
     for row, item in zip(numbered, items, strict=True):
@@ -218,7 +216,7 @@ def _numbered(items: list[Int64Array], multiple: int) -> Int64Array:
 
 
 def two_tiers(packing: Packing) -> TwoTiersPacker:
-    """Return a packer of short packs within long rows.
+    """Return a packer that packs short packs into long rows.
 
     >>> packer = two_tiers(Packing(max_seq_len=16, method="two_tiers", short_seq_len=4))
     >>> lengths = [9, 2, 3, 2, 1, 1]

@@ -1,12 +1,20 @@
-"""Which segments lie in which pack: lanes, the sequence over all lanes, and the state of a run."""
+"""Which segments lie in which pack of which step: integers only, the same in every process.
 
-from streampack.plan.ahead import ShardNeeds
-from streampack.plan.ends import count_packs, slots_in
+In: lengths, weights, a seed and a world. Out: the packs of a device's next batches, the shards they
+need, and the state of a run. May import `pack`, `order` and `mix`. No file is opened here: lengths
+come from a callable that the caller provides.
+
+Cost: about 0.4 us a sample, regardless of the number of streams and lanes.
+"""
+
+from streampack.plan.lane_ends import count_packs, slots_in
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import DevicePlan, DeviceView, EpochSequence, touched_lanes
+from streampack.plan.shard_window import ShardDelta
 from streampack.plan.state import (
     Progress,
     check_resized,
+    fingerprint,
     nearest_divisors,
     pack_state,
     run_shape,
@@ -21,9 +29,10 @@ __all__ = [
     "PlanStream",
     "Progress",
     "Recipe",
-    "ShardNeeds",
+    "ShardDelta",
     "check_resized",
     "count_packs",
+    "fingerprint",
     "nearest_divisors",
     "pack_state",
     "run_shape",

@@ -3,15 +3,16 @@
 ::
 
     walk        slot q -> (lane, column, pack)           all slots, integers only
-    columns     (lane, column, pack) -> segments         only the lanes that this device touches
+    columns     (lane, column, pack) -> segments         only the lanes that this device uses
     window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
 
-Nothing in the sequence depends on the world: a world only chooses which slots it reads. Where other
-lanes end is found by planning them, in a thread, once they could be near their end. Slots are
-walked, and packs taken, for several batches at once where that plans nothing before its time.
+The sequence does not depend on the world; the world only selects which slots a device reads. The
+ends of other devices' lanes are found by planning those lanes in a thread, once their end may be
+near. Slots are walked and packs gathered for several batches together, as long as that plans
+nothing early.
 
-Cost: the planners', and a few us a batch. Memory: a chunk of segments a column, and a shuffle block
-(16 bytes a sample, at most 262,144 by default: 4 MiB) for each stream of each lane that is planned.
+Cost: the pack queues, and a few us a batch. Memory: one chunk of segments a column, and a shuffle
+block for each stream of each planned lane (16 bytes a sample, by default at most 262,144: 4 MiB).
 """
 
 from __future__ import annotations
@@ -22,29 +23,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from streampack.errors import ResumeError
-from streampack.plan.ahead import ShardNeeds, ShardWatch
-from streampack.plan.columns import Columns
-from streampack.plan.ends import ColumnEnds, packs_in, slots_in
+from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
+from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
-from streampack.plan.walk import ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, Walk
+from streampack.plan.shard_window import ShardDelta, ShardTracker
+from streampack.plan.slots import ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, SlotWalker
 from streampack.types import Int64Array, Packs, State
 
-__all__ = ["DevicePlan", "DeviceView", "EpochSequence", "touched_lanes"]
-
-AHEAD = 4096  # slots that are walked ahead at most, where nothing has to be learnt for them
-TOGETHER = 512  # packs, at most, that are taken at once where a batch has fewer
+AHEAD = 4096  # maximum number of slots walked ahead, as long as no column has to be planned for it
+TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceView:
-    """Which part of the sequence a device gets."""
+    """The part of the sequence that a device gets."""
 
     place: int = 0
-    """Which device batch of every window."""
+    """Index of the device's batch within each window."""
     num_devices: int = 1
-    """Device batches in a window."""
+    """Number of device batches in a window."""
     batch_size: int = 1
-    """Packs in a device batch."""
+    """Packs per device batch."""
 
     @property
     def window(self) -> int:
@@ -55,7 +54,7 @@ class DeviceView:
         """Return the first slot of this device's batch in the window that begins at `position`.
 
         The device at place p takes the batches k with k mod num_devices == p, wherever the window
-        begins: so it keeps its lanes after a resume into another number of devices.
+        begins. It therefore keeps its lanes after a resume with another number of devices.
 
         >>> [DeviceView(place=p, num_devices=2, batch_size=4).first_slot(12) for p in (0, 1)]
         [16, 12]
@@ -66,29 +65,29 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DevicePlan:
-    """The plan of a device's next batch, or of several."""
+    """The plan of one or more consecutive batches of a device."""
 
     packs: Packs
-    """What lies in their packs, batch after batch; fewer than num_rows each at a padded end, and
-    then of one batch."""
+    """The packs, batch after batch. A padded last batch has fewer than num_rows packs, and is then
+    the only batch."""
     num_rows: int
-    """Packs in each batch, padding packs included."""
+    """Packs per batch, including padding packs."""
     epoch: int
     positions: list[int]
-    """Of each batch: packs of the epoch delivered over all ranks once its step is done."""
+    """For each batch: packs of the epoch delivered over all ranks after its step."""
 
     @property
     def num_batches(self) -> int:
-        """How many batches these are."""
+        """Number of batches."""
         return len(self.positions)
 
     @property
     def position(self) -> int:
-        """Packs of the epoch delivered over all ranks once all of these steps are done."""
+        """Packs of the epoch delivered over all ranks after the last of these steps."""
         return self.positions[-1]
 
     def part(self, first: int, last: int) -> DevicePlan:
-        """Return the plan of batches `first` to `last` - 1 of these."""
+        """Return the plan of batches [first, last)."""
         if first == 0 and last == len(self.positions):
             return self
         return DevicePlan(
@@ -99,11 +98,18 @@ class DevicePlan:
         )
 
 
-def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0) -> set[int]:
-    """Return the lanes of a device's slots from a position on, while no lane is dry."""
+def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:
+    """Return the lanes that a device's slots use from a position on, while no lane is dry.
+
+    Args:
+        recipe: Determines the sequence.
+        view: The part of it that the device gets.
+        position: Packs of the epoch before those slots.
+        before: Slots of the run before the epoch, with carry.
+    """
     lanes, run = recipe.num_lanes, recipe.lane_run
-    # Its batches begin at first + n * window, and what counts is where that is in a cycle of lanes.
-    first, spacing = view.first_slot(position), math.gcd(lanes * run, view.window)
+    # Batches begin at first + n * window. Only their offset within a cycle of lanes matters.
+    first, spacing = before + view.first_slot(position), math.gcd(lanes * run, view.window)
     if spacing <= run:
         return set(range(lanes))
     return {
@@ -114,7 +120,7 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0) -> set[in
 
 
 def _expected_packs(recipe: Recipe) -> Int64Array:
-    """Return the packs that each column should have in an epoch, shape (num_lanes, num_columns)."""
+    """Return the expected packs of each column in an epoch, shape (num_lanes, num_columns)."""
     per_lane = recipe.num_lanes * recipe.packing.max_seq_len
     if recipe.is_mixed:
         expected = [-(-recipe.chosen_tokens // per_lane)]
@@ -127,12 +133,12 @@ class EpochSequence:
     """One device's batches of one epoch, from a position on.
 
     Args:
-        recipe: What the sequence is a function of.
-        view: Which part of it this device gets.
-        epoch: Which epoch.
-        position: Packs of the epoch that were delivered before, over all ranks.
-        snapshots: What `snapshots` returned at that position, or nothing: then the lanes are
-            planned again from the epoch's start.
+        recipe: Determines the sequence.
+        view: The part of it that this device gets.
+        epoch: The epoch.
+        position: Packs of the epoch delivered before, over all ranks.
+        snapshots: The result of `snapshots` at that position. Without them the lanes are planned
+            from the epoch's start.
     """
 
     def __init__(
@@ -148,42 +154,43 @@ class EpochSequence:
         self._view = view
         self._epoch = epoch
         self._at = position
-        self._slots = NO_SLOTS  # of those walked, the ones whose passing is not noted yet
-        self._first_slot = 0  # of these
-        self._released = 0  # slots that are passed
-        self._asked = 0  # slots that had to be walked: whole global batches
-        self._total: int | None = None  # packs of the epoch, once they are known
-        self._substituted = 0  # before the first slot
-        self._gathered = Packs.none()  # of this device's batches from a slot on
+        self._slots = NO_SLOTS  # walked slots that are not yet recorded as delivered
+        self._first_slot = 0  # number of the first of these
+        self._released = 0  # slots that are delivered
+        self._asked = 0  # slots that were requested: whole global batches
+        self._total: int | None = None  # packs of the epoch, once known
+        self._substituted = 0  # substitutions before _first_slot
+        self._gathered = Packs.none()  # packs of this device's batches from _gathered_from on
         self._gathered_from = 0
-        self._quiet_until = 0  # slots that may be released before any snapshot changes
+        self._quiet_until = 0  # slots that can be released before a snapshot changes
         self._saved: list[State] = []
-        self._num_looked = -1  # changes of the columns when shards were looked at
-        self._ends = ColumnEnds(recipe, epoch)
-        self._watch = ShardWatch(recipe)
+        self._num_looked = -1  # num_changes when shards_ahead last compared
+        self._ends = LaneEndFinder(recipe, epoch)
+        self._watch = ShardTracker(recipe)
         self._is_carry = recipe.mixing.epoch_end == "carry"
-        self._own_lanes = touched_lanes(recipe, view, position)
+        first_epoch = 0 if self._is_carry else epoch
+        before = (epoch - first_epoch) * recipe.packs_per_carry_epoch
+        self._own_lanes = touched_lanes(recipe, view, position, before)
         expected = _expected_packs(recipe)
-        served = np.zeros_like(expected)
+        self._walk = SlotWalker(recipe, first_epoch, expected, self._learn)
         if self._is_carry:
             self._total = recipe.packs_per_carry_epoch
-            served = self._packs_before(epoch, expected)
-        first_epoch = 0 if self._is_carry else epoch
+            self._walk_before(epoch, expected)
         counted = range(view.place, recipe.num_lanes, view.num_devices)
-        self._columns = Columns(recipe, first_epoch, served, snapshots or [], counted)
-        self._walk = Walk(recipe, epoch, served, expected, self._learn)
+        served = self._walk.served
+        self._columns = PackQueues(recipe, first_epoch, served, snapshots or [], counted)
         self._open_columns()
         self._pass_over(position)
         self._check_snapshots()
 
     @property
     def epoch(self) -> int:
-        """Which epoch this is."""
+        """The epoch."""
         return self._epoch
 
     @property
     def position(self) -> int:
-        """Packs of the epoch that lie before the next step, over all ranks."""
+        """Packs of the epoch before the next step, over all ranks."""
         return self._at
 
     @property
@@ -195,12 +202,12 @@ class EpochSequence:
 
     @property
     def num_slots(self) -> int | None:
-        """Slots of the epoch, the padding of its last global batch included, once it is known."""
+        """Slots of the epoch, including padding in its last global batch, once known."""
         return self._end_of_epoch()
 
     @property
     def substituted(self) -> int:
-        """Slots of the epoch so far that another stream served, because theirs had run out."""
+        """Slots of the epoch so far that went to another stream because theirs was exhausted."""
         if self._recipe.is_mixed:
             return 0
         asked = self._slots[: self._asked - self._first_slot, SUBSTITUTED]
@@ -208,24 +215,24 @@ class EpochSequence:
 
     @property
     def buffered_tokens(self) -> int:
-        """The sum of the most tokens that each packer of this device ever held."""
+        """The sum of the maximum number of tokens held by each packer of this device."""
         return self._columns.high_water_tokens
 
     @property
     def overlong(self) -> Int64Array:
-        """Samples over max_seq_len met since the epoch began, per stream.
+        """Samples over max_seq_len seen since the epoch began, per stream.
 
-        Each lane's are counted by one device, though several may plan it.
+        Each lane is counted by one device, although several devices may plan it.
         """
         return self._columns.overlong
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
-        """Return the plan of this device's next batches; None at the epoch's end.
+        """Return the plan of this device's next batches, or None at the epoch's end.
 
         Args:
-            most: Batches, at most. One comes, and more where all of them are full and planned
-                already, and `snapshots` stays the same after each.
-            fetch: False passes one batch over: it comes back with no packs.
+            most: Maximum number of batches. More than one is returned only if all of them are full
+                and already planned, and no snapshot changes between them.
+            fetch: False skips one batch: its plan has no packs.
         """
         view = self._view
         self._walk_to(self._at + view.window)
@@ -234,7 +241,7 @@ class EpochSequence:
             return None
         packs, num_batches = self._packs(most) if fetch else (Packs.none(), 1)
         first, self._at = self._at, self._at + num_batches * view.window
-        self._walk_to(self._at)  # these are known: they count as asked for
+        self._walk_to(self._at)  # these slots are known; this only marks them as requested
         self._release(self._at)
         begins = range(first, self._at, view.window)
         return DevicePlan(
@@ -245,10 +252,10 @@ class EpochSequence:
         )
 
     def _count(self, begin: int, end: int) -> int:
-        """Return the position after the step of slots `begin` to `end` - 1.
+        """Return the position after the step of slots [begin, end).
 
-        Padding packs have no position, but for steps of nothing else, which follow where a global
-        batch takes several steps: these must be told apart to go on after any of them.
+        Padding packs do not advance the position, except in steps of padding alone. Those occur if
+        a global batch takes several steps, and a resume must be able to tell them apart.
         """
         stop = self._end_of_epoch()
         if self._total is None or stop is None:
@@ -256,18 +263,18 @@ class EpochSequence:
         return min(end, stop if begin >= self._total else self._total)
 
     def snapshots(self) -> list[State]:
-        """Return where each planner of this device can go on from for what comes next."""
+        """Return the snapshots from which this device can plan the packs that come next."""
         self._look()
         return list(self._saved)
 
-    def shards_ahead(self) -> ShardNeeds | None:
-        """Return which shards this device's lanes need, and which they have finished since asked.
+    def shards_ahead(self) -> ShardDelta | None:
+        """Return the shards that this device's lanes need, and those finished since the last call.
 
-        None where nothing changed. What is finished is so once the batches are delivered that
-        `next` returned up to now; another device of these lanes may need it a little longer.
+        None if nothing changed. A shard counts as finished once the batches returned by `next` so
+        far are delivered. Another device of the same lanes may need it slightly longer.
         """
         if self._is_carry and not self._watch.has_looked:
-            # Lanes that are planned again from the run's start need nothing of what lies behind.
+            # Lanes planned again from the run's start need no shards of what is already delivered.
             self._columns.know_passed()
             self._quiet_until = 0
         self._look()
@@ -277,14 +284,14 @@ class EpochSequence:
         return self._watch.look(self._columns)
 
     def close(self) -> None:
-        """End the thread that looks for lane ends, if there is one."""
+        """Stop the thread that counts lane ends, if there is one."""
         self._ends.close()
 
     def _check_snapshots(self) -> None:
-        """Refuse snapshots that were taken later than the position.
+        """Reject snapshots taken after the position.
 
         Raises:
-            ResumeError: Naming the lane.
+            ResumeError: If there is one. Names its lane.
         """
         self._note_passed()
         ahead = self._columns.first_ahead()
@@ -296,23 +303,22 @@ class EpochSequence:
                 "'snapshots' out of it: they are only a speed-up"
             )
 
-    def _packs_before(self, epoch: int, expected: Int64Array) -> Int64Array:
-        """Return the packs that epochs before this one took of each column (carry)."""
-        served = np.zeros_like(expected)
-        # Where packs mix streams nothing is scheduled, so every epoch takes the same of each lane.
-        is_same = self._recipe.is_mixed
-        for earlier in range(min(epoch, 1) if is_same else epoch):
-            walk = Walk(self._recipe, earlier, served, expected, self._learn)
-            walk.known[:] = ENDLESS
-            self._close_empty(walk)
-            left = self._recipe.packs_per_carry_epoch
-            while left and (slots := len(walk.next(min(left, PIECE)))):
+    def _walk_before(self, epoch: int, expected: Int64Array) -> None:
+        """Walk the epochs before this one (carry): lanes and shares continue where they stopped."""
+        self._walk.known[:] = ENDLESS
+        self._close_empty(self._walk)
+        per_epoch = self._recipe.packs_per_carry_epoch
+        if self._recipe.is_mixed:
+            self._walk.skip(epoch * per_epoch)
+            return
+        for _ in range(epoch):
+            left = per_epoch
+            while left and (slots := len(self._walk.next(min(left, PIECE)))):
                 left -= slots
-            served = walk.served
-        return served * epoch if is_same else served
+            self._walk.expect(expected)
 
-    def _close_empty(self, walk: Walk) -> None:
-        """Tell a carrying walk which columns hold nothing, ever."""
+    def _close_empty(self, walk: SlotWalker) -> None:
+        """Mark the columns of a carrying walk that are always empty."""
         recipe = self._recipe
         if not recipe.is_mixed:
             for column, stream in enumerate(recipe.streams):
@@ -322,10 +328,7 @@ class EpochSequence:
                         walk.complete[lane, column] = 1
 
     def _open_columns(self) -> None:
-        """Make the planners of this device's lanes, and say what is known of the others."""
-        if self._is_carry:
-            self._walk.known[:] = ENDLESS
-            self._close_empty(self._walk)
+        """Create the pack queues of this device's lanes, and record their known packs."""
         for lane in self._own_lanes:
             for column in range(self._recipe.num_columns):
                 planner = self._columns.planner(lane, column)
@@ -333,7 +336,7 @@ class EpochSequence:
                     self._walk.known[lane, column] = planner.num_known
 
     def _learn(self, lane: int, column: int) -> None:
-        """Know more of a column: plan it, or bound it, or look for its end."""
+        """Learn more about a column: plan it if it is this device's, otherwise refine its bound."""
         walk = self._walk
         if lane in self._own_lanes:
             self._note_passed()
@@ -350,18 +353,18 @@ class EpochSequence:
         return self._first_slot + len(self._slots)
 
     def _walk_to(self, slot: int) -> None:
-        """Walk whole global batches until `slot` slots of the epoch are known, or all lanes dry."""
+        """Walk whole global batches until `slot` slots are known, or all lanes are dry."""
         size = self._recipe.global_batch_size
         while self._asked < slot and (self._total is None or self._asked < self._total):
             wanted = -(-slot // size) * size
-            if wanted > self._num_walked:  # one after the other: each may be the last
+            if wanted > self._num_walked:  # one batch at a time: each may be the last
                 wanted = self._asked + size
             if wanted > self._num_walked:
                 self._walk_on(wanted - self._num_walked)
             self._asked = min(wanted, self._num_walked)
 
     def _walk_on(self, num_slots: int) -> None:
-        """Walk some slots further, and as many more as can be without learning more."""
+        """Walk `num_slots` slots, and as many more as possible without planning columns."""
         walked = self._walk.next(num_slots)
         num_walked = self._num_walked + len(walked)
         if len(walked) < num_slots:
@@ -374,11 +377,11 @@ class EpochSequence:
         self._ends.look_ahead(self._walk.served)
 
     def _end_of_epoch(self) -> int | None:
-        """Return the slot at which this epoch's steps end, once it is known."""
+        """Return the slot at which this epoch's steps end, once known."""
         return None if self._total is None else slots_in(self._recipe, self._total)
 
     def _packs(self, most: int) -> tuple[Packs, int]:
-        """Return the packs of the next batches, in order, and of how many batches they are."""
+        """Return the packs of the next batches, in order, and the number of batches."""
         view = self._view
         first, size = view.first_slot(self._at), view.batch_size
         if self._total is not None:
@@ -407,7 +410,7 @@ class EpochSequence:
         return max(0, min(stop, self._quiet_until - 1) - end) // self._view.window
 
     def _own_slots(self, first: int) -> Int64Array:
-        """Return the walked slots of this device's batches from `first` on, one batch at least."""
+        """Return walked slots of this device's batches from `first` on, at least one batch."""
         view = self._view
         stop = self._num_walked if self._total is None else min(self._num_walked, self._total)
         num_batches = (stop - first - view.batch_size) // view.window + 1
@@ -418,12 +421,12 @@ class EpochSequence:
         return slots
 
     def _release(self, slot: int) -> None:
-        """Forget the slots before `slot` and their packs."""
-        # Packs that epoch_end="drop" leaves out are not passed.
+        """Mark the slots before `slot` as delivered."""
+        # Packs omitted by epoch_end="drop" do not count as delivered.
         self._released = slot if self._total is None else min(slot, self._total)
 
     def _note_passed(self) -> None:
-        """Tell the columns what is released."""
+        """Pass delivered slots on to the pack queues, and drop them."""
         gone = self._slots[: self._released - self._first_slot]
         if len(gone):
             self._columns.pass_by(gone)
@@ -432,7 +435,7 @@ class EpochSequence:
             self._first_slot = self._released
 
     def _look(self) -> None:
-        """Bring the snapshots up to date."""
+        """Update the snapshots if one of them may have changed."""
         if self._released < self._quiet_until:
             return
         self._note_passed()
@@ -440,7 +443,7 @@ class EpochSequence:
         self._quiet_until = self._first_slot + self._columns.num_quiet(self._slots) + 1
 
     def _pass_over(self, position: int) -> None:
-        """Go to `position`: walk what lies before it, a global batch at a time."""
+        """Move to `position`: walk all slots before it, one global batch at a time."""
         while self._released < position:
             target = min(self._released + self._recipe.global_batch_size, position)
             self._walk_to(target)
@@ -449,5 +452,5 @@ class EpochSequence:
                 break
             self._release(reached)
         if self._total is not None and position >= self._total:
-            # Only padding is left: go on with the step after the one that held the last packs.
+            # Only padding is left: continue with the step after the one that held the last packs.
             self._at = -(-position // self._view.window) * self._view.window

@@ -1,4 +1,4 @@
-"""The snapshots of a state, checked against what this recipe can have saved, before any is used.
+"""Validate the snapshots of a state against the recipe, before any of them is used.
 
 ::
 
@@ -7,9 +7,9 @@
      "packer": {"method": "exact_fit", "high_water": [9, 2],
                 "buffered": [[stream, pass, sample, start, length, total], ...]}}
 
-A state may come from a damaged file or from a stranger: nothing in it is used before its type, its
-range and its size are known, and what is wrong is a ResumeError. Integers that are possible and yet
-not what was saved cannot be told apart; only the batches would differ.
+A state may come from a damaged file or an untrusted source. The type, range and size of every value
+are checked before use, and a violation raises ResumeError. Plausible integers that differ from the
+saved ones cannot be detected; they only change the batches.
 
 Cost: about 1 us an integer.
 """
@@ -23,25 +23,23 @@ from streampack.errors import ResumeError
 from streampack.plan.recipe import Recipe
 from streampack.types import LENGTH, NUM_COLUMNS, PASS, SAMPLE, START, STREAM, TOTAL, State
 
-__all__ = ["MAX_INTEGER", "check_snapshots"]
-
-MAX_INTEGER = 2**42  # packs or samples of any run; times the lanes they fit 64 bits
-MAX_TOKENS = 2**62  # also of deficits, in parts of a token
+MAX_INTEGER = 2**42  # packs or samples in any run; times the number of lanes they fit 64 bits
+MAX_TOKENS = 2**62  # also for deficits, in fractions of a token
 KEYS = {"lane", "column", "num_packs", "arrivals", "packer", "overlong"}
 PACKER_KEYS = {"method", "buffered", "high_water"}
 ALL_PACKER_KEYS = PACKER_KEYS | {"waited", "packs", "short", "items", "high_water_long"}
 
 
 def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
-    """Return the snapshots of a state; none where it has none.
+    """Return the snapshots of a state; an empty list if it has none.
 
     Args:
-        snapshots: What the state holds: JSON, or what that says.
-        recipe: What the sequence is a function of.
+        snapshots: The state's value: JSON text, or the parsed list.
+        recipe: Determines the sequence.
         epoch: The state's epoch.
 
     Raises:
-        ResumeError: If they are not what planners of this recipe save.
+        ResumeError: If they are not snapshots of this recipe's pack queues.
     """
     if snapshots is None:
         return []
@@ -91,14 +89,14 @@ def _list(name: str, value: Any, length: int) -> list[Any]:
 
 
 def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:
-    """Check the epoch, and the integers of the draw that the recipe makes."""
+    """Check the epoch, and the integers of the recipe's kind of draw."""
     num = len(recipe.streams)
     by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
-    # A cursor and an offset; a chunk and cursors; or deficits, cursors and offsets.
+    # Cursor and offset; or chunk and cursors; or deficits, and a cursor and offset per stream.
     length = 2 if not recipe.is_mixed else 3 * num if by_tokens else 1 + num
     values = _list("arrivals", arrivals, 1 + length)
     is_carry = recipe.mixing.epoch_end == "carry"
-    # Lanes that roll on may be planned some epochs ahead, small ones many.
+    # With carry, lanes may be planned several epochs ahead; small lanes many.
     _check("arrivals", values[0], 0 if is_carry else epoch, MAX_INTEGER if is_carry else epoch)
     num_deficits = num if by_tokens else 0
     for value in values[1 : 1 + num_deficits]:
@@ -120,7 +118,7 @@ def _check_packer(packer: Any, recipe: Recipe, column: int, method: str) -> None
     for size in packs:
         _check("packs", size, 1, num_rows)
     if "waited" in packer:
-        # How long each open pack waits, or each sample where none is open.
+        # One entry per open pack, or per buffered sample if the method keeps no packs open.
         num_waiting = len(packs) if "packs" in packer else num_rows
         for waited in _list("waited", packer["waited"], num_waiting):
             _check("waited", waited, 0, MAX_INTEGER)
@@ -138,14 +136,14 @@ def _up_to(name: str, value: Any, most: int) -> list[Any]:
 
 
 def _check_rows(name: str, rows: Any, recipe: Recipe, column: int) -> int:
-    """Check buffered segments, and return how many they are."""
+    """Check buffered segments, and return their number."""
     for row in _up_to(name, rows, recipe.packing.buffer_samples):
         _check_row(_list(name, row, NUM_COLUMNS), recipe, column)
     return len(rows)
 
 
 def _check_row(row: list[Any], recipe: Recipe, column: int) -> None:
-    """Check a buffered segment."""
+    """Check one buffered segment."""
     last = len(recipe.streams) - 1
     first_stream, last_stream = (0, last) if recipe.is_mixed else (column, column)
     stream = _check("a stream", row[STREAM], first_stream, last_stream)

@@ -1,15 +1,16 @@
-"""The state of a run: a position in the canonical sequence, and proof that it is the same sequence.
+"""The state of a run: a position in the canonical sequence, and a fingerprint of that sequence.
 
 ::
 
-    {"version": 2, "epoch": 0, "position": 4096,
+    {"version": 3, "epoch": 0, "position": 4096,
      "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
-     "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   must fit, every field
-     "snapshots": "[...]"}                                                  a speed-up, may lack
+     "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   every field must match
+     "snapshots": "[...]"}                                                  optional, for speed
 
-All of it is JSON. The position counts packs over all ranks, so the state is the same on every rank
-and says nothing of ranks, nodes or workers. Snapshots are JSON in one text: torch's distributed
-checkpoints load what has as many entries as it had when it was saved, and lanes come and go.
+The state is plain JSON. The position counts packs over all ranks, so the state is the same on every
+rank and does not depend on ranks, nodes or workers. Snapshots are one JSON string because torch's
+distributed checkpoints can only load structures with as many entries as were saved, and the number
+of planned lanes varies.
 """
 
 from __future__ import annotations
@@ -25,42 +26,31 @@ from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
-__all__ = [
-    "MAX_EPOCH",
-    "STATE_VERSION",
-    "Progress",
-    "check_resized",
-    "fingerprint",
-    "nearest_divisors",
-    "pack_state",
-    "run_shape",
-    "saving_worker",
-    "unpack_state",
-]
-
-STATE_VERSION = 2  # counted up where the same config gives other packs than before
-MAX_EPOCH = 10**6  # of a run; with epoch_end="carry" those before are walked over
-# What does not change which segments lie in which pack is not part of the fingerprint.
+STATE_VERSION = 3  # incremented when the same config gives different packs
+READABLE = (2, 3)
+MAX_EPOCH = 10**6  # of a run; with epoch_end="carry" the epochs before it are walked
+# Fields that do not change which segments lie in which pack. They are not in the fingerprint.
 NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size", "stop"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come."""
+    """The position of a run."""
 
     epoch: int = 0
     position: int = 0
     """Packs of the epoch delivered so far, over all ranks."""
     snapshots: list[State] = field(default_factory=list)
-    """Where the planners of this process can go on from; may be empty."""
+    """Snapshots from which this process can plan; may be empty."""
 
 
 def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
-    """Return what the sequence is a function of, as JSON; never paths, ranks or workers.
+    """Return everything that determines the sequence, as JSON: no paths, ranks or workers.
 
     Args:
-        recipe: All that decides the sequence.
-        digests: A digest of each stream's contents.
+        recipe: Determines the sequence.
+        digests: A digest of each stream's contents, followed by a colon and a digest of its lengths
+            if there is a length file.
     """
     values = asdict(recipe.packing) | asdict(recipe.mixing) | asdict(recipe.order)
     del values["num_lanes"], values["arithmetic"]
@@ -75,7 +65,7 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
 
 
 def _defaults(packing: Packing, order: Order) -> dict[str, int | None]:
-    """Return what options that may be left out stand for, which another release may change."""
+    """Return the effective values of optional settings, whose defaults a release may change."""
     keeps_open = packing.method in OPTION_METHODS["open_packs"]
     return {
         "min_fragment": None if packing.split_gap is None else packing.least_fragment,
@@ -85,7 +75,7 @@ def _defaults(packing: Packing, order: Order) -> dict[str, int | None]:
 
 
 def _shares(recipe: Recipe) -> list[int] | None:
-    """Return the expected tokens of each stream where they decide whose slot it is."""
+    """Return the expected tokens of each stream if they influence the order, or else None."""
     by_samples = recipe.is_mixed and recipe.mixing.weight_unit == "samples"
     if by_samples and recipe.mixing.epoch_end != "carry":
         return None
@@ -93,7 +83,7 @@ def _shares(recipe: Recipe) -> list[int] | None:
 
 
 def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
-    """Return the state of a run that has come this far."""
+    """Return the state of a run at this position."""
     return {
         "version": STATE_VERSION,
         "epoch": progress.epoch,
@@ -117,12 +107,12 @@ def _integer(state: State, key: str, least: int, most: int) -> int:
 
 
 def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
-    """Check that a state belongs to this recipe and return how far it had come.
+    """Check that a state belongs to this recipe, and return its position.
 
     The recipe must be made with the state's num_lanes, lane_run and global_batch_size.
 
     Raises:
-        ResumeError: If it does not; the first differing field is named.
+        ResumeError: If it does not belong. Names the first field that differs.
     """
     saved = state.get("fingerprint")
     if not isinstance(saved, dict):
@@ -131,18 +121,60 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
         )
     own = fingerprint(recipe, digests)
     for key, value in own.items():
+        if key == "streams" and _are_same_streams(saved.get(key), value):
+            continue
         if _as_text(saved.get(key)) != _as_text(value):
             raise ResumeError(_difference(key, saved.get(key), value, recipe))
     epoch = _integer(state, "epoch", 0, MAX_EPOCH)
+    position = _integer(state, "position", 0, MAX_INTEGER)
+    if state.get("version") == 2 and not _is_as_in_version_2(recipe, epoch, position):
+        raise ResumeError(
+            f"the state has version 2, epoch {epoch} and position {position}: this release gives "
+            "each stream's packs to lanes more evenly, so that other packs lie before it; go on "
+            "with the release that saved it, or start again without the state"
+        )
     return Progress(
         epoch=epoch,
-        position=_integer(state, "position", 0, MAX_INTEGER),
+        position=position,
         snapshots=check_snapshots(state.get("snapshots"), recipe, epoch),
     )
 
 
+def _are_same_streams(saved: Any, own: list[str]) -> bool:
+    """Whether streams have the same contents, and the same lengths where both digests have them."""
+    if not isinstance(saved, list | tuple) or len(saved) != len(own):
+        return False
+    return all(_is_same_stream(*pair) for pair in zip(saved, own, strict=True))
+
+
+def _is_same_stream(saved: Any, own: str) -> bool:
+    """Compare two digests.
+
+    >>> _is_same_stream("a", "a:1"), _is_same_stream("a:2", "a:1"), _is_same_stream("b", "a:1")
+    (True, False, False)
+    """
+    contents, _, lengths = str(saved).partition(":")
+    own_contents, _, own_lengths = own.partition(":")
+    return contents == own_contents and (not lengths or not own_lengths or lengths == own_lengths)
+
+
+def _is_as_in_version_2(recipe: Recipe, epoch: int, position: int) -> bool:
+    """Whether the packs before a position are the same as in version 2."""
+    if not epoch and not position:
+        return True
+    method, num_lanes = recipe.mixing.batching_method, recipe.num_lanes
+    is_plain = recipe.is_mixed or len(recipe.streams) == 1  # no choice of streams
+    if recipe.mixing.epoch_end != "carry":
+        return is_plain or num_lanes == 1 or method == "per_stream" or not position
+    if epoch:
+        # In version 2, each epoch began with the first lane and with new shares.
+        cycle = num_lanes * recipe.lane_run
+        return is_plain and (num_lanes == 1 or recipe.packs_per_carry_epoch % cycle == 0)
+    return is_plain or num_lanes == 1 or method == "per_stream"
+
+
 def _as_text(value: Any) -> str:
-    """Return a value as text that is equal for equal JSON; what is no JSON equals nothing."""
+    """Return canonical JSON for comparison; a value that is not JSON equals no saved value."""
     try:
         return json.dumps(value, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
@@ -150,7 +182,7 @@ def _as_text(value: Any) -> str:
 
 
 def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
-    """Say what differs in a field of the fingerprint, and what to do about it."""
+    """Describe the difference in a fingerprint field, and a fix."""
     is_alike = isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own)
     if key == "streams" and is_alike:
         return _other_streams(saved, own, recipe.names)
@@ -184,8 +216,16 @@ def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
     changed = [
         f"{name!r} (streams[{number}])"
         for number, name in enumerate(names)
-        if _as_text(saved[number]) != _as_text(own[number])
+        if not _is_same_stream(saved[number], own[number])
     ]
+    if all(
+        str(a).partition(":")[0] == b.partition(":")[0] for a, b in zip(saved, own, strict=True)
+    ):
+        return (
+            f"since the state was saved stream {' and '.join(changed)} has other lengths: its "
+            "length file was written again; put back the file that the run began with, or start "
+            "again without the state"
+        )
     return (
         f"since the state was saved stream {' and '.join(changed)} holds other data, or another "
         "column of it: resume with what the run began with, or start anew without the state"
@@ -214,10 +254,10 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def check_version(state: State) -> None:
-    """Refuse a state of another format.
+    """Check that a state has a known format.
 
     Raises:
-        ResumeError: Naming both versions.
+        ResumeError: If its kind or version is not supported. Names both versions.
     """
     if not isinstance(state, dict) or "version" not in state:
         found = f"keys {list(state)}" if isinstance(state, dict) else type(state).__name__
@@ -231,7 +271,7 @@ def check_version(state: State) -> None:
             "PackedStreamingDataset; load what its state_dict() or state_after(batch) returned"
         )
     version = state["version"]
-    if type(version) is not int or version != STATE_VERSION:
+    if type(version) is not int or version not in READABLE:
         raise ResumeError(
             f"the state has version {version!r:.80}, this release reads {STATE_VERSION}; "
             "load what state_dict() or state_after(batch) returned, with the release that saved it"
@@ -239,10 +279,10 @@ def check_version(state: State) -> None:
 
 
 def run_shape(state: State) -> tuple[int, int, int]:
-    """Return num_lanes, lane_run and global_batch_size, which a run keeps for life.
+    """Return num_lanes, lane_run and global_batch_size, which are fixed for a run.
 
     Raises:
-        ResumeError: If one of them is missing or no positive integer.
+        ResumeError: If one of them is missing or not a positive integer.
     """
     check_version(state)
     return (
@@ -253,7 +293,7 @@ def run_shape(state: State) -> tuple[int, int, int]:
 
 
 def nearest_divisors(position: int, size: int) -> str:
-    """Return the batch sizes nearest to one that no batch may begin at a position with, in words.
+    """Return, as text, the batch sizes nearest to `size` that divide `position`.
 
     >>> nearest_divisors(60, 8), nearest_divisors(12, 24)
     ('6 or 10', '12')
@@ -265,15 +305,15 @@ def nearest_divisors(position: int, size: int) -> str:
 
 
 def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
-    """Refuse to go on in global batches of another size where that gives other packs.
+    """Check that a change of the global batch size leaves the packs unchanged.
 
     Args:
-        saved: The recipe that the state was saved with.
-        own: The same, but for the size of global batches.
-        progress: Where the state stands.
+        saved: The recipe with which the state was saved.
+        own: The same recipe with the new global batch size.
+        progress: The position in the state.
 
     Raises:
-        ResumeError: Naming both sizes, and what works.
+        ResumeError: If it does not. Names both sizes, and sizes that work.
     """
     size, before = own.global_batch_size, saved.global_batch_size
     if size == before:
@@ -300,10 +340,10 @@ def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
 
 
 def saving_worker(state: State) -> list[int] | None:
-    """Return [worker, workers] where a worker of another loader saved the state; None elsewhere.
+    """Return [worker, workers] if a worker of another data loader saved the state, or else None.
 
     Raises:
-        ResumeError: If that is no pair of integers.
+        ResumeError: If the value is not a pair of integers.
     """
     saved_in = state.get("worker")
     if saved_in is None:

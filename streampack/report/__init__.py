@@ -1,4 +1,4 @@
-"""Reports: what a run did or will do, as tables for a terminal and pictures for a page."""
+"""Reports on past and planned runs: tables for a terminal, and pictures."""
 
 from __future__ import annotations
 

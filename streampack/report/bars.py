@@ -1,11 +1,11 @@
-"""Packs as bars: which stream each stretch of a pack came from.
+"""Packs as bars, coloured by stream.
 
 ::
 
-    pack 0   ████████▌██▌█████████████▌█████  12 segments     one colour a stream, a notch where a
-    pack 1   ████▌█████████████████████████▌   5 segments     segment ends; `·` is padding
+    pack 0   ████████▌██▌█████████████▌█████  12 segments     one colour per stream, a notch at the
+    pack 1   ████▌█████████████████████████▌   5 segments     end of a segment; `·` is padding
 
-Cost: the width of the terminal, a line.
+Cost: proportional to the terminal's width, per line.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from rich.text import Text
 
 from streampack.types import Int64Array
 
-__all__ = ["Bar", "bars_of", "colour", "legend", "pack_lines"]
-
 Bar: TypeAlias = Int64Array
 """One pack: (stream, length) of its segments in order, shape (num_segments, 2)."""
 
-# Matplotlib's ten, which terminals and pages both understand.
+# Matplotlib's default ten colours, which work both in terminals and in pictures.
 PALETTE = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f"),
@@ -35,7 +33,7 @@ FULL, NOTCH, EMPTY = "█", "▌", "·"
 
 
 def colour(stream: int) -> str:
-    """Return a stream's colour as ``#rrggbb``; after ten streams they come again.
+    """Return a stream's colour as ``#rrggbb``; colours repeat after ten streams.
 
     >>> colour(0) == colour(10)
     True
@@ -44,7 +42,7 @@ def colour(stream: int) -> str:
 
 
 def bars_of(segments: Int64Array) -> list[Bar]:
-    """Return the packs of a batch as bars; a row that is all padding has none.
+    """Return the packs of a batch as bars; rows of padding alone are left out.
 
     Args:
         segments: A batch's ``segments``: row, stream, pass, sample, start, length; shape (n, 6).
@@ -64,7 +62,7 @@ def pack_lines(bars: Sequence[Bar], max_seq_len: int, width: int) -> Text:
     Args:
         bars: The packs.
         max_seq_len: Tokens in a full pack.
-        width: Characters that a full pack takes.
+        width: Characters of a full pack.
 
     >>> print(pack_lines([np.array([[0, 4], [1, 2]])], max_seq_len=8, width=8))
     ███▌█▌··  2 segments
@@ -74,9 +72,9 @@ def pack_lines(bars: Sequence[Bar], max_seq_len: int, width: int) -> Text:
 
 
 def _draw(bar: Bar, max_seq_len: int, width: int) -> Text:
-    """Draw one pack: every segment that is at least a character wide ends in a notch."""
+    """Draw one pack; every segment at least a character wide ends in a notch."""
     line = Text()
-    # Round the ends, not the lengths: what is drawn stays as long as the pack is full.
+    # Round the ends, not the lengths, so that rounding errors do not add up.
     ends = np.rint(np.cumsum(bar[:, 1]) * (width / max_seq_len)).astype(int).tolist()
     drawn = 0
     for (stream, _), end in zip(bar.tolist(), ends, strict=True):
@@ -92,7 +90,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def legend(names: Sequence[str]) -> Text:
-    """Return the streams' names, each in its colour."""
+    """Return the streams' names, each in its stream's colour."""
     return Text("  ").join(
         Text(f"{FULL} {name}", style=colour(number)) for number, name in enumerate(names)
     )

@@ -1,4 +1,4 @@
-"""How long a stream's samples are: a few quantiles, and a bar for each power of two.
+"""Sample lengths of a stream: quantiles, and a histogram by powers of two.
 
 ::
 
@@ -19,14 +19,12 @@ from rich.table import Table
 
 from streampack.types import Int64Array
 
-__all__ = ["histogram_table", "length_quantiles"]
-
 QUANTILES = {"least": 0.0, "p5": 0.05, "median": 0.5, "p95": 0.95, "most": 1.0}
 BAR_WIDTH = 40
 
 
 def length_quantiles(lengths: Int64Array) -> dict[str, float]:
-    """Return the mean and some quantiles of lengths in tokens; a quantile is one of the lengths.
+    """Return the mean and quantiles of lengths in tokens; quantiles are not interpolated.
 
     >>> length_quantiles(np.array([5, 1, 9]))["median"]
     5.0
@@ -38,10 +36,10 @@ def length_quantiles(lengths: Int64Array) -> dict[str, float]:
 
 
 def histogram_table(lengths: Int64Array) -> Table:
-    """Return a table of how many samples have a length between two powers of two.
+    """Return a histogram of lengths, with one row per power of two.
 
     Args:
-        lengths: Tokens of each sample, at least one sample, each 1 or more.
+        lengths: Tokens of each sample, each at least 1; at least one sample.
     """
     # A length of n bits lies in [2 ** (n - 1), 2 ** n); frexp counts the bits exactly.
     bits = np.frexp(lengths.astype(np.float64))[1]

@@ -1,11 +1,11 @@
-"""Packers side by side, on the same lengths: fill, cuts, waiting, cost.
+"""Compare packers on the same lengths: fill, cuts, waiting, cost.
 
 ::
 
-    lengths --all at once--> packs that close       fill, cuts, ns a sample
-            --one by one---> packs as they leave    how many leave while a sample waits
+    lengths --in chunks----> packs that close       fill, cuts, ns per sample
+            --one by one---> packs as they leave    packs that leave while a sample waits
 
-Cost: two passes of each packer; the second, of at most 20,000 samples, 30 us a sample.
+Cost: two passes of each packer. The second takes 30 us per sample, for at most 20,000 samples.
 """
 
 from __future__ import annotations
@@ -23,36 +23,26 @@ from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, Packs
 
-__all__ = [
-    "KINDS",
-    "PackerResult",
-    "packer_markdown",
-    "packer_result",
-    "packer_table",
-    "packings_to_compare",
-    "synthetic_lengths",
-]
-
 KINDS = ("web", "sft", "code", "long")
 
 CHUNK = 4096
-NUM_WATCHED = 20_000  # samples whose waiting is counted
+NUM_WATCHED = 20_000  # samples whose waiting is measured
 COLUMNS = ("packer", "fill %", "cuts/pack", "wait mean", "p99", "max", "ns/sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackerResult:
-    """What a packer made of some lengths."""
+    """A packer's measurements on some lengths."""
 
     name: str
     fill: float
-    """Real tokens over token slots, of the packs that closed before the end."""
+    """Real tokens over token slots, in the packs that closed before the end."""
     cuts_per_pack: float
-    """Cuts beside those of samples that are longer than a pack."""
+    """Cuts per pack, without the unavoidable ones in samples longer than a pack."""
     wait: tuple[float, float, float]
-    """Packs that left while a sample waited: mean, 99th percentile, most."""
+    """Packs that left while a sample waited: mean, 99th percentile, maximum."""
     sample_ns: float
-    """Nanoseconds of processor time a sample."""
+    """Nanoseconds of CPU time per sample."""
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -70,13 +60,13 @@ class PackerResult:
 
 
 def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
-    """Return made-up lengths in tokens, shape (num_samples,).
+    """Return synthetic lengths in tokens, shape (num_samples,).
 
     Args:
         kind: web (lognormal, median 400, mean 900), sft (median 90, mean 130), code (70 % of
             median 250, 30 % of median 3,000) or long (web, and a tenth from 8k to 64k).
-        num_samples: How many.
-        seed: Of the random numbers.
+        num_samples: Number of lengths.
+        seed: Random seed.
 
     >>> synthetic_lengths("sft", 3).tolist() == synthetic_lengths("sft", 3).tolist()
     True
@@ -99,7 +89,7 @@ def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
 
 
 def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
-    """Return a packing of each method, and of exact fit that may cut; names to packings."""
+    """Return packings by name: one per method, and exact fit with cuts."""
     short = max(min(4096, max_seq_len // 8), 1)
     options: dict[str, dict[str, Any]] = {
         "exact_fit": {},
@@ -118,19 +108,19 @@ def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
 
 
 def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerResult:
-    """Return what a packer makes of samples of these lengths.
+    """Measure a packer on samples of these lengths.
 
     Args:
-        name: What the tables call it.
+        name: The packer's name in tables.
         lengths: Tokens of each sample in arrival order, shape (n,).
-        packing: Which packer.
+        packing: The packing to measure.
     """
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, SAMPLE] = np.arange(len(lengths))
     samples[:, 3] = lengths
     segments = fit_samples(samples, packing.max_seq_len, packing.overflow, [name])
     _closed(segments[:CHUNK], packing)  # compiles the kernels
-    begin = time.thread_time()  # of this processor alone: other programs do not count
+    begin = time.thread_time()  # CPU time, so that other programs do not count
     packs = _closed(segments, packing)
     seconds = time.thread_time() - begin
     num_packs = max(len(packs), 1)
@@ -144,7 +134,7 @@ def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerRes
 
 
 def _closed(segments: Int64Array, packing: Packing) -> Packs:
-    """Return the packs that close before the end."""
+    """Return the packs that close before the final flush."""
     packer = make_packer(packing)
     parts = [packer.add(segments[i : i + CHUNK]) for i in range(0, len(segments), CHUNK)]
     return Packs.join(parts)
@@ -157,9 +147,9 @@ def _num_cuts(segments: Int64Array, max_seq_len: int) -> int:
 
 
 def _waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float]:
-    """Return how many packs leave before a sample's own: mean, 99th percentile and most."""
+    """Return the number of packs that leave while a sample waits: mean, 99th percentile, most."""
     packer = make_packer(packing)
-    arrived = np.zeros(len(segments), np.int64)  # packs that had left when each came
+    arrived = np.zeros(len(segments), np.int64)  # packs that had left when each sample arrived
     waits: list[Int64Array] = []
     number = segments.copy()
     number[:, SAMPLE] = np.arange(len(segments))
@@ -187,7 +177,7 @@ def packer_table(title: str, results: Iterable[PackerResult]) -> Table:
 
 
 def packer_markdown(results: Mapping[str, Sequence[PackerResult]]) -> str:
-    """Return results as one table of Markdown, a block of rows for each title."""
+    """Return results as one Markdown table, with a block of rows for each title."""
     lines = [
         f"| lengths | {' | '.join(COLUMNS)} |",
         "|---|---|" + "---:|" * (len(COLUMNS) - 1),

@@ -1,4 +1,4 @@
-"""Packs as a picture: one bar a pack, one colour a stream, white where nothing is.
+"""Packs as a picture: one bar per pack, one colour per stream, white for padding.
 
 Cost: about a second for 32 packs, most of it matplotlib's first figure.
 """
@@ -15,8 +15,6 @@ from matplotlib.patches import Patch
 
 from streampack.report.bars import Bar, colour
 
-__all__ = ["plot_packs"]
-
 INCHES_PER_PACK = 0.24
 DOTS_PER_INCH = 120
 
@@ -26,11 +24,11 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
 
     Args:
         bars: The packs, the first one on top.
-        path: Where to write.
+        path: The file to write.
         names: The streams' names, by number.
         max_seq_len: Tokens in a full pack.
     """
-    # No pyplot: it keeps every figure of the process, and picks a backend for all of it.
+    # No pyplot: it keeps every figure alive, and selects a backend for the whole process.
     figure = Figure(figsize=(11, 1.4 + INCHES_PER_PACK * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -51,7 +49,13 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour(number), label=name) for number, name in enumerate(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6))
-    figure.savefig(path, dpi=DOTS_PER_INCH)
+    # Written under a temporary name and renamed, so that a full disk leaves no broken picture.
+    part = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(part, dpi=DOTS_PER_INCH, format=path.suffix[1:] or "png")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _rectangles(bars: Sequence[Bar]) -> tuple[Bar, Bar, Bar, Bar]:

@@ -1,14 +1,14 @@
-"""What a run will give, from its plan alone: no token is read.
+"""Simulate a run from its plan alone, without reading tokens.
 
 ::
 
-    dataset --> the sequence of all ranks together --> packs --> Tally --> as loader.stats()
+    dataset --> the sequence of all ranks together --> packs --> DeliveryStats --> loader.stats()
                                                   '--> steps, global batches, padding, repeats
 
-The plan and the counts are those of a run itself, so the numbers are, too.
+Planning and counting are the code of a real run, so the numbers are the same.
 
-Cost: planning, some 0.4 us a sample. Lengths come from the length files; of a stream without one
-each shard is opened for its offsets, and fetched where it is remote.
+Cost: planning, about 0.4 us per sample. Lengths come from the length files. For a stream without
+one, each shard is opened for its offsets, and fetched first if it is remote.
 """
 
 from __future__ import annotations
@@ -17,63 +17,70 @@ from typing import Any
 
 import numpy as np
 
-from streampack.load import PackedStreamingDataset
-from streampack.load.tally import Tally
 from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.stats import DeliveryStats
 from streampack.types import State
 
-__all__ = ["simulate"]
-
-AT_ONCE = 64  # batches that are planned at a time
+AT_ONCE = 64  # batches planned per call
 
 
 def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> dict[str, Any]:
-    """Plan epochs of a dataset from the next one's start, and return what all ranks would get.
+    """Plan a dataset's next epochs, and return the totals over all ranks.
 
     Args:
-        dataset: What would be iterated; its world says by how many ranks, and any of them may ask.
-            Its epochs count as begun.
-        steps: Batches that each rank takes, over as many epochs as that needs; None: one epoch.
+        dataset: The dataset to simulate; its world gives the number of ranks. Any rank may call
+            this. The simulated epochs count as begun.
+        steps: Batches per rank, over as many epochs as that needs; None: one epoch.
 
     Returns:
-        `streams`, `packs`, `tokens`, `fill` and `substituted` as ``loader.stats()`` has them, those
-        of all ranks added up, where a loader counts what it lost up to where it has read ahead; of
-        each stream `repeats`, how often its samples were begun; `epochs` begun; `steps`; `ranks`
-        that get batches of their own; `batch_size`; `global_batches` begun and
-        `global_batch_size`; `padding_packs`, and `padding_tokens` with those in packs that are not
-        full.
+        `streams`, `packs`, `tokens`, `fill` and `substituted` as in ``loader.stats()``, summed over
+        all ranks. A loader's own counts of lost samples run ahead by what it has prefetched. Each
+        stream also has `repeats`, the number of times its samples were begun. The other keys:
+
+        - `epochs`: Epochs begun.
+        - `steps`: Batches per rank.
+        - `ranks`: Ranks that get distinct batches.
+        - `batch_size`, `digest`: As in the dataset.
+        - `global_batches`, `global_batch_size`: Global batches begun, and their packs.
+        - `padding_packs`: Packs of padding.
+        - `padding_tokens`: Padding, including that in packs that are not full.
 
     Raises:
         ConfigError: If an epoch has no batch.
-        DataError: If a stream's lengths cannot be had, or all of its samples are left out.
+        DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     recipe, world = dataset.recipe, dataset.world
-    # One device with the batches of all: the same packs in the same steps.
+    # A single device with all ranks' batches gets the same packs in the same steps.
     view = DeviceView(batch_size=dataset.batch_size * world.num_devices)
     run = _Run(recipe, view)
     while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
-        begun = dataset.begin()  # refuses what a training loop would spin on
+        begun = dataset.begin()  # refuses an epoch without a batch, which would loop forever
         begun.close()
         run.plan(begun.epoch, None if steps is None else steps - run.num_steps)
-    return run.numbers() | {"ranks": world.num_devices, "batch_size": dataset.batch_size}
+    return run.numbers() | {
+        "ranks": world.num_devices,
+        "batch_size": dataset.batch_size,
+        "digest": dataset.digest,
+    }
 
 
 class _Run:
-    """What was planned so far, epoch after epoch."""
+    """The totals of the epochs planned so far."""
 
     def __init__(self, recipe: Recipe, view: DeviceView) -> None:
         self._recipe = recipe
         self._view = view
-        self._tally = Tally(recipe)
+        self._tally = DeliveryStats(recipe)
         self._dropped = np.zeros(len(recipe.streams), np.int64)
         self._substituted = 0
         self._global_batches = 0
-        self._snapshots: list[State] = []  # of lanes that roll on from epoch to epoch
+        self._snapshots: list[State] = []  # of lanes that carry over from epoch to epoch
         self.num_epochs = 0
         self.num_steps = 0
 
     def plan(self, epoch: int, most: int | None) -> None:
-        """Plan an epoch, or so many steps of it at most."""
+        """Plan an epoch, or at most `most` steps of it."""
         sequence = EpochSequence(self._recipe, self._view, epoch=epoch, snapshots=self._snapshots)
         before = sequence.overlong
         num_steps = position = 0
@@ -95,7 +102,7 @@ class _Run:
         self.num_epochs += 1
 
     def numbers(self) -> dict[str, Any]:
-        """Return what was planned, as plain numbers."""
+        """Return the totals as plain numbers."""
         stats = self._tally.stats(self._dropped.tolist())
         rows = zip(stats["streams"].values(), self._recipe.streams, strict=True)
         for row, stream in rows:

@@ -1,4 +1,4 @@
-"""A run's numbers as a table: what each stream was to give, and what it gave.
+"""A run's statistics as a table: target and actual share of each stream.
 
 ::
 
@@ -7,10 +7,10 @@
     docstrings     1,702   86.4 %     85,010   40.1 %   40.0 %
     fill 99.98 %  ·  104 packs  ·  212,971 tokens  ·  1,201,333 tokens/s
 
-`target` is the share that the weights ask for, in `weight_unit`; the column that it is to be
-compared with stands out.
+`target` is the share that the weights ask for, in `weight_unit`. It and the column to compare it
+with are bold.
 
-Cost: nothing; it formats one dict of `loader.stats()`.
+Cost: negligible; it formats one dict of `loader.stats()`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from rich.text import Text
 
 from streampack.report.bars import colour
 
-__all__ = ["simulation_view", "stats_summary", "stats_table", "stats_view"]
-
 CUTS = ("split", "truncated", "dropped")
 NUMBERS = ("samples", "of samples", "tokens", "of tokens", "target")
 
@@ -34,21 +32,21 @@ NUMBERS = ("samples", "of samples", "tokens", "of tokens", "target")
 def stats_view(
     stats: Mapping[str, Any], *, weight_unit: str = "samples", seconds: float | None = None
 ) -> Group:
-    """Return all that a terminal shows of a run: the table and the lines below it."""
+    """Return a run's table and summary lines for a terminal."""
     return Group(stats_table(stats, weight_unit=weight_unit), stats_summary(stats, seconds))
 
 
 def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Table:
-    """Return the table of what a loader has delivered, a row for each stream.
+    """Return a loader's delivery statistics as a table, with a row for each stream.
 
     Args:
-        stats: What ``loader.stats()`` returned.
-        weight_unit: What the targets count, samples or tokens.
+        stats: The result of ``loader.stats()``.
+        weight_unit: The unit of the targets, samples or tokens.
     """
     streams = stats["streams"]
-    # Only a simulation knows how large the streams are.
+    # Only a simulation has the streams' sizes.
     has_repeats = all("repeats" in stream for stream in streams.values())
-    # What never happened needs no column of zeros.
+    # Columns of zeros are left out.
     cuts = [cut for cut in CUTS if any(stream[cut] for stream in streams.values())]
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column("stream")
@@ -67,18 +65,18 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
             *(f"{stream[cut]:,}" for cut in cuts),
         )
     for column in table.columns[1:]:
-        # Where a terminal is narrow, names are cut and headers broken: half a number says nothing.
+        # In a narrow terminal, cut names and wrap headers, but never truncate a number.
         words = (*str(column.header).split(), *map(str, column.cells))
         column.min_width = max(map(len, words), default=0)
     return table
 
 
 def stats_summary(stats: Mapping[str, Any], seconds: float | None = None) -> Text:
-    """Return what holds for all streams together: fill, amount, speed, buffers' high water.
+    """Return the totals over all streams: fill, amounts, speed, high water of the buffers.
 
     Args:
-        stats: What ``loader.stats()`` returned.
-        seconds: Time it took, for tokens per second; None leaves that out.
+        stats: The result of ``loader.stats()``.
+        seconds: Elapsed time, for tokens per second; None leaves the speed out.
     """
     facts = _facts(stats, f"{stats['tokens'] / seconds:,.0f} tokens/s" if seconds else None)
     marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
@@ -86,11 +84,11 @@ def stats_summary(stats: Mapping[str, Any], seconds: float | None = None) -> Tex
 
 
 def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples") -> Group:
-    """Return all that a terminal shows of a simulation: the table and the lines below it.
+    """Return a simulation's table and summary lines for a terminal.
 
     Args:
-        numbers: What `simulate` returned.
-        weight_unit: What the targets count, samples or tokens.
+        numbers: The result of `simulate`.
+        weight_unit: The unit of the targets, samples or tokens.
     """
     packs = f"{numbers['batch_size']:,} packs"
     if numbers["ranks"] > 1:
@@ -102,12 +100,13 @@ def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples")
         f"{numbers['padding_packs']:,} packs of padding",
         f"{numbers['padding_tokens']:,} tokens of padding in all",
     )
-    lines = Text(f"{_facts(numbers)}\n{' · '.join(steps)}")
+    digest = f"\ndigest {numbers['digest']}" if "digest" in numbers else ""
+    lines = Text(f"{_facts(numbers)}\n{' · '.join(steps)}{digest}")
     return Group(stats_table(numbers, weight_unit=weight_unit), lines)
 
 
 def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
-    """Return fill and amounts in a line."""
+    """Return fill and amounts on one line."""
     facts = [
         f"fill {100 * stats['fill']:.2f} %",
         f"{stats['packs']:,} packs",

@@ -1,26 +1,22 @@
-"""streams: bytes at rest, and their lengths."""
+"""Streams as the user sees them: options, columns, sample lengths and open shards.
 
-from streampack.streams.index import MdsIndex, parse_index
-from streampack.streams.iterable import IterableSample, IterableStream
-from streampack.streams.lengths import LENGTH_FILE, LengthFile, open_length_file, write_length_file
-from streampack.streams.mds import Places
-from streampack.streams.opened import OpenStream, open_stream, open_streams
-from streampack.streams.recent import OpenShard
+In: `Stream` and `IterableStream` objects. Out: `MdsStream`, which reports sample lengths and maps
+shards, and samples of iterables. May import `mds` and `storage`. No sample is chosen here.
+
+Cost: opening a stream with a length file takes milliseconds, whatever its size.
+"""
+
+from streampack.streams.iterable_stream import IterableSample, IterableStream
+from streampack.streams.mds_stream import MdsStream, open_stream, open_streams
+from streampack.streams.shard_pool import OpenShard
 from streampack.streams.stream import Stream
 
 __all__ = [
-    "LENGTH_FILE",
     "IterableSample",
     "IterableStream",
-    "LengthFile",
-    "MdsIndex",
+    "MdsStream",
     "OpenShard",
-    "OpenStream",
-    "Places",
     "Stream",
-    "open_length_file",
     "open_stream",
     "open_streams",
-    "parse_index",
-    "write_length_file",
 ]

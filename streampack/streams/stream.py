@@ -1,11 +1,11 @@
-"""`Stream`: MosaicML's, and which of its columns are tokens, labels and loss mask.
+"""`Stream`: MosaicML's class, plus the columns of tokens, labels and loss mask.
 
 ::
 
     Stream(remote=..., local=..., proportion=0.7,      as in MosaicML Streaming
            name="code", tokens="input_ids")            ours
 
-Nothing is read here; the object is only what was asked for, and is never written to.
+Nothing is read here. The object only holds the arguments, and is never modified.
 
 Cost: none.
 """
@@ -13,43 +13,51 @@ Cost: none.
 from __future__ import annotations
 
 import os
+import tempfile
 from inspect import signature
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from streampack.config import is_weight
+from streampack._paths import folder_of, local_path, shown_path
+from streampack.config import check_at_most, is_weight, read_integer, show_number
 from streampack.errors import ConfigError, suggest
-from streampack.paths import folder_of, home_path
-from streampack.streams import mosaic
-from streampack.streams.clients import library_of
-from streampack.streams.mds import DTYPES
+from streampack.mds import mosaic
+from streampack.mds.columns import DTYPES
+from streampack.storage.client_pool import library_of
+from streampack.storage.filesystem import private_root
 
-__all__ = ["Stream"]
+MAX_RETRY = 10**6
+MAX_TIMEOUT_S = 10**6
 
 
 class Stream(mosaic.Stream):  # type: ignore[misc]
     """A weighted source of samples: MDS shards at a remote and/or a local path.
 
     Args:
-        remote: Folder to fetch from: a store's url, `file://`, or a plain path.
-        local: Folder to keep files in; with no remote, where the stream is. None: a folder under
-            the system's temporary one that follows from `remote`, and is used again. `~` is this
-            user's home, here and in a `remote` that is a plain path.
+        remote: Folder to fetch from: a store's URL, `file://`, or a plain path.
+        local: Folder that caches the files; without a remote, the stream itself. It belongs to
+            the first remote that is used with it. None: a private folder under the system's
+            temporary one, derived from `remote` and reused. `~` is this user's home folder, here
+            and in a `remote` that is a plain path.
         split: Subfolder of both.
-        name: What messages and reports call it; None: the last part of its path.
-        tokens: Column of the tokens; as the default, "input_ids" is found too.
+        name: Its name in messages and reports; None: the last part of its path.
+        tokens: Column of the tokens; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the tokens if stored as `bytes`, e.g. "uint16".
-        labels: Column of labels, as many as tokens; None: the next token.
+        labels: Column of labels, one per token; None: the next token.
         labels_dtype: Type of the labels if stored as `bytes`; None: `tokens_dtype`.
-        labels_shifted: Whether labels[i] is the target at token i, rather than token i itself
-            or -100. None: the first samples tell.
-        loss_mask: Column that says which tokens are targets, 1 or 0 for each token.
+        labels_shifted: Whether labels[i] is the target at token i, and not token i itself
+            or -100. None: detect from the first samples.
+        loss_mask: Column that marks the targets, 1 or 0 for each token.
         loss_mask_dtype: Type of the loss mask if stored as `bytes`; None: `tokens_dtype`.
+        check_dtypes: Whether to refuse types of `bytes` columns that the values contradict.
+        check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
+            from another version of it. A remote that is a folder is always compared.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
             download_retry, download_timeout, validate_hash, keep_zip.
 
     Raises:
-        ConfigError: If the arguments cannot work together.
+        ConfigError: If the arguments are invalid or contradict each other.
 
     >>> Stream(local="data/code", proportion=0.7).tokens
     'tokens'
@@ -69,24 +77,28 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         labels_shifted: bool | None = None,
         loss_mask: str | None = None,
         loss_mask_dtype: str | None = None,
+        check_dtypes: bool = True,
+        check_remote: bool = False,
         **others: Any,
     ) -> None:
         if remote is None and local is None:
             raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
         _check_names(others)
         _check_weights(others)
+        _check_download(others)
         _check_dtypes(
             tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
         )
         _check_columns(labels, labels_shifted)
-        remote = _plain_path(None if remote is None else os.fspath(remote))
+        remote = _plain_path(None if remote is None else shown_path(remote))
         _check_scheme(remote)
         self.remote = remote
         self.split = split or ""
-        if local is None:
-            # MosaicML refuses to use its own temporary folder twice; given as local= it may be.
-            local = self._get_temporary_directory()
-        local = home_path(local)
+        # MosaicML refuses to reuse its own temporary folder, but accepts it as local=.
+        self._temporary_root = _private_root() if local is None else None
+        local = self._get_temporary_directory() if local is None else local
+        local_path(local, "local", "set remote= to it, and local= to a folder")
+        local = str(folder_of(shown_path(local)))
         try:
             super().__init__(remote=remote, local=local, split=split, **others)
         except (TypeError, ValueError) as error:
@@ -105,12 +117,26 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.labels_shifted = labels_shifted
         self.loss_mask = loss_mask
         self.loss_mask_dtype = loss_mask_dtype
+        self.check_dtypes = check_dtypes
+        self.check_remote = check_remote
+
+    def _get_temporary_directory(self) -> str:
+        """Return the folder for an unset `local`: MosaicML's name under a private root."""
+        theirs = Path(super()._get_temporary_directory()).relative_to(tempfile.gettempdir())
+        return os.path.join(self._temporary_root or _private_root(), theirs)
 
     def __repr__(self) -> str:
         keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
         shown = {key: getattr(self, key, None) for key in keys}
         stated = [f"{key}={value!r}" for key, value in shown.items() if value not in (None, "")]
         return f"{type(self).__name__}({', '.join(stated)})"
+
+
+def _private_root() -> str:
+    try:
+        return str(private_root())
+    except PermissionError as error:
+        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
 
 
 def _check_names(others: dict[str, Any]) -> None:
@@ -130,12 +156,26 @@ def _check_weights(others: dict[str, Any]) -> None:
         for name in ("proportion", "repeat", "choose")
         if others.get(name) is not None
     }
-    stated = ", ".join(f"{name}={value!r}" for name, value in weights.items())
+    stated = ", ".join(f"{name}={show_number(value)}" for name, value in weights.items())
     if len(weights) > 1:
         raise ConfigError(f"{stated}: a stream has at most one of them; keep one")
     for value in weights.values():
         if not is_weight(value):
             raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
+
+
+def _check_download(others: dict[str, Any]) -> None:
+    retry, timeout = others.get("download_retry"), others.get("download_timeout")
+    if retry is not None:
+        number = read_integer("download_retry", retry, "write how often to try again, such as 2")
+        if number < 0:
+            raise ConfigError(f"download_retry={number} is negative; 0 never tries again")
+        check_at_most("download_retry", number, MAX_RETRY)
+    if timeout is not None and not (is_weight(timeout) and 0 < timeout <= MAX_TIMEOUT_S):
+        raise ConfigError(
+            f"download_timeout={show_number(timeout)} must be a number of seconds, more than 0 and "
+            f"at most {MAX_TIMEOUT_S}"
+        )
 
 
 def _check_dtypes(**dtypes: str | None) -> None:
@@ -155,8 +195,8 @@ def _check_columns(labels: str | None, labels_shifted: bool | None) -> None:
 
 
 def _check_scheme(remote: str | None) -> None:
-    scheme = urlsplit(remote or "").scheme  # as MosaicML takes it: all that a colon follows
-    known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is asked as dbfs
+    scheme = urlsplit(remote or "").scheme  # as in MosaicML: whatever precedes a colon
+    known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is used as dbfs
     if scheme and scheme not in known:
         raise ConfigError(
             f"remote={remote!r}: nothing here speaks {scheme}:; a remote is a folder, or a url of "

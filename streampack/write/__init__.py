@@ -1,6 +1,6 @@
-"""write: make streams and their length files; beside the corridor.
+"""write: create streams and their length files; not part of the data path of training.
 
-Names are found when they are first used, so that the processes that only tokenize start quickly.
+Names are imported on first use, so that processes that only tokenize start quickly.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Conversations to token ids and a loss mask, through a tokenizer's chat template.
+"""Conversion of conversations to token ids and a loss mask, through a tokenizer's chat template.
 
 Every response of a conversation is a target, in one pass over it::
 
     rendered    <|user|> Hi <|end|> <|assistant|> Hello ! <|end|> <|user|> Bye <|end|> ...
     loss_mask      0     0     0          0         1   1    1       0      0     0
 
-`chat_spans` says where the responses lie in the text. Characters become tokens by the tokenizer's
-offsets: a token is a target if any of its characters is.
+`chat_spans` locates the responses in the text. The tokenizer's offsets map characters to tokens: a
+token is a target if any of its characters is.
 
-Cost: the tokenizer once, and two or more renderings of the template, see `chat_spans`.
+Cost: one tokenizer call, and two or more renderings of the template, see `chat_spans`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
 from streampack.write.chat_spans import RESPONSE, Messages, Rendering, Spans
 
-__all__ = ["ChatEncoder", "ChatSamples", "target_tokens"]
-
 TrainOn = Literal["responses", "last_response", "all"]
 
 FIELDS = ("messages", "conversations")
@@ -39,7 +37,7 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-# Whose messages are read and not learned, in templates of known models: "developer" is gpt-oss',
+# Roles of context messages (not targets) in templates of known models: "developer" is gpt-oss',
 # "environment" OLMo's, "function" Functionary's, "ipython" Llama 3's, "observation" GLM's.
 OF_TEMPLATES = ("developer", "environment", "function", "ipython", "observation")
 CONTEXT_ROLES = ("system", "user", "tool", *OF_TEMPLATES)
@@ -75,13 +73,13 @@ class ChatEncoder:
     tokenizer: Any
     """A fast tokenizer of transformers."""
     train_on: TrainOn = "responses"
-    """Targets: every response, the last one alone, or all tokens."""
+    """Targets: every response, only the last one, or all tokens."""
     chat_template: str | None = None
-    """A template, or the name of one of the tokenizer's; None: the tokenizer's own."""
+    """A template, or the name of one of the tokenizer's; None: the tokenizer's default."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """More for the template, such as ``{"enable_thinking": False}``."""
+    """More template arguments, such as ``{"enable_thinking": False}``."""
     context_roles: Sequence[str] = ()
-    """More roles that the template knows and whose messages are no targets, such as "documents"."""
+    """More roles of the template whose messages are not targets, such as "documents"."""
 
     def __post_init__(self) -> None:
         check_choice("train_on", self.train_on, TrainOn)
@@ -113,12 +111,12 @@ class ChatEncoder:
 
         Returns:
             `tokens`, int32, and `loss_mask`, uint8: 1 for targets; both of shape (num_tokens,).
-            Without any response the mask is 0 throughout.
+            Without any response the mask is all 0.
 
         Raises:
-            ConfigError: If the template does not let see where a response lies.
-            DataError: If this is no conversation, one that the template refuses, or one with a role
-                that is not known: its messages would not be learned.
+            ConfigError: If the template does not reveal the position of a response.
+            DataError: If this is not a conversation, the template rejects it, or it has an unknown
+                role, whose messages would not be learned.
         """
         messages, tools = _read_row(conversation)
         if self.train_on != "all":
@@ -151,9 +149,9 @@ class ChatEncoder:
 
 @dataclass(frozen=True, slots=True)
 class ChatSamples:
-    """The conversations of a list or a map-style dataset, encoded when they are asked for.
+    """The conversations of a list or a map-style dataset, encoded on access.
 
-    A source for `IterableStream`, which goes through it in parts and jumps back on resume.
+    As a source for `IterableStream` it can be read in slices, and resumes without a replay.
 
     >>> samples = ChatSamples(["a", "b"], lambda text: {"tokens": np.array([ord(text)])})
     >>> len(samples), samples[1]["tokens"].tolist()
@@ -161,7 +159,7 @@ class ChatSamples:
     """
 
     conversations: Sequence[Any]
-    """Anything with a length and an index."""
+    """Any object with a length and an index."""
     encode: Callable[[Any], dict[str, IntArray]]
     """A `ChatEncoder`."""
 
@@ -173,24 +171,25 @@ class ChatSamples:
 
 
 def target_tokens(offsets: Any, spans: Spans, num_chars: int) -> npt.NDArray[np.uint8]:
-    """Tell which tokens have a character in a span.
+    """Mark the tokens that have a character in a span.
 
     Args:
         offsets: First character of each token and one past its last, shape (num_tokens, 2).
-        spans: Likewise of each span, in the same text.
-        num_chars: Characters of the text.
+        spans: First character of each span and one past its last, in the same text.
+        num_chars: Number of characters in the text.
 
     Returns:
-        1 for those, 0 for the others; shape (num_tokens,).
+        1 for marked tokens, 0 for others; shape (num_tokens,).
 
-    A token over an edge counts; so do all tokens of one character, as an emoji's bytes are:
+    A token that crosses an edge is marked. So are all tokens of one character, such as the bytes of
+    an emoji:
 
     >>> target_tokens([(0, 2), (2, 5), (5, 6), (5, 6), (6, 8)], [(4, 6)], 8).tolist()
     [0, 1, 1, 1, 0]
     """
     starts, ends = np.asarray(offsets, np.int64).reshape(-1, 2).T
-    # Some tokenizers trim the offsets of white space to nothing. It lies behind the token before;
-    # where there is no room, as with a space that was put in, the character after it decides.
+    # Some tokenizers trim the offsets of white space to nothing. It then follows the previous
+    # token. If there is no gap, as for an inserted space, the next character decides.
     before = np.maximum.accumulate(np.append(0, ends))[:-1]
     starts = np.where(starts == ends, np.minimum(before, starts), starts)
     ends = np.where(starts == ends, ends + 1, ends)
@@ -202,7 +201,7 @@ def target_tokens(offsets: Any, spans: Spans, num_chars: int) -> npt.NDArray[np.
 
 
 def _read_row(row: Any) -> tuple[Messages, Any]:
-    """Return the messages of a conversation, as transformers has them, and its tools."""
+    """Return a conversation's messages in transformers' form, and its tools."""
     tools = None
     if isinstance(row, Mapping):
         found = next((name for name in FIELDS if row.get(name) is not None), None)
@@ -223,7 +222,7 @@ def _read_row(row: Any) -> tuple[Messages, Any]:
 
 def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     if "role" in message:
-        # A table has every field in every row, and templates ask whether a message has tool_calls.
+        # A table has every field in every row, and templates test whether a message has tool_calls.
         return {name: v for name, v in message.items() if v is not None or name == "content"}
     if "from" not in message or "value" not in message:
         raise DataError(

@@ -1,15 +1,16 @@
-"""Where the responses of a conversation lie in its rendered text.
+"""Character spans of the responses in a conversation's rendered text.
 
-A template with ``{% generation %}`` markers says it. For others a response is what a message adds
-to the prompt that a model would answer::
+A template with ``{% generation %}`` markers states them. For others, a response is the text that a
+message adds to the prompt that a model would answer::
 
     messages[:1] and the generation prompt    <|user|>Hi<|end|><|assistant|>
     messages[:2]                              <|user|>Hi<|end|><|assistant|>Hello!<|end|>
                                                                             '-----------'
 
-Each text must begin the next one, and the last one the whole conversation; else it is refused.
+Each text must be a prefix of the next one, and the last one of the whole conversation; otherwise
+the template is refused.
 
-Cost: two renderings with markers, else two for each response, of some 50 us each.
+Cost: two renderings with markers, else two for each response, of about 50 us each.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, DataError
 
-__all__ = ["RESPONSE", "Messages", "Rendering", "Spans"]
-
 Messages: TypeAlias = list[dict[str, Any]]
 Spans: TypeAlias = list[tuple[int, int]]
 
 RESPONSE = "assistant"
 MARKER = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
-BEGIN, END = "\ue000begin\ue001", "\ue000end\ue001"  # of Unicode's private use: in no real text
+BEGIN, END = "\ue000begin\ue001", "\ue000end\ue001"  # private use area: not in real text
 
 
 class Rendering:
@@ -39,7 +38,7 @@ class Rendering:
         options: More arguments for `apply_chat_template`.
 
     Raises:
-        DataError: If the template refuses the conversation.
+        DataError: If the template rejects the conversation.
     """
 
     def __init__(self, tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> None:
@@ -49,13 +48,13 @@ class Rendering:
         self.text = self._render(len(messages))
 
     def _render(self, num_messages: int, **options: Any) -> str:
-        """Return the first messages as text."""
+        """Render the first messages."""
         try:
-            # As a batch of one: transformers takes an empty conversation only so.
+            # As a batch of one: otherwise transformers rejects an empty conversation.
             [text] = self._tokenizer.apply_chat_template(
                 [self._messages[:num_messages]], tokenize=False, **{**self._options, **options}
             )
-        except Exception as error:  # a template raises whatever it likes
+        except Exception as error:  # a template can raise anything
             raise DataError(
                 f"the chat template cannot render {num_messages} of {len(self._messages)} messages "
                 f"({type(error).__name__}: {error}); mend the conversation or leave it out"
@@ -63,13 +62,13 @@ class Rendering:
         return str(text)
 
     def spans(self, *, last_only: bool) -> Spans:
-        """Return the characters of the responses, or of the last one.
+        """Return the character spans of all responses, or of the last one.
 
         Returns:
-            First character and one past the last of each stretch.
+            First character and one past the last of each span.
 
         Raises:
-            ConfigError: If the template does not let see where a response lies.
+            ConfigError: If the template does not reveal the position of a response.
         """
         responses = [i for i, m in enumerate(self._messages) if m.get("role") == RESPONSE]
         if not responses:
@@ -83,9 +82,9 @@ class Rendering:
         return [self._added_by(response) for response in responses if response >= first]
 
     def _marked(self, template: str, first: int) -> Spans:
-        # Not by `return_assistant_tokens_mask`: in transformers 4.57 it leaves out all tokens but
-        # the first of a last character that has several, as an emoji may; and a last character
-        # that is in no token unmasks all that follows.
+        # Not `return_assistant_tokens_mask`, which in transformers 4.57 has two defects. If the
+        # last character of a span has several tokens, as an emoji may, all but the first are left
+        # out. If it is in no token, everything after the span is unmasked.
         text, spans = _cut_signs(self._render(len(self._messages), chat_template=template))
         if text != self.text:
             raise ConfigError(
@@ -104,7 +103,7 @@ class Rendering:
         return spans
 
     def _added_by(self, response: int) -> tuple[int, int]:
-        """Return what a message adds to the text before it and the header of a response."""
+        """Return the span that a message adds after the previous text and its response header."""
         num_messages = len(self._messages)
         before = self._render(response, add_generation_prompt=True)
         is_last = response + 1 == num_messages
@@ -122,7 +121,7 @@ class Rendering:
         return len(before), len(before) + self._num_to_learn(added)
 
     def _check_header(self, response: int, before: str, added: str) -> None:
-        """Refuse templates that print a header without having one for the generation prompt."""
+        """Refuse templates that print a header but have no generation prompt with it."""
         content = self._messages[response].get("content")
         begins = not isinstance(content, str) or added.lstrip().startswith(content.strip())
         if not begins and before == self._render(response):
@@ -142,7 +141,7 @@ class Rendering:
 
 
 def _with_sign(marker: re.Match[str]) -> str:
-    """Return a marker with a sign before or after it, and white space trimmed as it was."""
+    """Return a marker with a sign next to it; its white space control stays the same."""
     left, name, right = marker.groups()
     if name == "generation":
         return f"{{%{left} if true %}}{BEGIN}{{% endif %}}{{% generation {right}%}}"
@@ -150,7 +149,7 @@ def _with_sign(marker: re.Match[str]) -> str:
 
 
 def _cut_signs(marked: str) -> tuple[str, Spans]:
-    """Return a text without its signs, and the spans between them."""
+    """Remove the signs from a text; return it and the spans between them."""
     text, spans, start = "", [], 0
     for piece in re.split(f"({BEGIN}|{END})", marked):
         if piece == BEGIN:

@@ -1,11 +1,11 @@
-"""Length files for streams in a store: what `streampack index s3://bucket/stream` does.
+"""Length files in an object store: the implementation of `streampack index s3://bucket/stream`.
 
 ::
 
     s3://bucket/stream --shard by shard--> local folder --> lengths.bin --> s3://bucket/stream
 
-Shards are fetched, checked and decompressed as for training. In a temporary folder only one of them
-lies at a time; a folder that is named keeps them all, for training from there.
+Shards are fetched, verified and decompressed as for training. A temporary folder holds only one of
+them at a time. A named folder keeps them all, so that a later run can train from it.
 
 Cost: one download of the stream; 12 bytes of memory a sample.
 """
@@ -21,23 +21,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
-from streampack.paths import home_path
-from streampack.streams import Stream, mosaic, parse_index
-from streampack.streams.cache import ShardCache
-from streampack.streams.files import StreamFiles
-from streampack.streams.lengths import LENGTH_FILE
-from streampack.streams.mds import ByteArray
-from streampack.streams.opened import ColumnChoice
+from streampack.mds import mosaic
+from streampack.mds.columns import ByteArray
+from streampack.mds.index import parse_index
+from streampack.mds.length_file import LENGTH_FILE
+from streampack.storage.cache import ShardCache
+from streampack.storage.filesystem import map_file
+from streampack.storage.location import StreamLocation
+from streampack.streams import Stream
+from streampack.streams.mds_stream import ColumnSelection
 from streampack.write.lengths import Indexed, count_stream
 
-__all__ = ["write_remote_lengths"]
-
 WAY_OUT = (
-    "use a store and credentials that can write, or keep the file with --keep-local --local=FOLDER "
-    "and train with local=FOLDER"
+    "use a store and credentials that can write, or keep the file with keep_local=True and "
+    "local='FOLDER', and train with Stream(remote=..., local='FOLDER')"
 )
 
 
@@ -50,7 +49,7 @@ def write_remote_lengths(
     local: Path | None = None,
     keep_local: bool = False,
 ) -> Indexed:
-    """Write a length file beside the index.json of a stream in a store.
+    """Write a length file next to the index.json of a stream in an object store.
 
     Args:
         remote: The stream's URL, of any store that MosaicML Streaming can read.
@@ -61,20 +60,21 @@ def write_remote_lengths(
         keep_local: Keep the length file in `local` and write nothing to the store.
 
     Raises:
-        ConfigError: If the file is to be kept, but no folder is named.
-        DataError: If the stream cannot be read, is not what its index.json says, or the store
-            cannot be written; a length file that was made by then is kept, and named.
+        ConfigError: If keep_local is set without a folder.
+        DataError: If the stream cannot be read, does not match its index.json, or the store
+            cannot be written. A finished length file is then kept, and the error names it.
     """
     if keep_local and local is None:
-        raise ConfigError("--keep-local=True, but --local=None; name the folder to keep it in")
-    choice = ColumnChoice(tokens=column or "tokens", tokens_dtype=tokens_dtype)
+        raise ConfigError("keep_local=True, but local=None; set local= to the folder to keep it in")
+    kept = None if local is None else local_path(local, "local")
+    choice = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
     with ExitStack() as stack:
-        # First, so that a store that cannot be written is known before anything is read.
+        # First, so that missing write access is noticed before anything is read.
         uploader = None if keep_local else stack.enter_context(_uploader_of(remote))
         if local is None:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-"))
-        folder = Path(home_path(name if local is None else local))
-        cache = ShardCache(StreamFiles.of(Stream(remote=remote, local=str(folder))))
+        folder = Path(name) if kept is None else kept
+        cache = ShardCache(StreamLocation.of(Stream(remote=remote, local=str(folder))))
         text = cache.index_bytes()
         index = parse_index(text, cache.index_uri)
         cache.check(index)
@@ -82,7 +82,7 @@ def write_remote_lengths(
         def shards() -> Iterator[ByteArray]:
             for shard in index.shards:
                 path = cache.path(shard)
-                yield np.asarray(np.memmap(path, np.uint8, "r"))
+                yield map_file(path)
                 if local is None:
                     path.unlink()
                 if progress is not None:
@@ -97,12 +97,12 @@ def write_remote_lengths(
 
 @contextmanager
 def _uploader_of(remote: str) -> Iterator[Any]:
-    """Make MosaicML's uploader for a stream's URL, and remove its folder in the end."""
-    # What it knows of a Hugging Face URL is split at its 5th slash, which must be there.
+    """Create MosaicML's uploader for a stream's URL, and remove its folder afterwards."""
+    # The uploader splits a Hugging Face URL at its 5th slash, which must exist.
     out = f"{remote.rstrip('/')}/" if remote.startswith("hf://") else remote
     try:
         uploader = mosaic.CloudUploader.get(out, keep_local=True, exist_ok=True)
-    except Exception as error:  # every store has errors of its own
+    except Exception as error:  # each store raises its own exceptions
         raise DataError(
             f"{remote}: cannot be written ({type(error).__name__}: {error}); {WAY_OUT}", uri=remote
         ) from error
@@ -113,15 +113,15 @@ def _uploader_of(remote: str) -> Iterator[Any]:
 
 
 def _upload(uploader: Any, file: Path, remote: str, *, is_kept: bool) -> None:
-    """Upload a length file; if that fails, the work of reading the stream is not lost."""
-    # Hugging Face's uploader puts files at the repository's root, unless their names say where.
+    """Upload a length file; on failure keep it, so that the stream need not be read again."""
+    # Hugging Face's uploader puts files at the repository's root unless their names have a path.
     name = os.path.join(getattr(uploader, "path", ""), LENGTH_FILE)
     copy = Path(uploader.local, name)
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, copy)
     try:
         uploader.upload_file(name)
-    except Exception as error:  # every store has errors of its own
+    except Exception as error:  # each store raises its own exceptions
         if not is_kept:
             file = Path(shutil.move(file, tempfile.mkdtemp(prefix="streampack-lengths-")))
         raise DataError(

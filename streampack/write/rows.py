@@ -2,12 +2,12 @@
 
 ::
 
-    text_files.py --> Chunk (some hundred rows) --> encode_chunk --> tokens
-    one process                                     any process
+    text_files.py --> Chunk (a few hundred rows) --> encode_chunk --> tokens
+    one process                                      any process
 
-Nothing here imports `streaming`, so a process starts in a fraction of a second.
+This module does not import `streaming`, so a process starts in a fraction of a second.
 
-Cost: the tokenizer's, some 1 to 5 MB/s a process.
+Cost: the tokenizer's, about 1 to 5 MB/s per process.
 """
 
 from __future__ import annotations
@@ -21,46 +21,40 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError, suggest
-from streampack.paths import home_path
 from streampack.types import IntArray
 from streampack.write.text_files import Chunk, kind_of, to_jsonl
 
-__all__ = ["RowFormat", "encode_chunk", "load_tokenizer"]
-
-# What the command line calls the fields of `RowFormat`.
-OPTIONS = {
-    "extra_fields": "--extra",
-    "text_field": "--text-field",
-    "tokens_field": "--tokens-field",
-}
-DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # what `Stream` finds, too
+DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # names that `Stream` accepts by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFormat:
-    """What a row holds, and how it becomes tokens."""
+    """The contents of a row, and its conversion to tokens."""
 
     tokenizer: Path | None = None
     """A tokenizer file of the `tokenizers` library; None: rows hold token ids."""
     text_field: str = "text"
     """Field of the text in JSONL rows."""
     tokens_field: str = DEFAULT_FIELD
-    """Field of the token ids in JSONL rows, without a tokenizer; as the default, "input_ids" is
-    found too. A row may also be the list of ids itself."""
+    """Field of the token ids in JSONL rows, without a tokenizer. For the default, "input_ids" is
+    accepted too. A row may also be the list of ids itself.
+    """
     extra_fields: tuple[str, ...] = ()
-    """Fields of more integers, one for each token id, such as a loss mask; each a column."""
+    """Fields with one more integer per token, such as a loss mask; each becomes a column."""
 
 
 @lru_cache(maxsize=2)
 def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Load a tokenizer file, once in a process.
+    """Load a tokenizer file, once per process.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it cannot be loaded.
     """
+    file = local_path(path, "tokenizer")
     try:
-        return tokenizers.Tokenizer.from_file(home_path(path))
+        return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"
@@ -68,24 +62,24 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[dict[str, IntArray]]:
-    """Turn rows into samples: token ids under "tokens", and the extra fields under their names.
+    """Convert rows to samples: token ids under "tokens", and the extra fields under their names.
 
     Args:
         chunk: The rows.
-        rows: What they hold.
+        rows: Their format.
         is_alone: Whether no other process tokenizes, so that the tokenizer may use all cores.
 
     Raises:
-        DataError: Naming file and line, if a row is not what `rows` says.
+        DataError: Naming file and line, if a row does not match `rows`.
     """
     if rows.tokenizer is None:
         return [
             _ids_of(_parse_json(chunk.path, *row), chunk.path, row[0], rows) for row in chunk.rows
         ]
     texts = [_text_of(chunk.path, *row, rows.text_field) for row in chunk.rows]
-    # BOS and EOS are the packer's business (`bos_id`, `eos_id`), never stored.
+    # BOS and EOS are added by the packer (`bos_id`, `eos_id`) and never stored.
     encode = load_tokenizer(rows.tokenizer).encode_batch_fast
-    # The tokenizer spreads a batch over its own threads, and a batch of one over none.
+    # The tokenizer spreads a batch over its own threads; a batch of one uses no threads.
     batches = [texts] if is_alone else [[text] for text in texts]
     encoded = [item for batch in batches for item in encode(batch, add_special_tokens=False)]
     return [{"tokens": np.array(item.ids, np.int64)} for item in encoded]
@@ -95,7 +89,8 @@ def _parse_json(path: Path, number: int, line: bytes) -> Any:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        # HF's `to_json` calls JSON lines .json, and so do others an array over many lines.
+        # HF's `to_json` names JSON lines .json; others use this suffix for an array over many
+        # lines.
         way_out = _lines_of(path) if kind_of(path) == ".json" else "mend or remove the line"
         raise DataError(f"{path}:{number}: no JSON ({error}); {way_out}") from error
     if isinstance(row, list) and row and isinstance(row[0], dict):
@@ -121,8 +116,8 @@ def _field(row: dict[str, Any], field: str, where: str, option: str) -> Any:
         has_no_ids = option == "tokens_field" and text is not None
         raise DataError(
             f"{where}: no field {field!r}; the row has {', '.join(map(repr, row))}"
-            f"{suggest(field, row)}; set {option} ({OPTIONS[option]}) to one of them"
-            f"{f', or give a tokenizer (--tokenizer) if {text!r} is text' if has_no_ids else ''}"
+            f"{suggest(field, row)}; set {option}= to one of them"
+            f"{f', or tokenizer= if {text!r} is text' if has_no_ids else ''}"
         )
     return row[field]
 
@@ -136,13 +131,12 @@ def _text_of(path: Path, number: int, line: bytes, text_field: str) -> str:
                 f"{path}: byte {error.start} is no UTF-8; name text files only"
             ) from error
     where = f"{path}:{number}"
-    row = _as_object(_parse_json(path, number, line), where, "; leave out the tokenizer for ids")
+    row = _as_object(_parse_json(path, number, line), where, "; leave out tokenizer= for token ids")
     text = _field(row, text_field, where, "text_field")
     if not isinstance(text, str):
         raise DataError(
             f"{path}:{number}: field {text_field!r} is {type(text).__name__}, but must be text; "
-            "set text_field (--text-field) to another, or leave out the tokenizer if these are "
-            "token ids"
+            "set text_field= to another, or leave out tokenizer= if these are token ids"
         )
     return text
 
@@ -170,7 +164,6 @@ def _ids_of(row: Any, path: Path, number: int, rows: RowFormat) -> dict[str, Int
 def _integers(values: Any, where: str) -> IntArray:
     if not isinstance(values, list) or not all(type(value) in (int, bool) for value in values):
         raise DataError(
-            f"{where}: {repr(values)[:60]} is no list of integers; give a tokenizer "
-            "(--tokenizer) for text"
+            f"{where}: {repr(values)[:60]} is no list of integers; set tokenizer= for text"
         )
     return np.array(values, np.int64)

@@ -1,15 +1,16 @@
-"""Write a stream: MDS shards through MosaicML's writer, and their length file.
+"""Writer of streams: MDS shards through MosaicML's writer, and their length file.
 
 ::
 
     samples --> OUT.x3k9.partial/shard.00000.mds.zstd ... index.json, lengths.bin --rename--> OUT
 
-The folder gets its name once everything is in it: a killed process leaves no stream that only looks
-whole. Every writer has a partial folder of its own, under a lock beside it that the kernel frees;
-what a killed writer left is removed by the next, what a live one writes is not. Samples without
-tokens are skipped and counted.
+The folder gets its name once it is complete, so a killed process leaves no stream that only looks
+complete. Each writer has its own partial folder, with a lock next to it that the kernel frees. The
+next writer removes the folders of killed writers, but not those of live ones. Samples without
+tokens are skipped and counted. zstd frames carry a checksum, so that a damaged one is refused even
+if index.json has no hashes.
 
-Cost: some 20 us a sample in MDSWriter, and the compression; 12 bytes of memory a sample.
+Cost: about 20 us a sample in MDSWriter, plus compression; 12 bytes of memory a sample.
 """
 
 from __future__ import annotations
@@ -26,41 +27,40 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zstandard
 from filelock import FileLock, Timeout
 
+from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError, suggest
-from streampack.paths import home_path, is_url
-from streampack.streams import mosaic
-from streampack.streams.index import parse_index
-from streampack.streams.lengths import LENGTH_FILE, NO_TOKEN, write_length_file
-from streampack.streams.mds import DTYPES
-from streampack.streams.opened import ColumnChoice
+from streampack.mds import mosaic
+from streampack.mds.columns import DTYPES
+from streampack.mds.index import parse_index
+from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.streams.mds_stream import ColumnSelection
 from streampack.types import IntArray
-
-__all__ = ["Written", "write_stream"]
 
 PARTIAL = ".partial"
 LOCK = ".lock"
-TYPES_OF_IDS = ("uint16", "int32", "uint32")  # to name to whoever chose too small a one
-TARGETS = {"labels", "loss_mask"}  # as docs and ChatEncoder call them
+TYPES_OF_IDS = ("uint16", "int32", "uint32")  # suggested if the chosen dtype is too small
+TARGETS = {"labels", "loss_mask"}  # names used by the docs and by ChatEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A stream that was written."""
+    """Summary of a written stream."""
 
     path: Path
-    """Its folder."""
+    """Folder of the stream."""
     num_samples: int
-    """Samples in it."""
+    """Number of samples."""
     num_tokens: int
-    """Tokens in it."""
+    """Number of tokens."""
     num_shards: int
-    """Shards in it."""
+    """Number of shards."""
     num_skipped: int
-    """Samples that were left out because they held no token."""
+    """Number of samples left out because they had no tokens."""
     num_without_targets: int
-    """Samples in it whose `loss_mask` is 0 throughout: nothing of them is learned."""
+    """Number of samples whose `loss_mask` is all 0, so that nothing in them is learned."""
 
 
 def write_stream(
@@ -76,25 +76,24 @@ def write_stream(
     """Write samples as a stream, with a length file.
 
     Args:
-        samples: Token ids of each sample, a list or an array of shape (num_tokens,); or a dict of
-            them under `column` and whatever else belongs to the sample: the first one decides on
-            the other columns, and all have the same. Arrays, str, bytes and int are stored as
-            what they are; a list of one integer a token (a loss mask, labels) as an array; all
-            else as JSON.
+        samples: Token ids of each sample, as a list or an array of shape (num_tokens,). Or a dict
+            with the ids under `column` and more fields; the first sample determines the fields of
+            all. Arrays, str, bytes and int keep their type. A list of one integer per token (a loss
+            mask, labels) becomes an array. Everything else is stored as JSON.
         out: The stream's folder, on this machine; must be new or empty.
-        column: Name of the token column; as the default, "input_ids" is found too.
-        dtype: Type of the stored tokens; "uint16" does for vocabularies up to 65,536.
+        column: Name of the token column; for the default, "input_ids" is accepted too.
+        dtype: Type of the stored tokens; "uint16" suffices for vocabularies up to 65,536.
         compression: MosaicML's name of one, such as "zstd" or "zstd:7"; None: raw shards.
-        size_limit: Bytes of a shard before compression, a number or such as "64mb".
+        size_limit: Bytes of a shard before compression, as a number or e.g. "64mb".
         hashes: Hash algorithms for index.json.
 
     Returns:
-        What was written.
+        A summary of the stream.
 
     Raises:
-        ConfigError: If `out` holds something or is a URL, or an argument is not known.
-        DataError: If there are no samples, or one holds no integers, ids that do not fit, or other
-            fields than the first.
+        ConfigError: If `out` is not empty or is a URL, or an argument is invalid.
+        DataError: If there are no samples, or a sample has no integers, ids that do not fit, or
+            other fields than the first.
     """
     out = _local_folder(out)
     if dtype not in DTYPES:
@@ -116,12 +115,12 @@ def write_stream(
 
 
 def _local_folder(out: Path) -> Path:
-    if is_url(out):
-        raise ConfigError(
-            f"out={str(out)!r} is a URL, but a stream is written to a folder of this machine; name "
-            "one, then upload it with the store's own tool, index.json last (aws s3 sync, for S3)"
-        )
-    out = Path(home_path(out))
+    out = local_path(
+        out,
+        "out",
+        "name a folder, then upload it with the store's own tool, index.json last (aws s3 sync, "
+        "for S3)",
+    )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"out={str(out)!r} is there already and not empty; remove it, or name another"
@@ -131,7 +130,7 @@ def _local_folder(out: Path) -> Path:
 
 @contextmanager
 def _partial_folder(out: Path) -> Iterator[Path]:
-    """Give a folder beside `out` that is this writer's alone, and remove what is left of it."""
+    """Yield a new folder next to `out` for this writer alone, and remove what is left of it."""
     _remove_remains(out)
     partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +144,7 @@ def _partial_folder(out: Path) -> Iterator[Path]:
 
 
 def _remove_remains(out: Path) -> None:
-    """Remove what killed writers of `out` left; a live one holds the lock beside its folder."""
+    """Remove folders of killed writers of `out`; a live one holds the lock next to its folder."""
     for file in out.parent.glob(f"{escape(out.name)}.*{PARTIAL}{LOCK}"):
         with suppress(Timeout), FileLock(file, timeout=0):
             shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
@@ -154,7 +153,7 @@ def _remove_remains(out: Path) -> None:
 
 def _give_name(partial: Path, out: Path) -> None:
     try:
-        # An empty folder gives way to it; one that another writer has filled meanwhile does not.
+        # The rename replaces an empty folder, but not one that another writer has filled meanwhile.
         partial.rename(out)
     except OSError as error:
         raise ConfigError(
@@ -164,11 +163,11 @@ def _give_name(partial: Path, out: Path) -> None:
 
 
 class _StreamWriter:
-    """Feeds MDSWriter and keeps the lengths; the writer is made once the first sample is there."""
+    """Feeds MDSWriter and records the lengths; the writer is created with the first sample."""
 
     def __init__(self, column: str, dtype: str, options: dict[str, Any]) -> None:
         self._column = column
-        self._names = ColumnChoice(tokens=column).token_names
+        self._names = ColumnSelection(tokens=column).token_names
         self._lists: set[str] = set()
         self._dtype = np.dtype(dtype)
         # Labels are token ids or -100.
@@ -184,9 +183,9 @@ class _StreamWriter:
         """Write all samples, index.json and the length file into a folder.
 
         Args:
-            samples: What to write.
-            folder: Where to.
-            out: What messages call it: the name that it will have.
+            samples: The samples.
+            folder: Destination folder.
+            out: The final name of the folder, for messages.
 
         Returns:
             The counts of `Written`.
@@ -234,7 +233,7 @@ class _StreamWriter:
         if self._writer is None:
             self._lists = {name for name in row if _is_per_token(row[name], len(tokens))}
         elif row.keys() != self._writer.columns.keys():
-            # MDSWriter would leave a field out that it has no column for.
+            # MDSWriter would silently drop a field without a column.
             raise DataError(
                 f"sample {number}: has {', '.join(map(repr, row))}, but the first sample has "
                 f"{', '.join(map(repr, self._writer.columns))}; give all samples the same fields"
@@ -259,14 +258,31 @@ class _StreamWriter:
         self._edges.extend((int(tokens[0]), int(tokens[-1])))
 
 
+class _ShardWriter(mosaic.MDSWriter):  # type: ignore[misc]
+    """MosaicML's writer, with zstd frames that carry a checksum of their contents."""
+
+    def _process_file(
+        self, raw_data: bytes, raw_basename: str, zip_basename: str | None
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        family, _, level = (self.compression or "").partition(":")
+        if family != "zstd" or zip_basename is None:
+            whole: tuple[dict[str, Any], dict[str, Any] | None]
+            whole = super()._process_file(raw_data, raw_basename, zip_basename)
+            return whole
+        compressor = zstandard.ZstdCompressor(level=int(level or 3), write_checksum=True)
+        packed = compressor.compress(raw_data)
+        Path(self.local, zip_basename).write_bytes(packed)
+        return self._hash(raw_data, raw_basename), self._hash(packed, zip_basename)
+
+
 def _check_options(compression: str | None, hashes: Iterable[str]) -> None:
     known = mosaic.get_compressions()
     if compression is not None and compression not in known:
         families = sorted({name.partition(":")[0] for name in known})
         raise ConfigError(
             f"compression={compression!r} is not one of {'|'.join(families)}, alone or with a "
-            f"level that it has, as zstd:7{suggest(compression, families)}; raw shards: None "
-            "(--compression none)"
+            f"level that it has, as zstd:7{suggest(compression, families)}; None (on the command "
+            "line: none) writes raw shards"
         )
     for name in hashes:
         if name not in mosaic.get_hashes():
@@ -279,7 +295,7 @@ def _check_options(compression: str | None, hashes: Iterable[str]) -> None:
 def _make_writer(columns: dict[str, str], options: dict[str, Any]) -> Any:
     size_limit = options["size_limit"]
     try:
-        writer = mosaic.MDSWriter(columns=columns, **options)
+        writer = _ShardWriter(columns=columns, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"MDSWriter refuses columns={columns}, size_limit={size_limit!r}: {error}"
@@ -313,13 +329,13 @@ def _as_tokens(values: Any, dtype: np.dtype[Any], number: int) -> IntArray:
         fitting = next(name for name in TYPES_OF_IDS if most <= np.iinfo(name).max)
         raise DataError(
             f"sample {number}: token ids {least} to {most} do not fit {dtype} "
-            f"(0 to {limits.max}); set dtype={fitting!r} (--dtype)"
+            f"(0 to {limits.max}); set dtype={fitting!r}"
         )
     return tokens.astype(dtype, copy=False)
 
 
 def _is_per_token(value: Any, num_tokens: int) -> bool:
-    """Whether a field is to be stored as an array of integers that is none of MDS's yet."""
+    """Return whether a field must be converted to an array of integers for MDS."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype == np.bool_ and value.shape == (num_tokens,))
     is_list = isinstance(value, (list, tuple)) and len(value) == num_tokens
@@ -327,9 +343,9 @@ def _is_per_token(value: Any, num_tokens: int) -> bool:
 
 
 def _as_integers(values: Any, name: str, like: IntArray, number: int) -> IntArray:
-    """Return the integers of a field, of the shape and type of `like`."""
+    """Return the integers of a field, with the shape and type of `like`."""
     limits = np.iinfo(like.dtype)
-    with suppress(ValueError):  # of lists of several lengths
+    with suppress(ValueError):  # raised for lists of unequal lengths
         array: npt.NDArray[Any] = np.asarray(values)
         is_fit = array.dtype.kind in "biu" and array.shape == like.shape
         if is_fit and limits.min <= array.min() and array.max() <= limits.max:

@@ -1,14 +1,14 @@
-"""The files that `streampack write` reads: which they are, and their rows as bytes.
+"""The input files of `streampack write`: selection, and their rows as bytes.
 
 ::
 
-    paths --> list_files --> read_chunks --> Chunk (some hundred rows) --> ...
+    paths --> list_files --> read_chunks --> Chunk (a few hundred rows) --> ...
               sorted         .gz, .zst unpacked
 
-A text file is one row; a line of JSONL is one. A name says which of them a file is, and one that
-says neither is refused: a table or a page of settings would be trained on as it stands.
+A text file is one row; in JSONL each line is one. The suffix determines the kind of a file. Other
+suffixes are refused: a table or a settings file would be trained on as plain text.
 
-Cost: some 200 MB/s; memory for a text file, or a chunk of rows.
+Cost: about 200 MB/s; memory for a text file, or a chunk of rows.
 """
 
 from __future__ import annotations
@@ -23,43 +23,40 @@ from typing import Any, BinaryIO
 
 import zstandard
 
+from streampack._paths import local_path
 from streampack.errors import DataError
-from streampack.paths import home_path
-
-__all__ = ["TEXT", "Chunk", "kind_of", "list_files", "read_chunks", "to_jsonl"]
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20
-PACKED_BYTES = 1 << 16  # decompressed at once
+PACKED_BYTES = 1 << 16  # read per decompression step
 TEXT = (".txt", ".text", ".md")
 JSONL = (".jsonl", ".ndjson", ".json")
-# How `datasets` reads what is not read here, to make JSON lines of it.
+# Readers of `datasets` for unsupported kinds, to convert them to JSON lines.
 TABLES = {".csv": "csv({!r})", ".tsv": "csv({!r}, sep='\\t')", ".parquet": "parquet({!r})"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some rows that go to one process together."""
+    """Rows that go to one process together."""
 
     path: Path
-    """The file they come from."""
+    """Source file of the rows."""
     rows: tuple[tuple[int, bytes], ...]
     """Line number, from 1 (0: the whole file is one row), and bytes of each."""
     num_bytes: int
-    """Bytes of the file that they took, for the progress."""
+    """Bytes of the file that they took, for progress reports."""
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files named by files and folders; a folder gives its files in sorted order.
+    """Return the given files, and the files in the given folders in sorted order.
 
-    All of a folder's, but hidden ones: a README.md may be a page of the manual that is read.
+    All files of a folder except hidden ones are included, even a README.md, which may be data.
 
     Raises:
-        DataError: If a path is not there, a file is of no kind that is read, or there are no files
-            at all.
+        DataError: If a path does not exist, a file has an unsupported kind, or there are no files.
     """
     files: list[Path] = []
-    for path in map(Path, map(home_path, paths)):
+    for path in (local_path(path, "paths") for path in paths):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file())
             files += [file for file in inside if not _is_hidden(file.relative_to(path))]
@@ -74,7 +71,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def kind_of(path: Path) -> str:
-    """Return what a file's name says that it holds, whatever it is compressed with.
+    """Return the suffix that determines a file's kind, without that of its compression.
 
     >>> kind_of(Path("rows.JSONL.zst"))
     '.jsonl'
@@ -99,7 +96,7 @@ def _check_kinds(files: Sequence[Path]) -> None:
 
 
 def to_jsonl(reader: str) -> str:
-    """Return the line of Python that makes JSON lines of what `datasets` reads."""
+    """Return the line of Python that converts the input of a `datasets` reader to JSON lines."""
     return f"datasets.Dataset.from_{reader}.to_json('rows.jsonl')"
 
 
@@ -108,9 +105,9 @@ def _is_hidden(path: Path) -> bool:
 
 
 class _ZstdBytes(io.RawIOBase):
-    """The bytes of a .zst file, which must not end within a frame.
+    """The decompressed bytes of a .zst file; raises EOFError if it ends within a frame.
 
-    zstandard's own reader ends there without a word, and what was cut off would be missing.
+    zstandard's own reader stops there silently, so that the missing rest would go unnoticed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -151,7 +148,7 @@ PACKED: dict[str, Callable[[BinaryIO], Any]] = {".gz": _open_gzip, ".zst": _open
 
 
 def read_chunks(files: Sequence[Path]) -> Iterator[Chunk]:
-    """Yield the rows of all files in order, some hundred at a time.
+    """Yield the rows of all files in order, a few hundred at a time.
 
     Raises:
         DataError: If a compressed file is damaged or cut short.

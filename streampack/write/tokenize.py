@@ -1,23 +1,26 @@
-"""Text in, a stream out: what `streampack write` does.
+"""Tokenization of text files into a stream: the implementation of `streampack write`.
 
 ::
 
     files --> chunks of rows --> [process 1] --> token ids --> one MDS writer --> OUT
               (in order)    '--> [process 2] --'  (in order)
 
-Chunks are encoded in any process and written in their order by one, so the stream is the same, byte
-for byte, however many processes there are; at most a few chunks per process are under way.
+Any process may encode a chunk, and one process writes the chunks in their order. The stream is
+therefore the same, byte for byte, for any number of processes. At most a few chunks per process are
+in flight.
 
-Cost: the tokenizer's time over the processes; the writer keeps up with some 20 of them.
+Cost: the tokenizer's time divided by the processes; the writer keeps up with about 20 of them.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +31,7 @@ from streampack.write.rows import RowFormat, encode_chunk, load_tokenizer
 from streampack.write.shards import Written, write_stream
 from streampack.write.text_files import TEXT, Chunk, kind_of, list_files, read_chunks
 
-__all__ = ["Progress", "WriteOptions", "write_texts"]
-
-SMALL_BYTES = 4 << 20  # encoded sooner than a second process has started
+SMALL_BYTES = 4 << 20  # encoded sooner than a second process could start
 CHUNKS_PER_PROCESS = 3
 
 Samples = list[dict[str, IntArray]]
@@ -38,7 +39,7 @@ Samples = list[dict[str, IntArray]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the writing is."""
+    """Progress of the write."""
 
     num_bytes: int
     """Bytes of the files that were read and encoded."""
@@ -52,24 +53,24 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """How files become a stream.
+    """Options for writing files as a stream.
 
     Raises:
-        ConfigError: If there is no process to do it.
+        ConfigError: If `num_processes` is less than 1.
     """
 
     rows: RowFormat = field(default_factory=RowFormat)
-    """What a row holds."""
+    """Format of a row."""
     column: str = "tokens"
     """Name of the token column."""
     dtype: str | None = None
-    """Type of the stored tokens; None: uint16 if the tokenizer's ids fit it, else int32."""
+    """Type of the stored tokens; None: uint16 if the tokenizer's ids fit in it, else int32."""
     compression: str | None = "zstd"
     """MosaicML's name of a compression; None: raw shards."""
     size_limit: int | str | None = "64mb"
     """Bytes of a shard before compression."""
     num_processes: int | None = None
-    """Processes that tokenize; None: one per core, or one for small files."""
+    """Number of tokenizing processes; None: one per core, or one for small files."""
 
     def __post_init__(self) -> None:
         if self.num_processes is not None and self.num_processes < 1:
@@ -90,23 +91,22 @@ def write_texts(
     Args:
         paths: Files and folders, in order.
         out: The stream's folder; must be new or empty.
-        options: How.
+        options: Formats, types and processes.
         progress: Called after each chunk.
 
     Returns:
-        What was written.
+        A summary of the stream.
 
     Raises:
-        ConfigError: If `out` holds something, the tokenizer cannot be loaded, or there is none for
-            a text file.
-        DataError: Naming file and line, if a row is not what the options say.
+        ConfigError: If `out` is not empty, the tokenizer cannot be loaded, or a text file has no
+            tokenizer.
+        DataError: Naming file and line, if a row does not match the options.
     """
     files = list_files(paths)
     text = next((file for file in files if kind_of(file) in TEXT), None)
     if text is not None and options.rows.tokenizer is None:
         raise ConfigError(
-            f"{text}: is text, and tokenizer=None; give one (--tokenizer tokenizer.json), or name "
-            "JSON lines of token ids"
+            f"{text}: is text; set tokenizer= to a tokenizer.json, or name JSON lines of token ids"
         )
     total_bytes = sum(file.stat().st_size for file in files)
     dtype = options.dtype or _choose_dtype(options.rows)
@@ -135,17 +135,18 @@ def _choose_processes(total_bytes: int) -> int:
 def encode_all(
     chunks: Iterator[Chunk], rows: RowFormat, num_processes: int
 ) -> Iterator[tuple[Chunk, Samples]]:
-    """Yield every chunk with its samples, in order; encoded in as many processes."""
+    """Yield each chunk with its samples, in order, encoded in `num_processes` processes."""
     if num_processes == 1:
         for chunk in chunks:
             yield chunk, encode_chunk(chunk, rows)
         return
-    # Fresh processes, not forks: the caller may run threads, a progress bar's for one.
+    # Fresh processes, not forks: the caller may run threads, e.g. for a progress bar.
     pool = ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn"))
     pending: deque[tuple[Chunk, Future[Samples]]] = deque()
     try:
         for chunk in chunks:
-            pending.append((chunk, pool.submit(encode_chunk, chunk, rows, is_alone=False)))
+            with _interrupts_put_off():
+                pending.append((chunk, pool.submit(encode_chunk, chunk, rows, is_alone=False)))
             if len(pending) >= CHUNKS_PER_PROCESS * num_processes:
                 done, future = pending.popleft()
                 yield done, future.result()
@@ -153,6 +154,17 @@ def encode_all(
             yield done, future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Start processes that ignore a terminal's Ctrl-C; this process terminates them."""
+    # Child processes inherit the blocked signals from their first moment on.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _samples_of(

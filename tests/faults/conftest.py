@@ -13,8 +13,8 @@ import boto3.s3.transfer
 import pytest
 
 from streampack.streams import Stream
-from tests.faults import harness, launch, servers
-from tests.faults.faultserver import FaultServer
+from tests.helpers.faults import harness, launch, servers
+from tests.helpers.faults.faultserver import FaultServer
 
 BUCKET = "faults"
 

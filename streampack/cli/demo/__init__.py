@@ -1,4 +1,4 @@
-"""The demo: what ``make demo`` shows, a file for each thing that happens.
+"""The demo of ``make demo``, with a module for each step.
 
 ::
 

@@ -3,7 +3,7 @@
 ::
 
     demo --help    this file
-    demo           streampack.cli.demo.show, and what that needs
+    demo           streampack.cli.demo.show, and its dependencies
 
 Cost: about a minute on two cores.
 """
@@ -16,9 +16,7 @@ from typing import Annotated
 
 from typer import Option
 
-from streampack.paths import home_path
-
-__all__ = ["demo"]
+from streampack._paths import local_path
 
 NUM_STEPS = 30
 
@@ -31,4 +29,4 @@ def demo(
     steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = NUM_STEPS,
 ) -> None:
     """Real text, a small model, a crash and an exact resume; offline."""
-    import_module("streampack.cli.demo.show").show_demo(config, Path(home_path(out)), steps)
+    import_module("streampack.cli.demo.show").show_demo(config, local_path(out, "out"), steps)

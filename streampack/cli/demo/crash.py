@@ -1,4 +1,4 @@
-"""Training in a process of its own, killed without warning, and again in a new one.
+"""Train in a subprocess that is killed without warning, and resume in a new one.
 
 ::
 
@@ -19,29 +19,27 @@ from typing import Any
 
 from streampack.errors import StreampackError
 
-__all__ = ["Report", "train_until"]
-
 TRAINING = [sys.executable, "-m", "streampack.cli.demo.train"]
 
 Report = dict[str, Any]
-"""What the training says of a step: its number, the loss, the batch's digest."""
+"""The training's report on a step: its number, the loss, the batch's digest."""
 
 
 def train_until(
     arguments: list[str], log: Path, seen: Callable[[Report], bool]
 ) -> tuple[list[Report], int]:
-    """Start a training process and read its reports; kill it with SIGKILL once `seen` says so.
+    """Start a training process and read its reports; kill it with SIGKILL when `seen` is true.
 
     Args:
-        arguments: What the training is to be called with.
-        log: Where its other output goes.
-        seen: Called with each report; True kills the process, which has no time to tidy up.
+        arguments: The training's arguments.
+        log: The file for its other output.
+        seen: Called with each report; True kills the process, which cannot clean up.
 
     Returns:
         The reports, and the exit code: minus the signal's number if a signal ended it.
 
     Raises:
-        StreampackError: If the training fails by itself.
+        StreampackError: If the training itself fails.
     """
     command = [*TRAINING, *arguments]
     reports = []

@@ -1,4 +1,4 @@
-"""The demo's data: text --> tokenizer --> streams, by the same door as ``streampack write``.
+"""The demo's data: text --> tokenizer --> streams, with the functions of ``streampack write``.
 
 ::
 
@@ -7,7 +7,7 @@
                 docstrings.jsonl
                       '--> demo-output/tokenizer.json
 
-What is there already is kept, so that a second run starts training at once.
+Existing files are kept, so a second run starts training immediately.
 
 Cost: about ten seconds on two cores for 12 MB of text, 3.5 million tokens.
 """
@@ -24,15 +24,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from streampack.cli.demo.text import SOURCES
 
-__all__ = ["VOCABULARY", "train_tokenizer", "write_text"]
-
 VOCABULARY = 4096
 END = "<|end|>"  # the first token, so its id is 0
-CHARACTERS_PER_TEXT = 20_000  # of each text, for the tokenizer: a few giants would rule it
+CHARACTERS_PER_TEXT = 20_000  # for the tokenizer, so that a few huge texts do not dominate
 
 
 def write_text(name: str, folder: Path) -> Path:
-    """Write one of the demo's sources as JSONL, unless it is there; return the file."""
+    """Write one of the demo's sources as JSONL, unless the file exists; return the file."""
     path = folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -45,7 +43,7 @@ def write_text(name: str, folder: Path) -> Path:
 
 
 def train_tokenizer(texts: list[Path], path: Path) -> None:
-    """Train a byte-level BPE tokenizer on every second text, unless it is there."""
+    """Train a byte-level BPE tokenizer on every second text, unless the file exists."""
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -64,7 +62,7 @@ def train_tokenizer(texts: list[Path], path: Path) -> None:
 
 
 def _beginnings(texts: list[Path]) -> Iterator[str]:
-    """The beginning of every second text of each file."""
+    """Yield the start of every second text of each file."""
     for path in texts:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file):
@@ -73,7 +71,7 @@ def _beginnings(texts: list[Path]) -> Iterator[str]:
 
 
 def _once(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file that is not there yet; it gets its name once it is whole."""
+    """Write a file if it does not exist; it is renamed into place once complete."""
     if not path.exists():
         part = path.with_name(path.name + ".part")
         write(part)

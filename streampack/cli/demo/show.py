@@ -1,10 +1,10 @@
-"""Real text, a small model, a crash and an exact resume: the work of ``streampack demo``.
+"""Real text, a small model, a crash and an exact resume: the code behind ``streampack demo``.
 
 ::
 
     1 write     three texts of this machine --> streams
     2 look      the first packs, in the terminal and as a picture
-    3 train     in a process of its own, which is killed half-way
+    3 train     in a subprocess, which is killed half-way
     4 resume    in a new process, from the last checkpoint
     5 compare   every batch with those of a run that never stopped
 
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from streampack._paths import local_path
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.crash import Report, train_until
@@ -33,8 +34,7 @@ from streampack.cli.demo.text import SOURCES
 from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
 from streampack.cli.write import write_with_bar
 from streampack.errors import ConfigError, StreampackError
-from streampack.load import PackedDataLoader
-from streampack.paths import home_path
+from streampack.loader.loader import PackedDataLoader
 from streampack.report import (
     Bar,
     bars_of,
@@ -47,20 +47,18 @@ from streampack.report import (
 from streampack.streams import open_stream
 from streampack.write import RowFormat, WriteOptions
 
-__all__ = ["show_demo"]
-
 PACKS_DRAWN = 32
 PACKS_PRINTED = 12
 BAR_WIDTH = 96
-MARGIN = 16  # beside a bar, for the number of its segments
+MARGIN = 16  # columns next to a bar, for the number of its segments
 
 
 def show_demo(config: Path, out: Path, steps: int) -> None:
     """Write, look, train, kill, resume and compare.
 
     Args:
-        config: The mix; its streams are written where it says.
-        out: Folder for all else.
+        config: The run's YAML; the streams are written to the folders in it.
+        out: Folder for all other output.
         steps: Training steps, over both processes.
 
     Raises:
@@ -79,8 +77,8 @@ def show_demo(config: Path, out: Path, steps: int) -> None:
 
 
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:
-    """Write the streams that are not there yet, and show what they hold."""
-    folders = {stream.name: Path(home_path(stream.local or "")) for stream in described.streams}
+    """Write the missing streams, and print their sizes."""
+    folders = {stream.name: local_path(stream.local or "", "local") for stream in described.streams}
     if set(folders) != set(SOURCES):
         raise ConfigError(
             f"streams {sorted(map(str, folders))} are not the demo's; name them {sorted(SOURCES)}"
@@ -99,7 +97,7 @@ def write_streams(described: RunConfig, out: Path, console: Console) -> None:
 
 
 def _stream_table(described: RunConfig) -> Table:
-    """Return samples, tokens and typical lengths of the streams."""
+    """Return a table of the streams' samples, tokens and typical lengths."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("stream", "samples", "tokens", "median", "p95", "longest"):
         table.add_column(name, justify="left" if name == "stream" else "right")
@@ -114,10 +112,10 @@ def _stream_table(described: RunConfig) -> Table:
 
 
 def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]:
-    """Take the batches of an epoch that never stops; draw its first packs, return all digests."""
+    """Take the batches of an uninterrupted run; draw its first packs, return all digests."""
     described = read_config(config)
     dataset = build_dataset(described, config)
-    # Another number of workers than the training has: the batches do not depend on it.
+    # No workers, unlike the training: the batches do not depend on their number.
     loader = PackedDataLoader(dataset, num_workers=0)
     digests: list[str] = []
     bars: list[Bar] = []
@@ -139,7 +137,7 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
 def crash_and_resume(
     config: Path, out: Path, plan: tuple[int, int], console: Console
 ) -> tuple[list[Report], list[Report]]:
-    """Train, kill, train on; return what each of the two processes reported."""
+    """Train, kill and resume; return the reports of each of the two processes."""
     kill_after, num_steps = plan
     checkpoint, log = out / "checkpoint.pt", out / "training.log"
     checkpoint.unlink(missing_ok=True)
@@ -166,7 +164,7 @@ def crash_and_resume(
 
 
 def _losses(reports: list[Report]) -> str:
-    """Return the loss at both ends of a run, each a mean of a few steps: packs differ a lot."""
+    """Return the loss at both ends of a run, each a mean over a few steps to reduce noise."""
     losses = [report["loss"] for report in reports]
     return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
 
@@ -185,7 +183,7 @@ def _resume(arguments: list[str], log: Path, num_steps: int, status: Status) -> 
 def compare(
     unbroken: list[str], before: list[Report], after: list[Report], console: Console
 ) -> None:
-    """Show the batches around the crash beside those of the unbroken run, and check them all.
+    """Print the batches around the crash next to those of the unbroken run, and check them all.
 
     Raises:
         StreampackError: If a single bit differs.

@@ -1,12 +1,12 @@
-"""Real text without a network: what every Python installation has on its disk.
+"""Real text without a network: texts that every Python installation contains.
 
 ::
 
     code         the standard library's source files           long        PSF-2.0
-    manuals      pydoc's topics, the packages' descriptions    middling    PSF-2.0, theirs
+    manuals      pydoc's topics, the packages' descriptions    medium      PSF-2.0, theirs
     docstrings   the standard library's docstrings             short       PSF-2.0
 
-Nothing is kept in the repository, so what comes out depends a little on the machine.
+No text is stored in the repository, so the result depends slightly on the machine.
 
 Cost: about four seconds on one core, most of it Python parsing its own library.
 """
@@ -21,15 +21,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 from pydoc_data.topics import topics
 
-__all__ = ["SOURCES"]
-
-# Files in many languages or full of tables: little to learn from, and a large part of the bytes.
+# Tables and texts in many languages: many bytes with little to learn from.
 LEFT_OUT = {"encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
-MIN_CHARACTERS = 100  # a one-liner teaches nothing
+MIN_CHARACTERS = 100  # one-liners are left out
 
 
 def _library_files() -> Iterator[Path]:
-    """The standard library's source files, always in the same order."""
+    """Yield the paths of the standard library's source files, in sorted order."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         if not LEFT_OUT & set(path.relative_to(root).parts):
@@ -37,7 +35,7 @@ def _library_files() -> Iterator[Path]:
 
 
 def code() -> Iterator[str]:
-    """The standard library's source files, those of a line or two left out."""
+    """Yield the standard library's source files, without those of a line or two."""
     for path in _library_files():
         text = path.read_text(encoding="utf-8", errors="ignore")
         if len(text) >= MIN_CHARACTERS:
@@ -45,9 +43,9 @@ def code() -> Iterator[str]:
 
 
 def manuals() -> Iterator[str]:
-    """The chapters behind ``help()``, then the descriptions of the installed packages."""
+    """Yield the topics of ``help()``, then the descriptions of the installed packages."""
     yield from (topics[name] for name in sorted(topics))
-    # A package can be found twice, in a virtual environment and below it.
+    # A package may be found twice, in a virtual environment and in its base installation.
     descriptions = {
         str(package.metadata["Name"]): str(package.metadata.json.get("description", ""))
         for package in distributions()
@@ -58,7 +56,7 @@ def manuals() -> Iterator[str]:
 
 
 def docstrings() -> Iterator[str]:
-    """The docstrings of the standard library, each once."""
+    """Yield the distinct docstrings of the standard library."""
     seen = set()
     for text in code():
         for docstring in _docstrings_in(text):
@@ -68,9 +66,9 @@ def docstrings() -> Iterator[str]:
 
 
 def _docstrings_in(text: str) -> Iterator[str]:
-    """The docstrings of one source file, in its order."""
+    """Yield the docstrings of one source file."""
     with warnings.catch_warnings():
-        # Old modules hold escapes that newer Pythons warn of.
+        # Old modules contain escape sequences that newer Pythons warn about.
         warnings.simplefilter("ignore")
         module = ast.parse(text)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

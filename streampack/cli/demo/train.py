@@ -1,14 +1,14 @@
-"""The demo's training process: a loop as anyone would write it, and a checkpoint that survives -9.
+"""The demo's training process: an ordinary loop, with a checkpoint that survives SIGKILL.
 
 ::
 
     checkpoint.pt --> model, optimizer, loader      if there is one
-    batch --> loss --> step                         one line of JSON a step, for who is watching
-          '-> every few steps: checkpoint.pt        written beside, then renamed
+    batch --> loss --> step                         one line of JSON per step, for the parent
+          '-> every few steps: checkpoint.pt        written under another name, then renamed
 
 Started by ``streampack demo`` as ``python -m streampack.cli.demo.train CONFIG CHECKPOINT STEPS``.
 
-Cost: about a second a step of 2 x 2,048 tokens on two cores.
+Cost: about a second per step of 2 x 2,048 tokens on two cores.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.model import Decoder, next_token_loss
 from streampack.cli.demo.prepare import VOCABULARY
-from streampack.load import PackedDataLoader
-
-__all__ = ["SAVE_EVERY", "endless", "fingerprint", "train"]
+from streampack.loader.loader import PackedDataLoader
 
 SAVE_EVERY = 4
 
@@ -37,7 +35,7 @@ LEARNING_RATE = 3e-3
 
 
 def fingerprint(batch: Mapping[str, Any]) -> str:
-    """Return a digest of every bit of a batch: all its tensors and numbers.
+    """Return a digest of all tensors and numbers of a batch.
 
     >>> one = {"tokens": torch.tensor([1, 2]), "epoch": 0}
     >>> fingerprint(one) == fingerprint({**one, "epoch": 1})
@@ -53,7 +51,7 @@ def fingerprint(batch: Mapping[str, Any]) -> str:
 
 
 def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, Any]]:
-    """Train from the checkpoint, or from the start, to step `num_steps`; report every step."""
+    """Train to step `num_steps`, from the checkpoint if there is one; yield a report per step."""
     described = read_config(config)
     torch.manual_seed(described.order.seed)
     model = Decoder(VOCABULARY)
@@ -77,13 +75,13 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, 
 
 
 def endless(loader: PackedDataLoader) -> Iterator[Any]:
-    """The loader's batches, epoch after epoch."""
+    """Yield the loader's batches, epoch after epoch."""
     while True:
         yield from loader
 
 
 def save(checkpoint: Path, parts: Mapping[str, Any], step: int) -> None:
-    """Write a checkpoint that is either the old one or the new one, whenever the process dies."""
+    """Replace the checkpoint atomically, so that a crash leaves either the old or the new one."""
     written = checkpoint.with_suffix(".new")
     states = {name: part.state_dict() for name, part in parts.items()}
     torch.save({"step": step, **states}, written)
@@ -91,7 +89,7 @@ def save(checkpoint: Path, parts: Mapping[str, Any], step: int) -> None:
 
 
 def load(checkpoint: Path, parts: Mapping[str, Any]) -> int:
-    """Bring every part to where the checkpoint left it; return the steps done by then."""
+    """Load the checkpoint into every part; return the number of steps done by then."""
     if not checkpoint.exists():
         return 0
     saved = torch.load(checkpoint, weights_only=True)

@@ -1,0 +1,82 @@
+"""Tell local folders from URLs of object stores.
+
+::
+
+    data/code    ~/code    /data/code    file:///data/code      folders
+    s3://bucket/code    dbfs:/Volumes/code                      URLs of stores
+
+Cost: none; the file system is not accessed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from streampack.errors import ConfigError
+
+URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
+
+
+def home_path(path: str | os.PathLike[str]) -> str:
+    """Expand a leading `~`, as a shell would.
+
+    >>> home_path("data/~code")
+    'data/~code'
+    """
+    return os.path.expanduser(os.fspath(path))
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL, even if a Path has collapsed its double slash.
+
+    >>> [is_url(path) for path in ("s3://bucket/code", "dbfs:/Volumes/code", "s3:/bucket", "code")]
+    [True, True, True, False]
+    """
+    return URL.match(os.fspath(path)) is not None
+
+
+def folder_of(remote: str) -> str | None:
+    """Return the local folder that a stream's `remote` names, or None if it is in a store.
+
+    >>> folder_of("file:///data/my%20code"), folder_of("code"), folder_of("s3://bucket/code")
+    ('/data/my code', 'code', None)
+    """
+    if remote.startswith("file://"):
+        return unquote(urlsplit(remote).path)
+    return None if is_url(remote) else home_path(remote)
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as text, and restore the slashes of a URL that was turned into a Path.
+
+    >>> shown_path(Path("s3://bucket/code")), shown_path(Path("/data/code"))
+    ('s3://bucket/code', '/data/code')
+    """
+    text = os.fspath(path)
+    scheme, _, rest = text.partition(":/")
+    if isinstance(path, str) or not is_url(text) or scheme == "dbfs" or rest.startswith("/"):
+        return text
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}"
+
+
+def local_path(
+    path: str | os.PathLike[str], name: str, way_out: str = "name a copy on this machine"
+) -> Path:
+    """Return a local path with `~` expanded.
+
+    Args:
+        path: A path, or a `file://` URL.
+        name: Name of the argument, for messages.
+        way_out: What to do instead of passing a store's URL.
+
+    Raises:
+        ConfigError: If it is the URL of a store.
+    """
+    text = shown_path(path)
+    folder = folder_of(text)
+    if folder is None:
+        raise ConfigError(f"{name}={text!r} is a URL, but must be a local path; {way_out}")
+    return Path(folder)

@@ -1,0 +1,231 @@
+"""Make the tensors of a training step from rows of tokens and their plan.
+
+One row of S = 8 with two segments, of which the first is cut after 3 tokens::
+
+    tokens         a0   a1   a2 | b0   b1 |  0    0    0       a compact batch: the tokens,
+    cu_seqlens   0             3         5              8      all edges, including padding's,
+    next_tokens             a3       -100                      and the token after each segment
+
+    labels         a1   a2   a3 | b1 -100 |-100 -100 -100      a native batch adds these
+    input_pos       0    1    2 |  0    1 |  0    1    2
+    document_ids    1    1    1 |  2    2 |  0    0    0
+
+A compact batch holds everything needed to make a native one, in a seventh of the bytes or less.
+
+Several batches are made together from all of their rows, in one block of memory. The block is
+reused when all of their tensors are gone.
+
+Cost: compact about 5 us per batch; native another 0.6 ns per token and 30 us, 28 bytes per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streampack.batch.buffer_pool import BufferPool, cut
+from streampack.batch.kernels import END, NUM_BOUNDS, Int32Array, fill_batches, lay_out
+from streampack.gather.gather import Rows
+from streampack.types import NUM_COLUMNS, Int64Array, Packs
+
+Batch: TypeAlias = dict[str, Any]
+Step: TypeAlias = tuple[int, int]
+"""A batch's epoch, and its position: packs delivered over all ranks, including this step."""
+
+NO_LABELS = np.zeros((0, 0), np.int32)
+
+
+def make_compacts(
+    rows: Rows,
+    packs: Packs,
+    *,
+    steps: Sequence[Step],
+    positions: str,
+    tokens: Sequence[Tensor] | None = None,
+) -> list[Batch]:
+    """Return compact batches, each with the same number of rows.
+
+    Args:
+        rows: The tokens of all batches, one batch after another; rows after the packs are padding.
+            The batches share their memory.
+        packs: The plan of these rows; only the last batch may have fewer packs than rows.
+        steps: Epoch and position of each batch.
+        positions: "restart" or "continue": input_pos of a split sample's later pieces.
+        tokens: The tensors that `rows.tokens` consists of, one per batch, if there are any.
+
+    Returns:
+        For each batch of B rows:
+        tokens: int32 or uint16, shape (B, S).
+        labels: int32, shape (B, S); only if a stream has labels or a loss mask.
+        next_tokens: int64, shape (n,); the sample's token after each segment, -100 at its end.
+        cu_seqlens: int32, segment edges in the B * S tokens; padding counts as a segment. The
+            padding that rounds a segment up to a multiple belongs to the segment.
+        max_seqlen: the longest of those, an int.
+        segments: int64, shape (n, 6): row, stream, pass, sample, start, length.
+        positions: as given.
+        epoch, position: ints, as given.
+
+    >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
+    >>> packs = Packs(segments=segments, ends=np.array([1]))
+    >>> rows = Rows(tokens=np.array([[5, 6, 0]]), next_tokens=np.array([-100]), labels=None)
+    >>> [batch] = make_compacts(rows, packs, steps=[(0, 1)], positions="restart")
+    >>> batch["cu_seqlens"].tolist(), batch["next_tokens"].tolist(), "labels" in batch
+    ([0, 2, 3], [-100], False)
+    """
+    laid = _lay_out(rows, packs, len(steps))
+    tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
+    labels = None if rows.labels is None else cut(rows.labels, len(steps))
+    nexts = laid.of_segments(rows.next_tokens)
+    return [
+        {
+            "tokens": tokens[number],
+            **({} if labels is None else {"labels": labels[number]}),
+            "next_tokens": nexts[number],
+            **edges,
+            "positions": positions,
+            "epoch": epoch,
+            "position": position,
+        }
+        for number, ((epoch, position), edges) in enumerate(zip(steps, laid.fields(), strict=True))
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class _LaidOut:
+    """Layout of the segments of several batches."""
+
+    numbered: Int64Array
+    """Segments with the row of their batch in front, shape (n, 6)."""
+    edges: Int32Array
+    """Edges of all batches, one batch after another."""
+    bounds: Int64Array
+    """End of each batch's part of these arrays, shape (batches, NUM_BOUNDS)."""
+
+    def of_segments(self, values: Int64Array) -> list[Tensor]:
+        """Return each batch's part of a per-segment array of shape (n, ...), as tensors."""
+        ends = self.bounds[:, END].tolist()
+        return [
+            torch.from_numpy(values[begin:end])
+            for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def fields(self) -> list[Batch]:
+        """Return the layout fields of each batch."""
+        segments, made, begin = self.of_segments(self.numbered), [], 0
+        for number, (_, end, longest) in enumerate(self.bounds.tolist()):
+            made.append(
+                {
+                    "cu_seqlens": torch.from_numpy(self.edges[begin:end]),
+                    "max_seqlen": longest,
+                    "segments": segments[number],
+                }
+            )
+            begin = end
+        return made
+
+
+def _lay_out(rows: Rows, packs: Packs, num_batches: int) -> _LaidOut:
+    num_rows, row_tokens = rows.tokens.shape
+    segments, ends = np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)
+    numbered = np.empty((len(segments), NUM_COLUMNS), np.int64)
+    edges = np.empty(len(segments) + num_rows + num_batches, np.int32)
+    bounds = np.empty((num_batches, NUM_BOUNDS), np.int64)
+    lay_out(segments, ends, row_tokens, rows.multiple, numbered, edges, bounds)
+    return _LaidOut(numbered, edges, bounds)
+
+
+def _fill(rows: Rows, laid: _LaidOut, positions: str, blocks: BufferPool) -> list[Batch]:
+    """Return the native tensors of shape (B, S) of each batch."""
+    wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
+    arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(laid.bounds))
+    labels = NO_LABELS if rows.labels is None else rows.labels
+    made: Any = tuple(arrays)
+    where = laid.numbered, laid.edges, laid.bounds
+    continues = positions == "continue"
+    fill_batches(where, rows.tokens, rows.next_tokens, labels, continues, made)
+    names = ("tokens", "labels", "input_pos", "document_ids")
+    return [dict(zip(names, tensors, strict=True)) for tensors in parts]
+
+
+def fill_compact(batch: Batch) -> Batch:
+    """Return the native batch of a compact one, on the CPU.
+
+    Args:
+        batch: A batch from `make_compacts`; it is copied.
+    """
+    rows = Rows(
+        tokens=batch["tokens"].numpy(),
+        next_tokens=batch["next_tokens"].numpy(),
+        labels=batch["labels"].numpy() if "labels" in batch else None,
+    )
+    edges, numbered = batch["cu_seqlens"].numpy(), batch["segments"].numpy()
+    bounds = np.array([[len(numbered), len(edges), batch["max_seqlen"]]], np.int64)
+    laid = _LaidOut(numbered, edges, bounds)
+    carried = ("cu_seqlens", "max_seqlen", "segments", "epoch", "position")
+    [filled] = _fill(rows, laid, batch["positions"], BufferPool())
+    return filled | {key: batch[key] for key in carried}
+
+
+def make_batch(
+    rows: Rows,
+    packs: Packs,
+    *,
+    epoch: int,
+    position: int,
+    positions: str,
+    blocks: BufferPool | None = None,
+) -> Batch:
+    """Return the native batch of some packs.
+
+    Args:
+        rows: Their tokens, which are copied; rows after the packs are padding.
+        packs: The plan of these rows.
+        epoch: The batch's epoch.
+        position: Packs of the epoch delivered over all ranks, including this step.
+        positions: "restart" or "continue": input_pos of a split sample's later pieces.
+        blocks: Pool of memory; None: new memory.
+
+    Returns:
+        tokens, labels, input_pos: int64, shape (B, S); labels are shifted, -100 is ignored.
+        document_ids: int32, shape (B, S); 1..n in a pack, 0 is padding.
+        cu_seqlens, max_seqlen, segments, epoch, position: as in `make_compacts`.
+
+    >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
+    >>> packs = Packs(segments=segments, ends=np.array([1]))
+    >>> rows = Rows(tokens=np.array([[5, 6, 0]]), next_tokens=np.array([-100]), labels=None)
+    >>> batch = make_batch(rows, packs, epoch=0, position=1, positions="restart")
+    >>> batch["labels"].tolist(), batch["document_ids"].tolist(), batch["cu_seqlens"].tolist()
+    ([[6, -100, -100]], [[1, 1, 0]], [0, 2, 3])
+    """
+    steps = [(epoch, position)]
+    return make_batches(rows, packs, steps=steps, positions=positions, blocks=blocks)[0]
+
+
+def make_batches(
+    rows: Rows,
+    packs: Packs,
+    *,
+    steps: Sequence[Step],
+    positions: str,
+    blocks: BufferPool | None = None,
+) -> list[Batch]:
+    """Return native batches, each with the same number of rows; see `make_batch`.
+
+    Args:
+        rows: The tokens of all batches, one batch after another; they are copied.
+        packs: The plan of these rows; only the last batch may have fewer packs than rows.
+        steps: Epoch and position of each batch.
+        positions: "restart" or "continue".
+        blocks: Pool of memory, one block for all batches; None: new memory.
+    """
+    laid = _lay_out(rows, packs, len(steps))
+    filled = _fill(rows, laid, positions, blocks or BufferPool())
+    return [
+        {**tensors, **edges, "epoch": epoch, "position": position}
+        for tensors, edges, (epoch, position) in zip(filled, laid.fields(), steps, strict=True)
+    ]

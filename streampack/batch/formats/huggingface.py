@@ -1,0 +1,204 @@
+"""Formats for transformers, and for trainers built on it.
+
+A row of 5 with two segments and a padding token, as `to_hf` returns it::
+
+    input_ids       a0   a1 | b0   b1 |  0
+    labels        -100   a1 |-100  b1 |-100     unshifted; transformers shifts them
+    position_ids     0    1 |  0    1 |  0      transformers finds the edges here
+    use_cache     False                         with a cache, it skips the search and leaks
+
+There is no attention_mask. One of all ones, or one that numbers documents, disables the search for
+edges in eager, SDPA and FlexAttention.
+
+Cost: one pass for the labels; B * S * S floats for a dense mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from streampack.batch.batch import Batch
+from streampack.batch.layout import (
+    CARRIED,
+    NATIVE,
+    check_carried,
+    check_native,
+    check_restarts,
+    unpad,
+    unshifted_labels,
+)
+from streampack.batch.masks import additive_mask, fixed_cu_seqlens
+from streampack.errors import ConfigError
+
+
+def to_hf(
+    batch: Batch,
+    *,
+    shift_labels: bool = False,
+    dense: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    """Return the inputs of transformers' causal models: ``model(**to_hf(batch))``.
+
+    Labels are unshifted. For attn_implementation "sdpa", "eager" and "flex_attention", at any B.
+    For flash attention use `to_hf_flash`: it finds the edges of packs only at B = 1.
+
+    Args:
+        batch: A native batch; other fields, such as images, are passed through.
+        shift_labels: Also add the shifted labels, which transformers then uses for its loss. They
+            keep one target per cut that unshifted labels lose: the token after the cut, which
+            lies in another pack.
+        dense: Add a 4-D attention_mask, for models that do not find edges in position_ids; not for
+            "flex_attention".
+        dtype: Dtype of that mask: the model's.
+    Returns:
+        input_ids, labels, position_ids: int64, shape (B, S).
+        use_cache: False.
+        attention_mask: with `dense`: 0 or the lowest value of `dtype`, shape (B, 1, S, S).
+        shift_labels: with `shift_labels`: int64, shape (B, S).
+        epoch, position: ints; transformers' models ignore unknown arguments.
+
+    Raises:
+        ConfigError: If positions do not restart in every segment, or the batch is not native.
+    """
+    check_restarts(batch, "hf")
+    made = {
+        "input_ids": batch["tokens"],
+        "labels": unshifted_labels(batch),
+        "position_ids": batch["input_pos"],
+        "use_cache": False,
+    }
+    if shift_labels:
+        made["shift_labels"] = batch["labels"]
+    if dense:
+        made["attention_mask"] = additive_mask(batch["document_ids"], dtype=dtype)
+    return made | _handed_on(batch)
+
+
+def to_hf_flash(
+    batch: Batch,
+    *,
+    drop_padding: bool = False,
+    capacity: int | None = None,
+    shift_labels: bool = False,
+    dense: bool = False,
+) -> dict[str, Any]:
+    """Return the inputs of transformers' causal models with flash attention, all packs in one row.
+
+    Labels are unshifted. Keys and types are those of its `DataCollatorWithFlattening`.
+
+    Args:
+        batch: A native batch.
+        drop_padding: Leave padding out. T is then the number of real tokens and differs between
+            batches. A batch of padding only is kept, as no model takes T = 0.
+        capacity: Give cu_seq_lens the constant shape (capacity + 1,), for CUDA graphs.
+        shift_labels: Also add the shifted labels, as in `to_hf`.
+        dense: Not supported; accepted so that the error can name the alternative.
+
+    Returns:
+        input_ids, labels, position_ids: int64, shape (1, T); T is B * S.
+        cu_seq_lens_q, cu_seq_lens_k: int32, shape (n + 1,).
+        max_length_q, max_length_k: ints.
+        use_cache: False.
+        epoch, position: ints.
+
+    Raises:
+        ConfigError: If positions do not restart in every segment, there are more segments than
+            `capacity`, the batch has a field that this format cannot carry, or it is not native.
+    """
+    if dense:
+        raise ConfigError(
+            "batch_format='hf_flash' with dense=True: flash attention takes no dense mask, it "
+            "reads cu_seq_lens; leave dense out, or use batch_format='hf' with sdpa or eager"
+        )
+    check_restarts(batch, "hf_flash")
+    check_carried(batch, "hf_flash")
+    flat = {
+        "input_ids": batch["tokens"].flatten(),
+        "labels": unshifted_labels(batch).flatten(),
+        "position_ids": batch["input_pos"].flatten(),
+    }
+    if shift_labels:
+        flat["shift_labels"] = batch["labels"].flatten()
+    cu_seqlens, longest = batch["cu_seqlens"], batch["max_seqlen"]
+    if drop_padding and len(batch["segments"]):
+        bare = unpad(batch)
+        flat = {key: value[bare["indices"]] for key, value in flat.items()}
+        cu_seqlens, longest = bare["cu_seqlens"], bare["max_seqlen"]
+    if capacity is not None:
+        cu_seqlens = fixed_cu_seqlens(cu_seqlens, capacity)
+    return {
+        **{key: value[None] for key, value in flat.items()},
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "use_cache": False,
+        **{key: batch[key] for key in CARRIED},
+    }
+
+
+def to_llama_factory(
+    batch: Batch, *, dense: bool = False, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Return the inputs of LLaMA-Factory's models and collator with `neat_packing`.
+
+    Labels are unshifted. There are two modes, by attention implementation:
+
+    - Flash attention, B = 1: transformers drops a mask without zeros and finds the edges in
+      position_ids. So padding is numbered too, as one more document.
+    - SDPA and eager, any B: ``dense=True``, the 4-D mask that LLaMA-Factory's collator makes.
+
+    Args:
+        batch: A native batch; other fields are passed through.
+        dense: Make the 4-D mask here.
+        dtype: Dtype of that mask: the model's.
+
+    Returns:
+        input_ids, labels, position_ids: int64, shape (B, S).
+        attention_mask: int64, shape (1, S): 1..n, padding n + 1. With `dense`: 0 or the lowest
+            value of `dtype`, shape (B, 1, S, S); unlike LLaMA-Factory's mask, padding attends to
+            itself.
+        epoch, position: ints.
+
+    Raises:
+        ConfigError: If the batch is not native; without `dense`, also if B is not 1 or positions
+            do not restart in every segment.
+    """
+    check_native(batch, "to_llama_factory")
+    document_ids = batch["document_ids"]
+    if dense:
+        mask = additive_mask(document_ids, dtype=dtype)
+    else:
+        check_one_row(len(document_ids))
+        check_restarts(batch, "llama_factory")
+        mask = document_ids.long()
+        mask = mask.masked_fill(mask == 0, int(mask.max()) + 1)
+    return {
+        "input_ids": batch["tokens"],
+        "labels": unshifted_labels(batch),
+        "position_ids": batch["input_pos"],
+        "attention_mask": mask,
+    } | _handed_on(batch)
+
+
+def check_one_row(batch_size: int) -> None:
+    """Refuse batches of several packs, which transformers cannot tell apart by a numbered mask.
+
+    Raises:
+        ConfigError: If there is more than one pack.
+    """
+    if batch_size > 1:
+        raise ConfigError(
+            f"batch_format='llama_factory' with batch_size={batch_size}: flash attention in "
+            "transformers finds the edges of documents at batch_size=1 only, and documents of "
+            "more packs would see each other; set batch_size=1, take batch_format='hf_flash', or "
+            "for sdpa and eager batch_format=functools.partial(to_llama_factory, dense=True)"
+        )
+
+
+def _handed_on(batch: Batch) -> dict[str, Any]:
+    """Return epoch, position, and all fields that are not streampack's own."""
+    return {key: value for key, value in batch.items() if key in CARRIED or key not in NATIVE}

@@ -1,0 +1,199 @@
+"""Formats for Megatron-LM, OLMo-core and llm-foundry.
+
+A row of 5 with two segments of 2 tokens each and a padding token::
+
+    megatron      cu_seqlens     0 2 4 5 5 5    S + 1 values, filled with S
+                  loss_mask      1 0 1 0 0
+    olmo_core     doc_lens       2 2 1          rows filled with 0
+                  label_mask     . x . x .      which tokens are targets
+    llm_foundry   sequence_id    0 0 1 1 -1
+
+In all three, padding at a row's end is a document of its own.
+
+Cost: a few small tensors per row; `to_megatron(pad_segments_to=...)` copies the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from streampack.batch.batch import Batch
+from streampack.batch.kernels import ROW, ROW_LENGTH
+from streampack.batch.layout import (
+    CARRIED,
+    check_carried,
+    real_tokens,
+    row_edges,
+    segment_starts,
+    unshifted_labels,
+)
+from streampack.config import read_count
+from streampack.errors import ConfigError
+from streampack.types import IGNORED
+
+
+def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str, Any]:
+    """Return the inputs of Megatron-LM for packed sequences (thd); Megatron-LM takes B = 1.
+
+    Labels are shifted; they are -100 where loss_mask is 0.
+
+    Args:
+        batch: A native batch.
+        pad_segments_to: Pad every segment to a multiple of this, as context parallelism needs
+            (2 * its size). Rows keep their length if the segments still fit, else they grow.
+
+    Returns:
+        tokens, labels, position_ids: int64, shape (B, S).
+        loss_mask: float32, shape (B, S): 1 for targets.
+        cu_seqlens: int32, shape (B, S + 1): segment edges in each row, then S.
+        max_seqlen: int32, shape (B,): the longest segment of each row.
+        cu_seqlens_padded: with `pad_segments_to`, int32, shape (B, S + 1): segment edges with
+            padding. cu_seqlens then excludes padding, and repeats its last value.
+        epoch, position: ints.
+
+    Raises:
+        ConfigError: If the batch has a field that this format cannot carry, or is not native.
+    """
+    check_carried(batch, "megatron")
+    if pad_segments_to is not None:
+        multiple = read_count("pad_segments_to", pad_segments_to)
+        return _with_padded_segments(batch, multiple)
+    edges = row_edges(batch)
+    return _megatron(batch, edges, batch["tokens"].shape[1])
+
+
+def _megatron(batch: Batch, edges: list[torch.Tensor], row_tokens: int) -> dict[str, Any]:
+    """Return the keys that all batches for Megatron-LM have."""
+    return {
+        "tokens": batch["tokens"],
+        "labels": batch["labels"],
+        "position_ids": batch["input_pos"],
+        "loss_mask": (batch["labels"] != IGNORED).float(),
+        "cu_seqlens": _filled(edges, row_tokens),
+        "max_seqlen": torch.stack([row.diff().max() for row in edges]).int(),
+        **{key: batch[key] for key in CARRIED},
+    }
+
+
+def _filled(edges: list[torch.Tensor], row_tokens: int) -> torch.Tensor:
+    """Return the edges of rows, each filled with its last value; int32, shape (B, S + 1)."""
+    filled = [torch.cat([row, row[-1:].expand(row_tokens + 1 - len(row))]) for row in edges]
+    return torch.stack(filled).int()
+
+
+def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
+    """Return a batch for Megatron-LM with every segment padded to a multiple of `multiple`."""
+    tokens, segments = batch["tokens"], batch["segments"].to(batch["tokens"].device)
+    rows, lengths = segments[:, ROW], segments[:, ROW_LENGTH]
+    padded = -(-lengths // multiple) * multiple  # (n,)
+    used = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
+    used.index_add_(0, rows, padded)  # (B,)
+    whole = -(-tokens.shape[1] // multiple) * multiple
+    row_tokens = max(whole, int(used.max()))
+
+    # Start of each segment in its new row, and index of each of its tokens, including padding.
+    before = padded.cumsum(0) - padded  # over all rows, (n,)
+    first_of_row = used.cumsum(0) - used  # (B,)
+    begin = rows * row_tokens + before - first_of_row[rows]
+    of = torch.repeat_interleave(torch.arange(len(segments), device=tokens.device), padded)
+    offset = torch.arange(len(of), device=tokens.device) - before[of]
+    is_real = offset < lengths[of]
+    source = segment_starts(batch)
+    new, old = (begin[of] + offset), (source[of] + offset)
+
+    shape = (len(tokens), row_tokens)
+    tail = torch.arange(row_tokens, device=tokens.device) - used[:, None]  # positions of padding
+    moved = {
+        "tokens": torch.zeros(shape, dtype=torch.int64, device=tokens.device),
+        "labels": torch.full(shape, IGNORED, dtype=torch.int64, device=tokens.device),
+        "input_pos": tail.clamp(min=0),
+    }
+    for key in ("tokens", "labels"):
+        moved[key].view(-1)[new[is_real]] = batch[key].flatten()[old[is_real]]
+    moved["input_pos"].view(-1)[new] = batch["input_pos"].flatten()[source][of] + offset
+
+    edges, padded_edges = [], []
+    for row in range(len(tokens)):
+        rest = (row_tokens - used[row : row + 1]).clamp(min=0)
+        rest = rest[rest > 0]  # padding at the row's end, if any
+        edges.append(_edges(torch.cat([lengths[rows == row], rest])))
+        padded_edges.append(_edges(torch.cat([padded[rows == row], rest])))
+    made = _megatron({**batch, **moved}, edges, row_tokens)
+    made["max_seqlen"] = torch.stack([row.diff().max() for row in padded_edges]).int()
+    return made | {"cu_seqlens_padded": _filled(padded_edges, row_tokens)}
+
+
+def _edges(lengths: torch.Tensor) -> torch.Tensor:
+    """Return 0 and the running sums of `lengths`."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def to_olmo_core(batch: Batch) -> dict[str, Any]:
+    """Return the inputs of OLMo-core's train module.
+
+    OLMo-core makes the labels itself, from input_ids and label_mask, and shifts them. So label_mask
+    is unshifted: it marks the tokens that are targets. epoch and position cannot be carried.
+
+    Args:
+        batch: A native batch of plain text or with masked labels.
+
+    Returns:
+        input_ids: int64, shape (B, S).
+        label_mask: bool, shape (B, S); False at the first token of every segment.
+        doc_lens: int32, shape (B, most segments of a row), filled with 0; each row sums to S.
+        max_doc_lens: the longest segment of each row, a list of ints.
+
+    Raises:
+        ConfigError: If a label is not the following token, the batch has a field that this format
+            cannot carry, or it is not native.
+    """
+    check_carried(batch, "olmo_core")
+    tokens, labels = batch["tokens"], unshifted_labels(batch)
+    # Where padding follows a cut, its label is a token of another pack.
+    mask = (labels != IGNORED) & real_tokens(batch)
+    other = mask & (labels != tokens)
+    if bool(other.any()):
+        row, place = other.nonzero()[0].tolist()
+        raise ConfigError(
+            f"batch_format='olmo_core' takes its labels from the tokens, but row {row} has label "
+            f"{int(labels[row, place])} for token {place}, which is {int(tokens[row, place])}; use "
+            "another format for labels of your own"
+        )
+    lengths = [row.diff() for row in row_edges(batch)]
+    return {
+        "input_ids": tokens,
+        "label_mask": mask,
+        "doc_lens": pad_sequence(lengths, batch_first=True).int(),
+        "max_doc_lens": [int(row.max()) for row in lengths],
+    }
+
+
+def to_llm_foundry(batch: Batch) -> dict[str, Any]:
+    """Return the inputs of llm-foundry's models.
+
+    Labels are unshifted. Set ``attn_uses_sequence_id`` in the model's config, or segments leak.
+
+    Args:
+        batch: A native batch.
+
+    Returns:
+        input_ids, labels: int64, shape (B, S).
+        attention_mask: int64, shape (B, S): 0 for padding at a row's end.
+        sequence_id: int64, shape (B, S): 0..n-1, padding -1.
+        epoch, position: ints.
+
+    Raises:
+        ConfigError: If the batch has a field that this format cannot carry, or is not native.
+    """
+    check_carried(batch, "llm_foundry")
+    document_ids = batch["document_ids"].long()
+    return {
+        "input_ids": batch["tokens"],
+        "attention_mask": (document_ids > 0).long(),
+        "labels": unshifted_labels(batch),
+        "sequence_id": document_ids - 1,
+        **{key: batch[key] for key in CARRIED},
+    }

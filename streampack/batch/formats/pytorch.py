@@ -1,0 +1,107 @@
+"""Formats for torchtune and torchtitan.
+
+A row of 5 with two segments and a padding token::
+
+                torchtune                        torchtitan
+    tokens      a0   a1 | b0   b1 |  0           input       a0   a1 | b0   b1 |  0
+    labels    -100   a1 |-100  b1 |-100          labels      a1 -100 | b1 -100 |-100
+    input_pos    0    1 |  0    1 |  0           positions    0    1 |  0    1 |  0
+    mask      (B, S, S)                          (the trainer makes its mask from positions)
+
+Both pass the batch to the model, so neither carries epoch and position. Save the state of a run
+with ``loader.state_dict()`` of a `PackedDataLoader`.
+
+Cost: B * S * S bools for torchtune's dense mask; nothing for torchtitan.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from streampack.batch.batch import Batch
+from streampack.batch.layout import check_carried, check_restarts, unshifted_labels
+from streampack.batch.masks import PaddingMask, block_mask, dense_mask
+from streampack.config import check_choice
+
+Mask = Literal["bool", "block"]
+TitanBatch: TypeAlias = tuple[dict[str, torch.Tensor], torch.Tensor]
+
+
+def to_torchtune(
+    batch: Batch,
+    *,
+    shifted: bool = False,
+    mask: Mask = "bool",
+    padding: PaddingMask = "identity",
+) -> dict[str, Any]:
+    """Return the inputs of torchtune's recipes, which pop labels and call ``model(**batch)``.
+
+    Labels are unshifted: the recipes of torchtune 0.6 shift them.
+
+    Args:
+        batch: A native batch.
+        shifted: Keep labels shifted, for recipes that do not shift them (torchtune's main branch).
+        mask: "bool", or "block" for FlexAttention. A BlockMask is made on the batch's device, so
+            not in workers.
+        padding: "identity": padding attends only to itself; "causal": also to the padding before
+            it, as in torchtune's own packs.
+
+    Returns:
+        tokens, labels, input_pos: int64, shape (B, S).
+        mask: bool, shape (B, S, S), or a BlockMask.
+
+    Raises:
+        ConfigError: If the batch has a field that this format cannot carry, is not native, or a
+            BlockMask is requested in a worker.
+    """
+    check_carried(batch, "torchtune")
+    check_choice("mask", mask, Mask)
+    make = dense_mask if mask == "bool" else block_mask
+    return {
+        "tokens": batch["tokens"],
+        "labels": batch["labels"] if shifted else unshifted_labels(batch),
+        "input_pos": batch["input_pos"],
+        "mask": make(batch["document_ids"], padding=padding),
+    }
+
+
+def to_torchtitan(batch: Batch) -> TitanBatch:
+    """Return the inputs and labels of torchtitan's trainer, row by row.
+
+    Labels are shifted.
+
+    Args:
+        batch: A native batch.
+
+    Returns:
+        The inputs: input and positions, int64, shape (B, S); and the labels, int64, shape (B, S).
+
+    Raises:
+        ConfigError: If positions do not restart in every segment, the batch has a field that this
+            format cannot carry, or it is not native.
+    """
+    check_restarts(batch, "torchtitan")
+    check_carried(batch, "torchtitan")
+    return {"input": batch["tokens"], "positions": batch["input_pos"]}, batch["labels"]
+
+
+def to_torchtitan_flat(batch: Batch) -> TitanBatch:
+    """Return the inputs and labels of torchtitan's newer trainer, all packs in one row, T = B * S.
+
+    Labels are shifted.
+
+    Args:
+        batch: A native batch.
+
+    Returns:
+        The inputs: input and positions, int64, shape (T,); and the labels, int64, shape (T,).
+
+    Raises:
+        ConfigError: As `to_torchtitan`.
+    """
+    check_restarts(batch, "torchtitan_flat")
+    check_carried(batch, "torchtitan_flat")
+    inputs = {"input": batch["tokens"].flatten(), "positions": batch["input_pos"].flatten()}
+    return inputs, batch["labels"].flatten()

@@ -1,0 +1,132 @@
+"""Batch formats: a native batch with the names, shapes and conventions of a trainer.
+
+::
+
+    native --+-- hf, hf_flash            transformers: edges from position_ids or cu_seq_lens
+             +-- torchtune               model(**batch) with a mask
+             +-- torchtitan(_flat)       (inputs, labels), edges from positions
+             +-- megatron                thd: cu_seqlens of constant shape, loss_mask
+             +-- olmo_core               doc_lens, label_mask
+             +-- llm_foundry             sequence_id
+             +-- llama_factory           an attention_mask that numbers the documents
+             '-- compact                 int32 or uint16 tokens and edges, for `expand` on a GPU
+
+    labels of  a0 a1 a2    shifted    a1 a2 -100     the label is the next token
+                           unshifted  -100 a1 a2     the label is this token; the model shifts
+
+Labels in the wrong convention silently train a model to predict the token after next. So each
+function states which one it returns. All are pure functions of the native batch.
+
+Cost: see each function; none copies tokens except `to_megatron(pad_segments_to=...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from streampack.batch.batch import Batch
+from streampack.batch.compact import to_compact
+from streampack.batch.formats.huggingface import check_one_row, to_hf, to_hf_flash, to_llama_factory
+from streampack.batch.formats.others import to_llm_foundry, to_megatron, to_olmo_core
+from streampack.batch.formats.pytorch import to_torchtitan, to_torchtitan_flat, to_torchtune
+from streampack.config import Packing
+from streampack.errors import ConfigError, suggest
+
+Formatter: TypeAlias = Callable[[Batch], Any]
+BatchFormat: TypeAlias = str | Formatter
+
+
+def to_native(batch: Batch) -> Batch:
+    """Return the batch unchanged. Labels are shifted."""
+    return batch
+
+
+FORMATS: Mapping[str, Formatter] = MappingProxyType(
+    {
+        "native": to_native,
+        "compact": to_compact,
+        "hf": to_hf,
+        "hf_flash": to_hf_flash,
+        "torchtune": to_torchtune,
+        "torchtitan": to_torchtitan,
+        "torchtitan_flat": to_torchtitan_flat,
+        "megatron": to_megatron,
+        "olmo_core": to_olmo_core,
+        "llm_foundry": to_llm_foundry,
+        "llama_factory": to_llama_factory,
+    }
+)
+"""Function of each name of a `batch_format`."""
+
+EDGES_BY_POSITION = (to_hf, to_hf_flash, to_llama_factory, to_torchtitan, to_torchtitan_flat)
+
+
+def get_format(batch_format: BatchFormat) -> Formatter:
+    """Return the function of a batch format.
+
+    Args:
+        batch_format: One of `FORMATS`, or a function of the native batch. To set a format's
+            options, use ``functools.partial(to_megatron, pad_segments_to=4)``.
+
+    Raises:
+        ConfigError: If there is no such format; the message suggests the nearest.
+
+    >>> get_format("hf") is to_hf
+    True
+    """
+    if callable(batch_format):
+        return batch_format
+    if not isinstance(batch_format, str) or batch_format not in FORMATS:
+        raise ConfigError(
+            f"batch_format={batch_format!r} is not one of {'|'.join(FORMATS)}, nor a function of "
+            f"the native batch{suggest(str(batch_format), FORMATS)}"
+        )
+    return FORMATS[batch_format]
+
+
+def is_builtin(convert: Formatter) -> bool:
+    """Return whether a function is one of `FORMATS`.
+
+    >>> is_builtin(to_hf), is_builtin(lambda batch: batch)
+    (True, False)
+    """
+    # By identity: a user's function may be unhashable or have an unusual __eq__.
+    return any(convert is each for each in FORMATS.values())
+
+
+def is_cheap(convert: Formatter) -> bool:
+    """Return whether a built-in format costs little compared to the native batch.
+
+    The exception is to_torchtune, which makes a mask of B * S * S.
+
+    >>> is_cheap(to_hf), is_cheap(to_torchtune), is_cheap(lambda batch: batch)
+    (True, False, False)
+    """
+    return is_builtin(convert) and convert is not to_torchtune
+
+
+def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
+    """Return the function of a format, checked against `packing` and `batch_size`.
+
+    Raises:
+        ConfigError: If there is no such format, it finds edges by positions that restart but
+            `packing` continues them, or it cannot tell the documents of several packs apart.
+    """
+    made = get_format(batch_format)
+    bare = made.func if isinstance(made, partial) else made
+    is_dense = isinstance(made, partial) and bool(made.keywords.get("dense"))
+    if bare is to_llama_factory and is_dense:
+        return made
+    if bare is to_llama_factory:
+        check_one_row(batch_size)
+    goes_on = packing.positions == "continue" and packing.overflow == "split"
+    if goes_on and any(bare is each for each in EDGES_BY_POSITION):
+        raise ConfigError(
+            f"batch_format={bare.__name__.removeprefix('to_')!r} shows edges by positions that "
+            "restart at 0, but Packing(positions='continue') lets them go on where a sample was "
+            "cut; set positions='restart'"
+        )
+    return made

@@ -1,0 +1,106 @@
+"""Loss weights that make the average independent of packing.
+
+A pack of two samples, one with 3 targets and one with 1, and the weight of each target::
+
+    labels      a1   a2   a3 -100 | b1 -100 | -100
+    tokens       1    1    1    0 |  1    0 |    0      equal weight for every token
+    samples    1/3  1/3  1/3    0 |  1    0 |    0      for every sample, as in a batch of one
+    packs      1/4  1/4  1/4    0 |1/4    0 |    0      for every pack: seldom what you want
+
+The loss is ``sum(weight * loss of token) / units``, where units are the tokens, samples or packs
+with a target in the *global* batch: all micro-batches of an optimizer step, on all ranks.
+
+Cost: two passes over the labels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from streampack.batch.batch import Batch
+from streampack.batch.layout import begins, check_native
+from streampack.config import check_choice, read_count
+from streampack.errors import ConfigError
+from streampack.types import IGNORED
+
+Average = Literal["tokens", "samples", "packs"]
+
+
+def loss_weights(
+    batch: Batch,
+    *,
+    average: Average = "tokens",
+    units: int | None = None,
+    num_ranks: int = 1,
+) -> torch.Tensor:
+    """Return the weight of each token's loss.
+
+    Args:
+        batch: A native batch.
+        average: "tokens", "samples" or "packs": which of these have equal weight. A piece of a
+            split sample counts as a sample: its other pieces are in other batches.
+        units: Number of units in the global batch, from `global_units`. The weights are then
+            final: sum the weighted losses, call backward for each micro-batch, divide by nothing.
+            None: the units of this batch; its weights then sum to 1.
+        num_ranks: Ranks that average their gradients, as DDP and FSDP do: weights are multiplied
+            by it. 1 if gradients are summed, or if `units` counts this rank only.
+
+    Returns:
+        float32, shape (B, S); 0 where the label is -100.
+
+    Raises:
+        ConfigError: If `average` is unknown, or `units` or `num_ranks` is below 1.
+
+    >>> batch = {"tokens": torch.zeros(1, 6), "labels": torch.tensor([[1, 2, 3, -100, 5, -100]]),
+    ...     "input_pos": None, "document_ids": None, "cu_seqlens": torch.tensor([0, 4, 6]),
+    ...     "max_seqlen": 4, "segments": None, "epoch": 0, "position": 1}
+    >>> loss_weights(batch, average="samples", units=1).mul(3).round()[0].int().tolist()
+    [1, 1, 1, 0, 3, 0]
+    """
+    num_ranks = read_count("num_ranks", num_ranks)
+    if units is not None and units < 1:
+        raise ConfigError(
+            f"units={units} must be at least 1; a step without any target has no loss: skip its "
+            "backward pass on all ranks"
+        )
+    per_unit, of = _targets_per_unit(batch, average)
+    if units is None:
+        units = max(int((per_unit > 0).sum()), 1)
+    weights: torch.Tensor = (batch["labels"] != IGNORED) / per_unit[of].clamp(min=1)
+    return weights * (num_ranks / units)
+
+
+def count_units(batch: Batch, *, average: Average = "tokens") -> int:
+    """Return the tokens, samples or packs of a batch that have a target.
+
+    Args:
+        batch: A native batch.
+        average: What to count; see `loss_weights`.
+
+    Raises:
+        ConfigError: If `average` is unknown.
+    """
+    return int((_targets_per_unit(batch, average)[0] > 0).sum())
+
+
+def _targets_per_unit(batch: Batch, average: Average) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the targets of each unit, int64, shape (u,), and each token's unit, shape (B, S)."""
+    check_native(batch, "loss_weights")
+    check_choice("average", average, Average)
+    labels: torch.Tensor = batch["labels"]
+    is_target = labels != IGNORED
+    if average == "tokens":
+        return is_target.flatten().long(), _numbers(labels)
+    if average == "samples":
+        of = begins(batch).flatten().cumsum(0).view(labels.shape) - 1
+    else:
+        of = torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels)
+    counts = torch.bincount(of[is_target], minlength=int(of.max()) + 1)
+    return counts, of
+
+
+def _numbers(labels: torch.Tensor) -> torch.Tensor:
+    """Return 0, 1, 2, ... in the shape of `labels`."""
+    return torch.arange(labels.numel(), device=labels.device).view(labels.shape)

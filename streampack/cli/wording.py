@@ -1,0 +1,74 @@
+"""Reword error messages for the command line, with options and config keys.
+
+::
+
+    "set tokens= to one of them"     inspect: "set --tokens to one of them"
+                                     run:     "set tokens: to one of them"
+    "set Order(num_lanes=1)"         run:     "set order.num_lanes: 1"
+
+The package words its messages for Python; only this module rewords them.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+VALUE = r"""('[^']*'|"[^"]*"|\.\.\.|[^\s,;()'"]*[^\s,;:.()'"])?"""
+# Code that users write in Python is left unchanged.
+CODE = r"\b(?:Iterable)?Stream\([^()]*\)|\b\w+\([^()]*=[^()]*\)"
+ARGUMENT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
+CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
+
+
+def in_words_of_options(text: str, options: Mapping[str, str]) -> str:
+    """Return a message with arguments replaced by their options.
+
+    Args:
+        text: The message.
+        options: The option or argument of each keyword, such as `{"tokens": "--tokens"}`.
+
+    >>> in_words_of_options("set tokens= or out='a b'", {"tokens": "--tokens", "out": "--out"})
+    "set --tokens or --out 'a b'"
+    """
+
+    def word(match: re.Match[str]) -> str:
+        code, name, value = match.groups()
+        if code or name not in options:
+            return match.group()
+        is_stated = value not in (None, "...", "True")  # naming a flag turns it on
+        return f"{options[name]} {_plain(value)}" if is_stated else options[name]
+
+    return ARGUMENT.sub(word, text)
+
+
+def in_words_of_config(text: str, keys: set[str]) -> str:
+    """Return a message with arguments replaced by config keys.
+
+    Args:
+        text: The message.
+        keys: All keys of a config.
+
+    >>> in_words_of_config("set Mixing(epoch_end='carry') or tokens= and x=1", {"tokens"})
+    'set mixing.epoch_end: carry or tokens: and x=1'
+    """
+
+    def key(match: re.Match[str]) -> str:
+        section, name, value = match.groups()
+        value = "" if value == "..." else f" {_plain(value)}"
+        return f"{section.lower()}.{name}:{value}"
+
+    def word(match: re.Match[str]) -> str:
+        code, name, value = match.groups()
+        if code or name not in keys:
+            return match.group()
+        return f"{name}:" if value in (None, "...") else f"{name}: {_plain(value)}"
+
+    return ARGUMENT.sub(word, CONFIG.sub(key, text))
+
+
+def _plain(value: str) -> str:
+    """Remove the quotes of a word that needs none."""
+    return value[1:-1] if re.fullmatch(r"'[\w./:-]+'", value) else value

@@ -1,0 +1,109 @@
+"""Find the shards of segments, and which of them are local or open.
+
+::
+
+    first_samples   0  500  900 | 0  120  300      two streams; the last number is the sample count
+    bases           0            3            6
+    segment         stream 0, sample 731           --> shard 1, by bisection
+
+Cost: about 50 ns per segment with a thousand shards.
+"""
+
+from __future__ import annotations
+
+from streampack._numba import compiled, kernel_holding_gil
+from streampack.types import SAMPLE, STREAM, BoolArray, Int64Array
+
+
+@compiled
+def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -> int:
+    """Return the last index in [low, high) that holds `number` or less; or `low`."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if sorted_numbers[middle] <= number:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def find_shards(
+    segments: Int64Array, bases: Int64Array, first_samples: Int64Array, shards: Int64Array
+) -> int:
+    """Find the shard of every segment by bisection.
+
+    Args:
+        segments: Segment rows, shape (n, 6).
+        bases: Index of each stream's first entry in `first_samples`, shape (num_streams + 1,).
+        first_samples: First sample of each shard, then the number of samples, for each stream.
+        shards: Filled with indices into `first_samples`, shape (n,).
+
+    Returns:
+        The first segment whose stream or sample does not exist, or -1.
+    """
+    for k in range(len(segments)):
+        stream, sample = segments[k, STREAM], segments[k, SAMPLE]
+        if stream < 0 or stream >= len(bases) - 1:
+            return k
+        last = bases[stream + 1] - 1
+        if sample < 0 or sample >= first_samples[last]:
+            return k
+        shards[k] = _at_or_below(first_samples, bases[stream], last, sample)
+    return -1
+
+
+@kernel_holding_gil
+def are_local(
+    segments: Int64Array, bases: Int64Array, first_samples: Int64Array, is_here: BoolArray
+) -> bool:
+    """Return whether the shards of all segments are marked.
+
+    Args:
+        segments: Segment rows of existing samples, shape (n, 6).
+        bases: Index of each stream's first entry in `first_samples`, shape (num_streams + 1,).
+        first_samples: First sample of each shard, then the number of samples, for each stream.
+        is_here: The marks, indexed like `first_samples`.
+    """
+    for k in range(len(segments)):
+        stream = segments[k, STREAM]
+        low, high = bases[stream], bases[stream + 1] - 1
+        if not is_here[_at_or_below(first_samples, low, high, segments[k, SAMPLE])]:
+            return False
+    return True
+
+
+@kernel_holding_gil
+def find_places(
+    segments: Int64Array,
+    bases: Int64Array,
+    first_samples: Int64Array,
+    place_of: Int64Array,
+    used: Int64Array,
+    now: int,
+    rows: Int64Array,
+) -> tuple[int, bool]:
+    """Find the place row of each segment among the open shards.
+
+    Args:
+        segments: Segment rows, shape (n, 6).
+        bases: Index of each stream's first entry in `first_samples`, shape (num_streams + 1,).
+        first_samples: First sample of each shard, then the number of samples, for each stream.
+        place_of: Place row of each shard, or -1 if it is not open; indexed like `first_samples`.
+        used: Set to `now` for shards that are read, shape (m,).
+        now: A number that grows from call to call.
+        rows: Filled with place rows, shape (n,); with shards if one is not open.
+
+    Returns:
+        The first segment that does not exist, or -1; and whether all shards are open.
+    """
+    bad = find_shards(segments, bases, first_samples, rows)
+    if bad >= 0:
+        return bad, False
+    for k in range(len(segments)):
+        if place_of[rows[k]] < 0:
+            return -1, False
+    for k in range(len(segments)):
+        rows[k] = place_of[rows[k]]
+        used[rows[k]] = now
+    return -1, True

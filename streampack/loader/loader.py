@@ -1,0 +1,216 @@
+"""`PackedDataLoader`: one loader for all datasets, with exact state.
+
+::
+
+    PackedStreamingDataset  --> PlannedLoading    plans here, reads in a thread or stateless workers
+    PackedIterableDataset   --> IterableLoading   reads and packs in a thread, or in workers
+    BucketedIterableDataset --> IterableLoading   the same, grouped by length
+
+Prefetching never changes the batches. The state always refers to the batch last delivered.
+
+Cost: see `planned.loading` and `online.loading`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator
+from multiprocessing import get_all_start_methods
+from typing import Any
+
+from streampack.batch.batch import Batch
+from streampack.config import check_positive, is_weight, read_integer, show_number
+from streampack.errors import ConfigError, suggest
+from streampack.loader.distributed_state import gather_state
+from streampack.online.dataset import FlowDataset
+from streampack.online.loading import IterableLoading
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.loading import PlannedLoading
+from streampack.runtime.arguments import with_hints
+from streampack.runtime.at_exit import close_at_exit
+from streampack.runtime.rank_digest import check_ranks as compare_ranks
+from streampack.runtime.worker_pool import WorkerOptions
+from streampack.types import State
+
+logger = logging.getLogger(__name__)
+
+MAX_TIMEOUT_S = 10**6  # the system's waits accept at most 2**31 ms
+
+
+class PackedDataLoader:
+    """Iterates over a packed dataset, one epoch per iteration, with exact state.
+
+    The state refers to the batch last delivered. If a loop is left early, the state still names
+    that batch, but the next loop starts the next epoch. To continue inside the epoch, load the
+    state. The dataset's own state_dict() returns the same state, or raises ResumeError if the
+    dataset cannot know it. A start that fails or is interrupted before the first batch has no
+    effect: the next loop begins at the same place. `dataset.set_epoch(n)` makes n the epoch of the
+    next loop.
+
+    Args:
+        dataset: A `PackedStreamingDataset`, `PackedIterableDataset` or `BucketedIterableDataset`.
+        num_workers: Worker processes. 0 plans and reads in threads of this process, which is
+            fastest. Workers of a `PackedIterableDataset` also pack, so its state can only be
+            resumed with the same number of workers.
+        prefetch_factor: Batches to prefetch, per worker or by threads. Small batches are
+            transferred in groups, if `Buffers` and shared memory allow it; a group counts as one.
+            A worker's group has up to 8 batches (524,288 tokens in total), a thread's up to 16
+            (8 MiB in total). Threads prefetch at least 4 batches, or 8 such groups.
+        prefetch_threads: Reader threads with num_workers=0. One of them at a time also plans, and
+            a loop that would block reads too. A `PackedIterableDataset` uses at most one thread.
+            0 reads in the training loop itself.
+        pin_memory: Put tensors into pinned memory, for fast copies to a GPU, if there is one.
+        persistent_workers: Keep workers from one epoch to the next.
+        multiprocessing_context: How workers are started: "fork", "spawn" or "forkserver".
+        timeout: Seconds to wait for a worker, including its start, before raising WorkerError.
+            0 or None: no limit, even for a suspended worker.
+        check_ranks: Before the first batch, compare a digest of streams, lengths and recipe over
+            all ranks of torch's process group, and raise if one differs. All ranks must then
+            iterate over the loader. Set it to False if only some ranks load. Nothing is compared
+            if `dataset.world` differs from the process group.
+
+    Raises:
+        ConfigError: If the arguments contradict each other, `dataset.buffers` cannot hold one
+            batch per worker, or shared memory cannot hold the workers' output.
+    """
+
+    @with_hints
+    def __init__(  # noqa: PLR0913 - torch's arguments
+        self,
+        dataset: PackedStreamingDataset | FlowDataset,
+        *,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        prefetch_threads: int = 1,
+        pin_memory: bool = False,
+        persistent_workers: bool = True,
+        multiprocessing_context: str | None = None,
+        timeout: float | None = None,
+        check_ranks: bool = True,
+    ) -> None:
+        # torch's DataLoader accepts None here; unchecked, None would fail only at the first batch.
+        prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2")
+        prefetch_threads = read_integer("prefetch_threads", prefetch_threads, "leave it out for 1")
+        num_workers = read_integer("num_workers", num_workers, "0 reads in threads")
+        check_positive("prefetch_factor", prefetch_factor)
+        if prefetch_threads < 0:
+            raise ConfigError(
+                f"prefetch_threads={prefetch_threads} must be at least 0; 0 reads in the loop"
+            )
+        if num_workers < 0:
+            raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")
+        methods = get_all_start_methods()
+        if isinstance(multiprocessing_context, str) and multiprocessing_context not in methods:
+            raise ConfigError(
+                f"multiprocessing_context={multiprocessing_context!r} is not one of "
+                f"{'|'.join(methods)}{suggest(multiprocessing_context, methods)}"
+            )
+        self.dataset = dataset
+        self.num_workers = num_workers
+        options = WorkerOptions(
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            prefetch_threads=prefetch_threads,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            timeout=_check_timeout(timeout, num_workers),
+        )
+        self._loading = _loading(dataset, options)
+        self._checks_ranks = check_ranks
+        self._has_checked = False  # whether the digest was compared across ranks, or logged
+
+    def __repr__(self) -> str:
+        return f"PackedDataLoader({self.dataset!r}, num_workers={self.num_workers})"
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the current epoch, or else the next.
+
+        Raises:
+            TypeError: If the dataset reads iterables, which have no known length.
+        """
+        return len(self._loading)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next epoch, or resume from a loaded state, at the first batch.
+
+        Raises:
+            DataError: At the first batch, if another rank has different streams.
+            ConfigError: At the first batch, if another rank has a different recipe.
+        """
+        batches = iter(self._loading)
+        return batches if self._has_checked else close_at_exit(self._after_check(batches))
+
+    def _after_check(self, batches: Iterator[Batch]) -> Generator[Batch, None, None]:
+        # Not in iter(): trainers may call it on a single rank and discard the iterator.
+        if not self._has_checked:
+            dataset = self.dataset
+            logger.info("%r: digest %s", dataset, dataset.digest)
+            if self._checks_ranks:
+                compare_ranks(dataset.rank_view(), dataset.world)
+            self._has_checked = True
+        yield from batches
+
+    def state_dict(self) -> State:
+        """Return the state after the batch last delivered, as JSON."""
+        return self._loading.state_dict()
+
+    def gather_state(self, group: Any = None) -> State:
+        """Return `state_dict()` with the snapshots of all ranks; every rank must call it.
+
+        Any rank's own state also resumes exactly. With this one, no rank plans its lanes again.
+
+        Args:
+            group: A torch process group of all ranks; None: the default group.
+
+        Raises:
+            ResumeError: If the ranks are not at the same step, or the dataset reads iterables.
+        """
+        return gather_state(self.state_dict(), group)
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from `state` at the next iteration.
+
+        Raises:
+            ResumeError: If the state belongs to another sequence; the message names the difference.
+        """
+        self._loading.load_state_dict(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Return statistics of this rank since the loader was made or a state was loaded.
+
+        Per stream: samples and tokens delivered; samples split, truncated and dropped; shares and
+        targets. In total: packs, tokens, fill, substituted slots, and high-water marks of the
+        buffers. Of shards: how many this process fetched, in advance or for lengths, and their
+        bytes; how many it waited for, and how long; peak bytes of shards fetched and not finished.
+        Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
+        ahead, each on one rank only. `digest` identifies everything that determines the packs.
+        """
+        return self._loading.stats()
+
+
+def _check_timeout(timeout: float | None, num_workers: int) -> float:
+    """Return the time limit for a worker in seconds; 0: no limit."""
+    if timeout is not None and not (is_weight(timeout) and timeout <= MAX_TIMEOUT_S):
+        raise ConfigError(
+            f"timeout={show_number(timeout)} must be a number of seconds, at least 0 and at most "
+            f"{MAX_TIMEOUT_S}; 0 or None waits for ever"
+        )
+    if timeout and not num_workers:
+        raise ConfigError(
+            f"timeout={timeout} is for worker processes, and num_workers=0 has none; leave it out, "
+            "or set num_workers: threads cannot be ended while they wait"
+        )
+    return float(timeout or 0)
+
+
+def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | IterableLoading:
+    if isinstance(dataset, PackedStreamingDataset):
+        return PlannedLoading(dataset, options)
+    if isinstance(dataset, FlowDataset):
+        return IterableLoading(dataset, options)
+    raise ConfigError(
+        "PackedDataLoader takes a PackedStreamingDataset, a PackedIterableDataset or a "
+        f"BucketedIterableDataset, got {type(dataset).__name__}; iterate others with torch's "
+        "DataLoader(dataset, batch_size=None)"
+    )

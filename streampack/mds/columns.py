@@ -1,0 +1,342 @@
+"""Positions of the tokens in MDS shards, read from headers without decoding any value.
+
+A shard of 2 samples with two columns of variable size, `source` before `tokens`::
+
+    num_samples | offset 0 1 2 | config (JSON) | sample 0 .................... | sample 1 ...
+        u32          u32 x 3                   ^ offset 0                      ^ offset 1
+                                               | size size | source | head | tokens |
+                                                 u32  u32             '-> ndim, shape (and dtype)
+
+A sample's place is the byte of its first token and the number of its tokens.
+
+Cost: about 100 ns a sample, with no Python loop; 16 bytes per sample and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import DataError, suggest
+from streampack.mds.dtype_check import dtype_of_sizes
+from streampack.mds.index import MAX_SHARD_BYTES, Layout
+from streampack.types import Int64Array, IntArray
+
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+
+DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+"""Value types that fit in an int64; the only other MDS integer type is uint64."""
+NO_TOKENS = (
+    "none of its columns holds token ids: write it anew with them (`streampack write`), or iterate "
+    "its text: IterableStream(streaming.StreamingDataset(...), tokenizer=..., text=...)"
+)
+"""Advice for a stream of text."""
+DYNAMIC_DTYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
+"""dtype by the first byte of an `ndarray` value whose column states none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One integer column of a shard's layout."""
+
+    name: str
+    """Name of the column."""
+    place: int
+    """Its position in the layout."""
+    dtype: str | None
+    """The values' type; None: each value states it in its first byte."""
+    num_values: int | None
+    """Values per sample if the shape is fixed; None: each value states its shape, or its size."""
+    has_shape: bool
+    """Whether a value starts with its shape (not for `bytes` and fixed shapes)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Places:
+    """Positions of one column's values in one shard."""
+
+    begins: Int64Array
+    """Byte offset in the shard of each sample's first value, shape (num_samples,)."""
+    counts: Int64Array
+    """Number of values per sample, shape (num_samples,)."""
+    dtype: str
+    """Type of the values: little-endian, at any alignment."""
+
+    def read(self, data: ByteArray, sample: int) -> IntArray:
+        """Return a copy of one sample's values, shape (counts[sample],).
+
+        >>> places = Places(begins=np.array([1]), counts=np.array([2]), dtype="uint16")
+        >>> places.read(np.array([9, 1, 0, 2, 0], np.uint8), 0).tolist()
+        [1, 2]
+        """
+        begin = int(self.begins[sample])
+        num_bytes = int(self.counts[sample]) * np.dtype(self.dtype).itemsize
+        values: IntArray = np.frombuffer(data[begin : begin + num_bytes].tobytes(), self.dtype)
+        return values
+
+    def at(self, data: ByteArray, offsets: Int64Array) -> Int64Array:
+        """Return each sample's value at index `offsets`, shape (num_samples,)."""
+        itemsize = np.dtype(self.dtype).itemsize
+        first_byte = self.begins + offsets * itemsize  # (num_samples,)
+        spans = data[first_byte[:, None] + np.arange(itemsize)]  # (num_samples, itemsize)
+        values: IntArray = spans.view(self.dtype)[:, 0]
+        return values.astype(np.int64)
+
+
+def find_column(
+    layout: Layout, wanted: Sequence[str], dtype: str | None, where: str, option: str
+) -> Column:
+    """Find a column of integers.
+
+    Args:
+        layout: The shard's columns.
+        wanted: Names in order of preference; the first existing one is taken.
+        dtype: Type of the values if the column's encoding is `bytes`.
+        where: The stream, for messages.
+        option: The argument of `Stream` that names the column, for messages.
+
+    Raises:
+        DataError: If none of the names exists, or the column does not hold integers.
+    """
+    name = next((name for name in wanted if name in layout.names), None)
+    way_out = _way_to_integers(layout, option)
+    if name is None:
+        raise DataError(
+            f"{where}: no column {' or '.join(map(repr, wanted))}; it holds "
+            f"{', '.join(map(repr, layout.names))}{suggest(wanted[0], layout.names)}; {way_out}"
+        )
+    place = layout.names.index(name)
+    encoding = layout.encodings[place]
+    if encoding == "bytes":
+        said_by = f"{option}_dtype" if option in ("labels", "loss_mask") else "tokens_dtype"
+        column = _bytes_column(name, place, dtype, where, said_by)
+    else:
+        column = _ndarray_column(name, place, encoding, where, way_out)
+    _check_dtype(column.dtype, column.name, encoding, where)
+    _check_stated_size(column, layout.sizes[place], encoding, where)
+    return column
+
+
+def _way_to_integers(layout: Layout, option: str) -> str:
+    """Return a hint naming the columns that may hold token ids, by their encodings."""
+    columns = zip(layout.names, layout.encodings, strict=True)
+    kinds = {name: encoding.split(":") for name, encoding in columns}
+    fitting = [
+        name
+        for name, (kind, *dtype) in kinds.items()
+        if kind == "bytes" or (kind == "ndarray" and (not dtype or dtype[0] in DTYPES))
+    ]
+    if fitting:
+        return f"set {option}= to {' or '.join(map(repr, fitting))}"
+    return f"leave out {option}=" if option in ("labels", "loss_mask") else NO_TOKENS
+
+
+def _bytes_column(name: str, place: int, dtype: str | None, where: str, said_by: str) -> Column:
+    if dtype is None:
+        raise DataError(
+            f"{where}: column {name!r} is stored as 'bytes', which say no dtype; "
+            f"set {said_by}= to what it was written with, one of {', '.join(DTYPES)}: another one "
+            "reads other values. Older scripts of LLM-Foundry write int64; newer ones state it"
+        )
+    return Column(name=name, place=place, dtype=dtype, num_values=None, has_shape=False)
+
+
+def _ndarray_column(name: str, place: int, encoding: str, where: str, way_out: str) -> Column:
+    kind, _, stated = encoding.partition(":")
+    dtype, _, shape = stated.partition(":")
+    if kind != "ndarray":
+        raise DataError(
+            f"{where}: column {name!r} is stored as {encoding!r} (column_encodings), but tokens, "
+            f"labels and masks must be 'ndarray:<dtype>', 'ndarray' or 'bytes'; {way_out}"
+        )
+    num_values = None
+    if shape:
+        sides = shape.split(",")
+        if not all(side.isdecimal() and int(side) > 0 for side in sides):
+            raise DataError(
+                f"{where}: column {name!r}: {encoding!r} (column_encodings) states no shape; "
+                "write it as 'ndarray:<dtype>'"
+            )
+        num_values = prod(int(side) for side in sides)
+    return Column(
+        name=name, place=place, dtype=dtype or None, num_values=num_values, has_shape=not shape
+    )
+
+
+def _check_dtype(dtype: str | None, name: str, encoding: str, where: str) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise DataError(
+            f"{where}: column {name!r} (column_encodings: {encoding!r}) holds {dtype}, but must "
+            f"hold one of {', '.join(DTYPES)}; write the stream with integers"
+        )
+
+
+def _check_stated_size(column: Column, size: int | None, encoding: str, where: str) -> None:
+    expected = None
+    if column.num_values is not None and column.dtype is not None:
+        expected = column.num_values * np.dtype(column.dtype).itemsize
+    if size != expected:
+        raise DataError(
+            f"{where}: column {column.name!r} ({encoding}) has column_sizes {size}, "
+            f"but such values take {expected or 'a size of their own each'}; write index.json anew"
+        )
+
+
+def sample_places(
+    data: ByteArray, num_samples: int, layout: Layout, column: Column, where: str
+) -> Places:
+    """Find one column's values in a raw shard.
+
+    Args:
+        data: The shard's bytes, shape (num_bytes,).
+        num_samples: Number of samples according to index.json.
+        layout: The shard's columns.
+        column: The column; from `find_column`.
+        where: The stream and the shard, for messages.
+
+    Raises:
+        DataError: If header, sizes and values are inconsistent.
+    """
+    offsets = _sample_offsets(data, num_samples, where)
+    begins, sizes = _value_spans(data, offsets, layout, column, where)
+    dtype = column.dtype
+    if dtype is None:
+        dtype = _dynamic_dtype(data, begins, sizes, column, where)
+        begins, sizes = begins + 1, sizes - 1
+    itemsize = np.dtype(dtype).itemsize
+    if column.has_shape:
+        num_values, head_bytes = _stated_shapes(data, begins, sizes, where)
+        begins, sizes = begins + head_bytes, sizes - head_bytes
+    elif column.num_values is not None:
+        num_values = np.full(num_samples, column.num_values, np.int64)
+    else:
+        num_values = sizes // itemsize
+    misfits = num_values * itemsize != sizes
+    doubt = ""
+    # A `bytes` column states no type, so the requested dtype may be wrong.
+    if misfits.any() and column.num_values is None and not column.has_shape:
+        likely = dtype_of_sizes(data, begins, sizes)
+        known = f", to {likely!r} by the sizes of all samples" if likely is not None else ""
+        doubt = f" (if that is not how it was written, set its dtype{known})"
+    _refuse_first(
+        misfits,
+        where,
+        lambda i: (
+            f"column {column.name!r} has {sizes[i]} bytes of values, no {num_values[i]} x {dtype}"
+            f"{doubt}"
+        ),
+    )
+    return Places(begins=begins, counts=num_values, dtype=dtype)
+
+
+def _refuse_first(bad: npt.NDArray[np.bool_], where: str, what: Any) -> None:
+    if bad.any():
+        sample = int(bad.argmax())
+        raise DataError(
+            f"{where}, sample {sample} of the shard: {what(sample)}; the shard is damaged: "
+            "delete it if it is a cached copy, else write the stream anew"
+        )
+
+
+def _sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array:
+    head_bytes = 8 + 4 * num_samples
+    stated = int(data[:4].view(np.uint32)[0]) if len(data) >= 8 else -1
+    if stated != num_samples or len(data) < head_bytes:
+        raise DataError(
+            f"{where}: the shard of {len(data)} bytes says it holds {stated} samples, but "
+            f"index.json says {num_samples}; they do not belong together: fetch or write both anew"
+        )
+    offsets = data[4:head_bytes].view(np.uint32).astype(np.int64)  # (num_samples + 1,)
+    if offsets[0] < head_bytes or offsets[-1] != len(data):
+        raise DataError(
+            f"{where}: samples lie in bytes {offsets[0]} to {offsets[-1]}, but the shard has room "
+            f"for them in {head_bytes} to {len(data)}; fetch or write it anew"
+        )
+    _refuse_first(
+        np.diff(offsets) < 0, where, lambda i: f"it ends {offsets[i + 1]} before it begins"
+    )
+    return offsets
+
+
+def _value_spans(
+    data: ByteArray, offsets: Int64Array, layout: Layout, column: Column, where: str
+) -> tuple[Int64Array, Int64Array]:
+    lengths = np.diff(offsets)
+    num_variable = layout.num_variable
+    _refuse_first(
+        lengths < layout.fixed_bytes,
+        where,
+        lambda i: f"{lengths[i]} bytes, but its columns take {layout.fixed_bytes} or more",
+    )
+    sizes = np.zeros((len(lengths), len(layout.sizes)), np.int64)  # (num_samples, num_columns)
+    spans = data[offsets[:-1, None] + np.arange(4 * num_variable)]
+    variable = [size is None for size in layout.sizes]
+    sizes[:, variable] = spans.view(np.uint32).reshape(len(lengths), num_variable)
+    sizes += np.array([size or 0 for size in layout.sizes], np.int64)
+    total = 4 * num_variable + sizes.sum(axis=1)
+    _refuse_first(
+        total != lengths,
+        where,
+        lambda i: f"{lengths[i]} bytes, but its columns add up to {total[i]}",
+    )
+    begins = offsets[:-1] + 4 * num_variable + sizes[:, : column.place].sum(axis=1)
+    return begins, sizes[:, column.place]
+
+
+def _dynamic_dtype(
+    data: ByteArray, begins: Int64Array, sizes: Int64Array, column: Column, where: str
+) -> str:
+    _refuse_first(
+        sizes < 1, where, lambda i: f"column {column.name!r} has {sizes[i]} bytes, no dtype"
+    )
+    codes = np.unique(data[begins])
+    names = [DYNAMIC_DTYPES.get(int(code), f"unknown ({code})") for code in codes]
+    if len(names) > 1:
+        raise DataError(
+            f"{where}: column {column.name!r} holds {', '.join(names)} in one shard; "
+            "write it with one dtype, e.g. as 'ndarray:int32'"
+        )
+    dtype = names[0] if names else "int32"
+    _check_dtype(dtype, column.name, "ndarray", where)
+    return dtype
+
+
+def _stated_shapes(
+    data: ByteArray, begins: Int64Array, sizes: Int64Array, where: str
+) -> tuple[Int64Array, Int64Array]:
+    """Return each sample's number of values by its shape, and the bytes of that shape."""
+    _refuse_first(sizes < 1, where, lambda i: f"a value of {sizes[i]} bytes, no shape")
+    kinds = data[begins]  # the number of axes << 2 | log2(bytes per axis)
+    head_bytes = 1 + (kinds.astype(np.int64) >> 2 << (kinds & 3))
+    _refuse_first(
+        sizes < head_bytes,
+        where,
+        lambda i: f"a value of {sizes[i]} bytes, its shape of {head_bytes[i]}",
+    )
+    num_values = np.ones(len(begins), np.int64)
+    for kind in np.unique(kinds):  # almost always two or three
+        of_kind = kinds == kind
+        axis_bytes, num_axes = 1 << (kind & 3), kind >> 2
+        spans = data[begins[of_kind, None] + 1 + np.arange(int(num_axes) * int(axis_bytes))]
+        shapes = spans.view(f"u{axis_bytes}").reshape(len(spans), int(num_axes))
+        # In floats, so that a product of corrupt sides cannot wrap around to the right number.
+        products = shapes.astype(np.float64).prod(axis=1)
+        num_values[of_kind] = np.minimum(products, MAX_SHARD_BYTES).astype(np.int64)
+    return num_values, head_bytes

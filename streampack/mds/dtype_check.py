@@ -1,0 +1,261 @@
+"""Detection of `bytes` columns that are read with the wrong type, from their values.
+
+::
+
+    written as int64, read as int32     7 0 912 0 33 0      the upper halves are zeros
+    written as uint16, read as int32    59768839 ...        both halves look like ids
+    written as uint16, read as int16    -1203 40 ...        many different negative ids
+
+Strong evidence raises an error that names the likely type; weak evidence logs a warning. A stream
+with unusual but correct values can be read with ``Stream(check_dtypes=False)``.
+
+Cost: once per stream and process, 256 bytes of each of the first 1,000 samples of a shard; 15 ms.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import DataError
+from streampack.types import IGNORED, BoolArray, Int64Array
+
+MAX_SAMPLES = 1000
+MAX_BYTES = 256  # of each sample
+WORD = 8  # bytes of the widest type
+LEAST_VALUES = 64  # needed for a pattern to count
+MOST_UPPER = 32  # upper halves below this belong to ids below 2 million
+SIGNED = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
+LIKELY = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}  # by the bytes of a value
+
+UIntArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Words:
+    """The first bytes of some samples, in words of 8."""
+
+    bytes: ByteArray
+    """Shape (n, 8)."""
+    is_inner: BoolArray
+    """Whether a word is not its sample's last, which may end in an EOS of 0; shape (n,)."""
+    size: int
+    """The largest number of bytes that divides the size of every sample."""
+
+    @classmethod
+    def of(cls, data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> _Words:
+        divisor = int(np.gcd.reduce(num_bytes)) if len(num_bytes) else 0
+        begins, num_bytes = begins[:MAX_SAMPLES], num_bytes[:MAX_SAMPLES]
+        counts = np.minimum(num_bytes, MAX_BYTES) // WORD
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        offsets = WORD * (np.arange(int(counts.sum())) - firsts)
+        places = np.repeat(begins, counts) + offsets
+        words = data[places[:, None] + np.arange(WORD)]
+        is_inner = offsets + 2 * WORD <= np.repeat(num_bytes, counts)
+        return cls(bytes=np.ascontiguousarray(words), is_inner=is_inner, size=gcd(divisor, WORD))
+
+    def read(self, width: int, *, inner: bool = False) -> UIntArray:
+        """Return the values as unsigned integers of `width` bytes."""
+        words = self.bytes[self.is_inner] if inner else self.bytes
+        values: UIntArray = words.reshape(-1).view(f"<u{width}")
+        return values
+
+    def halves(self, width: int, *, inner: bool = False) -> tuple[UIntArray, UIntArray]:
+        """Return the lower and the upper halves of values of `width` bytes."""
+        pairs = self.read(width // 2, inner=inner).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+
+def check_tokens_dtype(
+    data: ByteArray, begins: Int64Array, num_bytes: Int64Array, dtype: str, where: str
+) -> None:
+    """Refuse a type of token ids that the values contradict.
+
+    Args:
+        data: A shard's bytes, shape (num_bytes_of_shard,).
+        begins: Byte offset of each sample's values, shape (num_samples,).
+        num_bytes: Bytes of each sample's values, shape (num_samples,).
+        dtype: The requested type.
+        where: The stream and the column, for messages.
+
+    Raises:
+        DataError: Naming the evidence and the likely type.
+    """
+    words = _Words.of(data, begins, num_bytes)
+    evidence = _evidence(words, dtype)
+    if evidence is not None:
+        likely = _settled(words, evidence[0])
+        raise DataError(
+            f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
+            f"{evidence[1]}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
+            "check_dtypes=False on the Stream"
+        )
+    oddity = _oddity(words, dtype)
+    if oddity is not None:
+        logger.warning(
+            "%s: is read as tokens_dtype=%r, but %s; if it was written as another type, set "
+            "tokens_dtype to that; if not, check_dtypes=False on the Stream ends this warning",
+            where,
+            dtype,
+            oddity,
+        )
+
+
+def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> str | None:
+    """Return the likely type of values whose sizes do not fit the requested one.
+
+    It fits the sizes of all samples. None if only single bytes fit and do not look like ids.
+    """
+    words = _Words.of(data, begins, num_bytes)
+    likely = _settled(words, LIKELY[words.size])
+    return None if likely == "uint8" and words.read(1).max(initial=0) > 250 else likely
+
+
+def check_labels_dtype(
+    data: ByteArray, begins: Int64Array, num_bytes: Int64Array, dtype: str, where: str
+) -> None:
+    """Refuse an unsigned type for labels that contain -100.
+
+    Args:
+        data: As for `check_tokens_dtype`; so are the others.
+
+    Raises:
+        DataError: Naming the evidence and the likely type.
+    """
+    width = np.dtype(dtype).itemsize
+    values = _Words.of(data, begins, num_bytes).read(width)
+    wrapped = 2 ** (8 * width) + IGNORED
+    found = int((values == wrapped).sum())
+    if np.dtype(dtype).kind == "u" and found >= LEAST_VALUES:
+        likely = SIGNED[width]
+        raise DataError(
+            f"{where}: is read as labels_dtype={dtype!r}, but was likely written as {likely}: "
+            f"{found} of the first {len(values)} values are {wrapped}, which is {IGNORED} "
+            f"there; set labels_dtype={likely!r}, or, if {dtype} is right, check_dtypes=False on "
+            "the Stream"
+        )
+
+
+def _settled(words: _Words, likely: str) -> str:
+    """Return the first type, starting from `likely`, that the values do not contradict."""
+    tried = {likely}
+    while (evidence := _evidence(words, likely)) is not None and evidence[0] not in tried:
+        likely = evidence[0]
+        tried.add(likely)
+    return likely
+
+
+def _evidence(words: _Words, dtype: str) -> tuple[str, str] | None:
+    """Return the type that the values suggest instead of `dtype`, and the evidence."""
+    width = np.dtype(dtype).itemsize
+    for wider in (8, 4, 2):
+        if wider > width and words.size % wider == 0:
+            said = _of_wider(words, wider, width)
+            if said is not None:
+                return LIKELY[wider], said
+    if width > 1:
+        said = _of_narrower(words, width)
+        if said is not None:
+            return LIKELY[width // 2], said
+    if np.dtype(dtype).kind == "i":
+        said = _of_unsigned(words, width)
+        if said is not None:
+            # Unsigned ids of 4 bytes would exceed 2 billion.
+            return LIKELY[width if width <= 2 else width // 2], said
+    return None
+
+
+def _of_wider(words: _Words, wider: int, width: int) -> str | None:
+    """Describe evidence that the values are parts of wider ones with almost empty upper halves."""
+    lows, highs = words.halves(wider, inner=True)
+    if not len(highs):
+        return None
+    if not _is_sign(lows, highs).all():
+        # For vocabularies over 65,536 the upper halves are small numbers: 0, 1, 2 or so.
+        is_small = wider < WORD and int(highs.max()) < MOST_UPPER
+        if not is_small or len(np.unique(lows)) < 4 * MOST_UPPER:
+            return None
+    if int(((lows != 0) & (lows != np.iinfo(lows.dtype).max)).sum()) < LEAST_VALUES:
+        return None
+    step = wider // width
+    places = "every other" if step == 2 else f"{step // 2} of every {step}"
+    upper = "0" if not highs.any() else f"{highs.min()} to {highs.max()}"
+    num = len(words.read(width, inner=True))
+    return (
+        f"of the {num} values looked at, {places} one lies where the upper half of a "
+        f"{LIKELY[wider]} is, and these are {upper}"
+    )
+
+
+def _is_sign(lows: UIntArray, highs: UIntArray) -> BoolArray:
+    """Return which upper halves hold only the sign of the whole value."""
+    most = np.iinfo(highs.dtype).max
+    signs: BoolArray = (highs == 0) | ((highs == most) & (lows > most // 2))
+    return signs
+
+
+def _of_narrower(words: _Words, width: int) -> str | None:
+    """Describe evidence that each value is two narrower ones of one vocabulary."""
+    values = words.read(width)
+    lows, highs = words.halves(width)
+    if len(values) < LEAST_VALUES or len(np.unique(values)) < 4 * LEAST_VALUES:
+        return None
+    limit = 0.9 * 2 ** (4 * width)
+    most = sorted((int(lows.max()), int(highs.max())))
+    # Upper halves of real ids are small and few; their lower halves can be anything.
+    is_one_range = most[1] < limit and most[0] >= 0.75 * most[1]
+    # Single bytes say nothing: all of them occur in both halves of any ids.
+    if not is_one_range and (width == 2 or not _share_a_vocabulary(values, lows, highs)):
+        return None
+    return (
+        f"{len(values)} values looked at are {values.min()} to {values.max()}, and as pairs of "
+        f"{LIKELY[width // 2]} both halves are of one vocabulary, of up to {most[0]} and {most[1]}"
+    )
+
+
+def _share_a_vocabulary(values: UIntArray, lows: UIntArray, highs: UIntArray) -> bool:
+    """Return whether both halves come from the same values, far fewer than the whole ones."""
+    halves = np.concatenate([lows, highs])
+    own = len(np.unique(values)) / len(values)
+    if len(np.unique(halves)) / len(halves) >= own / 2:
+        return False
+    return bool(np.isin(lows, highs).mean() >= 0.8 and np.isin(highs, lows).mean() >= 0.8)
+
+
+def _of_unsigned(words: _Words, width: int) -> str | None:
+    """Describe evidence that the values are unsigned; a few negative ids may be placeholders."""
+    values = words.read(width).view(f"<i{width}")
+    negative = values[values < 0]
+    if len(negative) < LEAST_VALUES or len(np.unique(negative)) < LEAST_VALUES // 2:
+        return None
+    return (
+        f"{len(negative)} of the {len(values)} values looked at are negative, "
+        f"{negative.min()} to {negative.max()}"
+    )
+
+
+def _oddity(words: _Words, dtype: str) -> str | None:
+    """Describe what is unusual, but not conclusive."""
+    width = np.dtype(dtype).itemsize
+    values = words.read(width).view(np.dtype(dtype).newbyteorder("<")).astype(np.int64)
+    if not len(values):
+        return None
+    if width < WORD and words.size % (2 * width) == 0:
+        lows, highs = words.halves(2 * width)
+        if not highs.any() and int(np.count_nonzero(lows)) >= LEAST_VALUES:
+            return f"every other one of the {len(values)} values looked at is 0"
+    large = int((values >= 2**22).sum())
+    if 2 * large > len(values):
+        return f"{large} of the {len(values)} values looked at are 4 million or more"
+    negative = int((values < 0).sum())
+    if negative:
+        return f"{negative} of the {len(values)} values looked at are negative"
+    return None

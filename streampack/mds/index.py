@@ -1,0 +1,290 @@
+"""Parser and validator of an MDS stream's index.json.
+
+::
+
+    {"version": 2, "shards": [{"format": "mds", "samples": 812, "compression": "zstd",
+      "column_names": ["tokens"], "column_encodings": ["ndarray:int32"], "column_sizes": [null],
+      "raw_data": {"basename": "shard.00000.mds", "bytes": 67108001, "hashes": {}},
+      "zip_data": {"basename": "shard.00000.mds.zstd", ...}}, ...]}
+
+Names must stay inside the stream's folder, and counts must fit the bytes.
+
+Cost: about 10 us a shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.types import Int64Array
+
+MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One file of a shard: the raw one, or its compressed form."""
+
+    basename: str
+    """Its path under the stream's folder, with `/`, never outside of it."""
+    num_bytes: int
+    """Size of the file."""
+    hashes: Mapping[str, str]
+    """Hex digests by algorithm."""
+    hashes_from: str = "index.json"
+    """The file that states the hashes, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The columns of a shard, in stored order."""
+
+    names: tuple[str, ...]
+    """Column names."""
+    encodings: tuple[str, ...]
+    """MDS encodings, e.g. "ndarray:int32"."""
+    sizes: tuple[int | None, ...]
+    """Bytes of one value; None if each value states its own size."""
+
+    @property
+    def num_variable(self) -> int:
+        """Number of columns whose values state their size, 4 bytes each at the sample's start."""
+        return sum(size is None for size in self.sizes)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that every sample has: the sizes and the columns of fixed size."""
+        return 4 * self.num_variable + sum(size or 0 for size in self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One shard's entry in index.json."""
+
+    num_samples: int
+    """Number of samples."""
+    raw: Part
+    """The shard's raw file."""
+    packed: Part | None
+    """Its compressed file, if there is one."""
+    compression: str | None
+    """The compression, e.g. "zstd" or "zstd:7"."""
+    layout: Layout
+    """Its columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MdsIndex:
+    """A stream's validated index.json."""
+
+    uri: str
+    """Its origin, for messages."""
+    shards: tuple[Shard, ...]
+    """The shards in stored order."""
+    first_sample: Int64Array
+    """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
+    raw_bytes: Int64Array
+    """Decompressed bytes of each shard, shape (num_shards,)."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in the stream."""
+        return int(self.first_sample[-1])
+
+    def with_hashes(self, algorithm: str, hashes: Sequence[str], source: str) -> MdsIndex:
+        """Return a copy of the index with a hash for each raw shard that has none.
+
+        Args:
+            algorithm: Name of the hash.
+            hashes: Hex digest of each decompressed shard.
+            source: The file that states them, for messages.
+        """
+        shards = [
+            shard
+            if shard.raw.hashes
+            else replace(
+                shard, raw=replace(shard.raw, hashes={algorithm: digest}, hashes_from=source)
+            )
+            for shard, digest in zip(self.shards, hashes, strict=True)
+        ]
+        return replace(self, shards=tuple(shards))
+
+
+def parse_index(text: bytes, uri: str) -> MdsIndex:
+    """Parse and validate an index.json.
+
+    Args:
+        text: The file's bytes.
+        uri: Their origin, for messages.
+
+    Raises:
+        DataError: Naming `uri` and the field, if the text is not JSON, has another version or
+            format, or holds invalid names, counts or sizes.
+    """
+    document = _parse_json(text, uri)
+    if document.get("version") != 2:
+        raise DataError(
+            f"{uri}: version is {document.get('version')!r}, but only MDS version 2 is known; "
+            "write the stream anew"
+        )
+    entries = document.get("shards")
+    if not isinstance(entries, list) or not entries:
+        raise DataError(
+            f"{uri}: shards is {_short(entries)}, but a stream needs 1 or more; "
+            "finish writing it, or take it out of the mix"
+        )
+    known: dict[Layout, Layout] = {}
+    shards = tuple(
+        _parse_shard(entry, f"{uri}: shards.{i}", known) for i, entry in enumerate(entries)
+    )
+    _refuse_shared_files(shards, uri)
+    if not any(shard.num_samples for shard in shards):
+        raise DataError(
+            f"{uri}: the stream is empty: its {len(shards)} shards hold 0 samples; "
+            "write samples to it, or take it out of the mix"
+        )
+    counts = np.array([0] + [shard.num_samples for shard in shards], np.int64)
+    return MdsIndex(
+        uri=uri,
+        shards=shards,
+        first_sample=np.cumsum(counts),
+        raw_bytes=np.array([shard.raw.num_bytes for shard in shards], np.int64),
+    )
+
+
+def _parse_json(text: bytes, uri: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{uri}: {len(text)} bytes that are no JSON ({error}); "
+            "delete the copy if it is a cached one, else write the stream anew"
+        ) from error
+    if not isinstance(document, dict):
+        raise DataError(f"{uri}: holds {_short(document)}, but an index.json is an object")
+    return document
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is {_short(entry)}, but a shard is an object")
+    for field, expected in (("version", 2), ("format", "mds")):
+        if entry.get(field) != expected:
+            raise DataError(
+                f"{where}.{field} is {_short(entry.get(field))}, but must be {expected!r}; "
+                "only MDS streams can be read"
+            )
+    layout = _parse_layout(entry, where)
+    raw = _parse_part(entry.get("raw_data"), f"{where}.raw_data")
+    packed = None
+    if entry.get("zip_data") is not None:
+        packed = _parse_part(entry["zip_data"], f"{where}.zip_data")
+    compression = _parse_compression(entry, where) if packed is not None else None
+    num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
+    # A shard holds its sample count, its offsets, and the fixed bytes of each sample.
+    least = 8 + num_samples * (4 + layout.fixed_bytes)
+    if raw.num_bytes < least:
+        raise DataError(
+            f"{where}.samples is {num_samples}, which takes {least} bytes or more, but "
+            f"raw_data.bytes is {raw.num_bytes}; write index.json anew"
+        )
+    return Shard(
+        num_samples=num_samples,
+        raw=raw,
+        packed=packed,
+        compression=compression,
+        layout=known.setdefault(layout, layout),
+    )
+
+
+def _parse_compression(entry: dict[str, Any], where: str) -> str:
+    compression = entry.get("compression")
+    known = mosaic.get_compressions()
+    if not isinstance(compression, str) or compression not in known:
+        families = sorted({name.split(":")[0] for name in known})
+        raise DataError(
+            f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
+            f"compressed with one of {', '.join(families)}; write the stream anew"
+        )
+    return compression
+
+
+def _parse_size(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_SHARD_BYTES:
+        raise DataError(
+            f"{where} is {_short(value)}, but must be an integer of 0 to {MAX_SHARD_BYTES}, "
+            "the most that a shard's offsets can reach"
+        )
+    return value
+
+
+def _parse_part(entry: Any, where: str) -> Part:
+    if not isinstance(entry, dict):
+        raise DataError(f"{where} is {_short(entry)}, but must say basename, bytes and hashes")
+    basename = entry.get("basename")
+    if not isinstance(basename, str) or not _stays_inside(basename):
+        raise DataError(
+            f"{where}.basename is {_short(basename)}, but must name a file inside the folder "
+            "of the stream"
+        )
+    hashes = entry.get("hashes") or {}
+    if not isinstance(hashes, dict) or not all(isinstance(v, str) for v in hashes.values()):
+        raise DataError(
+            f"{where}.hashes is {_short(hashes)}, but must map algorithms to hex digests"
+        )
+    num_bytes = _parse_size(entry.get("bytes"), f"{where}.bytes")
+    return Part(basename=basename, num_bytes=num_bytes, hashes=hashes)
+
+
+def _stays_inside(basename: str) -> bool:
+    # Subfolders are allowed: MosaicML's merge_index writes "00003/shard.00000.mds".
+    if not basename.isprintable() or "\\" in basename or ":" in basename:
+        return False
+    parts = basename.split("/")
+    return all(part not in ("", ".", "..") and not part.startswith(".") for part in parts)
+
+
+def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
+    seen: set[str] = set()
+    for number, shard in enumerate(shards):
+        for part in (shard.raw, shard.packed):
+            if part is None:
+                continue
+            # Case is folded, because some file systems ignore it.
+            name = part.basename.casefold()
+            if name in seen:
+                raise DataError(
+                    f"{uri}: shards.{number}: basename {part.basename!r} is used twice; "
+                    "every shard needs a file of its own"
+                )
+            seen.add(name)
+
+
+def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
+    fields = [entry.get(f"column_{field}") for field in ("names", "encodings", "sizes")]
+    if not all(isinstance(field, list) for field in fields):
+        raise DataError(
+            f"{where}: column_names, column_encodings and column_sizes must be lists, "
+            f"got {_short(fields)}; write the stream anew"
+        )
+    names, encodings, sizes = (tuple(field or ()) for field in fields)
+    texts = all(isinstance(text, str) for text in names + encodings)
+    positive = all(size is None or (type(size) is int and size > 0) for size in sizes)
+    if not (texts and positive and len(names) == len(encodings) == len(sizes) > 0):
+        raise DataError(
+            f"{where}: column_names, column_encodings and column_sizes do not match: "
+            f"{_short(names)}, {_short(encodings)}, {_short(sizes)}; write the stream anew"
+        )
+    return Layout(names=names, encodings=encodings, sizes=sizes)

@@ -1,0 +1,277 @@
+"""The length file: the number of tokens of each sample of a stream, next to its index.json.
+
+Little-endian; everything but the name starts at a multiple of 8 bytes::
+
+    magic, version        8 + 8 bytes    b"SPLENGTH", 1 or 2
+    num_samples, num_shards, num_tokens, min_tokens     u64 each
+    digest of index.json  32 bytes       BLAKE2b-256; another index.json makes the file stale
+    column                u64 + name     its length, UTF-8, zeros up to a multiple of 8 bytes
+    shards                num_shards  x (u64 first sample, u64 tokens)
+    lengths               num_samples x  u32 tokens
+    edges                 num_samples x (u32 first token, u32 last token)    for bos_id and eos_id
+    hashes                num_shards  x  u64 xxh64 of the decompressed shard      version 2 only
+
+A stream whose index.json has hashes gets version 1, which every release reads. Otherwise hashes are
+stored here, because index.json belongs to another program and its digest identifies the stream.
+
+Cost: 12 bytes a sample on disk; opening reads the header and the hashes; a shard's lengths are one
+slice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import DataError
+from streampack.mds.index import MdsIndex
+from streampack.types import Int64Array
+
+LENGTH_FILE = "lengths.bin"
+"""Name of the file in the stream's folder."""
+NO_TOKEN = 2**32 - 1
+"""Placeholder edge for a sample without tokens, or for a token id that does not fit."""
+
+MAGIC = b"SPLENGTH"
+VERSION = 1
+VERSION_WITH_HASHES = 2
+HEAD = struct.Struct("<8sQQQQQ32sQ")
+
+UInt32Array = npt.NDArray[np.uint32]
+
+
+def index_digest(text: bytes) -> bytes:
+    """Return the 32-byte digest that identifies an index.json.
+
+    >>> len(index_digest(b"{}"))
+    32
+    """
+    return hashlib.blake2b(text, digest_size=32).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthFile:
+    """An opened length file; its arrays are read on each access."""
+
+    path: Path
+    """Path of the file."""
+    column: str
+    """The column whose values were counted."""
+    num_samples: int
+    """Number of samples in the stream."""
+    num_shards: int
+    """Number of shards in the stream."""
+    num_tokens: int
+    """Number of tokens in the stream."""
+    min_tokens: int
+    """Number of tokens of the shortest sample."""
+    head_bytes: int
+    """Byte offset of the shards' entries."""
+    hashes: tuple[str, ...] = ()
+    """The xxh64 of each decompressed shard, in hex; empty if the file has none."""
+
+    def shard_lengths(self, first: int, last: int, shard: int) -> Int64Array:
+        """Return the number of tokens of each sample of one shard.
+
+        Args:
+            first: The shard's first sample.
+            last: One past its last.
+            shard: Its number.
+
+        Returns:
+            Tokens per sample, shape (last - first,).
+
+        Raises:
+            DataError: If they do not add up to the shard's total in the file's header.
+        """
+        lengths = self._read(np.uint32, self._lengths_begin + 4 * first, last - first)
+        first_stated, tokens = self.shard_entry(shard)
+        total = int(lengths.sum(dtype=np.int64))
+        if (first_stated, tokens) != (first, total):
+            raise DataError(
+                f"{self.path}: shard {shard} starts at sample {first} and its lengths add up to "
+                f"{total} tokens, but the file's head says {first_stated} and {tokens}; "
+                f"write it anew: streampack index {self.path.parent}"
+            )
+        return lengths.astype(np.int64)
+
+    def shard_entry(self, shard: int) -> tuple[int, int]:
+        """Return a shard's first sample and its number of tokens."""
+        first, tokens = self._read(np.uint64, self.head_bytes + 16 * shard, 2)
+        return int(first), int(tokens)
+
+    def shard_tokens(self) -> Int64Array:
+        """Return the number of tokens of each shard, shape (num_shards,).
+
+        Raises:
+            DataError: If they do not add up to the stream's total in the file's header.
+        """
+        entries = self._read(np.uint64, self.head_bytes, 2 * self.num_shards).reshape(-1, 2)
+        tokens = entries[:, 1].astype(np.int64)
+        if int(tokens.sum()) != self.num_tokens or tokens.min() < 0:
+            raise DataError(
+                f"{self.path}: its shards' tokens add up to {tokens.sum()}, but its head says "
+                f"{self.num_tokens}; write it anew: streampack index {self.path.parent}"
+            )
+        return tokens
+
+    def shard_edges(self, first: int, last: int) -> Int64Array:
+        """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
+        begin = self._lengths_begin + 4 * self.num_samples + 8 * first
+        return self._read(np.uint32, begin, 2 * (last - first)).astype(np.int64).reshape(-1, 2)
+
+    def digest(self) -> str:
+        """Return a 16-character digest of the token counts of all shards.
+
+        Lengths of single samples are left out: reading all of them takes 12 bytes a sample.
+        """
+        head = (self.column, self.num_samples, self.num_tokens, self.min_tokens)
+        entries = self._read(np.uint64, self.head_bytes, 2 * self.num_shards)
+        text = repr(head).encode() + entries.tobytes()
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+    def find_empty(self) -> int:
+        """Return the first sample without tokens; there must be one (`min_tokens` == 0)."""
+        return int(self._read(np.uint32, self._lengths_begin, self.num_samples).argmin())
+
+    @property
+    def _lengths_begin(self) -> int:
+        return self.head_bytes + 16 * self.num_shards
+
+    def _read(self, dtype: Any, begin: int, count: int) -> npt.NDArray[Any]:
+        # Read, not mapped: the data is small, may be on a network, and leaves no file open.
+        values = np.empty(count, dtype)
+        with self.path.open("rb") as file:  # numpy.fromfile would take a second descriptor
+            file.seek(begin)
+            num_bytes = file.readinto(values.view(np.uint8).data)
+        if num_bytes != values.nbytes:
+            raise DataError(
+                f"{self.path}: was cut short since it was opened; write it anew: "
+                f"streampack index {self.path.parent}"
+            )
+        return values
+
+
+def write_length_file(
+    path: Path,
+    text: bytes,
+    index: MdsIndex,
+    column: str,
+    lengths: UInt32Array,
+    edges: UInt32Array,
+    hashes: Sequence[int] = (),
+) -> None:
+    """Write a length file atomically.
+
+    Args:
+        path: Destination, next to the index.json.
+        text: The bytes of that index.json.
+        index: The same, parsed.
+        column: The column whose values were counted.
+        lengths: Tokens per sample, shape (num_samples,).
+        edges: First and last token per sample, shape (num_samples, 2).
+        hashes: The xxh64 of each decompressed shard; empty: none are stored.
+
+    Raises:
+        DataError: If the number of lengths differs from the number of samples, or that of hashes
+            from that of shards.
+    """
+    if not len(lengths) == len(edges) == index.num_samples:
+        raise DataError(
+            f"{path}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
+            "samples; count the samples of this very index.json"
+        )
+    if len(hashes) not in (0, len(index.shards)):
+        raise DataError(
+            f"{path}: {len(hashes)} hashes for {len(index.shards)} shards; hash all of them or none"
+        )
+    sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)])
+    shards = np.zeros((len(index.shards), 2), np.uint64)
+    shards[:, 0] = index.first_sample[:-1]
+    shards[:, 1] = np.diff(sums[index.first_sample])
+    name = column.encode()
+    head = HEAD.pack(
+        MAGIC,
+        VERSION_WITH_HASHES if len(hashes) else VERSION,
+        len(lengths),
+        len(shards),
+        int(sums[-1]),
+        int(lengths.min()),
+        index_digest(text),
+        len(column.encode()),
+    )
+    name = name.ljust(_padded(len(name)), b"\0")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("wb") as out:
+            out.write(head + name)
+            for part in (shards, lengths, edges, np.array(hashes, np.uint64)):
+                out.write(np.ascontiguousarray(part).data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 8) * 8
+
+
+def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
+    """Open a length file and check that it belongs to an index.json.
+
+    Args:
+        path: The file.
+        text: The bytes of the index.json next to it.
+        index: The same, parsed.
+
+    Raises:
+        DataError: If it is not a length file, was cut short, or describes another index.json.
+    """
+    way_out = f"write it anew: streampack index {path.parent}"
+    with path.open("rb") as file:
+        head = file.read(HEAD.size)
+        file_bytes = os.fstat(file.fileno()).st_size
+        if len(head) < HEAD.size or head[: len(MAGIC)] != MAGIC:
+            raise DataError(f"{path}: {file_bytes} bytes that are no length file; {way_out}")
+        _, version, samples, shards, tokens, shortest, digest, name_bytes = HEAD.unpack(head)
+        if version not in (VERSION, VERSION_WITH_HASHES):
+            raise DataError(
+                f"{path}: is of version {version}, but {VERSION} and {VERSION_WITH_HASHES} are "
+                f"known; {way_out}"
+            )
+        name = file.read(min(name_bytes, file_bytes))
+        num_hashes = shards if version == VERSION_WITH_HASHES else 0
+        hashes_begin = file_bytes - 8 * num_hashes
+        hashes = b""
+        if hashes_begin > 0:
+            # Not numpy's fromfile: it needs a second descriptor, and leaves its file open without.
+            file.seek(hashes_begin)
+            hashes = file.read()
+    head_bytes = HEAD.size + _padded(name_bytes)
+    if (digest, samples, shards) != (index_digest(text), index.num_samples, len(index.shards)):
+        raise DataError(
+            f"{path}: is stale: it describes {samples} samples in {shards} shards of another "
+            f"index.json than {index.uri} ({index.num_samples} in {len(index.shards)}); {way_out}"
+        )
+    expected = head_bytes + 16 * shards + 12 * samples + 8 * num_hashes
+    if file_bytes != expected:
+        raise DataError(f"{path}: has {file_bytes} bytes, but should have {expected}; {way_out}")
+    return LengthFile(
+        path=path,
+        column=name.decode(errors="replace"),
+        num_samples=samples,
+        num_shards=shards,
+        num_tokens=tokens,
+        min_tokens=shortest,
+        head_bytes=head_bytes,
+        hashes=tuple(f"{each:016x}" for each in np.frombuffer(hashes, "<u8").tolist()),
+    )

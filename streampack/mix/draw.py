@@ -1,0 +1,135 @@
+"""Which stream a lane's next sample comes from, if packs mix streams.
+
+Counted in samples, each chunk of 4,096 draws takes every stream as often as its quota requires, in
+shuffled order::
+
+    quotas 6 : 2, chunks of 4     0 1 0 0 | 0 0 1 0        exact over the epoch, to the sample
+
+Counted in tokens, the running deficit decides (worst-case fair weighted fair queueing, Bennett &
+Zhang 1996). Of the streams that are not ahead of their share, the one whose next sample would
+finish first is drawn. No stream is ever ahead of its share by more than one of its samples. When a
+stream ends, the others keep their relative shares, and all deficits restart at 0::
+
+    shares 6 : 3 : 1      0 1 0 2 0 0 1 0 1 0 | 1 2 1 1 1 2 1 1      stream 0 ends: 3 : 1
+
+Cost: about 10 ns a draw. State: two integers, or one a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streampack._numba import compiled
+from streampack._permute import deal_places
+from streampack.mix.apportion import parts
+from streampack.types import Int64Array
+
+CHUNK = 4096
+TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
+
+
+def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:
+    """Return the number of draws of each stream in the chunks before this one.
+
+    >>> drawn_before([6000, 2000], 1)
+    [3072, 1024]
+    """
+    total = sum(quotas)
+    return parts(min(chunk * CHUNK, total), quotas) if total else [0] * len(quotas)
+
+
+def draw_places(
+    counts: Int64Array, chunk: int, seed: int, place: tuple[int | str, ...]
+) -> Int64Array:
+    """Return the positions in a chunk at which each stream is drawn, grouped by stream.
+
+    Args:
+        counts: Draws of each stream in the chunk, shape (num_streams,).
+        chunk: Index of the chunk in the epoch.
+        seed: The run's seed.
+        place: Epoch and lane.
+
+    Returns:
+        The positions of each stream in ascending order, shape (sum(counts),).
+
+    >>> sorted(draw_places(np.array([2, 1]), 0, 17, (0, 0)).tolist())
+    [0, 1, 2]
+    """
+    if np.count_nonzero(counts) < 2:
+        return np.arange(counts.sum())  # at most one stream: nothing to shuffle
+    return deal_places(counts, seed, "draw", *place, chunk)
+
+
+@compiled
+def _next_stream(
+    shares: Int64Array,
+    whole: np.int64,
+    deficits: Int64Array,
+    lengths: Int64Array,
+    ends: Int64Array,
+    nexts: Int64Array,
+) -> int:
+    """Return the stream whose next sample finishes first, or -1 if none has a sample left."""
+    best = most_behind = -1
+    best_finish = 0.0
+    for stream in range(len(shares)):
+        if nexts[stream] == ends[stream]:
+            continue
+        if most_behind < 0 or deficits[stream] > deficits[most_behind]:
+            most_behind = stream
+        if deficits[stream] >= 0 and shares[stream] > 0:
+            owed = lengths[nexts[stream]] * whole - deficits[stream]
+            finish = owed / shares[stream]
+            if best < 0 or finish < best_finish:
+                best = stream
+                best_finish = finish
+    # No stream is eligible if only streams without a share are left.
+    return best if best >= 0 else most_behind
+
+
+@compiled
+def draw_by_tokens(
+    shares: Int64Array,
+    deficits: Int64Array,
+    lengths: Int64Array,
+    ends: Int64Array,
+    nexts: Int64Array,
+    finished: Int64Array,
+    out: Int64Array,
+) -> int:
+    """Fill `out` with streams by running token deficit, and return the number of draws.
+
+    Stops early at a stream whose known lengths are used up, unless the stream is finished.
+
+    Args:
+        shares: Share of each stream, summing to at most TOKEN_SCALE; 0 for ended streams. Updated.
+        deficits: Amount due to each stream, in tokens times the sum of the shares. Updated.
+        lengths: Tokens of the upcoming samples, grouped by stream.
+        ends: One past each stream's last length.
+        nexts: Index of each stream's next length. Updated.
+        finished: 1 for streams that have no samples beyond the known ones.
+        out: Receives the draws.
+    """
+    whole = np.int64(0)
+    for stream in range(len(shares)):
+        whole += shares[stream]
+    for i in range(len(out)):
+        for stream in range(len(shares)):
+            if nexts[stream] == ends[stream] and finished[stream] == 0:
+                return i
+        best = _next_stream(shares, whole, deficits, lengths, ends, nexts)
+        if best < 0:
+            return i
+        length = lengths[nexts[best]]
+        for stream in range(len(shares)):
+            deficits[stream] += shares[stream] * length
+        deficits[best] -= whole * length
+        nexts[best] += 1
+        out[i] = best
+        if nexts[best] == ends[best] and finished[best] == 1:
+            whole -= shares[best]
+            shares[best] = 0
+            deficits[:] = 0
+    return len(out)

@@ -1,0 +1,216 @@
+"""Epoch quotas of each iterable: over all workers, and for one worker.
+
+::
+
+    proportion                 shares of an epoch that ends with its sources (`Mixing.stop`)
+    proportion + epoch_size    a number of samples (or tokens) for each
+    repeat, choose             the same; a stream with neither in such a mix: one pass
+
+A worker takes every P-th item of the endless sequence of passes, P being the number of workers.
+So all workers together take each item exactly as often as the weights ask. This holds where the
+source has a size, or where each worker reads all of it. Where a source shards itself over the
+workers, each worker's quota rounds up in a different epoch.
+
+Cost: none, except that a source with repeat= and no length is read through once, unparsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+from streampack.config import Mixing
+from streampack.errors import ConfigError
+from streampack.mix import Weight, check_amount, check_weights, exact_share, parts, resolve_weights
+from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.stream_sampler import WorkerQuota
+from streampack.streams import IterableStream
+from streampack.streams.source_traits import is_one_shot, num_items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochQuotas:
+    """Amounts of each stream in an epoch, over all workers."""
+
+    amounts: tuple[int | None, ...]
+    """Relative shares, or samples (or tokens); None: unknown until the source was read through."""
+    repeats: tuple[float | None, ...]
+    """Passes over each stream that is weighted by passes; otherwise None."""
+    are_quotas: bool
+    """Whether the amounts are absolute, and not only relative shares."""
+    by_tokens: bool
+    """Whether the amounts count tokens."""
+    endless: bool
+    """Whether sources restart even if no amount requires it."""
+    is_balanced: bool
+    """Whether an epoch continues where the previous one stopped."""
+
+    def quota(self, stream: int, epoch: int, part: SourceSlice, place: WorkerSlice) -> WorkerQuota:
+        """Return one worker's quota of a stream in an epoch."""
+        amount, repeat = self.amounts[stream], self.repeats[stream]
+        if not self.are_quotas:
+            return WorkerQuota(endless=self.endless) if amount else WorkerQuota(amount=0)
+        if self.by_tokens:
+            shares = parts(amount or 0, [1] * place.num_parts)
+            return WorkerQuota(amount=shares[place.part], by_tokens=True)
+        turn = epoch if self.is_balanced else 0
+        total = num_items(part.source) if part.num_items is not None else None
+        if total is None and repeat is not None:
+            total = part.count_all()
+            if total is None:
+                return self._of_passes(exact_share(repeat) * part.count(), turn, place)
+            amount = int(exact_share(repeat) * total)
+        is_counted = part.num_items is None  # such a source may reshuffle in every pass
+        if total is None:
+            return WorkerQuota(amount=place.num_of(amount or 0))
+        begin = turn * (amount or 0)
+        first, last = (
+            at // total * place.num_of(total) + place.num_of(at % total) if total else 0
+            for at in (begin, begin + (amount or 0))
+        )
+        starts_anew = is_counted and not self.is_balanced
+        return WorkerQuota(amount=last - first, skipped=None if starts_anew else first)
+
+    def _of_passes(self, exact: Fraction, turn: int, place: WorkerSlice) -> WorkerQuota:
+        """Return the quota of a slice that cannot see the sizes of the other slices.
+
+        Each slice rounds up in a different epoch: over P slices, the floors of x + p / P sum to the
+        floor of P * x, and no slice is ever a whole sample off its exact share.
+        """
+        shift = Fraction(place.part, place.num_parts)
+        first, last = int(turn * exact + shift), int((turn + 1) * exact + shift)
+        return WorkerQuota(amount=last - first, skipped=first if self.is_balanced else None)
+
+
+def epoch_amounts(
+    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing, seed: int
+) -> EpochQuotas:
+    """Resolve the weights by MosaicML Streaming's rules.
+
+    Raises:
+        ConfigError: If they cannot be combined, or need a size that a source does not have.
+
+    >>> streams = [IterableStream([[1]] * 30, repeat=2), IterableStream([[1]] * 9)]
+    >>> epoch_amounts(streams, ["a", "b"], Mixing(), 0).amounts
+    (60, 9)
+    """
+    weights = [
+        Weight(name=name, proportion=s.proportion, repeat=s.repeat, choose=s.choose)
+        for name, s in zip(names, streams, strict=True)
+    ]
+    check_weights(weights)
+    by_tokens = mixing.weight_unit == "tokens"
+    is_absolute = any(s.repeat is not None or s.choose is not None for s in streams)
+    needs_more = is_absolute or mixing.epoch_size is not None or mixing.stop == "repeat"
+    if needs_more:
+        _check_again(streams, names, mixing)
+    if is_absolute:
+        amounts, repeats = _absolute(streams, names, mixing, by_tokens=by_tokens)
+    elif mixing.epoch_size is not None:
+        amounts, repeats = (
+            _of_epoch_size(streams, names, weights, mixing, seed),
+            [None] * len(names),
+        )
+    else:
+        shares = [exact_share(1 if s.proportion is None else s.proportion) for s in streams]
+        whole = lcm(*(share.denominator for share in shares))
+        amounts, repeats = [int(share * whole) for share in shares], [None] * len(names)
+    if is_absolute:
+        for weight, amount in zip(weights, amounts, strict=True):
+            check_amount(weight, amount or 0)
+    _check_slots(amounts, names, mixing)
+    return EpochQuotas(
+        amounts=tuple(amounts),
+        repeats=tuple(repeats),
+        are_quotas=is_absolute or mixing.epoch_size is not None,
+        by_tokens=by_tokens,
+        endless=mixing.stop == "repeat",
+        is_balanced=mixing.sampling_method == "balanced",
+    )
+
+
+def _check_again(streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing) -> None:
+    """Refuse sources that can be iterated only once where an epoch may need several passes."""
+    for stream, name in zip(streams, names, strict=True):
+        if not is_one_shot(stream.source):
+            continue
+        asked = f"epoch_size={mixing.epoch_size}"
+        if mixing.epoch_size is None:
+            asked = "stop='repeat'" if mixing.stop == "repeat" else "a stream with repeat or choose"
+        raise ConfigError(
+            f"stream {name!r}: {asked} needs sources that have a length or can be iterated again, "
+            f"and a {type(stream.source).__name__} is neither; pass a list, a dataset, or an "
+            "object whose __iter__ makes a new generator"
+        )
+
+
+def _absolute(
+    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing, *, by_tokens: bool
+) -> tuple[list[int | None], list[float | None]]:
+    if mixing.epoch_size is not None or mixing.stop == "repeat":
+        asked = f"epoch_size={mixing.epoch_size}" if mixing.epoch_size else "stop='repeat'"
+        raise ConfigError(
+            f"{asked} needs proportions, but the streams set repeat or choose, which say what an "
+            "epoch takes; leave it out, or use proportion"
+        )
+    amounts: list[int | None] = []
+    repeats: list[float | None] = []
+    for stream, name in zip(streams, names, strict=True):
+        if stream.choose is not None:
+            amounts.append(int(stream.choose))
+            repeats.append(None)
+            continue
+        repeat = 1 if stream.repeat is None else stream.repeat
+        if by_tokens:
+            raise ConfigError(
+                f"stream {name!r} is taken by repeat={repeat} passes, but with weight_unit="
+                "'tokens' its tokens would have to be known before they are read; give it choose=, "
+                "all streams a proportion, or set weight_unit='samples'"
+            )
+        total = num_items(stream.source)
+        amounts.append(None if total is None else int(exact_share(repeat) * total))
+        repeats.append(repeat)
+    if all(amount == 0 for amount in amounts):
+        raise ConfigError(
+            f"the weights choose 0 {mixing.weight_unit} of {len(names)} streams; raise repeat or "
+            "choose, or pass sources that hold something"
+        )
+    return amounts, repeats
+
+
+def _of_epoch_size(
+    streams: Sequence[IterableStream],
+    names: Sequence[str],
+    weights: Sequence[Weight],
+    mixing: Mixing,
+    seed: int,
+) -> list[int | None]:
+    sizes = [num_items(stream.source) for stream in streams]
+    if streams[0].proportion is None and (None in sizes or mixing.weight_unit == "tokens"):
+        unknown = names[sizes.index(None)] if None in sizes else names[0]
+        raise ConfigError(
+            f"epoch_size={mixing.epoch_size} without proportions goes by the streams' sizes in "
+            f"{mixing.weight_unit}, and {unknown!r} "
+            "does not say its own; give every stream a proportion"
+        )
+    quotas = resolve_weights(
+        weights,
+        [(size or 0, 0) for size in sizes],
+        epoch_size=int(mixing.epoch_size or 0),
+        unit=mixing.weight_unit,
+        arithmetic=mixing.arithmetic,
+        seed=seed,
+    )
+    return [quota.amount for quota in quotas]
+
+
+def _check_slots(amounts: Sequence[int | None], names: Sequence[str], mixing: Mixing) -> None:
+    """Refuse schedules of packs or batches where a stream's share is unknown."""
+    if mixing.batching_method != "random" and None in amounts:
+        raise ConfigError(
+            f"batching_method={mixing.batching_method!r} shares out packs by what an epoch takes "
+            f"of each stream, and stream {names[list(amounts).index(None)]!r} cannot say how many "
+            "samples it has; give it choose=, or all streams a proportion"
+        )

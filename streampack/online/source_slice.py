@@ -1,0 +1,382 @@
+"""One worker's slice of a source: its items in each pass, and resuming at a position.
+
+With 3 slices (workers over all ranks), slice 1 of each kind of source::
+
+    list, map-style dataset    0 [1] 2  3 [4] 5  6 [7]      by index, optionally shuffled in blocks
+    generator, iterable        a [b] c  d [e] f  g [h]      every third item, the others are skipped
+    shards itself             [x] [y] [z]                   all items that it gives to this worker
+
+MosaicML's `StreamingDataset` shards itself over ranks and workers. Hugging Face's `IterableDataset`
+shards itself over workers, and is split by node over ranks. ``sharded=True`` declares that another
+source shards itself.
+
+A position in a slice is (pass, taken), where taken counts the items before it in that pass. To
+resume at a position, indexed sources jump. Sources with `state_dict` and `load_state_dict` load
+their last state before it. All others restart the pass and skip.
+
+Cost: one call of the source's own iterator per item, and one source state every 64 items that are
+not skipped. Memory: the indices of a shuffled block, and those states.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from streampack.config import SHUFFLE_BLOCK_SIZE
+from streampack.errors import ConfigError, DataError
+from streampack.rng import permutation
+from streampack.streams.source_traits import (
+    has_index,
+    has_unsaved_shuffle_buffer,
+    is_hugging_face,
+    is_mosaic,
+    is_one_shot,
+    num_items,
+    supports_batched_getitem,
+)
+from streampack.types import Int64Array, State
+
+STATE_EVERY = 64  # items between two states of a source
+READ_AHEAD = 16  # rows per batched read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSlice:
+    """One worker's position among all ranks and workers."""
+
+    device: int = 0
+    """Number of the rank, among those that get distinct batches."""
+    num_devices: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    @property
+    def part(self) -> int:
+        """Number of this slice, over all ranks and workers."""
+        return self.device * self.num_workers + self.worker
+
+    @property
+    def num_parts(self) -> int:
+        """Number of slices."""
+        return self.num_devices * self.num_workers
+
+    def num_of(self, total: int) -> int:
+        """Return this slice's share of `total` items dealt round-robin.
+
+        >>> [WorkerSlice(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
+        [3, 3, 2]
+        """
+        return -(-max(total - self.part, 0) // self.num_parts)
+
+
+class Item(NamedTuple):
+    """An item of a source; a tuple, because creation is on the hot path."""
+
+    pass_: int
+    """Number of the pass through the source."""
+    taken: int
+    """Items of this slice before it in that pass."""
+    number: int
+    """Its number in batches: its index in the source, if that is known."""
+    value: Any
+    """The item, or the error of reading it if the following items can still be read."""
+
+
+class SourceSlice:
+    """The items of one slice of a source, readable again from any earlier position.
+
+    Args:
+        source: Any iterable.
+        name: The source's name in messages.
+        place: The slice.
+        sharded: Whether the source gives each worker only that worker's items.
+        replay: Never use the source's own state.
+        shuffle: Seed, stream number and block size of the shuffle; None: no shuffle.
+
+    >>> part = SourceSlice("abcdefgh", "letters", WorkerSlice(worker=1, num_workers=3))
+    >>> part.begin(0)
+    >>> [(item.number, item.value) for item in iter(part.next, None)]
+    [(1, 'b'), (4, 'e'), (7, 'h')]
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        name: str,
+        place: WorkerSlice,
+        *,
+        sharded: bool = False,
+        replay: bool = False,
+        shuffle: tuple[int, int, int] | None = None,
+    ) -> None:
+        self._name = name
+        self._place = place
+        self.is_first = place.part == 0
+        self.has_told = False  # whether the end-of-stream warning was logged
+        self._part, self._num_parts = place.part, place.num_parts
+        self.source = source
+        self._source = source
+        self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
+        if (
+            is_hugging_face(source)
+            and not sharded
+            and getattr(source, "_distributed", None) is None
+        ):
+            split = import_module("datasets.distributed").split_dataset_by_node
+            self._source = split(source, rank=place.device, world_size=place.num_devices)
+        self.has_index = has_index(source) and not self._splits_itself
+        self._shuffle = shuffle if self.has_index else None
+        self._reads_ahead = self.has_index and supports_batched_getitem(source)
+        self._ahead: dict[int, Any] = {}  # items read in advance, by index
+        self._block: tuple[tuple[int, int], Int64Array] | None = None
+        own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+        # A StreamingDataset's state counts over all workers as if they advanced in step.
+        self._has_state = (
+            own_state
+            and not (replay or self.has_index or is_mosaic(source))
+            and not has_unsaved_shuffle_buffer(source)
+        )
+        self._keeps = self._has_state  # whether to save a state every STATE_EVERY items
+        self._has_begun = False
+        self._is_put = False  # whether the source holds a loaded state that must be cleared
+        self._items: Iterator[Any] = iter(())
+        self.pass_, self.taken = 0, 0
+        self._num_raw = 0  # items of the source's own iterator in this pass
+        self._counted: int | None = None
+        self._counted_all = 0
+        # states: (pass, taken, num_raw, the source's own state).
+        self._states: deque[tuple[int, int, int, Any]] = deque()
+
+    @property
+    def num_items(self) -> int | None:
+        """Items of this slice per pass; None if the source has no length."""
+        total = None if self._splits_itself else num_items(self._source)
+        return None if total is None else self._place.num_of(total)
+
+    @property
+    def num_parts(self) -> int:
+        """Number of slices; the nth item of slice p has the number nth * num_parts + p."""
+        return self._place.num_parts
+
+    def count(self) -> int:
+        """Return the number of items in this slice; if unknown, read through it once."""
+        known = self.num_items
+        if known is not None:
+            return known
+        if self._counted is None:
+            self.begin(0)
+            self._skip(None)
+            self._counted, self._counted_all = self.taken, self._num_raw
+        return self._counted
+
+    def count_all(self) -> int | None:
+        """Return the number of items in all slices; if unknown, read through the source once.
+
+        None if the source shards itself, so that this slice cannot see the others' items.
+        """
+        if self._splits_itself:
+            return None
+        self.count()
+        return num_items(self._source) if self._counted is None else self._counted_all
+
+    def begin(self, pass_: int, taken: int = 0) -> None:
+        """Move to a position: `taken` items into a pass.
+
+        Raises:
+            DataError: If the source can be iterated only once and already was.
+        """
+        self._states.clear()
+        self._start(pass_)
+        if self.has_index:
+            self.taken = taken
+            return
+        self._skip(taken)
+        if self._has_state and self.taken == taken > 0:
+            self._keep_state()
+
+    def _skip(self, taken: int | None) -> None:
+        """Skip until `taken` items were taken; None: to the end of the pass."""
+        # No states on the way: each is a copy, and none of them is needed.
+        self._keeps = False
+        try:
+            while self.taken != taken and self.next() is not None:
+                pass
+        finally:
+            self._keeps = self._has_state
+
+    def _start(self, pass_: int) -> None:
+        self.check_not_used_up(pass_)
+        self.pass_, self.taken, self._num_raw = pass_, 0, 0
+        self._has_begun = True
+        self._ahead = {}
+        if self.has_index:
+            return
+        self._set_pass(pass_)
+        if self._is_put:
+            # A Hugging Face dataset would start every pass at the loaded state.
+            self._source.load_state_dict(None)  # type: ignore[attr-defined]
+            self._is_put = False
+        try:
+            self._items = iter(self._source)
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def check_not_used_up(self, pass_: int) -> None:
+        """Refuse to restart a source that can be iterated only once."""
+        if self._has_begun and is_one_shot(self._source):
+            raise DataError(
+                f"stream {self._name!r}: its source ({type(self._source).__name__}) can be "
+                f"iterated only once and was, so epoch {pass_} would lack its samples; pass "
+                "something that can be iterated again: a list, a dataset, or an object whose "
+                "__iter__ makes a new generator"
+            )
+
+    def _set_pass(self, pass_: int) -> None:
+        """Set the epoch of a source that shuffles by epoch."""
+        if is_mosaic(self._source):
+            # All workers write the same number before they meet at its barrier.
+            self._source.next_epoch = pass_  # type: ignore[attr-defined]
+        elif hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(pass_)
+
+    def next(self) -> Item | None:
+        """Return the next item of the pass; None at its end.
+
+        Raises:
+            DataError: If the source's iterator raised, naming the sample.
+        """
+        if self.has_index:
+            total = len(self._source)  # type: ignore[arg-type]
+            nth = self.taken * self._num_parts + self._part
+            if nth >= total:
+                return None
+            number = nth if self._shuffle is None else self._index(nth, total)
+            self.taken += 1
+            if self._reads_ahead:
+                self._read_ahead(nth, number, total)
+            return self.get(self.pass_, self.taken - 1, number)
+        if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
+            self._keep_state()
+        part, num_parts = self._part, self._num_parts
+        while True:
+            try:
+                value = next(self._items)
+            except StopIteration:
+                return None
+            except Exception as error:
+                raise self._failure(error) from error
+            self._num_raw += 1
+            if self._splits_itself or (self._num_raw - 1) % num_parts == part:
+                break
+        self.taken += 1
+        taken = self.taken - 1
+        return Item(self.pass_, taken, taken * num_parts + part, value)
+
+    def _read_ahead(self, nth: int, number: int, total: int) -> None:
+        """Read item `number`, the `nth` of the pass, and some after it, unless already read."""
+        if number in self._ahead:
+            return
+        last = min(nth + READ_AHEAD * self._num_parts, total)
+        if self._shuffle is not None:  # stay in the block whose permutation is cached
+            last = min(last, (nth // self._shuffle[2] + 1) * self._shuffle[2])
+        nths = range(nth, last, self._num_parts)
+        numbers = [n if self._shuffle is None else self._index(n, total) for n in nths]
+        try:
+            values = self._source.__getitems__(numbers)  # type: ignore[attr-defined]
+        except Exception:  # reading them one by one finds the item that fails
+            values = []
+        self._ahead = dict(zip(numbers, values, strict=False))
+
+    def get(self, pass_: int, taken: int, number: int) -> Item:
+        """Return item `number` of an indexed source, or the error of reading it."""
+        try:
+            is_there = number in self._ahead
+            value = self._ahead.pop(number) if is_there else self._source[number]  # type: ignore[index]
+        except Exception as error:
+            value = self._failure(error, number)
+        return Item(pass_, taken, number, value)
+
+    def _index(self, nth: int, total: int) -> int:
+        """Return the index of the `nth` item of a shuffled pass."""
+        seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK_SIZE)
+        num_blocks = -(-total // size)
+        # The last block may be short, so it stays last; the others are permuted.
+        slot, at = divmod(nth, size)
+        key = (self.pass_, slot)
+        if self._block is None or self._block[0] != key:
+            block = slot
+            if slot < num_blocks - 1:
+                block = int(permutation(num_blocks - 1, seed, "blocks", stream, self.pass_)[slot])
+            length = min(size, total - block * size)
+            order = permutation(length, seed, "items", stream, self.pass_, slot) + block * size
+            self._block = (key, order)
+        return int(self._block[1][at])
+
+    def _failure(self, error: Exception, number: int | None = None) -> DataError:
+        if number is None:
+            place = self._place
+            number = self.taken * place.num_parts + place.part
+        return DataError(
+            f"stream {self._name!r}: its source ({type(self._source).__name__}) raised "
+            f"{type(error).__name__}: {error}, instead of giving sample {number}"
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the source is known to be empty for all slices."""
+        if self.has_index:
+            return num_items(self._source) == 0
+        return self._num_raw == 0 and not self._splits_itself
+
+    # State.
+
+    def _keep_state(self) -> None:
+        if self._states and self._states[-1][:2] == (self.pass_, self.taken):
+            return  # just loaded: a source may report a valid state only after its first item
+        # Copied on save and on load, because a source may continue to change the object.
+        state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
+        self._states.append((self.pass_, self.taken, self._num_raw, state))
+
+    def base(self, pass_: int, taken: int) -> State:
+        """Return the saved position from which to replay, as JSON plus the source's own state.
+
+        Args:
+            pass_: Pass of the earliest item that may be needed again.
+            taken: Position of that item in the pass. Earlier states are dropped.
+        """
+        while len(self._states) > 1 and self._states[1][:2] <= (pass_, taken):
+            self._states.popleft()
+        if self._states and self._states[0][:2] <= (pass_, taken):
+            at_pass, at_taken, num_raw, state = self._states[0]
+            return {"pass": at_pass, "taken": at_taken, "raw": num_raw, "source": state}
+        return {"pass": pass_, "taken": 0}
+
+    def resume(self, base: State) -> None:
+        """Move to a position that `base` returned.
+
+        Raises:
+            ConfigError: If it holds a state of the source, but this source cannot load one.
+        """
+        if "source" not in base:
+            self.begin(int(base["pass"]))
+            return
+        if not self._has_state:
+            raise ConfigError(
+                f"stream {self._name!r}: the state holds one of its source's own, but "
+                f"{type(self._source).__name__} has no load_state_dict (or replay=True is set); "
+                "pass the source that was saved"
+            )
+        self._set_pass(int(base["pass"]))
+        self._source.load_state_dict(copy.deepcopy(base["source"]))  # type: ignore[attr-defined]
+        self._is_put = is_hugging_face(self._source)
+        self._has_begun = True
+        self._items = iter(self._source)
+        self.pass_, self.taken = int(base["pass"]), int(base["taken"])
+        self._num_raw = int(base["raw"])
+        self._states.clear()
+        self._states.append((self.pass_, self.taken, self._num_raw, base["source"]))

@@ -1,0 +1,220 @@
+"""States of online datasets: their format, and the checks when one is loaded.
+
+::
+
+    {"version": 2, "kind": "iterable", "epoch": 0,
+     "worker": [0, 2], "device": [0, 8],              number and count of this worker and rank
+     "fingerprint": {"seed": 17, "streams": [...], ...},          every field must match
+     "flow": {...}}                                   positions in the sources; None: at the start
+
+Unlike a planned run's state, it belongs to one worker of one rank: the packs depend on the samples
+that each worker reads.
+
+Cost: a few hundred integers per state; no tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import ResumeError
+from streampack.online.plan import FlowPlan
+from streampack.online.source_slice import WorkerSlice
+from streampack.plan.state import MAX_EPOCH
+from streampack.types import State
+
+STATE_VERSION = 2
+KIND = "iterable"
+MAX_NUMBER = 2**63 - 1
+TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
+MARKS = ("high_water_tokens", "high_water_bytes")
+NUM_COUNTS = 5  # per stream: samples begun, tokens, samples split, truncated, dropped
+PLACE = ("pass", "taken", "amount_taken", "bad")
+# `IterableStream` fields that decide how its samples are read; saved unchanged.
+STREAM_FIELDS = (
+    "labels",
+    "labels_shifted",
+    "loss_mask",
+    "split_payloads",
+    "sharded",
+    "on_bad_sample",
+)
+
+
+def fingerprint(plan: FlowPlan) -> dict[str, Any]:
+    """Return the options that determine the batches of given sources, as JSON.
+
+    For a tokenizer or another function, it records only whether there is one.
+    """
+    streams, amounts = plan.streams, plan.amounts
+    return {
+        **asdict(plan.packing),
+        **asdict(plan.mixing),
+        "buffer_limit": plan.packing.buffer_limit,
+        "batch_size": plan.batch_size,
+        "seed": plan.seed,
+        "shuffle_block_size": plan.shuffle_block_size,
+        "streams": list(plan.names),
+        "amounts": list(amounts.amounts),
+        "repeats": [None if each is None else float(each) for each in amounts.repeats],
+        "are_quotas": amounts.are_quotas,
+        "bucketing": None if plan.bucketing is None else asdict(plan.bucketing),
+        "tokenizers": [stream.tokenizer is not None for stream in streams],
+        "text": [None if stream.tokenizer is None else stream.text for stream in streams],
+        "tokens": [stream.tokens if stream.tokenizer is None else None for stream in streams],
+        **{key: [getattr(stream, key) for stream in streams] for key in STREAM_FIELDS},
+        "token_fields": [
+            {name: np.dtype(dtype).name for name, dtype in stream.token_fields.items()}
+            for stream in streams
+        ],
+        "payloads": [dict(stream.payloads) for stream in streams],
+        "length_fns": [stream.length_fn is not None for stream in streams],
+    }
+
+
+def pack_state(
+    fingerprint: dict[str, Any], place: WorkerSlice, epoch: int, flow: State | None
+) -> State:
+    """Return a worker's state; `flow` is its packing loop's state, or None at an epoch's start."""
+    return {
+        "version": STATE_VERSION,
+        "kind": KIND,
+        "epoch": epoch,
+        "worker": [place.worker, place.num_workers],
+        "device": [place.device, place.num_devices],
+        "fingerprint": fingerprint,
+        "flow": flow,
+    }
+
+
+def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -> None:
+    """Check that a state belongs to this kind, rank, worker and dataset.
+
+    Raises:
+        ResumeError: Naming the saved value and this dataset's.
+    """
+    if not isinstance(state, dict) or state.get("kind") != KIND:
+        found = state.get("kind") if isinstance(state, dict) else type(state).__name__
+        raise ResumeError(
+            f"the state is of kind {found!r}, not of a PackedIterableDataset; load what its "
+            "state_dict() returned, unchanged"
+        )
+    if state.get("version") != STATE_VERSION:
+        raise ResumeError(
+            f"the state has version {state.get('version')!r}, this release reads {STATE_VERSION}; "
+            "load it with the release that saved it"
+        )
+    _check_layout(state)
+    for key, name, own in (
+        ("device", "rank (of those with batches of their own)", [place.device, place.num_devices]),
+        ("worker", "worker", [place.worker, place.num_workers]),
+    ):
+        saved = list(state[key])
+        if saved != own:
+            raise ResumeError(
+                f"the state is of {name} {saved[0]} of {saved[1]}, but is loaded in {own[0]} of "
+                f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
+                "ranks and workers, each with its own state"
+            )
+    saved_fields = state["fingerprint"]
+    for key, value in fingerprint.items():
+        if saved_fields.get(key) != value:
+            raise ResumeError(
+                f"the state was saved with {key}={saved_fields.get(key)!r}, but this dataset has "
+                f"{key}={value!r}; resume with the saved value, or start anew without the state"
+            )
+    if state["flow"] is not None:
+        _check_flow(state["flow"], state["epoch"], fingerprint)
+
+
+def _check_layout(state: State) -> None:
+    """Check the outer layout of a state, which may come from a damaged file.
+
+    Raises:
+        ResumeError: Naming the wrong part.
+    """
+    wrong = None
+    epoch, flow = state.get("epoch"), state.get("flow", "missing")
+    if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+        limits = f"an integer of at least 0 and at most {MAX_EPOCH}"
+        wrong = f"the state's epoch is {epoch!r:.80}, not {limits}"
+    for key in ("device", "worker"):
+        pair = state.get(key)
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            wrong = f"the state's {key} is {pair!r:.80}, not two numbers"
+    if not isinstance(state.get("fingerprint"), dict):
+        wrong = "the state has no fingerprint"
+    if not isinstance(flow, dict | None):
+        wrong = f"the state's flow is {flow!r:.80}, neither None nor a dict"
+    if wrong:
+        raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
+
+
+def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
+    """Check the positions and counts; each source checks its own state when it is loaded.
+
+    Raises:
+        ResumeError: Naming the first wrong value.
+    """
+    num = len(fingerprint["streams"])
+    sources, served, counts = (
+        _rows(key, flow.get(key), num) for key in ("sources", "served", "counts")
+    )
+    for number, source in enumerate(sources):
+        _check_source(f"sources.{number}", source)
+    for number, count in enumerate(served):
+        _check_number(f"served.{number}", count)
+    for number, row in enumerate(counts):
+        for count in _rows(f"counts.{number}", row, NUM_COUNTS):
+            _check_number(f"counts.{number}", count)
+    for key in (*TOTALS, *MARKS):
+        _check_number(key, flow.get(key))
+    if flow.get("epoch") != epoch:
+        raise _damaged("epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch")
+    num_tokens = sum(row[1] for row in counts)
+    num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
+    # Every batch has a pack, and every pack a token.
+    most_packs = min(num_batches * fingerprint["batch_size"], num_tokens)
+    if not num_batches <= num_packs <= most_packs or num_tokens > num_slots:
+        raise ResumeError(
+            f"the state's flow counts {num_batches} batches, {num_packs} packs, {num_tokens} "
+            f"tokens and {num_slots} slots, which do not go together; load what state_dict() "
+            "returned, unchanged"
+        )
+
+
+def _rows(where: str, value: Any, length: int) -> list[Any]:
+    if not isinstance(value, list | tuple) or len(value) != length:
+        raise _damaged(where, value, wanted=f"a list of {length}")
+    return list(value)
+
+
+def _check_source(where: str, source: Any) -> None:
+    if not isinstance(source, dict):
+        raise _damaged(where, source, wanted="a dict")
+    for key in PLACE:
+        _check_number(f"{where}.{key}", source.get(key))
+    if source.get("size", "missing") is not None:
+        _check_number(f"{where}.size", source.get("size"))
+    base = source.get("base", "missing")
+    if base is None:
+        return
+    if not isinstance(base, dict):
+        raise _damaged(f"{where}.base", base, wanted="None or a dict")
+    for key in ("pass", "taken", *(("raw",) if "source" in base else ())):
+        _check_number(f"{where}.base.{key}", base.get(key))
+
+
+def _check_number(where: str, value: Any) -> None:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise _damaged(where, value, wanted=f"an integer of at least 0 and at most {MAX_NUMBER}")
+
+
+def _damaged(where: str, value: Any, *, wanted: str) -> ResumeError:
+    return ResumeError(
+        f"the state's flow.{where} is {value!r:.80}, not {wanted}; load what state_dict() "
+        "returned, unchanged"
+    )

@@ -1,0 +1,163 @@
+"""Pack counts of lanes planned by other processes: a lower bound, and the exact count when needed.
+
+::
+
+    packs of a column   |-- a token a sample --|-- lengths, a block at a time --|-- planned --|
+    computed            immediately            as the walk gets there           when all are used up
+
+The walk over slots can continue on a lower bound. Only where a column might be exhausted must it be
+planned to its end, as integers only. A thread starts that when three quarters of the packs known to
+exist have been served.
+
+Cost: the lengths of one block of samples at a time; at the end about 1 us a sample. Memory: a few
+integers a column, and one pack queue while it is being counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from threading import Event, Lock, Thread
+
+from streampack._threads import start_threads
+from streampack.config import SHUFFLE_BLOCK_SIZE
+from streampack.errors import ConfigError
+from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import Recipe
+from streampack.types import Int64Array
+
+PLAN_AHEAD = 0.75  # fraction of the known packs served at which a thread starts to count the rest
+
+
+def _count_column(
+    recipe: Recipe, epoch: int, lane: int, column: int, stop: Event | None = None
+) -> int:
+    """Plan one column to the epoch's end, or until `stop` is set, and return its packs."""
+    planner = PackQueue(recipe, lane, column, epoch)
+    while not planner.is_complete and not (stop and stop.is_set()):
+        planner.extend()
+        planner.release(planner.num_known)
+    return planner.num_known
+
+
+def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
+    """Plan one lane to the epoch's end, and return the number of packs of each column."""
+    return [_count_column(recipe, epoch, lane, column) for column in range(recipe.num_columns)]
+
+
+def packs_in(recipe: Recipe, num_planned: int) -> int:
+    """Return the number of packs delivered. With epoch_end="drop", only whole batches are."""
+    size = recipe.global_batch_size
+    return num_planned // size * size if recipe.mixing.epoch_end == "drop" else num_planned
+
+
+def slots_in(recipe: Recipe, num_planned: int) -> int:
+    """Return the slots of an epoch with this many packs, including padding in its last batch."""
+    size = recipe.global_batch_size
+    return -(-packs_in(recipe, num_planned) // size) * size
+
+
+class _LeastPacks:
+    """A lower bound on the packs of a column, refined by loading more lengths."""
+
+    def __init__(self, recipe: Recipe, epoch: int, lane: int, column: int) -> None:
+        self._recipe = recipe
+        self._epoch = epoch
+        self._lane = lane
+        self._numbers = range(len(recipe.streams)) if recipe.is_mixed else [column]
+        self._num_looked: int | None = None  # samples of each stream whose lengths are counted
+        self._tokens = 0
+        self.num_packs = 0
+        self.is_final = False
+
+    def grow(self) -> None:
+        """Refine the bound: first without lengths, then by one more block of samples per call."""
+        begin = self._num_looked or 0
+        end = 0 if self._num_looked is None else begin + SHUFFLE_BLOCK_SIZE
+        beyond = 0
+        self.is_final = True
+        for number in self._numbers:
+            tokens, at_least, is_all = self._recipe.lane_stream(number, self._lane).tokens_in(
+                self._epoch, begin, end
+            )
+            self._tokens += tokens
+            beyond += at_least
+            self.is_final &= is_all
+        self._num_looked = end
+        tokens = self._tokens + beyond
+        self.num_packs = max(self.num_packs, -(-tokens // self._recipe.packing.max_seq_len))
+
+
+class LaneEndFinder:
+    """Finds the ends of columns in lanes planned by other processes.
+
+    Args:
+        recipe: Determines the sequence.
+        epoch: The epoch.
+    """
+
+    def __init__(self, recipe: Recipe, epoch: int) -> None:
+        self._recipe = recipe
+        self._epoch = epoch
+        self._least: dict[tuple[int, int], _LeastPacks] = {}
+        self._counts: dict[tuple[int, int], Future[int]] = {}
+        self._asked: deque[tuple[int, int]] = deque()  # columns that still have to be counted
+        self._lock = Lock()
+        self._is_finding = False
+        self._closed = Event()
+
+    def learn(self, lane: int, column: int) -> tuple[int, bool]:
+        """Refine what is known of a column. Return its packs, and whether that count is exact."""
+        least = self._least.get((lane, column))
+        if least is None:
+            least = _LeastPacks(self._recipe, self._epoch, lane, column)
+            self._least[lane, column] = least
+        if least.is_final:
+            return self._count(lane, column).result(), True
+        least.grow()
+        return least.num_packs, False
+
+    def look_ahead(self, served: Int64Array) -> None:
+        """Start counting, in a thread, columns whose known packs are mostly served."""
+        for (lane, column), least in self._least.items():
+            if least.is_final and served[lane, column] >= PLAN_AHEAD * least.num_packs:
+                self._count(lane, column)
+
+    def _count(self, lane: int, column: int) -> Future[int]:
+        with self._lock:
+            if (lane, column) not in self._counts:
+                self._counts[lane, column] = Future()
+                self._asked.append((lane, column))
+            count = self._counts[lane, column]
+            starts = bool(self._asked) and not self._is_finding
+            self._is_finding |= starts
+        if starts:
+            # A daemon thread, unlike an executor's, does not delay the interpreter's exit.
+            thread = Thread(target=self._find, name="streampack-lane-ends", daemon=True)
+            try:
+                start_threads([thread])
+            except ConfigError:  # the system allows no more threads: count in this one
+                self._find()
+        return count
+
+    def _find(self) -> None:
+        """Count the requested columns, one at a time."""
+        while (key := self._next()) is not None:
+            count = self._counts[key]
+            if not count.set_running_or_notify_cancel():
+                continue
+            try:
+                count.set_result(_count_column(self._recipe, self._epoch, *key, self._closed))
+            except BaseException as failure:  # re-raised by result()
+                count.set_exception(failure)
+
+    def _next(self) -> tuple[int, int] | None:
+        with self._lock:
+            self._is_finding = bool(self._asked)
+            return self._asked.popleft() if self._asked else None
+
+    def close(self) -> None:
+        """Stop the thread, if there is one."""
+        self._closed.set()
+        for count in self._counts.values():
+            count.cancel()

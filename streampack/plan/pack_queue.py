@@ -1,0 +1,230 @@
+"""The packs of one column of a lane, planned one chunk of samples at a time.
+
+::
+
+    column 0   arrivals -> overflow -> packer -> [ pack 7 | pack 8 | pack 9 ]   not yet released
+    column 1   arrivals -> overflow -> packer -> [ pack 3 | pack 4 ]
+                                                  ^ a snapshot lies where a chunk began
+
+A lane has one column if packs mix streams, otherwise one per stream. Packs are addressed by their
+number in the column. Packs planned ahead are therefore never lost, and planning a column again
+gives the same packs.
+
+Cost: about 0.2-0.4 us a sample. Memory: a chunk of segments (48 bytes each), the packer's buffer,
+and one shuffle block of each stream: 16 bytes per sample, by default at most 262,144 samples.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from streampack.errors import DataError, ResumeError
+from streampack.pack import count_long, fit_samples, make_packer
+from streampack.plan.recipe import Recipe
+from streampack.plan.sample_order import Blocks, make_arrivals
+from streampack.plan.slots import ENDLESS
+from streampack.types import Int64Array, Packs, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Snapshot:
+    """The state of a queue at the start of a chunk: enough to plan from there again."""
+
+    num_packs: int
+    """Packs of the column before the chunk."""
+    arrivals: list[int]
+    packer: State
+    held: Int64Array
+    """Segments in the packer's buffer, shape (n, 6)."""
+    overlong: list[int]
+    """Samples over max_seq_len seen before the chunk, per stream."""
+    blocks: Callable[[], Blocks]
+    """Compute the shuffle blocks at this point. A callable, because it is rarely needed."""
+
+
+class PackQueue:
+    """The packs of one column of a lane, by number.
+
+    Args:
+        recipe: Determines the sequence.
+        lane: The lane.
+        column: The stream; 0 if packs mix streams.
+        epoch: The epoch (with carry: the first epoch of the run).
+    """
+
+    def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
+        self._recipe = recipe
+        self._column = column
+        self._num_barren = 0  # consecutive samples that were all dropped
+        self._arrivals = make_arrivals(recipe, lane, column, epoch)
+        self._packer = make_packer(recipe.packing)
+        self._hold(Packs.none())
+        self._first = 0
+        self._snapshots: deque[_Snapshot] = deque()
+        self.is_complete = False
+        self.num_moves = 0
+        self.overlong = np.zeros(len(recipe.streams), np.int64)
+
+    @property
+    def first_known(self) -> int:
+        """Number of the first pack that is still available."""
+        return self._first
+
+    @property
+    def num_known(self) -> int:
+        """Number of packs of the column planned so far."""
+        return self._first + len(self._queue)
+
+    @property
+    def high_water_tokens(self) -> int:
+        """Maximum number of tokens that the packer has held."""
+        return self._packer.high_water_tokens
+
+    def extend(self) -> None:
+        """Plan one more chunk; at the end, flush the packer."""
+        if self.is_complete:
+            return
+        self._snapshots.append(
+            _Snapshot(
+                num_packs=self.num_known,
+                arrivals=self._arrivals.state(),
+                packer=self._packer.state_dict(),
+                held=self._packer.buffered,
+                overlong=self.overlong.tolist(),
+                blocks=self._arrivals.blocks(),
+            )
+        )
+        self.num_moves += 1
+        rows = self._arrivals.next()
+        if len(rows):
+            segments = self._fit(rows)
+            self._check_not_barren(rows, segments)
+            packs = self._packer.add(segments)
+        else:
+            packs = self._packer.flush()
+            self.is_complete = True
+        self._hold(Packs.join([self._queue, packs]))
+
+    def _hold(self, queue: Packs) -> None:
+        self._queue = queue
+        self._sizes = np.diff(queue.ends, prepend=0)
+
+    def _fit(self, rows: Int64Array) -> Int64Array:
+        packing = self._recipe.packing
+        self.overlong += count_long(rows, packing.max_seq_len, len(self.overlong))
+        return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
+
+    def _check_not_barren(self, rows: Int64Array, segments: Int64Array) -> None:
+        """Stop an endless order that leaves nothing to pack.
+
+        Raises:
+            DataError: If more samples in a row were dropped than the streams hold.
+        """
+        self._num_barren = 0 if len(segments) else self._num_barren + len(rows)
+        limit = self._recipe.longest_barren(self._column)
+        if limit is not None and self._num_barren > limit:
+            names = [self._recipe.names[number] for number in np.unique(rows[:, 0])]
+            raise DataError(
+                f"stream {names}: all of {self._num_barren} samples in a row are longer than "
+                f"max_seq_len={self._recipe.packing.max_seq_len}, and overflow='drop' leaves "
+                "nothing; raise max_seq_len, or set overflow to split or truncate"
+            )
+
+    def know(self, number: int, keep: int = 0) -> bool:
+        """Plan until pack `number` is known. Return False if the column ends before it.
+
+        Args:
+            number: The pack.
+            keep: Release packs before this one on the way, to bound the memory.
+        """
+        while self.num_known <= number and not self.is_complete:
+            self.extend()
+            self.release(keep)
+        return number < self.num_known
+
+    @property
+    def segments(self) -> Int64Array:
+        """Segment rows of the packs that are known and not released, shape (n, 6)."""
+        return self._queue.segments
+
+    @property
+    def next_crossing(self) -> int:
+        """Delivered packs at which the oldest snapshot is dropped; ENDLESS if it is the last."""
+        return self._snapshots[1].num_packs if len(self._snapshots) > 1 else ENDLESS
+
+    def places(self, packs: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Locate packs, which must be known and not released, in `segments`.
+
+        Returns:
+            The first row of each pack and its number of rows, shape (n,).
+        """
+        rows = packs - self._first
+        sizes = self._sizes[rows]
+        return self._queue.ends[rows] - sizes, sizes
+
+    def release(self, number: int) -> None:
+        """Release the packs before `number`."""
+        number = min(number, self.num_known)
+        if number - self._first > len(self._queue) // 2:
+            self._hold(self._queue.slice(number - self._first, len(self._queue)))
+            self._first = number
+        while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
+            self._snapshots.popleft()
+            self.num_moves += 1
+
+    def blocks(self) -> dict[int, list[int]]:
+        """Return, per stream, the shuffle blocks of unreleased packs and of the next samples.
+
+        They change only when `num_moves` does.
+        """
+        now = self._arrivals.blocks()()
+        then = self._snapshots[0].blocks() if self._snapshots else now
+        blocks = {}
+        for stream, (block, last) in now.items():
+            first = then.get(stream, (block, block))[0]
+            # A fixed order with carry restarts from the first block: skip the blocks in between.
+            middle = range(first, block) if first <= block else (first,)
+            blocks[stream] = [*middle, *range(block, last + 1)]
+        return blocks
+
+    def shards_in(self, stream: int, block: int) -> Int64Array:
+        """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
+        return self._arrivals.shards_in(stream, block)
+
+    def held(self) -> Int64Array:
+        """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
+        return self._snapshots[0].held if self._snapshots else self._packer.buffered
+
+    def snapshot(self, number: int) -> list[State]:
+        """Return the latest snapshot at or before pack `number`, as a list of at most one."""
+        kept = [snapshot for snapshot in self._snapshots if snapshot.num_packs <= number]
+        return [
+            {
+                "num_packs": snapshot.num_packs,
+                "arrivals": snapshot.arrivals,
+                "packer": snapshot.packer,
+                "overlong": snapshot.overlong,
+            }
+            for snapshot in kept[-1:]
+        ]
+
+    def restore(self, state: State) -> None:
+        """Restore a snapshot into a queue that was never extended.
+
+        Raises:
+            ResumeError: If the snapshot is not one of such a queue.
+        """
+        try:
+            self._first = int(state["num_packs"])
+            self._arrivals.restore([int(value) for value in state["arrivals"]])
+            self._packer.load_state_dict(state["packer"])
+            self.overlong = np.array(state["overlong"], np.int64).reshape(self.overlong.shape)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ResumeError(
+                f"one of the state's snapshots is damaged ({type(error).__name__}: {error}); "
+                "take 'snapshots' out of the state: they are only a speed-up"
+            ) from error

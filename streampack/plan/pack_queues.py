@@ -1,0 +1,206 @@
+"""The pack queues of one device: delivered packs, snapshots, and packs by slot.
+
+::
+
+    slots     lane 0  lane 0  lane 2  lane 2          in any order, of any columns
+                 |       |       |       |            gather: all packs of a column together
+    packs     [ a b ] [ c ]   [ d e f ] [ g ]         in slot order, one array
+
+Delivered packs are recorded on demand and when a column is planned further, not after every batch.
+A batch therefore costs the same for one column as for a hundred.
+
+Cost: about 10 ns a segment, and 10 us a column when a chunk of its samples is planned or delivered.
+Memory: the queues, and one copy of the last result of `gather`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from streampack._numba import kernel_holding_gil
+from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import Recipe
+from streampack.plan.slots import COLUMN, ENDLESS, LANE, PACK
+from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
+
+
+@kernel_holding_gil
+def _copy_packs(
+    segments: Int64Array, begins: Int64Array, sizes: Int64Array, starts: Int64Array, out: Int64Array
+) -> None:
+    """Copy `sizes` rows for each pack, from row `begins` to row `starts` of `out`."""
+    for pack in range(len(begins)):
+        begin, start = begins[pack], starts[pack]
+        for row in range(sizes[pack]):
+            for column in range(NUM_COLUMNS):
+                out[start + row, column] = segments[begin + row, column]
+
+
+class PackQueues:
+    """The pack queues of one device, by lane and column.
+
+    Args:
+        recipe: Determines the sequence.
+        first_epoch: The epoch at which planning of a column begins.
+        passed: Packs of each column delivered before, shape (num_lanes, num_columns).
+        snapshots: Snapshots to resume columns from. Columns without one are planned from the start
+            of the first epoch.
+        counted_lanes: Lanes in which this device counts samples over max_seq_len.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        first_epoch: int,
+        passed: Int64Array,
+        snapshots: list[State],
+        counted_lanes: range,
+    ) -> None:
+        self._recipe = recipe
+        self._first_epoch = first_epoch
+        self._loaded = {(saved["lane"], saved["column"]): saved for saved in snapshots}
+        self._planners: dict[tuple[int, int], PackQueue] = {}
+        self._planned = np.zeros_like(passed)  # known packs of each column
+        self._crossings = np.full_like(passed, ENDLESS)  # packs at which the next snapshot applies
+        self._changed: set[tuple[int, int]] = set()
+        self._saved: dict[tuple[int, int], list[State]] = {}
+        self._counted_lanes = counted_lanes
+        self._num_counted = -1
+        self._high_water = 0
+        self._overlong = np.zeros(len(recipe.streams), np.int64)
+        self.passed = passed.copy()
+        self.num_changes = 0
+
+    def __iter__(self) -> Iterator[PackQueue]:
+        return iter(self._planners.values())
+
+    @property
+    def high_water_tokens(self) -> int:
+        """The sum of the maximum number of tokens held by each packer."""
+        self._count()
+        return self._high_water
+
+    @property
+    def overlong(self) -> Int64Array:
+        """Samples over max_seq_len seen so far in the counted lanes, shape (num_streams,)."""
+        self._count()
+        return self._overlong.copy()
+
+    def _count(self) -> None:
+        if self._num_counted == self.num_changes:
+            return
+        self._num_counted = self.num_changes
+        self._high_water = sum(planner.high_water_tokens for planner in self)
+        self._overlong = np.zeros(len(self._recipe.streams), np.int64)
+        for (lane, _), planner in self._planners.items():
+            if lane in self._counted_lanes:
+                self._overlong += planner.overlong
+
+    def planner(self, lane: int, column: int) -> PackQueue:
+        """Return the pack queue of a column, and create it on the first call."""
+        planner = self._planners.get((lane, column))
+        if planner is None:
+            planner = PackQueue(self._recipe, lane, column, self._first_epoch)
+            snapshot = self._loaded.pop((lane, column), None)
+            if snapshot is not None:
+                planner.restore(snapshot)
+            self._planners[lane, column] = planner
+            self._note(lane, column)
+        return planner
+
+    def extend(self, lane: int, column: int) -> PackQueue:
+        """Plan a column one chunk further, and return its pack queue."""
+        planner = self.planner(lane, column)
+        planner.release(int(self.passed[lane, column]))
+        planner.extend()
+        self._note(lane, column)
+        return planner
+
+    def know_passed(self) -> None:
+        """Plan every column up to its delivered packs, and release those."""
+        for (lane, column), planner in self._planners.items():
+            passed = int(self.passed[lane, column])
+            planner.know(passed - 1, keep=passed)
+            self._note(lane, column)
+
+    def first_ahead(self) -> tuple[int, int, int] | None:
+        """Find a column that has released undelivered packs; return lane, first known, passed."""
+        for (lane, column), planner in self._planners.items():
+            if planner.first_known > self.passed[lane, column]:
+                return lane, planner.first_known, int(self.passed[lane, column])
+        return None
+
+    def pass_by(self, slots: Int64Array) -> None:
+        """Record that the packs of these slots are delivered, in order."""
+        # The packs of a column ascend, and numpy keeps the last value written.
+        self.passed[slots[:, LANE], slots[:, COLUMN]] = slots[:, PACK] + 1
+        for lane, column in np.argwhere(self.passed >= self._crossings).tolist():
+            self._planners[lane, column].release(int(self.passed[lane, column]))
+            self._note(lane, column)
+
+    def num_quiet(self, slots: Int64Array) -> int:
+        """Return how many of these slots can be delivered before a snapshot changes."""
+        crossings = self._crossings[slots[:, LANE], slots[:, COLUMN]]
+        crossed = np.flatnonzero(slots[:, PACK] + 1 >= crossings)
+        return int(crossed[0]) if len(crossed) else len(slots)
+
+    def snapshots(self) -> list[State]:
+        """Return, for each column, the snapshot from which its undelivered packs can be planned."""
+        for lane, column in self._changed:
+            self._saved[lane, column] = [
+                {"lane": lane, "column": column, **snapshot}
+                for snapshot in self._planners[lane, column].snapshot(
+                    int(self.passed[lane, column])
+                )
+            ]
+        self._changed.clear()
+        return [snapshot for place in self._planners for snapshot in self._saved[place]]
+
+    def gather(self, slots: Int64Array, batch_size: int) -> Packs:
+        """Return the packs of some slots, in order.
+
+        The first `batch_size` slots are planned if necessary. Whole batches after them are
+        included as long as all of their packs are known.
+        """
+        self._know(slots[:batch_size])
+        lanes, columns, packs = slots[:, LANE], slots[:, COLUMN], slots[:, PACK]
+        missing = np.flatnonzero(packs >= self._planned[lanes, columns])
+        if len(missing):
+            slots = slots[: max(missing[0] // batch_size, 1) * batch_size]
+        groups = self._by_column(slots)
+        begins, sizes = np.empty((2, len(slots)), np.int64)
+        for planner, rows in groups:
+            begins[rows], sizes[rows] = planner.places(slots[rows, PACK])
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        out = np.empty((int(ends[-1]), NUM_COLUMNS), np.int64)
+        for planner, rows in groups:
+            _copy_packs(planner.segments, begins[rows], sizes[rows], starts[rows], out)
+        return Packs(segments=out, ends=ends)
+
+    def _by_column(self, slots: Int64Array) -> list[tuple[PackQueue, Int64Array]]:
+        """Group slots by column; return each column's queue and the rows of its slots, in order."""
+        numbers = slots[:, LANE] * self._recipe.num_columns + slots[:, COLUMN]
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.flatnonzero(np.diff(numbers[order])) + 1
+        groups = np.split(order, bounds) if len(bounds) else [order]
+        return [(self.planner(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
+
+    def _know(self, slots: Int64Array) -> None:
+        known = self._planned[slots[:, LANE], slots[:, COLUMN]]
+        if (slots[:, PACK] < known).all():
+            return
+        for planner, rows in self._by_column(slots):
+            packs = slots[rows, PACK]
+            planner.know(int(packs[-1]), keep=int(packs[0]))
+            self._note(*slots[rows[0], :PACK].tolist())
+
+    def _note(self, lane: int, column: int) -> None:
+        """Update the cached counters of a column."""
+        planner = self._planners[lane, column]
+        self._planned[lane, column] = planner.num_known
+        self._crossings[lane, column] = planner.next_crossing
+        self._changed.add((lane, column))
+        self.num_changes += 1

@@ -1,0 +1,111 @@
+"""Which shards a device's lanes need next, and which they have finished: integers only.
+
+One lane of a stream, delivered up to a sample of block 4, planned up to a sample of block 5::
+
+    shuffle blocks        3         4          5          6         7
+                       finished  delivering  planning   next      not yet
+    needed, in order             [ a  c      c  f       b  e ]
+
+A shard is needed as soon as its block is the next one. It stays needed until all packs planned up
+to the end of its last block are delivered, and no packer holds one of its samples. Both follow from
+the oldest snapshot of a column. Within a pass, these lanes never read a finished shard again.
+
+Cost: one integer comparison a batch. When a chunk of samples was planned or delivered, about 10 us
+a column. When a block changed, O(shards of the lane).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import Recipe
+from streampack.types import SAMPLE, STREAM, Int64Array
+
+
+def _no_rows() -> Int64Array:
+    return np.zeros((0, 2), np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardDelta:
+    """Changes in the needed shards since the last call."""
+
+    ahead: Int64Array = field(default_factory=_no_rows)
+    """Rows (stream, shard) that are or will be needed, in order of need, shape (n, 2)."""
+    finished: Int64Array = field(default_factory=_no_rows)
+    """Rows (stream, shard) that are no longer needed, shape (m, 2)."""
+
+
+class ShardTracker:
+    """Tracks which shards a device's columns need.
+
+    Args:
+        recipe: Determines the sequence.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._streams = recipe.streams
+        self._num_moves: int | None = None
+        self._blocks: list[dict[int, list[int]]] = []
+        self._in_blocks: dict[tuple[int, int], None] = {}
+        self._needed: dict[tuple[int, int], None] = {}
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether `look` was called before."""
+        return self._num_moves is not None
+
+    def look(self, planners: Iterable[PackQueue]) -> ShardDelta | None:
+        """Return the needed and the finished shards of these queues, or None if unchanged."""
+        columns = list(planners)
+        num_moves = sum(column.num_moves for column in columns)
+        if num_moves == self._num_moves:
+            return None
+        self._num_moves = num_moves
+        blocks = [column.blocks() for column in columns]
+        if blocks != self._blocks:
+            self._blocks = blocks
+            self._in_blocks = dict.fromkeys(_in_order_of_need(columns, blocks))
+        # Shards of older blocks that packers still hold come first.
+        held = [shard for column in columns for shard in self._held(column)]
+        needed = dict.fromkeys(shard for shard in held if shard not in self._in_blocks)
+        needed |= self._in_blocks
+        if list(needed) == list(self._needed):
+            return None
+        finished = [shard for shard in self._needed if shard not in needed]
+        self._needed = needed
+        return ShardDelta(ahead=_rows(list(needed)), finished=_rows(finished))
+
+    def _held(self, column: PackQueue) -> list[tuple[int, int]]:
+        segments = column.held()
+        shards = []
+        for stream in np.unique(segments[:, STREAM]).tolist():
+            samples = segments[segments[:, STREAM] == stream, SAMPLE]
+            first_sample = self._streams[stream].first_sample
+            own = np.unique(np.searchsorted(first_sample, samples, side="right") - 1)
+            shards += [(stream, shard) for shard in own.tolist()]
+        return shards
+
+
+def _rows(shards: list[tuple[int, int]]) -> Int64Array:
+    return np.array(shards, np.int64).reshape(-1, 2)
+
+
+def _in_order_of_need(
+    columns: list[PackQueue], blocks: list[dict[int, list[int]]]
+) -> list[tuple[int, int]]:
+    """Return the (stream, shard) of all columns' blocks, block by block, columns interleaved."""
+    placed = []
+    for column, of_column in zip(columns, blocks, strict=True):
+        for stream, numbers in of_column.items():
+            for turn, number in enumerate(numbers):
+                shards = column.shards_in(stream, number).tolist()
+                placed += [
+                    (turn + place / len(shards), stream, shard)
+                    for place, shard in enumerate(shards)
+                ]
+    return [(stream, shard) for _, stream, shard in sorted(placed)]

@@ -1,0 +1,228 @@
+"""Build the recipe of a dataset's sequence from its arguments. The only
+module that wires rooms together.
+
+::
+
+    streams --open--> counts, bytes, totals --weights--> quotas --+
+    packing, mixing, order ---------------------------------------+--> Recipe
+    world, batch_size --> num_lanes, lane_run, global_batch_size -+    (or the state's, on resume)
+
+Cost: reading each stream's index.json. No shard is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ConfigError
+from streampack.gather.shard_prefetch import fetch_all
+from streampack.mix import Weight, resolve_weights
+from streampack.plan import PlanStream, Recipe
+from streampack.plan.recipe import MAX_PACKS
+from streampack.streams import MdsStream
+from streampack.streams.registry import unique_names
+from streampack.types import Int64Array
+from streampack.world import World
+
+MIN_PACKS_PER_LANE = 4096  # smaller lanes waste fill at their ends
+KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasetSpec:
+    """The specification of a dataset, from its arguments."""
+
+    streams: tuple[MdsStream, ...]
+    packing: Packing
+    mixing: Mixing
+    order: Order
+    batch_size: int
+    world: World
+    cache_limit: int | None = None
+    """Cache limit in bytes for fetched shards on this node; None: no limit."""
+    keeps_packed: tuple[bool, ...]
+    """For each stream, whether a fetched shard is kept next to its decompressed form."""
+    fetched_for_lengths: list[int] = field(default_factory=list)
+    """Bytes of each shard that was fetched to learn its lengths; grows."""
+
+
+class _Lengths:
+    """Tokens per sample of a stream's shards, including those that bos_id and eos_id add."""
+
+    def __init__(self, stream: MdsStream, packing: Packing, fetched: list[int]) -> None:
+        self._stream = stream
+        self._packing = packing
+        self._fetched = fetched
+        self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
+
+    def __reduce__(self) -> tuple[type[_Lengths], tuple[MdsStream, Packing, list[int]]]:
+        return _Lengths, (self._stream, self._packing, self._fetched)
+
+    def __call__(self, shard: int) -> Int64Array:
+        return self._of_shard(shard)
+
+    @property
+    def prepare(self) -> Callable[[Int64Array], None] | None:
+        """Fetches several shards together for their lengths; None if no fetch is needed."""
+        is_lazy = self._stream.needs_fetch and not self._stream.has_length_file
+        return self._bring if is_lazy else None
+
+    def _bring(self, shards: Int64Array) -> None:
+        # In one step, because the thread that looks for lane ends calls this too.
+        self._fetched.extend(fetch_all(self._stream, shards))
+
+    def shard_tokens(self) -> Int64Array | None:
+        """Return the tokens of each shard, shape (num_shards,); None: sample lengths are needed.
+
+        If samples are used whole and without additions, the length file has these totals.
+        """
+        packing = self._packing
+        is_changed = packing.overflow in ("truncate", "drop")
+        has_edges = packing.bos_id is not None or packing.eos_id is not None
+        return None if is_changed or has_edges else self._stream.shard_tokens()
+
+    def _read(self, shard: int) -> Int64Array:
+        if self.prepare is not None:
+            self._bring(np.array([shard]))
+        lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
+        bos, eos = self._packing.bos_id, self._packing.eos_id
+        if bos is None and eos is None:
+            return lengths
+        edges = self._stream.shard_edges(shard)
+        added = np.zeros(len(lengths), np.int64)
+        if bos is not None:
+            added += edges[:, 0] != bos
+        if eos is not None:
+            added += edges[:, 1] != eos
+        return lengths + added
+
+
+def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
+    nodes = world.num_nodes
+    packs = chosen_tokens // packing.max_seq_len
+    return nodes if packs >= nodes * MIN_PACKS_PER_LANE else 1
+
+
+def _check_shape(shape: tuple[int, int, int], method: str) -> None:
+    """Refuse lanes, runs and global batches that are incompatible."""
+    num_lanes, run, global_batch_size = shape
+    sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
+    for name, size in sizes.items():
+        if size > MAX_PACKS:
+            raise ConfigError(f"{name}={size} is more than {MAX_PACKS}, the most; lower it")
+    if method == "device_per_stream" and global_batch_size % run:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is no multiple of the run's first batch_size="
+            f"{run}, which batching_method='device_per_stream' needs; choose one that is"
+        )
+    if method == "per_stream" and num_lanes > 1 and global_batch_size % (num_lanes * run):
+        raise ConfigError(
+            f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
+            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1); to go "
+            "on with a state leave both out, and the run keeps its own"
+        )
+
+
+def _check_batches(batch_size: int, global_batch_size: int) -> None:
+    """Refuse device batches that do not divide a global batch."""
+    if global_batch_size % batch_size:
+        divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
+        multiple = -(-global_batch_size // batch_size) * batch_size
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; set "
+            f"it to {multiple}, or set batch_size to {divisor}, for example; to go on with a state "
+            "leave it out, and the run keeps its own"
+        )
+
+
+def _check_ends(blueprint: DatasetSpec, num_lanes: int) -> None:
+    """Refuse a padded end that would need lengths of shards that this node does not fetch."""
+    missing = [s.name for s in blueprint.streams if s.is_remote and not s.has_length_file]
+    if num_lanes > 1 and blueprint.mixing.epoch_end != "carry" and missing:
+        raise ConfigError(
+            f"epoch_end={blueprint.mixing.epoch_end!r} with {num_lanes} lanes needs a length file "
+            f"in every remote stream, and {missing} have none: run `streampack index` on them, or "
+            "set Mixing(epoch_end='carry') or Order(num_lanes=1)"
+        )
+
+
+def build_recipe(blueprint: DatasetSpec, shape: tuple[int, int, int] | None = None) -> Recipe:
+    """Return the recipe of a dataset's sequence.
+
+    Args:
+        blueprint: The specification of the dataset.
+        shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
+
+    Raises:
+        ConfigError: If weights, batch sizes and lanes are incompatible.
+        DataError: If a stream cannot be opened.
+    """
+    packing, mixing, order = blueprint.packing, blueprint.mixing, blueprint.order
+    if mixing.stop != "all_exhausted":
+        raise ConfigError(
+            f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
+            "streams' weights, or by epoch_size; leave stop out"
+        )
+    totals = [stream.total_tokens()[0] for stream in blueprint.streams]
+    names = unique_names([stream.name for stream in blueprint.streams])
+    quotas = resolve_weights(
+        [
+            Weight(name=n, proportion=s.proportion, repeat=s.repeat, choose=s.choose)
+            for n, s in zip(names, blueprint.streams, strict=True)
+        ],
+        [(s.num_samples, t) for s, t in zip(blueprint.streams, totals, strict=True)],
+        epoch_size=cast("int | None", mixing.epoch_size),  # an int after Mixing's checks
+        unit=mixing.weight_unit,
+        arithmetic=mixing.arithmetic,
+        seed=order.seed,
+    )
+    fetched = blueprint.fetched_for_lengths
+    lengths = [_Lengths(stream, packing, fetched) for stream in blueprint.streams]
+    streams = tuple(
+        PlanStream(
+            name=name,
+            first_sample=stream.first_sample,
+            raw_bytes=stream.raw_bytes,
+            num_tokens=total,
+            lengths_of=lengths_of,
+            quota=quota,
+            prepare=lengths_of.prepare,
+            shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
+        )
+        for name, stream, total, lengths_of, quota in zip(
+            names, blueprint.streams, totals, lengths, quotas, strict=True
+        )
+    )
+    if shape is None:
+        chosen = sum(stream.chosen_tokens for stream in streams)
+        lanes = order.num_lanes or _default_lanes(chosen, packing, blueprint.world)
+        default_batch = blueprint.batch_size * blueprint.world.num_devices
+        shape = (lanes, blueprint.batch_size, mixing.global_batch_size or default_batch)
+        # A run can resume with any batch size that divides its position.
+        _check_batches(blueprint.batch_size, shape[2])
+    num_lanes, lane_run, global_batch_size = shape
+    _check_shape(shape, mixing.batching_method)
+    _check_ends(blueprint, num_lanes)
+    recipe = Recipe(
+        streams=streams,
+        packing=packing,
+        mixing=mixing,
+        order=order,
+        num_lanes=num_lanes,
+        lane_run=lane_run,
+        global_batch_size=global_batch_size,
+    )
+    if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
+        raise ConfigError(
+            f"epoch_end='carry' gives epochs of whole global batches, but an epoch's "
+            f"{recipe.chosen_tokens} tokens are less than one of {global_batch_size} packs of "
+            f"{packing.max_seq_len}; lower global_batch_size, raise epoch_size, or set "
+            "epoch_end='pad'"
+        )
+    return recipe

@@ -1,0 +1,227 @@
+"""Limit a rank's prefetch to its share of the node's cache limit.
+
+::
+
+    cache_limit  >=  two adjacent shuffle blocks of every lane and stream that the node reads
+                     + what is planned and not yet delivered, up to 8,192 samples of each
+                     + one shard in flight for each thread and worker of its ranks
+
+    excess       -> more threads, up to 4 per rank
+    blocks of a rank's own lanes / blocks of the node's   -> its share of the prefetch limit
+
+With less, shards would be evicted just before they are read, and fetched repeatedly. So less is
+refused, and the message names the least that works. Local, uncompressed streams
+need nothing.
+
+Cost: O(shards), once per dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.gather.shard_prefetch import (
+    FETCH_THREADS,
+    FetchLimits,
+    ShardPrefetcher,
+    cached_bytes,
+)
+from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe, touched_lanes
+from streampack.planned.build import DatasetSpec
+from streampack.types import Int64Array
+from streampack.world import World
+
+NO_FETCHES = ("fetched", "fetched_bytes", "waited_for", "waited_s", "ahead_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheWorkingSet:
+    """The concurrent cache needs of a rank and its node, in bytes."""
+
+    node_bytes: int = 0
+    """Two shuffle blocks of all streams of the node's lanes, and planned samples."""
+    own_bytes: int = 0
+    """The same for this rank's lanes."""
+    shard_bytes: int = 0
+    """The largest shard, compressed plus raw."""
+    raw_part: float = 1.0
+    """Fraction of a kept shard's bytes that is not its compressed form."""
+    ranks_per_node: int = 1
+    """Processes that share the node's limit."""
+
+
+def _ranks_of_node(world: World) -> list[World]:
+    first = world.node * world.num_local_ranks
+    return [replace(world, rank=rank) for rank in range(first, first + world.num_local_ranks)]
+
+
+def cache_needs(blueprint: DatasetSpec, recipe: Recipe) -> CacheWorkingSet:
+    """Return the cache needs of this rank and its node, if the cache is limited."""
+    world = blueprint.world
+    fetched = [n for n, stream in enumerate(blueprint.streams) if stream.needs_fetch]
+    if not fetched or blueprint.cache_limit is None:
+        return CacheWorkingSet(ranks_per_node=world.num_local_ranks)
+
+    def lanes_of(rank: World) -> set[int]:
+        return touched_lanes(
+            recipe,
+            DeviceView(
+                place=rank.place, num_devices=rank.num_devices, batch_size=blueprint.batch_size
+            ),
+        )
+
+    ranks = _ranks_of_node(world)
+    own_lanes = lanes_of(world)
+    node_lanes = set().union(*(lanes_of(rank) for rank in ranks))
+    kept = {n: _kept_bytes(blueprint, n) for n in fetched}
+    lane_bytes = {
+        lane: sum(recipe.lane_stream(n, lane).most_bytes(kept[n]) for n in fetched)
+        for lane in node_lanes
+    }
+    raw = sum(int(blueprint.streams[n].raw_bytes.sum()) for n in fetched)
+    largest = max(int(cached_bytes(blueprint.streams[n]).max()) for n in fetched)
+    return CacheWorkingSet(
+        node_bytes=sum(lane_bytes.values()),
+        own_bytes=sum(lane_bytes[lane] for lane in own_lanes),
+        shard_bytes=largest,
+        raw_part=raw / max(sum(int(each.sum()) for each in kept.values()), 1),
+        ranks_per_node=len(ranks),
+    )
+
+
+def _kept_bytes(blueprint: DatasetSpec, number: int) -> Int64Array:
+    stream = blueprint.streams[number]
+    return cached_bytes(stream) if blueprint.keeps_packed[number] else stream.raw_bytes
+
+
+def fetch_limits(
+    cache_limit: int | None, needs: CacheWorkingSet, *, num_workers: int = 0, turn: int = 0
+) -> FetchLimits:
+    """Return the limits of one rank's prefetch.
+
+    Args:
+        cache_limit: Bytes of the node; None: no limit.
+        needs: Cache needs of the rank and its node.
+        num_workers: Processes of each rank that read in addition to the one that plans.
+        turn: Index of this rank on the node.
+
+    Raises:
+        ConfigError: If the limit is below the working set; the message names the least that works.
+    """
+    ranks = needs.ranks_per_node
+    limits = FetchLimits(turn=turn, num_turns=ranks)
+    if cache_limit is None or not needs.node_bytes:
+        return limits
+    least = needs.node_bytes + ranks * (1 + num_workers) * needs.shard_bytes
+    if cache_limit < least:
+        # A dataset does not know yet how many workers its loader will have.
+        each = ranks * needs.shard_bytes
+        more = "" if num_workers else f" (and {each} more for each of num_workers)"
+        raise ConfigError(
+            f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
+            f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight "
+            f"for each of its readers; set cache_limit to at least {least}{more}, or lower "
+            "Order.shuffle_block_size or num_workers"
+        )
+    in_flight = ranks * needs.shard_bytes
+    spare = (cache_limit - least) // max(in_flight, 1)
+    num_threads = min(1 + spare, FETCH_THREADS)
+    left = cache_limit - (num_threads + num_workers) * in_flight
+    own = left * needs.own_bytes / needs.node_bytes * needs.raw_part
+    return replace(limits, num_threads=num_threads, cache_bytes=int(own))
+
+
+def make_fetcher(
+    blueprint: DatasetSpec,
+    needs: CacheWorkingSet,
+    *,
+    num_workers: int = 0,
+    planner: int | None = None,
+) -> ShardPrefetcher | None:
+    """Return the shard prefetcher of a process that plans; None if there is nothing to fetch.
+
+    Args:
+        blueprint: The specification of the dataset.
+        needs: Cache needs of this rank and its node.
+        num_workers: Worker processes of the rank.
+        planner: Index of this worker, if each worker plans for itself; None: the training process.
+
+    Raises:
+        ConfigError: If the limit is below the working set.
+    """
+    if not any(stream.needs_fetch for stream in blueprint.streams):
+        return None
+    world, cache_limit = blueprint.world, blueprint.cache_limit
+    turn = world.rank % needs.ranks_per_node
+    if planner is None:
+        limits = fetch_limits(cache_limit, needs, num_workers=num_workers, turn=turn)
+    else:
+        limits = fetch_limits(cache_limit, needs, num_workers=num_workers - 1)
+        limits = replace(
+            limits,
+            num_threads=1,
+            turn=turn * num_workers + planner,
+            num_turns=needs.ranks_per_node * num_workers,
+        )
+    return ShardPrefetcher(blueprint.streams, limits)
+
+
+class ReadAhead:
+    """The prefetch of one iteration; does nothing if there is nothing to fetch.
+
+    Args:
+        fetcher: The shard prefetcher, or None.
+        sequence: The sequence that is iterated.
+    """
+
+    def __init__(self, fetcher: ShardPrefetcher | None, sequence: EpochSequence) -> None:
+        self._fetcher = fetcher
+        self._sequence = sequence
+        if fetcher is not None:
+            fetcher.end_with(self)
+
+    def look(self) -> Int64Array | None:
+        """Follow the plan to its current end; call it in the thread that plans.
+
+        Returns:
+            Rows (stream, shard) that are finished once everything planned is delivered.
+
+        Raises:
+            DataError: If a thread failed to fetch a shard.
+        """
+        if self._fetcher is None:
+            return None
+        self._fetcher.check()
+        needs = self._sequence.shards_ahead()
+        self._fetcher.follow(needs)
+        return None if needs is None else needs.finished
+
+    def has(self, plan: DevicePlan) -> bool:
+        """Return whether the shards of a plan are local."""
+        return self._fetcher is None or self._fetcher.has(plan.packs)
+
+    def need_for(self, plan: DevicePlan) -> None:
+        """Wait until the shards of a plan are local."""
+        if self._fetcher is not None:
+            self._fetcher.need_for(plan.packs)
+
+    def finish(self, finished: Int64Array | None) -> None:
+        """Mark the shards that `look` returned as delivered."""
+        if self._fetcher is not None and finished is not None:
+            self._fetcher.finish(finished)
+
+    def check(self) -> None:
+        """Raise the failure of a thread, if any."""
+        if self._fetcher is not None:
+            self._fetcher.check()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fetches and waits of this process."""
+        return self._fetcher.stats() if self._fetcher else dict.fromkeys(NO_FETCHES, 0)

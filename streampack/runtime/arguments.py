@@ -1,0 +1,170 @@
+"""Check the types of the datasets' arguments before anything is opened.
+
+::
+
+    PackedStreamingDataset([IterableStream(...)], packing={...}, batch_size=2.5)
+                                  |                   |              |
+                           another dataset's     not a Packing   not an int      -> ConfigError
+
+Values are checked where they are used. This module checks types only, so that a mistake is reported
+immediately and not as an AttributeError in a worker.
+
+Cost: none. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from inspect import signature
+from reprlib import repr as short_repr
+from typing import ParamSpec
+
+from streampack.config import (
+    MAX_BATCH_TOKENS,
+    Buffers,
+    Mixing,
+    Order,
+    Packing,
+    read_count,
+    read_integer,
+)
+from streampack.errors import ConfigError, short_text, suggest
+from streampack.plan.state import MAX_EPOCH
+from streampack.world import World
+
+P = ParamSpec("P")
+
+CONFIGS = {
+    "packing": Packing,
+    "mixing": Mixing,
+    "order": Order,
+    "buffers": Buffers,
+    "world": World,
+}
+# The equivalents here of arguments of MosaicML's dataset and torch's loader, except those that a
+# config has under the same name. The README's table has more.
+PLACES = {
+    "batch_format": "the dataset's batch_format",
+    "batch_size": "the dataset's batch_size",
+    "collate_fn": "the dataset's batch_format",
+    "drop_last": "Mixing(epoch_end='drop')",
+    "num_canonical_nodes": "Order(num_lanes=...)",
+    "predownload": "PackedDataLoader(prefetch_factor=...) and Buffers(...)",
+    "shuffle_seed": "Order(seed=...)",
+    **dict.fromkeys(
+        ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout"),
+        "PackedDataLoader",
+    ),
+    **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
+    **dict.fromkeys(
+        ("download_retry", "download_timeout", "validate_hash", "keep_zip"), "each Stream"
+    ),
+}
+
+
+def with_hints(init: Callable[P, None]) -> Callable[P, None]:
+    """Wrap an `__init__` so that unknown arguments raise an error naming the equivalent here.
+
+    Raises:
+        ConfigError: Naming the argument, its value and the equivalent.
+    """
+    known = list(signature(init).parameters)[1:]
+    class_name = init.__qualname__.partition(".")[0]
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name, value in kwargs.items():
+            if name not in known:
+                raise ConfigError(
+                    f"{name}={short_text(value)}: no argument of {class_name}"
+                    f"{_place(name, known)}; it takes {', '.join(known)}"
+                )
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _place(name: str, known: list[str]) -> str:
+    place = PLACES.get(name)
+    for config in CONFIGS.values():
+        if name in (field.name for field in fields(config)):
+            place = f"{config.__name__}({name}=...)"
+    return f", set it with {place}" if place else suggest(name, known)
+
+
+def check_configs(**configs: object) -> None:
+    """Refuse a config of the wrong type; None stands for the default, but packing has none.
+
+    Args:
+        **configs: Any of packing, mixing, order, buffers and world.
+
+    Raises:
+        ConfigError: Naming the argument, its value and the expected class.
+
+    >>> check_configs(packing=Packing(max_seq_len=8), mixing=None)
+    """
+    for key, value in configs.items():
+        wanted = CONFIGS[key]
+        if isinstance(value, wanted) or (value is None and wanted is not Packing):
+            continue
+        example = "Packing(max_seq_len=2048)" if wanted is Packing else f"{wanted.__name__}(...)"
+        raise ConfigError(
+            f"{key}={short_text(value)} is no {wanted.__name__}; pass {key}=streampack.{example}"
+        )
+
+
+def check_batch_size(batch_size: object, max_seq_len: int = 1) -> int:
+    """Return `batch_size` as an int.
+
+    Args:
+        batch_size: Packs of a batch, as passed.
+        max_seq_len: Tokens of a pack.
+
+    Raises:
+        ConfigError: If it is not an integer of at least 1, or a batch has more tokens than its
+            int32 `cu_seqlens` can count.
+
+    >>> check_batch_size(4, 2048)
+    4
+    """
+    if batch_size is None:
+        raise ConfigError("batch_size=None says no number of packs; leave it out for 1")
+    count = read_count("batch_size", batch_size, "leave it out for the default")
+    if count * max_seq_len > MAX_BATCH_TOKENS:
+        raise ConfigError(
+            f"batch_size={count} packs of max_seq_len={max_seq_len} are more than "
+            f"{MAX_BATCH_TOKENS} tokens, the most of a batch; set batch_size to "
+            f"{MAX_BATCH_TOKENS // max_seq_len} at most"
+        )
+    return count
+
+
+def check_epoch(epoch: object) -> int:
+    """Return an epoch's number as an int.
+
+    Raises:
+        ConfigError: If it is not an integer of at least 0, or is too large for a state.
+
+    >>> check_epoch(2)
+    2
+    """
+    number = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
+    if not 0 <= number <= MAX_EPOCH:
+        raise ConfigError(f"epoch={number} must be at least 0 and at most {MAX_EPOCH}")
+    return number
+
+
+def show_dataset(
+    dataset: object, names: list[str], size: str, batch_size: int, world: World
+) -> str:
+    """Return a dataset's repr: one line, with at most six of its streams.
+
+    >>> show_dataset(set(), ["code", "docs"], "max_seq_len=2048", 4, World())
+    "set(streams=['code', 'docs'], max_seq_len=2048, batch_size=4, rank=0, num_ranks=1)"
+    """
+    return (
+        f"{type(dataset).__name__}(streams={short_repr(names)}, {size}, batch_size={batch_size}, "
+        f"rank={world.rank}, num_ranks={world.num_ranks})"
+    )

@@ -1,0 +1,42 @@
+"""Close running iterations before the interpreter clears its modules.
+
+::
+
+    end of script --atexit--> iterations are closed --> their threads and workers end
+                                                        modules are cleared
+
+Python clears modules before it drops the objects that a script still holds. Iterators finalized
+that late can no longer join their threads, because module globals are gone.
+
+Cost: one weak reference per iteration.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+
+def close_at_exit(iteration: Generator[Item, None, None]) -> Iterator[Item]:
+    """Return an iterator that is closed at the interpreter's exit if it is still referenced."""
+    _under_way().add(iteration)
+    return iteration
+
+
+@cache
+def _under_way() -> weakref.WeakSet[Generator[Any, None, None]]:
+    iterations: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+    atexit.register(_end, iterations)
+    return iterations
+
+
+def _end(iterations: weakref.WeakSet[Generator[Any, None, None]]) -> None:
+    for iteration in list(iterations):
+        with suppress(ValueError):  # another thread is running it
+            iteration.close()

@@ -1,0 +1,110 @@
+"""Read planned device batches and convert them to the dataset's format, in any process.
+
+::
+
+    plan --gather--> rows of int32, in the cache --finish--> native --convert--> batch
+                     in a worker: in shared memory           'compact': the rows as they are
+
+Several batches of a plan are read together, which saves calls and memory.
+
+Cost: see `gather` and `batch`. Memory: the rows being read, and live batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from streampack.batch.batch import make_batches, make_compacts
+from streampack.batch.buffer_pool import BufferPool, Scratch
+from streampack.batch.compact import to_compact
+from streampack.batch.formats.registry import Formatter, is_cheap, to_native
+from streampack.config import Packing
+from streampack.gather.gather import Gatherer, Rows
+from streampack.plan import DevicePlan
+from streampack.types import IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchReader:
+    """Turns plans into batches; self-contained, so that any thread or worker can have one."""
+
+    gatherer: Gatherer
+    packing: Packing
+    convert: Formatter = to_native
+    blocks: BufferPool = field(default_factory=BufferPool)
+    """Memory of batches."""
+    scratch: Scratch = field(default_factory=Scratch)
+    """Memory of tokens until a batch is made of them."""
+    label_scratch: Scratch = field(default_factory=Scratch)
+    """Memory of labels, in streams that have them."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether a batch uses the rows themselves, not copies."""
+        return self.convert is to_compact
+
+    @property
+    def computes(self) -> bool:
+        """Whether converting uses torch operations; native and compact batches need only copies."""
+        return self.convert is not to_native and not self.keeps_rows
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether converting is cheap, so that workers send tokens only."""
+        return is_cheap(self.convert)
+
+    def __call__(self, plan: DevicePlan) -> Any:
+        """Read the plan of one batch, in the dataset's `batch_format`."""
+        return self.read(plan)[0]
+
+    def read(self, plan: DevicePlan) -> list[Any]:
+        """Read the batches of a plan into one block, in the dataset's `batch_format`."""
+        gatherer = self.gatherer
+        num_rows = plan.num_rows * plan.num_batches
+        if self.keeps_rows:
+            [room], parts = self._room(plan.num_rows, plan.num_batches)
+            rows = gatherer.gather(plan.packs, num_rows, out=room)
+            return self.finish(plan, rows, [tokens for [tokens] in parts])
+        shape = self._shape(num_rows)
+        room = self.scratch.take(gatherer.dtype, shape)
+        labels = self.label_scratch.take(np.int32, shape) if gatherer.has_labels else None
+        rows = gatherer.gather(plan.packs, num_rows, out=room, labels_out=labels)
+        batches = self.finish(plan, rows)
+        self.scratch.give_back(room)
+        if labels is not None:
+            self.label_scratch.give_back(labels)
+        return batches
+
+    def _shape(self, num_rows: int) -> tuple[int, int]:
+        return num_rows, self.packing.max_seq_len
+
+    def _room(self, num_rows: int, num_batches: int) -> tuple[list[IntArray], list[list[Tensor]]]:
+        shape = self._shape(num_rows * num_batches)
+        return self.blocks.take((self.gatherer.dtype, shape), num_parts=num_batches)
+
+    def room(self, num_rows: int) -> tuple[IntArray, Tensor]:
+        """Return memory for a batch that keeps its rows, shape (num_rows, max_seq_len)."""
+        [array], [[tensor]] = self._room(num_rows, 1)
+        return array, tensor
+
+    def finish(
+        self, plan: DevicePlan, rows: Rows, tokens: Sequence[Tensor] | None = None
+    ) -> list[Any]:
+        """Make the batches of a plan from its rows.
+
+        Args:
+            plan: The plan.
+            rows: Its rows.
+            tokens: The tensors that these consist of, one per batch, if batches keep them.
+        """
+        steps = [(plan.epoch, position) for position in plan.positions]
+        positions = self.packing.positions
+        if self.keeps_rows:
+            return make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
+        made = make_batches(rows, plan.packs, steps=steps, positions=positions, blocks=self.blocks)
+        return [self.convert(batch) for batch in made]

@@ -1,0 +1,116 @@
+"""An epoch counter shared by worker processes that do not communicate otherwise.
+
+torch's DataLoader starts (or resumes) its workers for every epoch without informing the dataset. A
+dataset that counted its own iterations would restart at epoch 0 in every new worker. So the count
+is kept in a page shared by parent and workers, one word per worker::
+
+    word of worker w     [ key of the iteration : 32 | epoch + 1 : 31 ]
+
+Workers of one iteration know the same key: the loader's base seed, and the number of times they
+were resumed. The first worker finds no word with that key and takes the epoch after the highest.
+The others find its word, or compute the same number. A word is one aligned store, without a lock.
+
+Cost: 8 KiB. The page is anonymous and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.context
+from hashlib import blake2b
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+import numpy as np
+
+from streampack.types import Int64Array
+
+MAX_WORKERS = 1000
+NEXT, RUN = 0, 1  # words before the workers': the next epoch, and the contents of `run`
+NUM_RUN = 6
+HEAD = RUN + NUM_RUN
+EPOCH_BITS = 31  # MAX_EPOCH + 1 fits
+
+
+class SharedEpochCounter:
+    """The epoch of each iteration over a dataset, shared by this process and its workers.
+
+    >>> ledger = SharedEpochCounter()
+    >>> [ledger.begin(0, "first"), ledger.begin(1, "first"), ledger.begin(1, "second")]
+    [0, 0, 1]
+    """
+
+    def __init__(self) -> None:
+        self._words: Any = RawArray("q", HEAD + MAX_WORKERS)
+
+    def __getstate__(self) -> Any:
+        # Share the page only with a worker that is being started; any other copy gets its own.
+        if multiprocessing.context.get_spawning_popen() is not None:
+            return self._words
+        return self._view.tolist()
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, list):
+            self._words = RawArray("q", state)
+        else:
+            self._words = state
+
+    @property
+    def _view(self) -> Int64Array:
+        return np.frombuffer(self._words, np.int64)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any iteration began since the epoch was last set."""
+        return bool(self._view[HEAD:].any())
+
+    @property
+    def next_epoch(self) -> int:
+        """Epoch of the next iteration."""
+        epochs = self._view[HEAD:] & ((1 << EPOCH_BITS) - 1)
+        return int(max(epochs.max(), self._view[NEXT]))
+
+    @property
+    def run(self) -> list[int]:
+        """Six integers for the workers, such as the position to resume from."""
+        return [int(word) for word in self._view[RUN:HEAD]]
+
+    @run.setter
+    def run(self, values: list[int]) -> None:
+        self._view[RUN:HEAD] = values
+
+    def word(self, worker: int) -> int:
+        """Return a worker's word, for `put_back`."""
+        return int(self._view[HEAD + worker])
+
+    def put_back(self, worker: int, word: int) -> None:
+        """Undo a worker's `begin`, after its iteration failed before the first batch."""
+        self._view[HEAD + worker] = word
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one."""
+        self._view[HEAD:] = 0
+        self._view[NEXT] = epoch
+
+    def begin(self, worker: int, key: str, epoch: int | None = None) -> int:
+        """Begin an iteration and return its epoch.
+
+        Args:
+            worker: Index of the worker; 0 if there are none.
+            key: The same in all workers of the iteration, and in no other iteration.
+            epoch: Use this epoch, instead of the next.
+        """
+        tag = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "little") | 1
+        if epoch is None:
+            # Read once: another worker may write its word between two reads.
+            words = self._view[HEAD:].copy()
+            is_same = (words >> EPOCH_BITS) == tag
+            epochs = words & ((1 << EPOCH_BITS) - 1)
+            if is_same[worker]:
+                # A worker begins an iteration only once: the seed was reset, and this is another.
+                epoch = int(epochs[worker])
+            elif is_same.any():
+                epoch = int(epochs[is_same][0]) - 1
+            else:
+                epoch = int(max(epochs.max(), self._view[NEXT]))
+        self._view[HEAD + worker] = (tag << EPOCH_BITS) | (epoch + 1)
+        return epoch

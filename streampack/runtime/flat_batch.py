@@ -1,0 +1,175 @@
+"""Send a batch from a worker to the training loop with all of its tensors in one block.
+
+::
+
+    worker   tokens, labels, input_pos, ...  --flatten-->  | tokens | labels | input_pos | ... |
+                                                                     | a socket, or a pickle
+    main     tokens, labels, input_pos, ...  <--unfold---  | tokens | labels | input_pos | ... |
+
+torch sends each tensor separately, with its own shared memory and connection: about 0.3 ms on each
+side, whatever its size. Here the received tensors share one block. It lives as long as any
+of them.
+
+For batches that only a worker can make. Planned batches need less, see shared_ring.py.
+
+Cost: two copies of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from streampack.plan import DevicePlan
+from streampack.runtime.batch_reader import BatchReader
+
+ALIGNMENT = 64  # bytes; more than any dtype needs
+
+# Larger batches use shared memory: a pipe buffers only 64 KiB, and takes more copies.
+LARGEST_IN_PIPE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Offset, dtype and shape of a tensor in a block."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+    def look(self, block: Tensor) -> Tensor:
+        """Return the tensor as a view of the block."""
+        return block[self.first : self.last].view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatBatch:
+    """Nested containers of tensors, with all tensors in one block."""
+
+    block: Tensor
+    """Bytes of the tensors, uint8, one after another."""
+    content: Any
+    """Everything else, and the place of each tensor."""
+
+    def unfold(self) -> Any:
+        """Return the original structure."""
+        return _mapped(
+            self.content, lambda leaf: leaf.look(self.block) if type(leaf) is _Place else leaf
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., FlatBatch], tuple[Any, ...]]:
+        return _folded, (sendable(self.block), self.content)
+
+
+def _folded(block: Any, content: Any) -> FlatBatch:
+    return FlatBatch(torch.as_tensor(block), content)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the same structure of dicts, lists and tuples with the leaves mapped."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        return kind([_mapped(item, change) for item in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*[_mapped(item, change) for item in value])
+    return change(value)
+
+
+def sendable(tensor: Tensor) -> Any:
+    """Return a tensor, or an object that is sent faster; `torch.as_tensor` reverses it."""
+    return tensor.numpy() if tensor.nbytes <= LARGEST_IN_PIPE else tensor
+
+
+def by_value(tensor: Tensor) -> Any:
+    """Reduce a tensor such that the pickle holds its bytes, and no connection is needed."""
+    if not is_plain(tensor):
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    folded = flatten(tensor)
+    return _unfolded, (folded.block.numpy(), folded.content)
+
+
+def _unfolded(block: Any, content: Any) -> Any:
+    return _folded(block, content).unfold()
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a tensor is fully described by its elements, dtype and shape.
+
+    >>> is_plain(torch.zeros(2)), is_plain(torch.zeros(2, requires_grad=True)), is_plain(None)
+    (True, False, False)
+    """
+    return (
+        type(value) is Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.requires_grad
+        and not value.is_quantized
+    )
+
+
+def flatten(value: Any) -> FlatBatch:
+    """Return a batch, or any nested dicts, lists and tuples of tensors, as one block.
+
+    >>> folded = flatten({"tokens": torch.tensor([[5, 6]]), "epoch": 3})
+    >>> folded.block.shape, folded.unfold()
+    (torch.Size([16]), {'tokens': tensor([[5, 6]]), 'epoch': 3})
+    """
+    tensors: list[tuple[Tensor, _Place]] = []
+    end = 0
+
+    def place(leaf: Any) -> Any:
+        nonlocal end
+        if not is_plain(leaf):
+            return leaf
+        first = -(-end // ALIGNMENT) * ALIGNMENT
+        end = first + leaf.nbytes
+        tensors.append((leaf, _Place(leaf.dtype, tuple(leaf.shape), first, end)))
+        return tensors[-1][1]
+
+    content = _mapped(value, place)
+    block = torch.empty(end, dtype=torch.uint8)
+    for tensor, its in tensors:
+        its.look(block).copy_(tensor)
+    return FlatBatch(block, content)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread: next to busy workers, waking others costs more than it gains."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
+        return
+    try:  # an interrupt may arrive as soon as the number is set
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WholeReader:
+    """Makes whole batches in workers: in a custom format, or with masks."""
+
+    reader: BatchReader
+
+    def tasks(self, plans: Iterable[DevicePlan]) -> Iterable[DevicePlan]:
+        """Return the plans."""
+        return plans
+
+    def __call__(self, plan: DevicePlan) -> Any:
+        """Read a batch; called in a worker."""
+        return self.reader(plan)
+
+    def finish(self, _plan: DevicePlan, batch: Any) -> Any:
+        """Return the batch; called in the training process."""
+        return batch

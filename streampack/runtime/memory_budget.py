@@ -1,0 +1,94 @@
+"""Limit the number of prefetched batches to the bounds of `Buffers`.
+
+::
+
+    rank_tokens    >=  packers' buffers + workers * (ahead * batch)      num_workers > 0
+    worker_tokens  >=                      ahead * batch
+    worker_tokens  >=  packers' buffers +  ahead * batch                 num_workers = 0
+    worker_bytes   >=  bytes added by a custom format + ahead * batch in bytes
+
+The packers' buffers determine the sequence, so no bound may shrink them. A bound that cannot hold
+them and one batch per worker is refused, and the message names the least that works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streampack.config import Buffers
+from streampack.errors import ConfigError
+
+PACKERS = "the packers' buffers"  # their name in messages
+BYTES_PER_TOKEN = 28  # tokens, labels and input_pos in int64, document_ids in int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFootprint:
+    """Memory of a rank, in tokens."""
+
+    packer_tokens: int
+    """Hard bound of all packers' buffers in the process that plans."""
+    batch_tokens: int
+    """Token slots of one device batch."""
+    num_workers: int = 0
+    """Worker processes; 0: the process that plans also reads."""
+    plans_in_workers: bool = False
+    """Whether each worker plans for itself, as under torch's own DataLoader."""
+    batch_bytes: int | None = None
+    """Bytes of a finished batch; None: `BYTES_PER_TOKEN` for each of its slots."""
+    format_bytes: int = 0
+    """Bytes that its format adds to the batch that is delivered."""
+
+    @property
+    def worker_packers(self) -> int:
+        """Tokens of packers' buffers in each reading process."""
+        return self.packer_tokens if self.plans_in_workers or not self.num_workers else 0
+
+    @property
+    def rank_packers(self) -> int:
+        """Tokens of packers' buffers in all of the rank's processes."""
+        copies = max(self.num_workers, 1) if self.plans_in_workers else 1
+        return self.packer_tokens * copies
+
+
+def _fit(
+    name: str,
+    limit: int | None,
+    fixed: int,
+    each: int,
+    wanted: int,
+    *,
+    what: str = PACKERS,
+    more: str = "",
+) -> int:
+    """Return how many batches of `each` fit in addition to `fixed`, up to `wanted`."""
+    if limit is None:
+        return wanted
+    if limit < fixed + each:
+        # These are bytes of batches only: samples waiting in packers do not count.
+        is_bytes = name == "worker_bytes"
+        way_out = "batch_size" if is_bytes else "Packing.buffer_tokens, batch_size or num_lanes"
+        raise ConfigError(
+            f"Buffers({name}={limit}) cannot hold {what} ({fixed}) and one batch "
+            f"({each}); set {name} to at least {fixed + each}{more}, or lower {way_out}"
+        )
+    return min(wanted, (limit - fixed) // each)
+
+
+def max_prefetch(buffers: Buffers, footprint: MemoryFootprint, wanted: int) -> int:
+    """Return how many batches each worker may hold, at most `wanted`.
+
+    Raises:
+        ConfigError: If a bound cannot hold even one; the message names the least that works.
+    """
+    workers = max(footprint.num_workers, 1)
+    batch = footprint.batch_tokens
+    ahead = _fit("worker_tokens", buffers.worker_tokens, footprint.worker_packers, batch, wanted)
+    in_bytes, added = footprint.batch_bytes or batch * BYTES_PER_TOKEN, footprint.format_bytes
+    what = "what the format adds" if added else PACKERS
+    ahead = _fit("worker_bytes", buffers.worker_bytes, added, in_bytes, ahead, what=what)
+    # A dataset does not know yet how many workers its loader will have.
+    each = batch + footprint.packer_tokens
+    more = "" if footprint.num_workers else f" (and up to {each} more for each of num_workers)"
+    fixed = footprint.rank_packers
+    return _fit("rank_tokens", buffers.rank_tokens, fixed, workers * batch, ahead, more=more)

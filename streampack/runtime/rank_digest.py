@@ -1,0 +1,157 @@
+"""Check that all ranks plan from the same data, by one digest per rank before the first batch.
+
+::
+
+    rank 0   index.json, lengths, recipe --> digest --.
+    rank 1   index.json, lengths, recipe --> digest --+--> equal: continue
+    rank 2   index.json, lengths, recipe --> digest --'    else: gather the inputs, and name
+                                                           the ranks and the stream
+
+A rank that plans from an older copy of a stream makes different packs: some samples would be
+delivered twice, and others never.
+
+Cost: one gather of 32 characters per rank, once per loader, over a CPU backend.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from torch import distributed
+
+from streampack.errors import ConfigError, DataError
+from streampack.world import World
+
+logger = logging.getLogger(__name__)
+
+RankView = dict[str, Any]
+"""A rank's inputs to planning, as JSON: `streams`, each with `name`, `folder`, `index` and
+`lengths`; and `recipe`, by field."""
+WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
+
+
+def digest_of(values: Any) -> str:
+    """Return a 32-character digest of a JSON value.
+
+    >>> digest_of({"seed": 1}) == digest_of({"seed": 2})
+    False
+    """
+    text = json.dumps(values, sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def check_ranks(view: RankView, world: World) -> None:
+    """Compare the inputs to planning over all ranks of torch's process group; all must call it.
+
+    Nothing is compared if torch.distributed is not initialised, if `world` differs from the process
+    group (as in an evaluation on one rank), or outside the main thread.
+
+    Args:
+        view: This rank's inputs to planning.
+        world: This rank among those that share the data.
+
+    Raises:
+        DataError: Naming the ranks and the stream, if a stream differs.
+        ConfigError: Naming the ranks and the option, if the recipe differs.
+    """
+    others = other_ranks(world)
+    if others < 1 or threading.current_thread() is not threading.main_thread():
+        return
+    compared = {
+        "streams": [[each["index"], each["lengths"]] for each in view["streams"]],
+        "recipe": view["recipe"],
+    }
+    group = None
+    if "cpu:" not in str(distributed.get_backend_config()):
+        # A GPU backend would need each rank to have selected its device already.
+        group = distributed.new_group(backend="gloo")
+    try:
+        digests = _gather(digest_of(compared), group)
+        if len(set(digests)) > 1:
+            _refuse(_gather(view, group))
+    finally:
+        if group is not None:
+            distributed.destroy_process_group(group)
+    logger.info("all %d ranks plan from the same data, digest %s", len(digests), digests[0])
+
+
+def other_ranks(world: World) -> int:
+    """Return how many other ranks of torch's process group share a world's data; 0: none."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    group = distributed.get_rank(), distributed.get_world_size()
+    return group[1] - 1 if group == (world.rank, world.num_ranks) else 0
+
+
+def _gather(value: Any, group: Any) -> list[Any]:
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value, group=group)
+    return values
+
+
+def _refuse(views: Sequence[RankView]) -> None:
+    """Raise an error that names the first difference between ranks.
+
+    Raises:
+        DataError: If it is in a stream.
+        ConfigError: If it is in the recipe.
+    """
+    first = views[0]
+    if any(len(view["streams"]) != len(first["streams"]) for view in views):
+        counts = _by_value([len(view["streams"]) for view in views])
+        raise ConfigError(f"ranks have different numbers of streams: {counts}; {WAY_OUT}")
+    for number, stream in enumerate(first["streams"]):
+        own = [view["streams"][number] for view in views]
+        for key, what in (("index", "index.json, or other columns"), ("lengths", "lengths.bin")):
+            ranks = [rank for rank, each in enumerate(own) if each[key] != stream[key]]
+            if ranks:
+                raise DataError(
+                    f"{_name(ranks)} {'has' if len(ranks) == 1 else 'have'} another {what} of "
+                    f"stream {stream['name']!r} (streams[{number}]) than rank 0: it lies in "
+                    f"{own[ranks[0]]['folder']} there, in {stream['folder']} on rank 0. They "
+                    "would plan other packs, and miss and repeat samples; delete the copy that is "
+                    f"out of date, or give it another local=; {WAY_OUT}"
+                )
+    _refuse_recipes([view["recipe"] for view in views])
+
+
+def _refuse_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
+    for key in recipes[0]:
+        values = [recipe.get(key) for recipe in recipes]
+        if any(value != values[0] for value in values):
+            raise ConfigError(
+                f"ranks have different {key}: {_by_value(values)}; they would plan other packs, "
+                f"so give every rank the same; {WAY_OUT}"
+            )
+
+
+def _by_value(values: Sequence[Any]) -> str:
+    """List the ranks that have each value.
+
+    >>> _by_value([1, 2, 1])
+    'ranks 0 and 2 have 1, rank 1 has 2'
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(f"{value!r:.200}", []).append(rank)
+    return ", ".join(
+        f"{_name(own)} {'has' if len(own) == 1 else 'have'} {value}" for value, own in ranks.items()
+    )
+
+
+def _name(ranks: Sequence[int]) -> str:
+    """List some ranks, eight at most.
+
+    >>> _name([3]), _name([0, 2, 5])
+    ('rank 3', 'ranks 0, 2 and 5')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} others"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

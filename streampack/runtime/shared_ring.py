@@ -1,0 +1,131 @@
+"""A ring buffer in shared memory, through which workers pass tokens without sending tensors.
+
+Two workers, each two plans ahead::
+
+    plan 0 1 2 3 4 5 6 ...      slot = number of the plan, modulo the slots
+         | | | | | |
+    slot 0 1 2 3 4 5 0 ...      worker: fills its slot, then sends a message of a few hundred bytes
+                                main:   makes the batch, which frees the slot
+
+torch sends a tensor by creating a file, sending its descriptor through a socket, and mapping it.
+That takes most of a millisecond, and new memory on both sides. Here the memory stays mapped, and
+its contents are in the cache of the core that wrote them.
+
+A slot is written again only when the plan `num_slots` later is requested. A loader with n plans in
+flight requests the next before it delivers a batch, so n + 1 slots are enough. If it requests k
+plans at a time, and has n times k in flight, it needs (n + 1) times k.
+
+Cost: a copy of 4 (or 2) bytes per token in the worker. Memory: the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streampack.gather.gather import Rows
+from streampack.plan import DevicePlan
+from streampack.runtime.batch_reader import BatchReader
+from streampack.runtime.flat_batch import one_thread
+from streampack.types import Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RingTask:
+    """A plan, and the slot for its tokens."""
+
+    plan: DevicePlan
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RingResult:
+    """A worker's message after filling a slot."""
+
+    slot: int
+    next_tokens: Int64Array
+    """The sample's token after each segment, shape (n,)."""
+    has_labels: bool
+
+
+class Ring:
+    """Slots in shared memory, each for the rows of a batch; workers inherit the mapping.
+
+    Args:
+        num_slots: Batches that may be in flight.
+        reader: Reader of these batches.
+        num_rows: Rows of a batch.
+
+    Raises:
+        RuntimeError: From torch, if shared memory cannot hold them.
+    """
+
+    def __init__(self, num_slots: int, reader: BatchReader, num_rows: int) -> None:
+        shape = (num_slots, num_rows, reader.packing.max_seq_len)
+        like = torch.from_numpy(np.empty(0, reader.gatherer.dtype))
+        self.num_slots = num_slots
+        self.tokens = _shared(shape, like.dtype)
+        self.labels = _shared(shape, torch.int32) if reader.gatherer.has_labels else None
+
+    @staticmethod
+    def bytes_per_token(reader: BatchReader) -> int:
+        """Return the bytes of a token in a slot."""
+        return np.dtype(reader.gatherer.dtype).itemsize + 4 * reader.gatherer.has_labels
+
+
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    shared: Tensor = torch.empty(shape, dtype=dtype).share_memory_()  # type: ignore[no-untyped-call]
+    return shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RingReader:
+    """Reads plans into a ring in workers, and makes their batches in the training process."""
+
+    reader: BatchReader
+    ring: Ring
+
+    def tasks(self, plans: Iterable[DevicePlan]) -> Iterator[RingTask]:
+        """Assign a slot to each plan."""
+        for number, plan in enumerate(plans):
+            yield RingTask(plan=plan, slot=number % self.ring.num_slots)
+
+    def __call__(self, slotted: RingTask) -> RingResult:
+        """Fill a slot; called in a worker."""
+        plan, slot, labels = slotted.plan, slotted.slot, self.ring.labels
+        rows = self.reader.gatherer.gather(
+            plan.packs,
+            plan.num_rows,
+            out=self.ring.tokens[slot].numpy(),
+            labels_out=None if labels is None else labels[slot].numpy(),
+        )
+        return RingResult(
+            slot=slot, next_tokens=rows.next_tokens, has_labels=rows.labels is not None
+        )
+
+    def finish(self, plan: DevicePlan, landed: RingResult) -> Any:
+        """Make the batch of a slot, which is free afterwards; called in the training process."""
+        tokens, labels = self.ring.tokens[landed.slot], None
+        if landed.has_labels and self.ring.labels is not None:
+            labels = self.ring.labels[landed.slot].numpy()
+        array = tokens.numpy()
+        if self.reader.keeps_rows:
+            slot = array
+            array, tokens = self.reader.room(plan.num_rows)
+            # With numpy: torch would wake its threads, which costs more than the copy.
+            np.copyto(array, slot)
+            labels = None if labels is None else labels.copy()
+        rows = Rows(
+            tokens=array,
+            next_tokens=landed.next_tokens,
+            labels=labels,
+            multiple=self.reader.packing.pad_to_multiple or 1,
+        )
+        with one_thread() if self.reader.computes else nullcontext():
+            return self.reader.finish(plan, rows, [tokens])[0]

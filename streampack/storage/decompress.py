@@ -1,0 +1,160 @@
+"""Decompression of shards, bounded by the size in index.json.
+
+::
+
+    packed file --> zstd | gz | bz2 | br, through a bounded window --> pieces of 2 MiB or less
+                --> snappy, whole, if its head states the size of index.json
+
+A small file that would unpack to gigabytes is stopped at the first piece beyond the stated size.
+
+Cost: a few MiB of memory plus the codec's window, at most 128 MiB (zstd); for snappy, one shard in
+memory both compressed and raw. zstd reuses one buffer for all its pieces, because touching fresh
+memory costs more than writing to it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import brotli
+import zstandard
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.mds.index import Shard
+from streampack.storage.filesystem import WRITE_BYTES, Piece
+
+PIECE_BYTES = WRITE_BYTES
+MAX_SNAPPY_RATIO = 24  # the longest copy turns 3 bytes into 64
+
+
+def decompress_shard(path: Path, shard: Shard) -> bytes:
+    """Decompress a shard's file into memory, up to the size in index.json.
+
+    Args:
+        path: The compressed file.
+        shard: The shard's entry in index.json.
+
+    Raises:
+        DataError: If it cannot be decompressed, or has another decompressed size.
+    """
+    raw = BytesIO()
+    with path.open("rb") as file:
+        raw.writelines(decompress_pieces(file, str(path), shard))
+    return raw.getvalue()
+
+
+def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piece]:
+    """Decompress a shard's file piece by piece, up to the size in index.json.
+
+    A piece is valid until the next one is requested.
+
+    Args:
+        file: The compressed file, opened for reading.
+        where: Its name, for messages.
+        shard: The shard's entry in index.json.
+
+    Raises:
+        DataError: If it cannot be decompressed, or has another decompressed size.
+    """
+    algorithm = shard.compression or "none"
+    family = algorithm.split(":")[0]
+    if algorithm not in mosaic.get_compressions() or family not in CODECS:
+        raise DataError(
+            f"{where}: compression {algorithm!r} is not known; write it with one of "
+            f"{', '.join(sorted(CODECS))}"
+        )
+    num_bytes, filled = shard.raw.num_bytes, 0
+    pieces = CODECS[family](file, num_bytes)
+    while filled <= num_bytes:
+        piece = _next_piece(pieces, where, algorithm)
+        if not piece:
+            break
+        filled += len(piece)
+        if filled <= num_bytes:
+            yield piece
+    if filled != num_bytes:
+        raise DataError(
+            f"{where}: does not decompress to the {num_bytes} bytes that index.json says "
+            f"({filled}{' or more' if filled > num_bytes else ''}); write the stream anew"
+        )
+
+
+def _next_piece(pieces: Iterator[Piece], where: str, algorithm: str) -> Piece:
+    try:
+        return next(pieces, b"")
+    except OSError as error:
+        # gzip and bz2 raise OSError for corrupt data, but without an errno.
+        if error.errno is not None:
+            raise
+        raise _damaged(where, algorithm, error) from error
+    except Exception as error:  # each codec raises its own exceptions
+        raise _damaged(where, algorithm, error) from error
+
+
+def _damaged(where: str, algorithm: str, error: Exception) -> DataError:
+    return DataError(
+        f"{where}: cannot be decompressed with {algorithm!r} ({type(error).__name__}: {error}); "
+        "the bytes are damaged: copy or write the shard anew"
+    )
+
+
+def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
+    reader = zstandard.ZstdDecompressor().stream_reader(
+        file, read_size=PIECE_BYTES, read_across_frames=True
+    )
+    # One byte more than stated, so that a small shard that is too long is detected in one read.
+    buffer = memoryview(bytearray(min(num_bytes + 1, PIECE_BYTES)))
+    while filled := reader.readinto(buffer):
+        yield buffer[:filled]
+
+
+def _gzip(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
+    with gzip.GzipFile(fileobj=file, mode="rb") as reader:
+        while piece := reader.read(PIECE_BYTES):
+            yield piece
+
+
+def _bzip2(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
+    with bz2.BZ2File(file, mode="rb") as reader:
+        while piece := reader.read(PIECE_BYTES):
+            yield piece
+
+
+def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
+    reader = brotli.Decompressor()
+    while not reader.is_finished():
+        packed = file.read(PIECE_BYTES) if reader.can_accept_more_data() else b""
+        piece = reader.process(packed, output_buffer_limit=PIECE_BYTES)
+        if piece:
+            yield piece
+        elif not packed and reader.can_accept_more_data():
+            raise EOFError("the file ends before its data do")
+
+
+def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
+    packed = file.read(num_bytes + num_bytes // 6 + 64)  # the worst-case compressed size
+    stated, shift = 0, 0
+    for byte in packed[:5]:
+        stated |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+    # Snappy decompresses the whole input in one call, so an impossible size is refused first.
+    if stated != num_bytes or stated > MAX_SNAPPY_RATIO * len(packed):
+        raise ValueError(f"{len(packed)} bytes that state {stated}, but index.json {num_bytes}")
+    yield mosaic.decompress("snappy", packed)
+
+
+CODECS: dict[str, Callable[[BinaryIO, int], Iterator[Piece]]] = {
+    "br": _brotli,
+    "bz2": _bzip2,
+    "gz": _gzip,
+    "snappy": _snappy,
+    "zstd": _zstd,
+}

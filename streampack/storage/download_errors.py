@@ -1,0 +1,183 @@
+"""Classification of download failures: whether to retry, and what would fix them.
+
+::
+
+    error --its causes--> HTTP status, kind of error --> permanent | denied | disk | passing
+                          name of its class          --> no credentials
+
+Each store raises its own exceptions, usually wrapped in others, so the whole chain is examined.
+A failure that is not known to be permanent is treated as transient.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from enum import Enum
+
+DENIED = (401, 403)
+MISSING = (404, 410)
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+# Error codes mapped to a status, for stores whose exceptions carry no number.
+STATUS_OF_WORD = {
+    "AccessDenied": 403,
+    "NOT_FOUND": 404,
+    "NoSuchKey": 404,
+    "NoSuchBucket": 404,
+    "PERMISSION_DENIED": 403,
+}
+# Exceptions raised before any request because credentials are missing: by botocore, google-auth,
+# oci and azure-core. Matched by name, because the other libraries need not be installed.
+NO_CREDENTIALS = {
+    "ClientAuthenticationError",
+    "ConfigFileNotFound",
+    "DefaultCredentialsError",
+    "InvalidConfig",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+}
+# Hugging Face's exception for an unreachable hub; a subclass of FileNotFoundError.
+UNREACHABLE = "LocalEntryNotFoundError"
+
+
+class DamagedError(Exception):
+    """Bytes that arrived completely according to the store, but are wrong."""
+
+
+class NoClientError(Exception):
+    """There is no client for a remote: an unknown kind of store, or a missing library."""
+
+
+class FailureKind(Enum):
+    """Kinds of failure, by their remedy."""
+
+    MISSING = "missing"
+    """The store has no such object."""
+    DENIED = "denied"
+    """The store refuses access; a client with newer credentials may be accepted."""
+    NO_CREDENTIALS = "no credentials"
+    """No request was sent, because this process has no credentials."""
+    DISK = "disk"
+    """The local disk is full or not writable."""
+    BROKEN = "broken"
+    """This installation has no client for the store."""
+    PASSING = "passing"
+    """Any other failure; a retry may succeed."""
+    UNKNOWN = "unknown"
+    """A built-in exception such as KeyError, from a class with its own download."""
+
+
+def classify(error: BaseException, place: str) -> FailureKind:
+    """Classify a failed download.
+
+    Args:
+        error: The exception.
+        place: Prefix of the paths that the download writes to.
+
+    >>> classify(FileNotFoundError("no such object"), "/local/x.tmp")
+    <FailureKind.MISSING: 'missing'>
+    >>> classify(ConnectionResetError("reset by peer"), "/local/x.tmp")
+    <FailureKind.PASSING: 'passing'>
+    """
+    chain = list(_chain(error))
+    status = status_of(error)
+    if status is not None:
+        return _kind_of_status(status)
+    for each in chain:
+        if type(each).__name__ == UNREACHABLE:
+            return FailureKind.PASSING
+        kind = _kind_of_type(each, place)
+        if kind is not None:
+            return kind
+    is_own = all(type(each).__module__ == "builtins" for each in chain)
+    is_network = any(isinstance(each, OSError | EOFError) for each in chain)
+    return FailureKind.UNKNOWN if is_own and not is_network else FailureKind.PASSING
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an error or one of its causes carries, if any.
+
+    >>> status_of(ConnectionResetError("reset by peer")) is None
+    True
+    """
+    return next((s for s in map(_status_of, _chain(error)) if s is not None), None)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text; for an S3 error the store's own message, which the client rewrites.
+
+    >>> text_of(ConnectionResetError("reset by peer"))
+    'ConnectionResetError: reset by peer'
+    """
+    status, said = status_of(error), str(error)
+    kind = type(error).__name__
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict) and response.get("Error"):
+            # MosaicML's client reports "not found" for denied objects, and suggests permissions for
+            # missing ones.
+            fields = response["Error"]
+            said = f"{fields.get('Code')}, {fields.get('Message')}"
+            break
+    return f"{kind}: {said}" if status is None else f"HTTP {status}, {kind}: {said}"
+
+
+def is_library_missing(error: BaseException) -> bool:
+    """Return whether the store's client library is not installed."""
+    return any(isinstance(each, ImportError) for each in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        hidden = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or hidden
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Return the HTTP status of an error of botocore, requests, azure, google or oci."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
+        word = str((response.get("Error") or {}).get("Code"))
+        return status if isinstance(status, int) else STATUS_OF_WORD.get(word)
+    for holder, name in (
+        (response, "status_code"),
+        (error, "status_code"),
+        (error, "code"),
+        (error, "status"),
+    ):
+        status = getattr(holder, name, None)
+        # Google's `code` is an IntEnum; a bool or a small number is not a status.
+        if isinstance(status, int) and 100 <= status < 600:
+            return int(status)
+    return STATUS_OF_WORD.get(str(getattr(error, "error_code", None)))
+
+
+def _kind_of_status(status: int) -> FailureKind:
+    if status in DENIED:
+        return FailureKind.DENIED
+    return FailureKind.MISSING if status in MISSING else FailureKind.PASSING
+
+
+def _kind_of_type(error: BaseException, place: str) -> FailureKind | None:
+    if isinstance(error, ImportError | NoClientError):
+        return FailureKind.BROKEN
+    if not NO_CREDENTIALS.isdisjoint(each.__name__ for each in type(error).__mro__):
+        return FailureKind.NO_CREDENTIALS
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in FULL_DISK:
+        return FailureKind.DISK
+    if str(error.filename or "").startswith(place):
+        # If another process deletes the folder during the write, the next attempt makes it again.
+        return FailureKind.PASSING if isinstance(error, FileNotFoundError) else FailureKind.DISK
+    if isinstance(error, PermissionError):
+        return FailureKind.DENIED
+    return FailureKind.MISSING if isinstance(error, FileNotFoundError) else None

@@ -1,0 +1,299 @@
+"""The local file system: the shard cache does all its disk access through `LocalFilesystem`.
+
+::
+
+    cache, locks, manifest, eviction  --->  LocalFilesystem  --->  the operating system
+                                             '--> in tests: one that fails, dies or is in memory
+
+On a network file system shards are read into memory instead of being mapped: another node may
+replace a file there, and reading its mapping would then kill the process with SIGBUS.
+
+A mapping holds no file descriptor. ``mmap.mmap`` and ``numpy.memmap`` duplicate theirs, and a
+stream of many small shards would exceed the descriptor limit of the process.
+
+Cost: one or two system calls per method; the mount table is read once per folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from streampack.mds.columns import ByteArray
+
+Piece: TypeAlias = bytes | memoryview
+"""Some bytes of a file; a memoryview is reused once the next piece is requested."""
+
+# A huge page: on some file systems (ext4, xfs) Linux keeps one write as one piece of memory and
+# maps it with one entry. On ext4 in a virtual machine this size wrote 5 GB/s; 64 KiB wrote 2.4 to
+# 3, and 1 MiB 1 to 4.9. Reading the mapping then takes a tenth of the page faults.
+WRITE_BYTES = 2**21
+
+NETWORK_FAMILIES = (
+    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre"),
+    *("ncpfs", "nfs", "ocfs2", "orangefs", "panfs", "pvfs2", "smb", "wekafs"),
+)
+LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.portal", "fusectl")
+MOUNTS = Path("/proc/self/mountinfo")
+OCTAL = re.compile(r"\\([0-7]{3})")  # the escapes of spaces in mount point names
+MAX_ROOTS = 32  # other users would have to take all these names
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LockBusyError(Exception):
+    """Another process or thread holds the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """Identifies one version of a file."""
+
+    num_bytes: int
+    """Size of the file."""
+    mtime_ns: int
+    """Time of the last write."""
+    inode: int
+    """Inode number of the file."""
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapped:
+    """A file's mapped pages, unmapped once no array refers to them."""
+
+    def __init__(self, path: Path) -> None:
+        self._size, self._address = 0, None
+        self._path = os.fspath(path)
+        number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            state = os.fstat(number)
+            options = (mmap.PROT_READ, mmap.MAP_SHARED, number, 0)
+            address = _libc.mmap(None, state.st_size, *options) if state.st_size else None
+            if address == _MAP_FAILED:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), self._path)
+        finally:
+            os.close(number)
+        self._size, self._address = state.st_size, address
+        self._file = (state.st_dev, state.st_ino)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        place = (self._address or 1, True)  # numpy rejects a null address, even for an empty file
+        return {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": place}
+
+    def __del__(self, munmap: Any = _libc.munmap) -> None:
+        if self._address is not None:
+            munmap(self._address, self._size)
+
+    def is_cut(self) -> bool:
+        """Return whether the file is now shorter than its mapping."""
+        try:
+            state = os.stat(self._path)
+        except OSError:
+            return False  # removed or replaced: its pages remain valid
+        return state.st_size < self._size and (state.st_dev, state.st_ino) == self._file
+
+
+def map_file(path: Path) -> ByteArray:
+    """Map a file read-only, without keeping a file descriptor; shape (num_bytes,).
+
+    Raises:
+        OSError: If it cannot be opened or mapped.
+    """
+    return np.asarray(_Mapped(path))
+
+
+def is_cut(data: ByteArray) -> bool:
+    """Return whether a mapped file was truncated, so that reading it would raise SIGBUS.
+
+    Args:
+        data: Result of `LocalFilesystem.map`; bytes that were read are never cut.
+    """
+    return isinstance(data.base, _Mapped) and data.base.is_cut()
+
+
+class LocalFilesystem:
+    """The local disk as seen by the shard cache; stateless and safe to pickle."""
+
+    def state(self, path: Path) -> FileState | None:
+        """Return a file's size, time and inode; None if it does not exist."""
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return FileState(found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names in a folder; empty if it does not exist."""
+        try:
+            return os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def open(self, path: Path) -> BufferedReader:
+        """Open a file for reading."""
+        return path.open("rb")
+
+    def map(self, path: Path) -> ByteArray:
+        """Return a file's bytes, mapped where that is safe; shape (num_bytes,)."""
+        if self.is_network(path.parent):
+            return np.frombuffer(path.read_bytes(), np.uint8)  # fromfile: a second descriptor
+        return map_file(path)
+
+    def write(self, path: Path, pieces: Iterable[Piece]) -> None:
+        """Write a new file in an existing folder; a failing piece leaves a partial file."""
+        with path.open("wb") as file:
+            for piece in pieces:
+                view = memoryview(piece)
+                for begin in range(0, len(view), WRITE_BYTES):
+                    file.write(view[begin : begin + WRITE_BYTES])
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename a file atomically, creating the target's folder if necessary."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file, or a folder and its contents, if it exists."""
+        try:
+            path.unlink(missing_ok=True)
+        except (IsADirectoryError, PermissionError):
+            if not path.is_dir():
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+
+    def touch(self, path: Path, time_s: float) -> None:
+        """Set a file's time, in seconds since 1970, if it exists."""
+        try:
+            os.utime(path, (time_s, time_s))
+        except FileNotFoundError:
+            return
+
+    def make_folder(self, folder: Path, *, is_private: bool = False) -> None:
+        """Create a folder and its parents, if necessary.
+
+        Args:
+            folder: The folder.
+            is_private: Whether it must belong to this user and be closed to others.
+
+        Raises:
+            PermissionError: If a private folder belongs to another user, or is a link.
+        """
+        folder.mkdir(mode=0o700 if is_private else 0o777, parents=True, exist_ok=True)
+        if is_private:
+            if not is_own_folder(folder):
+                raise PermissionError(f"{folder} belongs to another user, or is a link")
+            if os.lstat(folder).st_mode & 0o077:
+                folder.chmod(0o700)
+
+    @contextmanager
+    def lock(self, path: Path, timeout_s: float) -> Iterator[None]:
+        """Hold the kernel lock of a lock file; it is released if the process dies.
+
+        Raises:
+            LockBusyError: If it cannot be acquired within `timeout_s`.
+        """
+        lock = FileLock(path, timeout=max(0.0, timeout_s))
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise LockBusyError(str(path)) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def is_network(self, folder: Path) -> bool:
+        """Return whether a folder is on a file system that other machines may write to."""
+        try:
+            device = os.stat(folder).st_dev
+        except OSError:
+            return _is_network(_kind_of(str(folder)))
+        return _is_network(_kind_of_device(device, str(folder)))
+
+    def now_s(self) -> float:
+        """Return the clock used for file times, in seconds since 1970."""
+        return time.time()
+
+    def boot_id(self) -> str:
+        """Return an identifier of the current boot; a crash may lose writes made before it."""
+        try:
+            return BOOT_ID.read_text().strip()
+        except OSError:
+            return ""
+
+
+def is_own_folder(path: Path) -> bool:
+    """Return whether a path is a folder of this user or does not exist; False for a link."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def private_root() -> Path:
+    """Return this user's folder under the system's temporary one, the same in all processes.
+
+    It may not exist yet. `LocalFilesystem.make_folder(..., is_private=True)` creates it, or
+    refuses it if another user created it first.
+
+    Raises:
+        PermissionError: If all its names are taken by other users.
+    """
+    root = Path(tempfile.gettempdir(), f"streampack-{os.getuid()}")
+    names = [root, *(root.with_name(f"{root.name}-{number}") for number in range(1, MAX_ROOTS))]
+    own = next(filter(is_own_folder, names), None)
+    if own is None:
+        raise PermissionError(
+            f"{root} and {MAX_ROOTS - 1} folders of like names belong to other users, or are links"
+        )
+    return own
+
+
+def _is_network(kind: str) -> bool:
+    return kind.startswith(NETWORK_FAMILIES) and kind not in LOCAL_FUSE
+
+
+@lru_cache(256)
+def _kind_of_device(device: int, folder: str) -> str:  # noqa: ARG001 - another device, another kind
+    return _kind_of(folder)
+
+
+def _kind_of(folder: str) -> str:
+    """Return the file system type of a folder, which need not exist; "" if unknown."""
+    try:
+        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    path = os.path.realpath(folder)
+    best, kind = "", ""
+    for line in lines:
+        fields, _, source = line.partition(" - ")
+        point = OCTAL.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        # If two mounts share a mount point, the later one is visible.
+        if inside and len(point) >= len(best):
+            best, kind = point, source.split()[0]
+    return kind

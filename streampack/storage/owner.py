@@ -1,0 +1,115 @@
+"""The remote that the files in a local folder belong to.
+
+::
+
+    local/.streampack/.remote    {"remote": "s3://bucket/code", "digest": "9f31..."}
+
+The note is written before index.json gets its final name. A folder without a note belongs to the
+first remote that is used with it. Any other remote is refused, because equal names and sizes do not
+imply equal bytes. "digest" is that of the fetched index.json; it is empty if streampack found an
+index.json that it did not fetch.
+
+Cost: one small file read at each opening and each fetch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import NamedTuple
+
+from streampack.errors import DataError
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.location import StreamLocation
+from streampack.storage.locks import NOTES_FOLDER, FileLocks
+
+OWNER_FILE = ".remote"  # no stream's file name starts with a dot
+LOCK_TIMEOUT_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class _Owner(NamedTuple):
+    remote: str
+    digest: str
+
+
+class CacheOwner:
+    """The owner of one stream's local folder; safe to pickle and to share between processes.
+
+    Args:
+        files: Location of the stream's files.
+        disk: Filesystem of its local folder.
+    """
+
+    def __init__(self, files: StreamLocation, disk: LocalFilesystem) -> None:
+        self._remote = files.owner
+        self._folder = files.folder
+        self._path = files.folder / NOTES_FOLDER / OWNER_FILE
+        self._disk = disk
+        self._locks = FileLocks(files.folder, disk)
+
+    def claim(self, digest: str = "") -> bool:
+        """Claim an unowned folder for this remote; return whether this remote owns it.
+
+        A folder that is not writable stays unclaimed, and may be read.
+
+        Args:
+            digest: Digest of the index.json about to be renamed into place; empty: none.
+        """
+        if self._remote is None:
+            return True
+        owner = self._read()
+        if owner is None or (owner.remote == self._remote and digest not in ("", owner.digest)):
+            owner = self._write(_Owner(self._remote, digest))
+        return owner.remote == self._remote
+
+    def refuse_others(self) -> None:
+        """Refuse the folder if it belongs to another remote.
+
+        Raises:
+            DataError: Naming both remotes and the ways out.
+        """
+        owner = self._read() if self._remote is not None else None
+        if owner is not None and owner.remote != self._remote:
+            raise DataError(
+                f"{self._folder}: holds files of {owner.remote}, but {self._remote} was asked for; "
+                f"set local= to another folder, or delete {self._folder}; if both remotes hold "
+                f"the same files, delete only {self._path}",
+                uri=str(self._path),
+            )
+
+    @property
+    def digest(self) -> str:
+        """The digest of the fetched index.json; empty if unknown."""
+        owner = self._read() if self._remote is not None else None
+        return "" if owner is None else owner.digest
+
+    def _read(self) -> _Owner | None:
+        try:
+            with self._disk.open(self._path) as file:
+                fields = json.loads(file.read())
+            owner = _Owner(fields["remote"], fields["digest"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None  # a partial write after a power loss: write it again
+        return owner if all(isinstance(field, str) for field in owner) else None
+
+    def _write(self, own: _Owner) -> _Owner:
+        """Write the note unless another remote's exists by now; return the valid one."""
+        try:
+            # Nothing raises in here: a failure note would also reach this remote's processes.
+            with self._locks.hold(OWNER_FILE, LOCK_TIMEOUT_S):
+                found = self._read()
+                if found is not None and found.remote != own.remote:
+                    return found
+                temporary = self._locks.temporary(OWNER_FILE)
+                try:
+                    self._disk.write(temporary, [json.dumps(own._asdict()).encode()])
+                    self._disk.rename(temporary, self._path)
+                finally:
+                    self._disk.remove(temporary)
+        except OSError as error:
+            logger.debug("%s: cannot be written: %s", self._path, error)
+        return own

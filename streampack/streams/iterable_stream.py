@@ -1,0 +1,529 @@
+"""`IterableStream`: any iterable of samples as a stream, packed online without a plan.
+
+::
+
+    IterableStream(rows, proportion=0.3)               rows: [5, 6, 7], {"tokens": [5, 6, 7]}, ...
+    IterableStream(texts, tokenizer=tokenizer)         "a text", {"text": "a text"}
+    IterableStream(rows, payloads={"images": "spans"})
+
+A sample's length is known only once it has been read, so packs cannot be planned in advance. The
+weights are MosaicML Streaming's: proportion (relative), or repeat or choose (absolute).
+
+Cost: about 0.5 us per sample for arrays, 10 ns per token for lists, and 10 us per sample with extra
+fields. The source is read on demand.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
+from reprlib import repr as short_repr
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from streampack.config import MAX_ID, check_choice, is_weight, read_integer, show_number
+from streampack.errors import ConfigError, DataError
+from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
+from streampack.streams.source_traits import is_one_shot, num_items, own_copy
+from streampack.streams.tokenization import check_tokenizer
+from streampack.types import Int64Array
+
+OnBadSample = Literal["raise", "skip"]
+Plain: TypeAlias = tuple[Any, Any, Any]
+"""Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
+PLAIN_TYPES = "?bBhHiIlq"  # integer types that convert losslessly to int64
+ENCODE_CHATS = (
+    "encode conversations with their template: IterableStream(ChatSamples(rows, "
+    "ChatEncoder(tokenizer)), loss_mask='loss_mask'), both from streampack.write"
+)
+# Reserved keys of a batch: no field may have one of these names.
+BATCH_KEYS = {"tokens", "labels", "input_pos", "document_ids", "cu_seqlens", "max_seqlen"}
+BATCH_KEYS |= {"segments", "epoch", "position"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IterableSample:
+    """One sample of an iterable, as arrays."""
+
+    tokens: Int64Array
+    """Token ids, shape (num_tokens,)."""
+    labels: Int64Array | None
+    """Labels, shape (num_tokens,), if the stream has them."""
+    loss_mask: Int64Array | None
+    """Marks the targets, shape (num_tokens,), if the stream has a mask."""
+    token_fields: dict[str, Any] = field(default_factory=dict)
+    """Extra values per token: one array of shape (num_tokens,) for each field."""
+    payloads: dict[str, list[Any]] = field(default_factory=dict)
+    """Extra objects, such as images."""
+    spans: dict[str, Int64Array] = field(default_factory=dict)
+    """Token span of each object: first and one past the last, shape (num_objects, 2)."""
+    extra_cost: int = 0
+    """Token slots that the sample takes beyond its tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IterableStream:
+    """A weighted iterable of samples: token lists, arrays, texts, or dicts that hold them.
+
+    Raises:
+        ConfigError: If a value is invalid, alone or for this source.
+
+    >>> IterableStream([[5, 6], [7]], proportion=0.3).sample([5, 6], 0).tokens.tolist()
+    [5, 6]
+    """
+
+    source: Iterable[Any]
+    """The iterable of samples."""
+    proportion: float | None = None
+    """Its share of the samples (or tokens), relative to the other streams."""
+    name: str | None = None
+    """Its name in messages and reports."""
+    tokens: str = "tokens"
+    """Field of the tokens in dicts; for the default, "input_ids" is accepted too."""
+    labels: str | None = None
+    """Field of labels, one per token."""
+    labels_shifted: bool | None = None
+    """Whether labels[i] is the target at token i (True) or is token i (False); None: detect."""
+    loss_mask: str | None = None
+    """Field that marks the targets, 1 or 0 for each token."""
+    _: KW_ONLY
+    repeat: float | None = None
+    """Passes through the source per epoch; a source without a size is counted first."""
+    choose: int | None = None
+    """Samples (or tokens, by weight_unit) per epoch."""
+    tokenizer: Any = None
+    """Encodes texts: a tokenizers.Tokenizer, a transformers tokenizer, or an encode(list[str])."""
+    text: str = "text"
+    """Field of the text in dicts, with a tokenizer."""
+    token_fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields with one value per token, and the dtypes of their arrays in a batch."""
+    payloads: Mapping[str, str | None] = field(default_factory=dict)
+    """Fields with objects of a sample, such as images, and the field with their token spans.
+
+    A span is a pair of the first token and one past the last. None: the objects belong to the whole
+    sample.
+    """
+    length_fn: Callable[[Any], int] | None = None
+    """Token slots that an item's payloads take beyond its tokens; they follow it as padding."""
+    split_payloads: bool = False
+    """Whether a sample with payloads that is longer than a pack may be split, between spans."""
+    sharded: bool = False
+    """The source already gives each worker of each rank its own samples."""
+    replay: bool = False
+    """Resume by replaying the source, even if it has a state_dict."""
+    on_bad_sample: OnBadSample = "raise"
+    """Handling of a sample that is malformed or cannot be tokenized: raise or skip."""
+    max_bad_samples: int = 100
+    """Maximum number of samples that each worker skips per epoch before it raises."""
+
+    def __post_init__(self) -> None:
+        self._check_source()
+        self._check_weights()
+        check_choice("on_bad_sample", self.on_bad_sample, OnBadSample)
+        most = read_integer("max_bad_samples", self.max_bad_samples, "write a whole number")
+        if most < 0:
+            raise ConfigError(f"max_bad_samples={most} is negative; 0 skips none")
+        if self.tokenizer is not None:
+            check_tokenizer(self.tokenizer)
+        self._check_fields()
+
+    def _check_source(self) -> None:
+        if isinstance(self.source, str | bytes | os.PathLike):
+            raise ConfigError(
+                f"source={short_repr(self.source)} is a path or one text, but must give samples; "
+                "pass what reads the file, such as datasets.load_dataset('parquet', "
+                "data_files=path, split='train'), or a list of texts: [text]"
+            )
+        if isinstance(self.source, Mapping):
+            names = short_repr(list(self.source))
+            raise ConfigError(
+                f"source=<{type(self.source).__name__}> is a dict, whose items are its keys "
+                f"{names}; pass one of its values, such as source['train'], or a list of rows"
+            )
+        if not isinstance(self.source, Iterable) and not (
+            hasattr(self.source, "__getitem__") and num_items(self.source) is not None
+        ):
+            raise ConfigError(
+                f"source={self.source!r} cannot be iterated; give a list, a generator or a dataset"
+            )
+
+    def _check_weights(self) -> None:
+        if self.proportion is not None and not is_weight(self.proportion):
+            raise ConfigError(
+                f"proportion={show_number(self.proportion)}: a weight must be a number of 0 or "
+                "more; 0 leaves the stream out"
+            )
+        for key in ("repeat", "choose"):
+            if getattr(self, key) is not None and is_one_shot(self.source):
+                raise ConfigError(
+                    f"{key}={show_number(getattr(self, key))} needs a source that has a length or "
+                    f"can be iterated again, and a {type(self.source).__name__} is neither; pass a "
+                    "list, a dataset, or an object whose __iter__ makes a new generator"
+                )
+
+    def _check_fields(self) -> None:
+        for name, value in (("token_fields", self.token_fields), ("payloads", self.payloads)):
+            if not isinstance(value, Mapping):
+                example = "{'weight': 'float32'}" if name == "token_fields" else "{'images': None}"
+                raise ConfigError(f"{name}={value!r} is no dict; write {name}={example}")
+            taken = sorted(BATCH_KEYS & set(value))
+            if taken:
+                raise ConfigError(
+                    f"{name} has a field {taken[0]!r}, which is a key of every batch already; "
+                    "give it another name in the source"
+                )
+        for name, dtype in self.token_fields.items():
+            try:
+                np.dtype(dtype)
+            except TypeError:
+                raise ConfigError(
+                    f"token_fields: {name!r} is to be {dtype!r}, which is no dtype; "
+                    "write 'int64' or 'float32', for example"
+                ) from None
+
+    def where(self, number: int) -> str:
+        """Return a sample's description for messages."""
+        return f"stream {self.name or 'of an iterable'!r}, sample {number}"
+
+    def text_of(self, item: Any, number: int) -> str:
+        """Return the text of an item of the source.
+
+        Raises:
+            DataError: If there is none.
+        """
+        found = item.get(self.text) if isinstance(item, Mapping) else item
+        if isinstance(found, str):
+            return found
+        what = f"is {type(found).__name__}"
+        way_out = "give texts, or dicts with a field of text"
+        if isinstance(item, Mapping):
+            fields = [name for name, value in item.items() if isinstance(value, str)]
+            what = f"has {', '.join(map(repr, item))}, and no text in {self.text!r}"
+            if fields:
+                way_out = f"set text= to the field that holds it: {' or '.join(map(repr, fields))}"
+        if _is_chat(item):
+            way_out = ENCODE_CHATS
+        elif isinstance(item, Mapping) and _plain_row(self._field_of(dict(item))) is not None:
+            way_out = "leave out tokenizer=, as its samples hold token ids"
+        elif not isinstance(item, Mapping) and _plain_row(item) is not None:
+            way_out = "leave out tokenizer=, as its samples are token ids"
+        raise DataError(f"{self.where(number)}: {what}, but a tokenizer takes text; {way_out}")
+
+    def sample(self, item: Any, number: int, encoded: Int64Array | None = None) -> IterableSample:
+        """Convert one item of the source to arrays.
+
+        Args:
+            item: The item.
+            number: Its index in the source, for messages.
+            encoded: Token ids of its text, if it has one.
+
+        Raises:
+            DataError: If a field is missing, is not a row of integers, or differs in length from
+                the tokens; if a label is outside int32; if a loss mask has other values than 0
+                and 1.
+        """
+        where = self.where(number)
+        if not isinstance(item, Mapping):
+            item = {self.tokens: item}
+        tokens = self._tokens(item, where) if encoded is None else encoded
+        if len(tokens) == 0:
+            raise DataError(f"{where}: 0 tokens, but a sample needs 1 or more; leave it out")
+        self.check_ids(number, tokens)
+        labels, loss_mask = (
+            None if name is None else _beside(tokens, item, name, where)
+            for name in (self.labels, self.loss_mask)
+        )
+        self.check_labels(number, labels)
+        if loss_mask is not None and not _is_mask(loss_mask):
+            value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
+            raise DataError(
+                f"{where}: {self.loss_mask!r} holds {value}, but a loss mask holds 1 for a target "
+                "and 0 for any other token; token ids and -100 belong into labels="
+            )
+        sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
+        return self._with_extras(sample, item, where) if self._has_extras else sample
+
+    def check_ids(self, number: int, tokens: Int64Array) -> None:
+        """Refuse invalid token ids.
+
+        Raises:
+            DataError: Naming the first.
+        """
+        if len(wrong := invalid_token_ids(tokens)):
+            what = f"is no token id; they go from 0 to {MAX_ID}; tokenize the sample anew"
+            if wrong[0] < 0:
+                what = (
+                    "is negative; token ids count from 0, and what is no target belongs into "
+                    "labels or a loss mask"
+                )
+            raise DataError(f"{self.where(number)}: token {wrong[0]} {what}")
+
+    def check_labels(self, number: int, labels: Int64Array | None) -> None:
+        """Refuse invalid labels.
+
+        Raises:
+            DataError: Naming the first.
+        """
+        if labels is not None and len(wrong := invalid_labels(labels)):
+            raise DataError(
+                f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which lies outside "
+                f"int32, +-{MAX_ID}; a label is a token id, or -100 for what is no target"
+            )
+
+    def warn_unused_label_column(self, item: Any) -> None:
+        """Warn about unread fields of a first item that look like labels or a loss mask."""
+        if self.tokenizer is not None or not self._is_tokens_only or not isinstance(item, Mapping):
+            return
+        for name in sorted(set(TARGET_COLUMNS) & set(item) - set(self.token_fields)):
+            if name == self.tokens:
+                continue
+            with suppress(DataError):  # not one integer per token, so it is something else
+                _beside(self._tokens(item, ""), item, name, "")
+                warn_unused_label_column("IterableStream", self.name or "of an iterable", name)
+
+    def plain(self, item: Any, encoded: Int64Array | None = None) -> Plain | None:
+        """Return the arrays of an item that needs no further checks; None: call `sample`.
+
+        These are the items that `sample` accepts unchanged, except that token ids are not checked.
+
+        Args:
+            item: The item; the returned arrays may belong to it and must be copied.
+            encoded: Token ids of its text, if it has one.
+
+        >>> IterableStream([]).plain(np.array([5, 6]))[0].tolist(), IterableStream([]).plain([0.5])
+        ([5, 6], None)
+        """
+        # Runs once per sample, so it avoids properties and repeated lookups.
+        is_dict = type(item) is dict
+        is_tokens_only = self.labels is None and self.loss_mask is None
+        if self.length_fn is not None or self.token_fields or self.payloads:
+            return None
+        if not (is_dict or is_tokens_only):
+            return None
+        tokens = encoded
+        if tokens is None:
+            tokens = _plain_row(self._field_of(item) if is_dict else item)
+        if tokens is None or not len(tokens):
+            return None
+        if is_tokens_only:
+            return tokens, None, None
+        labels, mask = (
+            None if name is None else _plain_row(item.get(name))
+            for name in (self.labels, self.loss_mask)
+        )
+        for name, row in ((self.labels, labels), (self.loss_mask, mask)):
+            if name is not None and (row is None or len(row) != len(tokens)):
+                return None
+        return None if mask is not None and not _is_mask(mask) else (tokens, labels, mask)
+
+    def _field_of(self, item: dict[str, Any]) -> Any:
+        found = item.get(self.tokens)
+        if found is None and self.tokens == "tokens" and "tokens" not in item:
+            return item.get("input_ids")
+        return found
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its labels may differ from the next tokens."""
+        return not self._is_tokens_only or self.length_fn is not None
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether its samples consist only of what the tokenizer returns."""
+        return self.tokenizer is not None and self._is_tokens_only and not self._has_extras
+
+    @property
+    def _is_tokens_only(self) -> bool:
+        return self.labels is None and self.loss_mask is None
+
+    @property
+    def _has_extras(self) -> bool:
+        return self.length_fn is not None or bool(self.token_fields) or bool(self.payloads)
+
+    def _tokens(self, item: Mapping[str, Any], where: str) -> Int64Array:
+        wanted = self.tokens
+        if wanted == "tokens" and wanted not in item and "input_ids" in item:
+            wanted = "input_ids"
+        _check_there(item, wanted, where, _way_to_tokens)
+        if isinstance(item.get(wanted), str):
+            raise DataError(
+                f"{where}: field {wanted!r} holds text, but must hold integers; set tokenizer="
+            )
+        return _integers(item, wanted, where)
+
+    def _with_extras(
+        self, sample: IterableSample, item: Mapping[str, Any], where: str
+    ) -> IterableSample:
+        fields = {
+            name: _values(item, name, np.dtype(dtype), len(sample.tokens), where)
+            for name, dtype in self.token_fields.items()
+        }
+        payloads = {name: _objects(item.get(name)) for name in self.payloads}
+        spans = {
+            name: _spans(item, span_field, len(payloads[name]), len(sample.tokens), where)
+            for name, span_field in self.payloads.items()
+            if span_field is not None
+        }
+        extra = 0 if self.length_fn is None else self.length_fn(item)
+        if not isinstance(extra, int | np.integer) or extra < 0:
+            raise DataError(
+                f"{where}: length_fn says {extra!r}, but must return how many token slots the "
+                "payloads take beyond the tokens: a whole number of 0 or more"
+            )
+        return IterableSample(
+            tokens=sample.tokens,
+            labels=sample.labels,
+            loss_mask=sample.loss_mask,
+            token_fields=fields,
+            payloads=payloads,
+            spans=spans,
+            extra_cost=int(extra),
+        )
+
+
+def _way_to_tokens(item: Mapping[str, Any]) -> str:
+    """Return advice for a sample without the token field."""
+    if _is_chat(item):
+        return ENCODE_CHATS
+    rows = [name for name, value in item.items() if _plain_row(value) is not None]
+    texts = [name for name, value in item.items() if isinstance(value, str)]
+    if rows:
+        return f"set tokens= to the field that holds them: {' or '.join(map(repr, rows))}"
+    if texts:
+        name = "text" if "text" in texts else texts[0]
+        return f"set tokenizer={'' if name == 'text' else f' and text={name!r}'}"
+    return "give token ids, or texts and tokenizer="
+
+
+def _is_chat(item: Any) -> bool:
+    """Return whether an item is a conversation: messages, or a dict that holds them."""
+    values = item.values() if isinstance(item, Mapping) else (item,)
+    return any(
+        isinstance(value, list | tuple | np.ndarray)
+        and len(value) > 0
+        and isinstance(value[0], Mapping)
+        for value in values
+    )
+
+
+def invalid_token_ids(tokens: Any) -> Any:
+    """Return the values of a row that are not valid token ids.
+
+    >>> invalid_token_ids(np.array([7, -1, 2**40])).tolist()
+    [-1, 1099511627776]
+    """
+    return tokens[(tokens < 0) | (tokens > MAX_ID)]
+
+
+def invalid_labels(labels: Any) -> Any:
+    """Return the values of a row that are outside int32.
+
+    >>> invalid_labels(np.array([7, -100, 2**40])).tolist()
+    [1099511627776]
+    """
+    return labels[(labels < -MAX_ID) | (labels > MAX_ID)]
+
+
+def _plain_row(value: Any) -> Any:
+    """Return a row of integers that numpy can copy directly; None if it needs a closer look."""
+    if type(value) is np.ndarray:
+        return value if value.ndim == 1 and value.dtype.char in PLAIN_TYPES else None
+    if type(value) is not list:
+        return None
+    try:
+        # Rejects non-integers in half the time that numpy's type inference takes.
+        return np.frombuffer(struct.pack(f"{len(value)}q", *value), np.int64)
+    except (TypeError, struct.error):
+        return None
+
+
+def _is_mask(values: Any) -> bool:
+    return not (values >> 1).any()  # one pass; works for bools too
+
+
+def _beside(tokens: Int64Array, item: Mapping[str, Any], name: str, where: str) -> Int64Array:
+    values = _integers(item, name, where)
+    _check_length(len(values), len(tokens), name, where)
+    return values
+
+
+def _check_length(num_values: int, num_tokens: int, name: str, where: str) -> None:
+    if num_values != num_tokens:
+        raise DataError(
+            f"{where}: {num_tokens} tokens, but {num_values} values in {name!r}; "
+            "give one for each token"
+        )
+
+
+def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = True) -> Int64Array:
+    _check_there(
+        item, name, where, lambda _: "set labels=, loss_mask= or payloads= to fields it has"
+    )
+    try:
+        values = np.asarray(item[name])
+    except ValueError as error:  # rows of unequal length
+        raise DataError(f"{where}: field {name!r} is no row of integers: {error}") from error
+    if values.size and values.dtype.kind not in "iub":
+        raise DataError(
+            f"{where}: field {name!r} holds {values.dtype}, but must hold integers; tokenize first"
+        )
+    if is_row and values.size and max(values.shape, default=1) != values.size:
+        shape = " x ".join(map(str, values.shape))
+        raise DataError(
+            f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
+            "row as a sample of its own"
+        )
+    return values.reshape(-1).astype(np.int64)
+
+
+def _check_there(
+    item: Mapping[str, Any], name: str, where: str, way_out: Callable[[Mapping[str, Any]], str]
+) -> None:
+    if name not in item:
+        raise DataError(
+            f"{where}: no field {name!r}; it has {', '.join(map(repr, item))}; {way_out(item)}"
+        )
+
+
+def _values(
+    item: Mapping[str, Any], name: str, dtype: np.dtype[Any], num_tokens: int, where: str
+) -> Any:
+    _check_there(item, name, where, lambda _: "set token_fields= to those it has")
+    try:
+        values = np.asarray(item[name]).reshape(-1).astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: field {name!r} does not turn into {dtype}: {error}") from error
+    _check_length(len(values), num_tokens, name, where)
+    return values
+
+
+def _objects(value: Any) -> list[Any]:
+    """Return copies of a sample's payloads: none, one, or a list of them."""
+    if value is None:
+        return []
+    value = own_copy(value)
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _spans(
+    item: Mapping[str, Any], name: str, num_objects: int, num_tokens: int, where: str
+) -> Int64Array:
+    if not num_objects:
+        return np.zeros((0, 2), np.int64)
+    flat = _integers(item, name, where, is_row=False)
+    spans = flat[: len(flat) // 2 * 2].reshape(-1, 2)
+    if len(flat) % 2 or len(spans) != num_objects:
+        raise DataError(
+            f"{where}: {num_objects} payloads, but {len(spans)} spans in {name!r}; give each one"
+        )
+    bad = spans[(spans[:, 0] < 0) | (spans[:, 0] >= spans[:, 1]) | (spans[:, 1] > num_tokens)]
+    if len(bad):
+        raise DataError(
+            f"{where}: {name!r} has a span {bad[0].tolist()}, which is no part of its {num_tokens} "
+            "tokens; a span is its first token and one past its last"
+        )
+    return spans

@@ -1,0 +1,177 @@
+"""The streams of a dataset: a list, a single location, or a registered class by name.
+
+::
+
+    streams=[Stream(...), ...]                                as they are
+    remote=..., local=..., split=...                          one Stream
+    stream_name="mine", stream_config={...}, remote=...       one of a class in streams_registry
+
+Cost: none; nothing is opened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from streampack.errors import ConfigError, short_text, suggest
+from streampack.mds import mosaic
+from streampack.streams import Stream
+
+DATASETS = {"Stream": "PackedStreamingDataset", "IterableStream": "PackedIterableDataset"}
+
+
+def resolve_streams(
+    streams: Sequence[Any] | None,
+    place: Mapping[str, Any],
+    stream_name: str | None,
+    stream_config: Mapping[str, Any] | None,
+) -> Sequence[Any]:
+    """Return the streams that a dataset's arguments describe.
+
+    Args:
+        streams: The streams; None: the other arguments describe a single one.
+        place: remote, local and split of the single stream.
+        stream_name: Its class in MosaicML's `streams_registry`; None: `streampack.Stream`.
+        stream_config: More arguments of that class.
+
+    Raises:
+        ConfigError: If the arguments contradict each other, or no such class is registered.
+    """
+    single = {**place, "stream_name": stream_name, "stream_config": stream_config}
+    if streams is not None:
+        passed = [f"{k}={v!r}" for k, v in single.items() if v is not None]
+        if passed:
+            way_out = "pass one or the other"
+            if place["split"] is not None:
+                way_out += f", and set Stream(..., split={place['split']!r}) on each of a list"
+            raise ConfigError(
+                f"streams and {', '.join(passed)} were passed; these stand for a single stream, "
+                f"so {way_out}"
+            )
+        check_streams(streams, mosaic.Stream)
+        return streams
+    if stream_name is None and stream_config is None:
+        return [Stream(remote=place["remote"], local=place["local"], split=place["split"])]
+    return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, place)]
+
+
+def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any]) -> Any:
+    """Return a stream of a registered class.
+
+    Args:
+        name: In `streams_registry`; "streampack" is ours, "stream" is MosaicML's.
+        config: Arguments of the class.
+        place: remote, local and split, which are passed to the class too.
+
+    Raises:
+        ConfigError: If the name is unknown, or the class does not accept the arguments.
+    """
+    known = mosaic.streams_registry.get_all()
+    if name not in known:
+        raise ConfigError(
+            f"stream_name={name!r} is not one of {'|'.join(sorted(known))}{suggest(name, known)}; "
+            "register the class: streams_registry.register(name, func=...)"
+        )
+    for key, value in place.items():
+        if value is not None and config.get(key) not in (None, value):
+            raise ConfigError(
+                f"{key}={value!r} and stream_config[{key!r}]={config[key]!r} differ; say it once"
+            )
+        config[key] = config.get(key) if value is None else value
+    try:
+        stream = known[name](**config)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(sorted(config))
+        raise ConfigError(f"stream_name={name!r} cannot be made of {given}: {error}") from error
+    check_streams([stream], mosaic.Stream)
+    return stream
+
+
+def check_streams(streams: object, stream_type: type) -> None:
+    """Refuse `streams` unless it is a list or tuple of at least one `stream_type`.
+
+    Args:
+        streams: The argument of that name.
+        stream_type: Required type of each: IterableStream, or MosaicML's Stream (ours is a
+            subclass).
+
+    Raises:
+        ConfigError: Naming the offending stream, its type, and the dataset that accepts it.
+
+    >>> check_streams((1, 2), int)
+    """
+    kind = stream_type.__name__
+    if not isinstance(streams, list | tuple):
+        if isinstance(streams, stream_type):
+            way_out = f"pass a list: [{kind}(...)]"
+        elif isinstance(streams, str):
+            way_out = _from_path(kind)
+        elif _is_of_samples(streams, stream_type):
+            way_out = f"pass a list; {_way_out(streams, kind)}"
+        else:
+            way_out = f"pass a list of {kind}: [{kind}(...), ...]"
+        raise ConfigError(f"streams={short_text(streams)} is no list of streams; {way_out}")
+    if not streams:
+        raise ConfigError("streams=[] is empty; pass at least one Stream")
+    for number, stream in enumerate(streams):
+        if not isinstance(stream, stream_type):
+            raise ConfigError(
+                f"streams[{number}]={short_text(stream)} is no {kind}; {_way_out(stream, kind)}"
+            )
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Number the names that occur more than once, without creating new duplicates.
+
+    >>> unique_names(["code", "docs", "code"])
+    ['code-0', 'docs', 'code-1']
+    >>> unique_names(["code", "code", "code-0"])
+    ['code-1', 'code-2', 'code-0']
+    """
+    occurs, numbers = Counter(names), defaultdict[str, Iterator[int]](count)
+    unique = []
+    for name in names:
+        numbered = (f"{name}-{number}" for number in numbers[name])
+        is_twice = occurs[name] > 1
+        unique.append(next(new for new in numbered if new not in occurs) if is_twice else name)
+    return unique
+
+
+def _is_of_samples(streams: object, stream_type: type) -> bool:
+    """Return whether this looks like a dataset, not like streams in the wrong container."""
+    if isinstance(streams, Mapping):
+        return not any(isinstance(value, stream_type) for value in streams.values())
+    return isinstance(streams, Iterable) and not isinstance(streams, type)
+
+
+def _from_path(kind: str) -> str:
+    """Return advice on turning a path into a stream."""
+    if kind == "Stream":
+        return "pass a path as remote= or local=, or [Stream(local=...)]"
+    return (
+        "IterableStream takes samples; for a path, PackedStreamingDataset takes remote= or local="
+    )
+
+
+def _way_out(stream: object, kind: str) -> str:
+    """Return advice for a stream of another kind."""
+    if isinstance(stream, str):
+        return _from_path(kind)
+    if isinstance(stream, type):
+        return f"pass an object of a class: {kind}(...)"
+    for base in type(stream).__mro__:
+        if base.__name__ in DATASETS and base.__name__ != kind:
+            return f"{DATASETS[base.__name__]} takes it, {DATASETS.get(kind)} takes {kind} objects"
+    if not isinstance(stream, Iterable):
+        return f"pass {kind} objects: [{kind}(...)]"
+    if kind == "Stream":  # it reads only MDS shards
+        return (
+            "Stream reads MDS shards; PackedIterableDataset([IterableStream(...)]) packs anything "
+            "else that can be iterated, or write it as MDS once: write_stream(samples, folder)"
+        )
+    if isinstance(stream, Mapping):
+        return f"wrap one of its values: {kind}(...)"
+    return f"wrap it: {kind}(...)"

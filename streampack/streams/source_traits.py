@@ -1,0 +1,133 @@
+"""Traits of a sample source that can be determined without iterating over it.
+
+::
+
+    list, map-style dataset          has_index, num_items
+    generator                        is_one_shot
+    Hugging Face, MosaicML Streaming recognized by class name, without an import
+
+A source may reuse the same list, array or dict for every item; `own_copy` is for items that wait.
+
+Cost: none; `own_copy` takes about 5 ns per integer of a list.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, MutableMapping, Sized
+from typing import Any
+
+import numpy as np
+
+ATOMS = {int, float, bool, str, bytes, type(None)}
+
+
+def _is_from(source: object, library: str, name: str) -> bool:
+    """Return whether a source is of a library's class, without importing the library."""
+    return any(
+        base.__name__ == name and base.__module__.partition(".")[0] == library
+        for base in type(source).__mro__
+    )
+
+
+def is_one_shot(source: object) -> bool:
+    """Return whether a second iteration resumes where the first stopped, as with a generator.
+
+    >>> is_one_shot([1]), is_one_shot(iter([1]))
+    (False, True)
+    """
+    return isinstance(source, Iterator)
+
+
+def num_items(source: object) -> int | None:
+    """Return the number of items of a source over all slices; None if it is unknown.
+
+    >>> num_items([5, 6]), num_items(iter([5, 6]))
+    (2, None)
+    """
+    if not isinstance(source, Sized):
+        return None
+    try:
+        # MosaicML's len() is the number for one rank, its `size` that for all ranks.
+        return int(getattr(source, "size", len(source)) if is_mosaic(source) else len(source))
+    except (TypeError, NotImplementedError):  # a __len__ that only some instances support
+        return None
+
+
+def is_mosaic(source: object) -> bool:
+    """Return whether a source is a MosaicML `StreamingDataset`."""
+    return _is_from(source, "streaming", "StreamingDataset")
+
+
+def is_hugging_face(source: object) -> bool:
+    """Return whether a source is a Hugging Face iterable, which has a state and splits itself."""
+    return _is_from(source, "datasets", "IterableDataset")
+
+
+def has_index(source: object) -> bool:
+    """Return whether the items of a source can be read by index, in any order.
+
+    >>> has_index([5, 6]), has_index(iter([5, 6])), has_index({"a": 5})
+    (True, False, False)
+    """
+    is_plain = not (is_mosaic(source) or is_hugging_face(source) or isinstance(source, dict))
+    is_torch_iterable = _is_from(source, "torch", "IterableDataset")
+    has = hasattr(source, "__getitem__") and num_items(source) is not None
+    return is_plain and has and not is_torch_iterable
+
+
+def supports_batched_getitem(source: object) -> bool:
+    """Return whether a Hugging Face dataset reads several rows for little more than one.
+
+    A transform may depend on the other rows, so a dataset with one is read row by row.
+    """
+    is_dataset = _is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
+    return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")
+
+
+def has_unsaved_shuffle_buffer(source: object) -> bool:
+    """Return whether a Hugging Face iterable has a shuffle buffer that its state leaves out."""
+    inner = getattr(source, "_ex_iterable", None)
+    while inner is not None:
+        if "BufferShuffled" in type(inner).__name__:
+            return True
+        inner = getattr(inner, "ex_iterable", None)
+    return False
+
+
+def own_copy(item: Any) -> Any:
+    """Return a copy that shares no memory with objects that the source may reuse.
+
+    Lists, tuples, dicts, arrays and tensors are copied recursively. Numbers and text are
+    immutable. Objects of other classes are assumed to be new in every item.
+
+    >>> row = {"tokens": [1, 2]}
+    >>> kept = own_copy(row)
+    >>> row["tokens"].append(3)
+    >>> kept
+    {'tokens': [1, 2]}
+    """
+    if isinstance(item, np.ndarray):
+        # Elements of an object array may be reused too.
+        return copy.deepcopy(item) if item.dtype.hasobject else item.copy()
+    if isinstance(item, MutableMapping):
+        made = copy.copy(item)
+        for key, value in item.items():
+            made[key] = own_copy(value)
+        return made
+    if not isinstance(item, list | tuple):
+        return _own_value(item)
+    if set(map(type, item)) <= ATOMS:
+        return copy.copy(item)
+    values = [own_copy(each) for each in item]
+    if isinstance(item, list):
+        return values
+    return type(item)(*values) if hasattr(item, "_fields") else tuple(values)
+
+
+def _own_value(item: Any) -> Any:
+    if type(item) in ATOMS:
+        return item
+    if isinstance(item, bytearray):
+        return bytearray(item)
+    return item.detach().clone() if _is_from(item, "torch", "Tensor") else item

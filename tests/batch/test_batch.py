@@ -1,0 +1,130 @@
+"""The native batch, against a batch filled token by token in plain Python."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.batch.batch import make_batch
+from streampack.gather.gather import Rows
+from streampack.types import Packs
+from tests.helpers.rows import planned_rows
+
+
+def plain_batch(rows: Rows, packs: Packs, positions: str) -> dict[str, Any]:
+    """Fill a batch one token at a time."""
+    labels, input_pos, document_ids, cu_seqlens, numbered = [], [], [], [0], []
+    for row, tokens in enumerate(rows.tokens.tolist()):
+        segments = packs[row].tolist() if row < len(packs) else []
+        at = 0
+        for document, (stream, pass_, sample, start, length, _total) in enumerate(segments, 1):
+            for i in range(length):
+                follows = i + 1 < length
+                next_token = int(rows.next_tokens[len(numbered)])
+                labels.append(tokens[at + i + 1] if follows else next_token)
+                input_pos.append(i + (start if positions == "continue" else 0))
+                document_ids.append(document)
+            numbered.append([row, stream, pass_, sample, start, length])
+            at += length
+            cu_seqlens.append(cu_seqlens[-1] + length)
+        room = len(tokens) - at
+        labels += [-100] * room
+        input_pos += range(room)
+        document_ids += [0] * room
+        if room:
+            cu_seqlens.append(cu_seqlens[-1] + room)
+    return {
+        "tokens": rows.tokens.tolist(),
+        "labels": np.reshape(labels, rows.tokens.shape).tolist(),
+        "input_pos": np.reshape(input_pos, rows.tokens.shape).tolist(),
+        "document_ids": np.reshape(document_ids, rows.tokens.shape).tolist(),
+        "cu_seqlens": cu_seqlens,
+        "max_seqlen": max(b - a for a, b in pairwise(cu_seqlens)),
+        "segments": numbered,
+        "epoch": 3,
+        "position": 40,
+    }
+
+
+@given(planned=planned_rows(), positions=st.sampled_from(["restart", "continue"]))
+def test_a_batch_is_what_filling_it_token_by_token_gives(
+    planned: tuple[Rows, Packs], positions: str
+) -> None:
+    rows, packs = planned
+    batch = make_batch(rows, packs, epoch=3, position=40, positions=positions)
+    shown = {key: v.tolist() if torch.is_tensor(v) else v for key, v in batch.items()}
+    assert shown == plain_batch(rows, packs, positions)
+
+
+@given(planned=planned_rows())
+def test_cu_seqlens_cut_the_batch_exactly_where_documents_and_rows_change(
+    planned: tuple[Rows, Packs],
+) -> None:
+    batch = make_batch(*planned, epoch=0, position=0, positions="restart")
+    rows = torch.arange(len(batch["tokens"]))[:, None] * 100
+    flat = (batch["document_ids"] + rows).flatten()
+    changes = (torch.nonzero(flat[1:] != flat[:-1]).flatten() + 1).tolist()
+    assert batch["cu_seqlens"].tolist() == [0, *changes, len(flat)]
+
+
+def one_row() -> tuple[Rows, Packs]:
+    packs = Packs(segments=np.array([[0, 0, 4, 2, 3, 9]]), ends=np.array([1]))
+    tokens = np.array([[5, 6, 7, 0], [0, 0, 0, 0]])
+    return Rows(tokens=tokens, next_tokens=np.array([8]), labels=None), packs
+
+
+def test_a_batch_has_the_keys_and_types_that_were_promised() -> None:
+    batch = make_batch(*one_row(), epoch=1, position=6, positions="restart")
+    types = {key: getattr(value, "dtype", type(value)) for key, value in batch.items()}
+    assert types == {
+        "tokens": torch.int64,
+        "labels": torch.int64,
+        "input_pos": torch.int64,
+        "document_ids": torch.int32,
+        "cu_seqlens": torch.int32,
+        "max_seqlen": int,
+        "segments": torch.int64,
+        "epoch": int,
+        "position": int,
+    }
+    assert all(value.is_contiguous() for value in batch.values() if torch.is_tensor(value))
+
+
+def test_a_padding_pack_is_one_segment_of_ignored_labels() -> None:
+    batch = make_batch(*one_row(), epoch=0, position=0, positions="restart")
+    assert batch["cu_seqlens"].tolist() == [0, 3, 4, 8]
+    assert batch["max_seqlen"] == 4
+    assert batch["labels"][1].tolist() == [-100] * 4
+    assert batch["input_pos"][1].tolist() == [0, 1, 2, 3]
+    assert batch["document_ids"][1].tolist() == [0] * 4
+
+
+def test_labels_that_were_gathered_are_handed_on_untouched() -> None:
+    rows, packs = one_row()
+    labels = np.array([[-100, 7, 8, -100], [-100, -100, -100, -100]])
+    rows = Rows(tokens=rows.tokens, next_tokens=rows.next_tokens, labels=labels)
+    batch = make_batch(rows, packs, epoch=0, position=0, positions="restart")
+    assert batch["labels"].tolist() == labels.tolist()
+    assert batch["document_ids"].tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(("positions", "expected"), [("restart", 0), ("continue", 2)])
+def test_a_later_piece_counts_from_zero_or_from_its_cut(positions: str, expected: int) -> None:
+    batch = make_batch(*one_row(), epoch=0, position=0, positions=positions)
+    assert batch["input_pos"][0].tolist() == [expected, expected + 1, expected + 2, 0]
+
+
+def test_tensors_of_a_batch_do_not_overlap() -> None:
+    batch = make_batch(*one_row(), epoch=0, position=0, positions="restart")
+    before = {key: v.clone() for key, v in batch.items() if torch.is_tensor(v)}
+    for key in before:
+        batch[key].fill_(7)
+        changed = [k for k in before if not torch.equal(batch[k], before[k])]
+        assert changed == [key]
+        batch[key].copy_(before[key])

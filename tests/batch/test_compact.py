@@ -1,0 +1,144 @@
+"""Compact batches: what is expanded is the native batch, bit for bit, whoever expands it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streampack
+from streampack import Packing, Stream
+from streampack.batch.batch import make_batch, make_compacts
+from streampack.batch.compact import expand_on, to_compact
+from streampack.errors import ConfigError, DataError
+from streampack.gather.gather import Rows
+from streampack.loader.loader import PackedDataLoader
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.types import Packs
+from tests.helpers.batches import same
+from tests.helpers.builders import stream_of, write_stream_files
+from tests.helpers.packs import native_batch
+from tests.helpers.rows import planned_rows
+
+CPU = torch.device("cpu")
+# By the kernel, as on a CPU; and by torch's operations, as on a GPU.
+WAYS = [streampack.expand, partial(expand_on, device=CPU)]
+
+
+@pytest.mark.parametrize("expand", WAYS, ids=["kernel", "torch"])
+@given(
+    planned=planned_rows(),
+    dtype=st.sampled_from([np.int32, np.uint16]),
+    positions=st.sampled_from(["restart", "continue"]),
+    has_labels=st.booleans(),
+)
+def test_an_expanded_batch_is_the_native_one(
+    expand: Any, planned: tuple[Rows, Packs], dtype: Any, positions: str, has_labels: bool
+) -> None:
+    wide, packs = planned
+    labels = np.where(wide.tokens % 3 == 0, -100, wide.tokens) if has_labels else None
+    native = Rows(tokens=wide.tokens, next_tokens=wide.next_tokens, labels=labels)
+    short = Rows(
+        tokens=wide.tokens.astype(dtype),
+        next_tokens=wide.next_tokens,
+        labels=None if labels is None else labels.astype(np.int32),
+    )
+    where: dict[str, Any] = {"epoch": 3, "position": 40, "positions": positions}
+    [compact] = make_compacts(short, packs, steps=[(3, 40)], positions=positions)
+    assert same(expand(compact), make_batch(native, packs, **where))
+
+
+@pytest.mark.parametrize("expand", WAYS, ids=["kernel", "torch"])
+@given(
+    rows=st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=4),
+    multiple=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    masked=st.booleans(),
+)
+def test_a_native_batch_comes_back_from_its_compact_form(
+    expand: Any, rows: list[list[int]], multiple: int, seed: int, masked: bool
+) -> None:
+    cuts = [(0, len(rows[0]) - 1)] if rows[0] else []
+    batch = native_batch(rows, 4 * 8, seed=seed, multiple=multiple, cuts=cuts)
+    if masked:
+        batch["labels"][batch["labels"] % 3 == 1] = -100
+    compact = to_compact(batch)
+    assert compact["tokens"].dtype == torch.int32
+    assert same(expand(compact), batch)
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    lengths = np.random.default_rng(4).integers(1, 300, 150).tolist()
+    folder = tmp_path_factory.mktemp("stream") / "s"
+    write_stream_files(folder, lengths, dtype="uint16")
+    return Stream(local=str(folder))
+
+
+PACKINGS = [
+    Packing(max_seq_len=128),
+    Packing(max_seq_len=128, positions="continue", bos_id=1, eos_id=2),
+    Packing(max_seq_len=128, pad_to_multiple=8),
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("packing", PACKINGS, ids=["plain", "continue", "multiple"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_yields_compact_batches_of_the_same_packs(
+    stream: Any, packing: Packing, num_workers: int
+) -> None:
+    def made(batch_format: str) -> PackedStreamingDataset:
+        return PackedStreamingDataset(
+            [stream], packing=packing, batch_size=4, batch_format=batch_format
+        )
+
+    native = list(made("native"))
+    loader = PackedDataLoader(made("compact"), num_workers=num_workers)
+    compact = list(loader)  # all at once: none may be overwritten while it is held
+    assert len(native) > 20
+    assert all(map(same, map(streampack.expand, compact), native))
+    # Ids of a stream of uint16 fit in two bytes.
+    assert {batch["tokens"].dtype for batch in compact} == {torch.uint16}
+    assert loader.dataset.state_after(compact[3])["position"] == native[3]["position"]
+
+
+def test_ids_beyond_uint16_make_int32(stream: Any) -> None:
+    packing = Packing(max_seq_len=128, padding_id=2**16)
+    dataset = PackedStreamingDataset([stream], packing=packing, batch_format="compact")
+    assert next(iter(dataset))["tokens"].dtype == torch.int32
+
+
+def test_a_compact_batch_has_a_seventh_of_the_bytes(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path / "s", [1000] * 40)
+
+    def first_bytes(batch_format: str) -> int:
+        dataset = PackedStreamingDataset(
+            [stream], packing=Packing(max_seq_len=8192), batch_size=4, batch_format=batch_format
+        )
+        batch = next(iter(dataset))
+        return sum(value.nbytes for value in batch.values() if torch.is_tensor(value))
+
+    assert first_bytes("native") / first_bytes("compact") > 6.5
+
+
+def test_what_is_not_compact_is_refused_by_what_it_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"lacks 'next_tokens'.*batch_format='compact'"):
+        streampack.expand(native_batch([[3]], 8))
+    with pytest.raises(ConfigError, match="it is a list"):
+        streampack.expand([1])  # type: ignore[arg-type]
+
+
+def test_what_a_compact_batch_cannot_hold_is_refused() -> None:
+    batch = native_batch([[3]], 8)
+    with pytest.raises(ConfigError, match="cannot carry the field 'images'"):
+        to_compact(batch | {"images": []})
+    batch["tokens"][0, 1] = 2**31
+    with pytest.raises(DataError, match=r"2147483648 does not fit .*batch_format='native'"):
+        to_compact(batch)

@@ -1,0 +1,491 @@
+"""Every format, key by key and type by type, against a table; and back to document boundaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack import Packing, formats
+from streampack.batch.batch import make_batch
+from streampack.batch.formats.registry import check_format
+from streampack.batch.layout import real_tokens
+from streampack.errors import ConfigError
+from streampack.gather.gather import Rows
+from streampack.types import Packs
+from tests.helpers.packs import ROWS_OF_4, native_batch, samples_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+B, S, T = 4, 24, 96
+I64, I32, F32, BOOL = torch.int64, torch.int32, torch.float32, torch.bool
+STATE = {"epoch": int, "position": int}
+
+# What each trainer's documentation and source ask for: key -> type, and shape of a tensor. The
+# batch is ROWS_OF_4: 6 segments in 4 rows, 2 rows with padding.
+TABLE: dict[str, Any] = {
+    "native": {
+        "tokens": (I64, (B, S)),
+        "labels": (I64, (B, S)),
+        "input_pos": (I64, (B, S)),
+        "document_ids": (I32, (B, S)),
+        "cu_seqlens": (I32, (9,)),
+        "max_seqlen": int,
+        "segments": (I64, (6, 6)),
+        **STATE,
+    },
+    "compact": {
+        "tokens": (I32, (B, S)),
+        "next_tokens": (I64, (6,)),
+        "cu_seqlens": (I32, (9,)),
+        "max_seqlen": int,
+        "segments": (I64, (6, 6)),
+        "positions": str,
+        **STATE,
+    },
+    "hf": {
+        "input_ids": (I64, (B, S)),
+        "labels": (I64, (B, S)),
+        "position_ids": (I64, (B, S)),
+        "use_cache": bool,
+        **STATE,
+    },
+    "hf_flash": {
+        "input_ids": (I64, (1, T)),
+        "labels": (I64, (1, T)),
+        "position_ids": (I64, (1, T)),
+        "cu_seq_lens_q": (I32, (9,)),
+        "cu_seq_lens_k": (I32, (9,)),
+        "max_length_q": int,
+        "max_length_k": int,
+        "use_cache": bool,
+        **STATE,
+    },
+    "torchtune": {
+        "tokens": (I64, (B, S)),
+        "labels": (I64, (B, S)),
+        "input_pos": (I64, (B, S)),
+        "mask": (BOOL, (B, S, S)),
+    },
+    "torchtitan": ({"input": (I64, (B, S)), "positions": (I64, (B, S))}, (I64, (B, S))),
+    "torchtitan_flat": ({"input": (I64, (T,)), "positions": (I64, (T,))}, (I64, (T,))),
+    "megatron": {
+        "tokens": (I64, (B, S)),
+        "labels": (I64, (B, S)),
+        "position_ids": (I64, (B, S)),
+        "loss_mask": (F32, (B, S)),
+        "cu_seqlens": (I32, (B, S + 1)),
+        "max_seqlen": (I32, (B,)),
+        **STATE,
+    },
+    "olmo_core": {
+        "input_ids": (I64, (B, S)),
+        "label_mask": (BOOL, (B, S)),
+        "doc_lens": (I32, (B, 3)),
+        "max_doc_lens": list,
+    },
+    "llm_foundry": {
+        "input_ids": (I64, (B, S)),
+        "attention_mask": (I64, (B, S)),
+        "labels": (I64, (B, S)),
+        "sequence_id": (I64, (B, S)),
+        **STATE,
+    },
+    "llama_factory": {
+        "input_ids": (I64, (B, S)),
+        "labels": (I64, (B, S)),
+        "position_ids": (I64, (B, S)),
+        "attention_mask": (F32, (B, 1, S, S)),  # the numbered one is for B = 1
+        **STATE,
+    },
+}
+SHIFTED = {"native", "torchtitan", "torchtitan_flat", "megatron"}
+UNSHIFTED = {"hf", "hf_flash", "torchtune", "llm_foundry", "llama_factory"}  # olmo_core: a mask
+
+
+def shown(value: Any) -> Any:
+    """The types and shapes of what a format returns."""
+    if torch.is_tensor(value):
+        return value.dtype, tuple(value.shape)
+    if isinstance(value, dict):
+        return {key: shown(item) for key, item in value.items()}
+    return tuple(map(shown, value)) if isinstance(value, tuple) else type(value)
+
+
+def the_batch(**kinds: Any) -> dict[str, Any]:
+    return native_batch(ROWS_OF_4, S, **kinds)
+
+
+def get_format(name: str) -> Any:
+    """The format, with the option that it needs for several packs."""
+    made = formats.get_format(name)
+    return partial(made, dense=True) if name == "llama_factory" else made
+
+
+def test_the_table_has_all_formats() -> None:
+    assert set(TABLE) == set(formats.FORMATS)
+    assert set(TABLE) - {"olmo_core", "compact"} == SHIFTED | UNSHIFTED
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_format_has_the_keys_types_and_shapes_of_its_trainer(name: str) -> None:
+    assert shown(get_format(name)(the_batch())) == TABLE[name]
+
+
+def test_the_tests_own_batches_are_those_of_the_library() -> None:
+    batch = the_batch()
+    rows = batch["segments"]
+    packs = Packs(
+        segments=torch.cat([rows[:, 1:], rows[:, 5:]], dim=1).numpy(),
+        ends=torch.bincount(rows[:, 0], minlength=B).cumsum(0).numpy(),
+    )
+    gathered = Rows(
+        tokens=batch["tokens"].numpy(),
+        next_tokens=torch.full((len(rows),), -100).numpy(),
+        labels=None,
+    )
+    made = make_batch(gathered, packs, epoch=3, position=40, positions="restart")
+    assert list(made) == list(batch)
+    for key, value in made.items():
+        same = torch.equal(value, batch[key]) if torch.is_tensor(value) else value == batch[key]
+        assert same, key
+
+
+def inputs_labels(made: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens and labels of a format, B x S, whatever they are called."""
+    inputs, labels = made if isinstance(made, tuple) else (made, made["labels"])
+    [key] = {"tokens", "input_ids", "input"} & set(inputs)
+    return inputs[key].view(B, S), labels.view(B, S)
+
+
+@pytest.mark.parametrize("name", sorted(SHIFTED | UNSHIFTED))
+def test_labels_name_the_samples_own_next_token_in_the_convention_that_is_promised(
+    name: str,
+) -> None:
+    batch = the_batch()
+    tokens, labels = inputs_labels(get_format(name)(batch))
+    assert torch.equal(tokens, batch["tokens"])
+    expected = torch.full((B, S), -100)
+    for row, first, length in samples_of(batch):
+        for at in range(first, first + length - 1):
+            expected[row, at if name in SHIFTED else at + 1] = batch["tokens"][row, at + 1]
+    assert torch.equal(labels, expected)
+
+
+def test_a_format_leaves_the_native_batch_alone() -> None:
+    for name in formats.FORMATS:
+        batch, before = the_batch(), the_batch()
+        get_format(name)(batch)
+        for key, value in before.items():
+            same = torch.equal(value, batch[key]) if torch.is_tensor(value) else value == batch[key]
+            assert same, (name, key)
+
+
+# Back to boundaries: each format's own way of saying where documents begin, read back.
+
+
+def starts_of(name: str, made: Any) -> list[int]:
+    """Where documents begin in the line of B * S tokens, as the trainer would find it."""
+    if name in ("hf", "torchtitan", "torchtitan_flat"):
+        inputs = made if name == "hf" else made[0]
+        positions = inputs["position_ids" if name == "hf" else "positions"].flatten()
+        return (positions == 0).nonzero().flatten().tolist()
+    if name in ("native", "compact", "hf_flash"):
+        found: list[int] = made["cu_seq_lens_q" if name == "hf_flash" else "cu_seqlens"].tolist()
+        return found[:-1]
+    if name == "megatron":
+        rows = [sorted({edge for edge in row if edge < S}) for row in made["cu_seqlens"].tolist()]
+    elif name == "olmo_core":
+        rows = []
+        for lengths in made["doc_lens"].tolist():
+            assert sum(lengths) == S
+            ends = [sum(lengths[:k]) for k in range(len(lengths)) if lengths[k]]
+            rows.append(ends)
+    elif name in ("torchtune", "llama_factory"):
+        seen = made["mask"] if name == "torchtune" else made["attention_mask"][:, 0] == 0
+        first = (~seen).tril().sum(2) == torch.arange(S)  # sees itself alone
+        rows = [row.nonzero().flatten().tolist() for row in first]
+    else:
+        ids = made["sequence_id"]
+        rows = [[0, *((row.diff() != 0).nonzero().flatten() + 1).tolist()] for row in ids]
+    return [number * S + start for number, row in enumerate(rows) for start in row]
+
+
+@st.composite
+def lengths_of_rows(draw: st.DrawFn) -> list[list[int]]:
+    rows = []
+    for _ in range(B):
+        lengths, room = [], S
+        while room and draw(st.integers(0, 4)):
+            lengths.append(draw(st.integers(1, room)))
+            room -= lengths[-1]
+        rows.append(lengths)
+    return rows
+
+
+@pytest.mark.parametrize("name", TABLE)
+@given(rows=lengths_of_rows())
+def test_documents_are_found_again_where_they_were(name: str, rows: list[list[int]]) -> None:
+    batch = native_batch(rows, S)
+    found = starts_of(name, get_format(name)(batch))
+    expected = batch["cu_seqlens"].tolist()[:-1]
+    if name in ("torchtune", "llama_factory"):  # every token of padding is its own there
+        padding = (batch["document_ids"].flatten() == 0).nonzero().flatten().tolist()
+        expected = sorted({*expected, *padding})
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["hf", "hf_flash", "llama_factory", "llm_foundry", "megatron"])
+def test_epoch_and_position_are_handed_on_for_state_after(name: str) -> None:
+    made = get_format(name)(the_batch())
+    assert (made["epoch"], made["position"]) == (3, 40)
+
+
+# One by one.
+
+
+def test_hf_has_no_cache_and_no_attention_mask() -> None:
+    made = formats.to_hf(the_batch())
+    assert made["use_cache"] is False
+    assert "attention_mask" not in made
+
+
+def test_hf_hands_other_fields_on() -> None:
+    images = torch.ones(2, 3)
+    assert formats.to_hf(the_batch() | {"pixel_values": images})["pixel_values"] is images
+
+
+@pytest.mark.parametrize("convert", [formats.to_hf, formats.to_llama_factory])
+def test_a_dense_mask_is_additive_finite_and_of_the_models_type(convert: Any) -> None:
+    mask = convert(the_batch(), dense=True, dtype=torch.bfloat16)["attention_mask"]
+    assert (mask.dtype, tuple(mask.shape)) == (torch.bfloat16, (B, 1, S, S))
+    assert mask.isfinite().all()
+    assert torch.equal(mask == 0, formats.block_causal_mask(the_batch()["document_ids"]))
+
+
+@pytest.mark.processes
+def test_hf_flash_without_padding_is_what_transformers_own_collator_makes() -> None:
+    transformers = pytest.importorskip("transformers")
+    batch = the_batch()
+    samples = [
+        {"input_ids": batch["tokens"][row, first : first + length].tolist()}
+        for row, first, length in samples_of(batch)
+    ]
+    collate = transformers.DataCollatorWithFlattening(
+        return_flash_attn_kwargs=True, return_tensors="pt"
+    )
+    expected = collate(samples)
+    made = formats.to_hf_flash(batch, drop_padding=True)
+    assert set(made) - set(expected) == {"use_cache", "epoch", "position"}
+    for key, value in expected.items():
+        if torch.is_tensor(value):
+            assert made[key].dtype == value.dtype, key
+            assert torch.equal(made[key], value), key
+        else:
+            assert made[key] == value, key
+
+
+def test_hf_flash_of_nothing_but_padding_keeps_it() -> None:
+    made = formats.to_hf_flash(native_batch([[], []], 8), drop_padding=True)
+    assert made["input_ids"].shape == (1, 16)
+    assert made["cu_seq_lens_q"].tolist() == [0, 8, 16]
+
+
+def test_hf_flash_with_a_capacity_has_constant_shapes() -> None:
+    shapes = set()
+    for rows in (ROWS_OF_4, [[1] * 24, [2, 3], [], [4]], [[], [], [], []]):
+        made = formats.to_hf_flash(native_batch(rows, S), capacity=32)
+        shapes.add(str(shown(made)))
+        assert made["cu_seq_lens_q"][-1] == T
+    assert len(shapes) == 1
+
+
+def test_megatron_fills_cu_seqlens_with_s_and_masks_what_is_no_target() -> None:
+    batch = the_batch()
+    made = formats.to_megatron(batch)
+    assert made["cu_seqlens"][0].tolist() == [0, 7, 19] + [24] * 22
+    assert made["cu_seqlens"][1].tolist() == [0, 9, 10] + [24] * 22
+    assert made["cu_seqlens"][3].tolist() == [0] + [24] * 24
+    assert made["max_seqlen"].tolist() == [12, 14, 24, 24]
+    assert torch.equal(made["loss_mask"] == 1, batch["labels"] != -100)
+    assert torch.equal(made["loss_mask"] == 0, batch["labels"] == -100)
+
+
+@pytest.mark.parametrize("rows", [[[7, 5], [9, 1], [12], []], ROWS_OF_4], ids=["fits", "grows"])
+@pytest.mark.parametrize("already", [1, 4])
+def test_megatron_pads_every_sample_to_a_multiple(rows: list[list[int]], already: int) -> None:
+    if already == 4 and rows is ROWS_OF_4:
+        rows = [[7, 12], [9, 1], [24], []]
+    batch = native_batch(rows, 24, multiple=already, cuts=[(0, 0)])
+    made = formats.to_megatron(batch, pad_segments_to=4)
+    row_tokens = made["tokens"].shape[1]
+    assert row_tokens == (28 if (already, rows) == (1, ROWS_OF_4) else 24)
+    assert made["cu_seqlens"].shape == made["cu_seqlens_padded"].shape == (4, row_tokens + 1)
+    assert made["cu_seqlens"].dtype == made["cu_seqlens_padded"].dtype == torch.int32
+    before = {(row, k): sample for (row, k), sample in numbered(samples_of(batch))}
+    for row, lengths in enumerate(rows):
+        padded = made["cu_seqlens_padded"][row]
+        assert (padded % 4 == 0).all()
+        assert padded[-1] == row_tokens
+        assert made["cu_seqlens"][row].diff()[: len(lengths)].tolist() == list(lengths)
+        assert made["max_seqlen"][row] == padded.diff().max()
+        for number, length in enumerate(lengths):
+            begin, end = padded[number].item(), padded[number + 1].item()
+            _, first, _ = before[row, number]
+            for key, own in (("tokens", "tokens"), ("labels", "labels")):
+                there = made[key][row, begin : begin + length]
+                assert torch.equal(there, batch[own][row, first : first + length])
+            assert (made["labels"][row, begin + length : end] == -100).all()
+            assert made["position_ids"][row, begin:end].tolist() == list(range(end - begin))
+    assert int(made["loss_mask"].sum()) == int((batch["labels"] != -100).sum())
+
+
+def numbered(samples: list[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, int], Any]]:
+    """Each sample with its row and its number in it."""
+    counts: dict[int, int] = {}
+    for sample in samples:
+        counts[sample[0]] = counts.get(sample[0], -1) + 1
+        yield (sample[0], counts[sample[0]]), sample
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_olmo_cores_own_labels_from_the_mask_are_ours_but_for_cuts(multiple: int) -> None:
+    batch = native_batch([[7, 9], [5], [23], []], 24, multiple=multiple, cuts=[(0, 0), (2, 0)])
+    made = formats.to_olmo_core(batch)
+    # How OLMo-core makes labels: mask, then shift.
+    labels = made["input_ids"].masked_fill(~made["label_mask"], -100)
+    labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    expected = batch["labels"].clone()
+    expected[0, 6] = expected[2, 22] = -100
+    assert torch.equal(labels, expected)
+    assert made["max_doc_lens"] == [row.max().item() for row in made["doc_lens"]]
+
+
+@pytest.mark.processes
+def test_llm_foundry_and_llama_factory_number_documents_from_0_and_from_1() -> None:
+    foundry = formats.to_llm_foundry(the_batch())
+    factory = formats.to_llama_factory(native_batch([[9, 1]], S))
+    assert foundry["sequence_id"][1].tolist() == [0] * 9 + [1] + [-1] * 14
+    assert foundry["attention_mask"][1].tolist() == [1] * 10 + [0] * 14
+    # Without a zero: transformers would take the others for one document.
+    assert factory["attention_mask"].tolist() == [[1] * 9 + [2] + [3] * 14]
+
+
+def test_llama_factorys_numbered_mask_is_refused_for_several_packs() -> None:
+    message = r"'llama_factory' with batch_size=4: .*batch_size=1, take .*'hf_flash', or .*dense"
+    packing = Packing(max_seq_len=S)
+    with pytest.raises(ConfigError, match=message):
+        formats.to_llama_factory(the_batch())
+    with pytest.raises(ConfigError, match=message):
+        check_format("llama_factory", packing, 4)
+    for ways_out in ("hf_flash", partial(formats.to_llama_factory, dense=True)):
+        check_format(ways_out, packing, 4)(the_batch())
+    check_format("llama_factory", packing, 1)(native_batch([[9, 1]], S))
+
+
+def test_torchtune_takes_a_block_mask_other_padding_and_shifted_labels() -> None:
+    batch = the_batch()
+    causal = formats.to_torchtune(batch, padding="causal", shifted=True)
+    assert torch.equal(causal["mask"][3], torch.ones(S, S, dtype=torch.bool).tril())
+    assert causal["labels"] is batch["labels"]
+    assert formats.to_torchtune(batch, mask="block")["mask"].shape == (B, 1, S, S)
+
+
+@given(rows=lengths_of_rows())
+def test_real_tokens_are_those_of_the_segments_not_their_padding(rows: list[list[int]]) -> None:
+    batch = native_batch([[n for n in row if n % 3] for row in rows], 48, multiple=3)
+    expected = torch.zeros(B, 48, dtype=torch.bool)
+    for row, first, length in samples_of(batch):
+        expected[row, first : first + length] = True
+    assert torch.equal(real_tokens(batch), expected)
+    assert all(b > a for a, b in pairwise(batch["cu_seqlens"].tolist()))
+
+
+# Bad input.
+
+
+def test_an_unknown_format_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"batch_format='torchtitn' is not .*mean 'torchtitan'"):
+        formats.get_format("torchtitn")
+    with pytest.raises(ConfigError, match=r"batch_format=3 is not one of native\|compact\|hf\|"):
+        formats.get_format(3)  # type: ignore[arg-type]
+
+
+def test_hf_flash_with_a_dense_mask_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'hf_flash' with dense=True: .*use batch_format='hf'"):
+        formats.to_hf_flash(the_batch(), dense=True)
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLE) - {"native", "hf", "llama_factory"}))
+def test_a_format_that_cannot_carry_images_says_so(name: str) -> None:
+    batch = the_batch() | {"pixel_values": torch.ones(1)}
+    with pytest.raises(ConfigError, match=f"'{name}' cannot carry the field 'pixel_values'"):
+        get_format(name)(batch)
+
+
+@pytest.mark.parametrize("name", ["hf", "hf_flash", "torchtitan", "torchtitan_flat"])
+def test_positions_that_go_on_are_refused_where_they_are_the_edges(name: str) -> None:
+    batch = the_batch()
+    batch["input_pos"][0, 7:19] += 7
+    with pytest.raises(ConfigError, match=f"'{name}' .* begins at position 7; set Packing"):
+        get_format(name)(batch)
+    packing = Packing(max_seq_len=8, positions="continue")
+    with pytest.raises(ConfigError, match=rf"'{name}' .*Packing\(positions='continue'\) lets"):
+        check_format(name, packing)
+    check_format(name, Packing(max_seq_len=8, positions="continue", overflow="drop"))
+
+
+def test_positions_that_go_on_are_refused_for_llama_factorys_numbered_mask() -> None:
+    batch = native_batch([[7, 12]], S)
+    batch["input_pos"][0, 7:19] += 7
+    with pytest.raises(ConfigError, match=r"'llama_factory' .* begins at position 7; set Packing"):
+        formats.to_llama_factory(batch)
+    packing = Packing(max_seq_len=8, positions="continue")
+    with pytest.raises(
+        ConfigError, match=r"'llama_factory' .*Packing\(positions='continue'\) lets"
+    ):
+        check_format("llama_factory", packing)
+    check_format(partial(formats.to_llama_factory, dense=True), packing, 4)
+
+
+def test_options_of_a_format_are_checked_as_its_name_is() -> None:
+    packing = Packing(max_seq_len=8, positions="continue")
+    with pytest.raises(ConfigError, match="'hf_flash' shows edges"):
+        check_format(partial(formats.to_hf_flash, capacity=4), packing)
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLE) - {"native"}))
+def test_what_is_no_native_batch_is_refused(name: str) -> None:
+    batch = the_batch()
+    del batch["document_ids"]
+    with pytest.raises(ConfigError, match=r"takes a native batch, but .* lacks 'document_ids'"):
+        get_format(name)(batch)
+    with pytest.raises(ConfigError, match=r"lacks 'tokens' \(it is a list\)"):
+        get_format(name)([])  # type: ignore[arg-type]
+
+
+def test_olmo_core_refuses_labels_that_are_not_the_tokens() -> None:
+    batch = the_batch()
+    batch["labels"][0, 2] = 63 - batch["labels"][0, 2]
+    label, token = batch["labels"][0, 2].item(), batch["tokens"][0, 3].item()
+    with pytest.raises(ConfigError, match=f"row 0 has label {label} for token 3, which is {token}"):
+        formats.to_olmo_core(batch)
+
+
+def test_an_unknown_mask_of_torchtune_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mask='blok' is not one of bool\|block"):
+        formats.to_torchtune(the_batch(), mask="blok")  # type: ignore[arg-type]
+
+
+def test_megatron_refuses_a_multiple_below_1() -> None:
+    whole = formats.to_megatron(the_batch(), pad_segments_to=4.0)
+    assert whole["tokens"].equal(formats.to_megatron(the_batch(), pad_segments_to=4)["tokens"])
+    with pytest.raises(ConfigError, match="pad_segments_to=0 must be at least 1"):
+        formats.to_megatron(the_batch(), pad_segments_to=0)

@@ -1,0 +1,208 @@
+"""Loss weights: packing, micro-batches and ranks do not change what is averaged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed, multiprocessing, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from streampack.errors import ConfigError
+from streampack.formats import count_units, global_units, loss_weights
+from tests.helpers.packs import ROWS_OF_4, VOCABULARY, native_batch, samples_of
+
+AVERAGES = ("tokens", "samples", "packs")
+average = st.sampled_from(AVERAGES)
+every_average = pytest.mark.parametrize("average", AVERAGES)
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def masked_batch(seed: int = 0, rows: list[list[int]] = ROWS_OF_4) -> dict[str, Any]:
+    """A batch with some labels ignored, as prompts are, and a sample without any target."""
+    batch = native_batch(rows, 24, seed=seed, cuts=[(0, 1)])
+    generator = torch.Generator().manual_seed(seed)
+    ignored = torch.rand(batch["labels"].shape, generator=generator) < 0.3
+    batch["labels"].masked_fill_(ignored, -100)
+    return batch
+
+
+def token_losses(batch: dict[str, Any], seed: int = 0) -> torch.Tensor:
+    """A loss for every place, 0 where it is ignored; (B, S)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn((*batch["labels"].shape, VOCABULARY), generator=generator)
+    return functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+
+
+def mean_loss(batches: list[dict[str, Any]], losses: list[torch.Tensor], average: str) -> float:
+    """The average written out, one token, sample or pack after another."""
+    means: list[float] = []
+    for batch, loss in zip(batches, losses, strict=True):
+        places = []
+        if average == "samples":
+            places = [(row, slice(at, at + length)) for row, at, length in samples_of(batch)]
+        elif average == "packs":
+            places = [(row, slice(0, 24)) for row in range(len(batch["tokens"]))]
+        else:
+            places = [(row, slice(i, i + 1)) for row in range(len(loss)) for i in range(24)]
+        for row, inside in places:
+            targets = batch["labels"][row, inside] != -100
+            if targets.any():
+                means.append(float(loss[row, inside][targets].mean()))
+    return sum(means) / len(means)
+
+
+@given(average=average, seed=st.integers(0, 20))
+def test_weights_of_a_batch_alone_give_its_average(average: Any, seed: int) -> None:
+    batch = masked_batch(seed)
+    weights, losses = loss_weights(batch, average=average), token_losses(batch)
+    assert (weights.dtype, weights.shape) == (torch.float32, batch["labels"].shape)
+    assert (weights[batch["labels"] == -100] == 0).all()
+    assert abs(float(weights.sum()) - 1) < 1e-5
+    expected = mean_loss([batch], [losses], average)
+    assert abs(float((weights * losses).sum()) - expected) < 1e-5
+
+
+@every_average
+def test_micro_batches_with_global_units_add_up_to_the_average_of_all(average: Any) -> None:
+    batches = [masked_batch(0), masked_batch(1, [[3], [], [20, 4], [1, 2]]), masked_batch(2)]
+    losses = [token_losses(batch, seed) for seed, batch in enumerate(batches)]
+    units = global_units(batches, average=average)
+    total = sum(
+        float((loss_weights(batch, average=average, units=units) * loss).sum())
+        for batch, loss in zip(batches, losses, strict=True)
+    )
+    assert abs(total - mean_loss(batches, losses, average)) < 1e-5
+
+
+def test_tokens_is_the_mean_that_cross_entropy_takes_and_packs_differ() -> None:
+    batch = masked_batch()
+    losses = token_losses(batch)
+    usual = float(losses.sum() / (batch["labels"] != -100).sum())
+    means = {a: float((loss_weights(batch, average=a) * losses).sum()) for a in AVERAGES}
+    assert abs(means["tokens"] - usual) < 1e-5
+    assert abs(means["samples"] - usual) > 1e-3
+    assert abs(means["packs"] - usual) > 1e-3
+
+
+@every_average
+def test_how_samples_share_packs_changes_only_the_average_over_packs(average: Any) -> None:
+    lengths = [7, 12, 5, 9, 10]
+    together, apart = native_batch([lengths], 48), native_batch([[n] for n in lengths], 48)
+    value = {"tokens": 38, "samples": 5, "packs": 1}[average]  # a sample's last token: no target
+    assert count_units(together, average=average) == value
+    weights = [loss_weights(batch, average=average) for batch in (together, apart)]
+    there = [row[row > 0] for row in weights]
+    if average == "packs":
+        assert not torch.allclose(*there)
+    else:
+        assert torch.allclose(*there)
+
+
+@every_average
+def test_padding_within_a_segment_and_samples_without_targets_count_nothing(average: Any) -> None:
+    padded, bare = (native_batch([[7, 6], [5], []], 24, multiple=m) for m in (4, 1))
+    for batch in (padded, bare):
+        batch["labels"][1] = -100
+    assert count_units(padded, average=average) == count_units(bare, average=average)
+    there = [loss_weights(batch, average=average) for batch in (padded, bare)]
+    assert torch.equal(*[weights[weights > 0] for weights in there])
+
+
+def test_a_batch_of_padding_weighs_nothing_and_is_no_nan() -> None:
+    batch = native_batch([[], []], 8)
+    for each in AVERAGES:
+        assert count_units(batch, average=each) == 0
+        assert (loss_weights(batch, average=each) == 0).all()
+        assert (loss_weights(batch, average=each, units=7, num_ranks=2) == 0).all()
+
+
+# Two ranks, two micro-batches each, gradients averaged by DDP.
+
+STEP = [[masked_batch(0), masked_batch(1)], [masked_batch(2, [[2], [], [], []]), masked_batch(3)]]
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)).double()
+
+
+def loss_of(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    logits = model(batch["tokens"]).transpose(1, 2)
+    return functional.cross_entropy(logits, batch["labels"], reduction="none")
+
+
+def train_rank(rank: int, folder: str) -> None:
+    """One optimizer step with each average; its units and gradients are left in `folder`."""
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    found = {}
+    for average in AVERAGES:
+        model = DistributedDataParallel(small_model())
+        units = global_units(STEP[rank], average=average)
+        *first, last = (
+            (batch, loss_weights(batch, average=average, units=units, num_ranks=2))
+            for batch in STEP[rank]
+        )
+        with model.no_sync():
+            for batch, weights in first:
+                (weights * loss_of(model, batch)).sum().backward()
+        (last[1] * loss_of(model, last[0])).sum().backward()
+        found[average] = (units, [weight.grad for weight in model.parameters()])
+    torch.save(found, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    # Forked: importing the libraries once more in each rank would take longer than all the tests.
+    ranks = multiprocessing.start_processes(
+        train_rank, (str(tmp_path),), nprocs=2, join=False, start_method="fork"
+    )
+    deadline = time.monotonic() + 60
+    while not ranks.join(timeout=max(0.0, deadline - time.monotonic())):  # at the end of each
+        if time.monotonic() >= deadline:
+            for process in ranks.processes:
+                process.kill()
+            pytest.fail("the ranks did not finish within 60 s")
+
+    batches = [batch for rank in STEP for batch in rank]
+    for average in AVERAGES:
+        units = sum(count_units(batch, average=average) for batch in batches)
+        model = small_model()
+        for batch in batches:
+            weights = loss_weights(batch, average=average, units=units)
+            (weights * loss_of(model, batch)).sum().backward()
+        for rank in (0, 1):
+            found_units, gradients = torch.load(tmp_path / f"{rank}.pt")[average]
+            assert found_units == units
+            for weight, gradient in zip(model.parameters(), gradients, strict=True):
+                assert torch.allclose(weight.grad, gradient, atol=1e-7)
+
+
+# Bad input.
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    batch = masked_batch()
+    with pytest.raises(ConfigError, match=r"average='sample' is not .*did you mean 'samples'"):
+        loss_weights(batch, average="sample")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"units=0 must be at least 1; a step without any target"):
+        loss_weights(batch, units=0)
+    with pytest.raises(ConfigError, match="num_ranks=None is no integer; write a whole number"):
+        loss_weights(batch, num_ranks=None)
+    with pytest.raises(ConfigError, match="num_ranks=0 must be at least 1"):
+        loss_weights(batch, num_ranks=0)
+    with pytest.raises(ConfigError, match=r"batches=\[\] is empty"):
+        global_units([])
+    with pytest.raises(ConfigError, match="loss_weights takes a native batch"):
+        loss_weights({"input_ids": batch["tokens"]})

@@ -1,0 +1,276 @@
+"""The code map: which room may import which, and what the front door shows.
+
+::
+
+    ground   errors types rng world config, and modules with a leading underscore    seen by all
+    rooms    mds storage streams mix order pack plan gather batch runtime
+             planned | online     two wings that never import each other
+             loader               the one room that sees both wings
+    beside   write report compat cli formats testing     see the rooms, which do not see them
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import streampack
+
+PACKAGE = Path(streampack.__file__).parent
+GROUND = (
+    "errors",
+    "types",
+    "rng",
+    "world",
+    "config",
+    "_numba",
+    "_paths",
+    "_permute",
+    "_threads",
+)
+ROOMS = (
+    "mds",
+    "storage",
+    "streams",
+    "mix",
+    "order",
+    "pack",
+    "plan",
+    "gather",
+    "batch",
+    "runtime",
+    "planned",
+    "online",
+    "loader",
+)
+WINGS = ("planned", "online")
+BESIDE = ("formats", "testing", "write", "report", "compat", "cli")
+FRONT_DOOR = "__init__"
+BELL = "__main__"  # beside the front door: rings at `cli`, and nothing else
+
+# What a room without I/O cannot need: files, the network, clocks, the environment.
+OUTSIDE = {"datetime", "glob", "io", "os", "pathlib", "shutil", "socket", "subprocess"}
+OUTSIDE |= {"tempfile", "time", "torch.distributed", "urllib"}
+PURE = ("mix", "order", "pack", "plan", "batch")
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+file_ids = [str(path.relative_to(PACKAGE)) for path in FILES]
+every_file = pytest.mark.parametrize("path", FILES, ids=file_ids)
+
+
+def room_of(path: Path) -> str:
+    """Return the room that a file lies in; a file of the ground is a room of its own."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of a file, those inside functions too, the module first."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imported(path: Path) -> set[str]:
+    """Return the dotted names a file imports, wherever in the file it does so."""
+    names = set()
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def rooms_seen(path: Path) -> set[str]:
+    """Return the rooms of streampack that a file imports from."""
+    parts = [name.split(".") for name in imported(path)]
+    return {part[1] for part in parts if part[0] == "streampack" and len(part) > 1}
+
+
+def rooms_allowed(room: str) -> set[str]:
+    """Return the rooms that a room may import from."""
+    if room == BELL:
+        return {"cli"}
+    if room in GROUND:
+        return set(GROUND)
+    if room in ROOMS:
+        other_wing = set(WINGS) - {room} if room in WINGS else set()
+        return {*GROUND, *ROOMS[: ROOMS.index(room) + 1]} - other_wing
+    # The command line uses everything beside the rooms; nothing there uses the command line.
+    return {*GROUND, *ROOMS, *BESIDE} - ({"cli"} if room != "cli" else set())
+
+
+def test_every_file_lies_in_a_room_of_the_plan():
+    assert {room_of(path) for path in FILES} <= {*GROUND, *ROOMS, *BESIDE, FRONT_DOOR, BELL}
+
+
+@every_file
+def test_imports_only_go_upstream(path):
+    if room_of(path) == FRONT_DOOR:
+        return
+    unseen = rooms_seen(path) - rooms_allowed(room_of(path))
+    assert not unseen, f"{path.relative_to(PACKAGE)} imports {sorted(unseen)}, downstream of it"
+
+
+def test_the_wings_never_import_each_other():
+    for path in FILES:
+        if room_of(path) in WINGS:
+            (other,) = set(WINGS) - {room_of(path)}
+            assert other not in rooms_seen(path), f"{path.relative_to(PACKAGE)} imports {other}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_says_what_comes_in_and_what_goes_out(room):
+    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert all(word in text for word in ("In: ", "Out: ", "ay import", "Cost: "))
+    assert len(text.splitlines()) <= 10
+
+
+@every_file
+def test_rooms_are_imported_by_name_and_not_through_the_front_door(path):
+    through_door = {f"streampack.{name}" for name in streampack.__all__}
+    assert not imported(path) & through_door
+
+
+@every_file
+def test_imports_stand_at_the_top_and_are_absolute(path):
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: a relative import"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+            assert not inner, f"line {inner[0].lineno}: an import inside {node.name}"
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            assert name != "TYPE_CHECKING", f"line {node.lineno}: an import for types only"
+
+
+@every_file
+def test_the_package_neither_asserts_nor_prints(path):
+    for node in nodes(path):
+        assert not isinstance(node, ast.Assert), f"line {node.lineno}: raise a typed error instead"
+        called = node.func if isinstance(node, ast.Call) else None
+        assert not (isinstance(called, ast.Name) and called.id == "print"), f"line {node.lineno}"
+
+
+@every_file
+def test_every_module_and_every_public_thing_in_it_is_documented(path):
+    module = nodes(path)[0]
+    assert ast.get_docstring(module), "the file does not say what it is for"
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    public = [n for n in module.body if isinstance(n, definitions) and not n.name.startswith("_")]
+    undocumented = [node.name for node in public if not ast.get_docstring(node)]
+    assert not undocumented
+
+
+def test_mosaicml_streaming_is_imported_at_one_door_only():
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if any(name.split(".")[0] == "streaming" for name in imported(path))
+    }
+    assert users <= {"mds/mosaic.py"}
+
+
+@every_file
+def test_rooms_without_io_import_nothing_of_the_outside(path):
+    if room_of(path) in PURE:
+        assert not imported(path) & OUTSIDE
+
+
+@every_file
+def test_torch_is_needed_from_batch_on_only(path):
+    before = ROOMS[: ROOMS.index("batch")]
+    # The door to MosaicML Streaming mends what torchvision leaves broken, in torch's registry.
+    if room_of(path) in before + GROUND and path.name != "mosaic.py":
+        assert not {name for name in imported(path) if name.split(".")[0] == "torch"}
+
+
+def test_no_room_reads_the_environment_behind_its_callers_back():
+    readers = {
+        room_of(path)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
+    }
+    # The dataset hands torchrun's variables to `World`; beside the corridor, `write` sets one for
+    # the processes that it starts.
+    assert readers & {*GROUND, *ROOMS} <= {*WINGS}, "the outside world enters as an argument"
+
+
+@pytest.mark.processes
+def test_importing_streampack_loads_nothing_heavy():
+    heavy = "{'torch', 'streaming', 'numba', 'numpy', 'pydantic', 'matplotlib', 'rich'}"
+    check = f"import sys, streampack; print(sorted({heavy} & set(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+    assert output.stdout.decode().strip() == "[]"
+
+
+def test_the_public_names_are_sorted_few_and_all_there():
+    assert streampack.__all__ == sorted(streampack.__all__)
+    assert len(streampack.__all__) <= 20
+    missing = [name for name in streampack.__all__ if not hasattr(streampack, name)]
+    assert not missing
+    assert set(streampack.__all__) <= set(dir(streampack))
+
+
+@pytest.mark.parametrize("room", ["streampack", "streampack.write"])
+def test_the_stub_tells_editors_the_same_names(room):
+    module = import_module(room)
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    named = {
+        alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert named == set(module.__all__)
+    assert all(hasattr(module, name) for name in named)
+
+
+@every_file
+def test_what_a_file_takes_from_another_is_public_there(path):
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("streampack."):
+            private = [alias.name for alias in node.names if alias.name.startswith("_")]
+            assert not private, f"line {node.lineno}: {private} of {node.module}"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'streampack' has no attribute 'PackedDataset'"):
+        _ = streampack.PackedDataset
+
+
+def test_every_pinned_version_is_one_that_the_project_allows():
+    root = PACKAGE.parent
+    lines = (root / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+
+    assert {line.split(">=")[0].lower() for line in wanted} <= {name.lower() for name in pins}
+    assert not [name for name, version in pins.items() if "+" in version], "a build of one machine"
+
+
+def test_what_a_path_names_is_decided_in_one_file():
+    deciders = {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and node.attr == "expanduser"
+    }
+    assert deciders == {"_paths.py"}
+
+
+def test_the_label_that_losses_skip_has_one_home():
+    homes = [
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) == "-100"
+    ]
+    assert homes == ["types.py"]

@@ -1,0 +1,157 @@
+"""Every bench runs on tiny data and prints lines a stranger can repeat; the report reads them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from streampack import PackedStreamingDataset, Packing, Stream
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TINY = {
+    "bench_batch": ["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],
+    "bench_compat": ["--num-samples", "100", "--max-seq-len", "512"],
+    "bench_limits": ["--megabytes", "4", "--num-samples", "300"],
+    "bench_loader": [
+        *["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],
+        *["--seconds", "0.05", "--way", "dataset"],
+    ],
+    "bench_pack": ["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],
+    "bench_peers": [
+        *["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],
+        *["--seconds", "0.05", "--peer", "llamafactory_knapsack"],
+    ],
+    "bench_plan": ["--num-samples", "2000", "--case", "web", "streams", "lanes", "tiny"],
+}
+PROCESSES = {  # of their own, which import everything again
+    "bench_loader": [
+        *["--workload", "sft", "--max-seq-len", "512", "--num-samples", "3000"],
+        *["--seconds", "0.05", "--way", "workers_1"],
+    ],
+    "bench_start": ["--samples", "40000"],
+    "bench_tokenize": ["--megabytes", "0.2"],
+}
+FIELDS = {"bench", "params", "versions", "commit", "machine"}
+NUM_RUNS = 2
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Where the benches of this module share their shards."""
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """What runs a script of benchmarks/ in this process, with its arguments."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def run(name: str, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        import_module(name).main()
+
+    return run
+
+
+def lines_of(path: Path) -> list[dict]:
+    """The lines of a file."""
+    return [json.loads(row) for row in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *TINY.items(),
+        *(pytest.param(*item, marks=pytest.mark.slow) for item in PROCESSES.items()),
+    ],
+)
+def test_a_bench_prints_lines_that_say_all_they_depend_on(name, arguments, bench, data, capsys):
+    out = data / f"{name}.jsonl"
+    out.unlink(missing_ok=True)
+
+    bench(name, *arguments, "--runs", str(NUM_RUNS), "--data", str(data), "--out", str(out))
+
+    lines = lines_of(out)
+    assert [json.loads(row) for row in capsys.readouterr().out.splitlines()] == lines
+    measured = [line for line in lines if "skipped" not in line]
+    assert measured
+    for line in lines:
+        assert line.keys() >= FIELDS
+        assert str(data) not in json.dumps(line), "a line names a place on this machine"
+        assert "+" not in line["versions"]["torch"]
+    for line in measured:
+        assert line["params"]
+        assert len(line["runs"]) == NUM_RUNS
+        assert min(line["runs"]) > 0
+        assert line["median"] == pytest.approx(statistics.median(line["runs"]), rel=1e-5)
+        assert 0 < line.get("fill", 1) <= 1
+    keys = [json.dumps([line["bench"], line["params"]]) for line in lines]
+    assert len(set(keys)) == len(keys), "two lines of the same bench and parameters"
+
+
+def test_the_report_fills_in_every_section_it_has_lines_for_and_no_other(bench, data, tmp_path):
+    files = [path for path in sorted(data.glob("*.jsonl")) if "start" not in path.name]
+    assert len(files) == len(TINY)
+    written = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text()
+    page = tmp_path / "page.md"
+    page.write_text(written.replace("<!-- start -->", "<!-- start --> as it was"))
+
+    bench("report", *map(str, files), "--page", str(page))
+
+    text = page.read_text()
+    sections = import_module("report").SECTIONS
+    assert "<!-- start --> as it was" in text
+    for name in sections.keys() - {"start"}:
+        inside = text.partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0]
+        assert inside.strip(), name
+    for line in lines_of(data / "bench_pack.jsonl"):
+        assert f"| {line['bench'].removeprefix('pack/')} |" in text
+    assert (tmp_path / "images" / "bench-cost.png").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("bench")
+def test_the_stream_of_many_shards_holds_as_many_samples_as_it_says(data):
+    path = import_module("bench_start").fake_stream(data, 3)
+
+    dataset = PackedStreamingDataset([Stream(local=str(path))], packing=Packing(max_seq_len=512))
+    rows = next(iter(dataset))["segments"]
+
+    assert dataset.recipe.streams[0].num_samples == 3 * 18_600
+    assert set(rows[:, 5].tolist()) == {3}
+    assert len({int(sample) // 18_600 for sample in rows[:, 3]}) == 3, "not of all shards"
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_target_says_whether_it_holds_and_what_was_not_measured():
+    results, targets = import_module("results"), import_module("targets")
+    slow = {"bench": "plan/web", "params": {"packs": True}, "median": 601.0, "fill": 0.9999}
+
+    rows = {row[0]: row[1:] for row in targets.rows(results.Results([slow]))}
+
+    assert rows["planning a sample, web at 8192, exact fit, one core"] == [
+        "<= 600 ns",
+        "601 ns",
+        "**no**",
+    ]
+    assert rows["fill, web at 8192, a whole epoch"] == [">= 99.9 %", "99.99 %", "yes"]
+    assert rows["memory for that, beyond the index"][1:] == ["not measured", ""]
+
+
+@pytest.mark.usefixtures("bench")
+def test_workloads_are_the_same_for_every_bench_and_their_shards_are_written_once(data):
+    workloads = import_module("workloads")
+    for name, mean in (("web", 900), ("sft", 125), ("long", 3600)):
+        assert workloads.lengths(name).mean() == pytest.approx(mean, rel=0.05)
+        some = list(workloads.tokens(name, 20))
+        assert [len(sample) for sample in some] == workloads.lengths(name, 20).tolist()
+
+    first = workloads.write("sft", data, None, 50)
+    before = (first / "index.json").stat().st_mtime_ns
+
+    assert workloads.write("sft", data, None, 50) == first
+    assert (first / "index.json").stat().st_mtime_ns == before

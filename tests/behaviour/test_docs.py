@@ -1,0 +1,137 @@
+"""The site's pages: complete, linked from the navigation, and their code runs.
+
+::
+
+    zensical.toml  nav ------ every page of docs/, once
+    docs/api.md               every public name
+    docs/config-reference.md  what docs/generate.py prints
+    docs/ARCHITECTURE.md      files that exist
+    pages of tutorials        each python block, in order, in a folder of its own
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "streampack"
+PUBLIC = tuple(
+    "streampack" + suffix for suffix in ("", ".formats", ".testing", ".write", ".report")
+)
+PAGES_WITH_CODE = (
+    "index",
+    "migrating-torchtune",
+    "migrating-trl-axolotl",
+    "operations",
+    "preparing-data",
+    "quickstart-finetuning",
+    "quickstart-pretraining",
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def leaves(nav: Any) -> Iterator[str]:
+    """Yield the pages of a navigation, depth first."""
+    for entry in nav:
+        for target in entry.values():
+            if isinstance(target, str):
+                yield target
+            else:
+                yield from leaves(target)
+
+
+def test_every_page_is_in_the_navigation_once():
+    site = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+
+    assert sorted(leaves(site["nav"])) == sorted(pages)
+
+
+def test_every_link_between_pages_leads_somewhere():
+    for page in DOCS.rglob("*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            if not re.match(r"https?:", target):
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} -> {target}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_in_the_reference(name):
+    listed = re.findall(rf"^::: {name}\.(\w+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE)
+
+    assert sorted(listed) == sorted(importlib.import_module(name).__all__)
+
+
+def test_the_reference_names_what_exists():
+    for path in re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE):
+        module, name = path.rsplit(".", 1)
+        value = getattr(importlib.import_module(module), name)
+        is_defined_here = isinstance(value, type | FunctionType)
+        assert not is_defined_here or value.__doc__, path
+
+
+def test_the_config_reference_is_what_its_generator_prints():
+    script = DOCS / "generate.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--print"], capture_output=True, text=True, check=True
+    )
+
+    assert (DOCS / "config-reference.md").read_text() == done.stdout, f"run python {script}"
+
+
+def test_the_architecture_page_names_every_room_and_only_files_that_exist():
+    text = (DOCS / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text))
+    missing = [path for path in named if not any((at / path).exists() for at in (ROOT, PACKAGE))]
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+    assert not missing
+    assert {room for room in rooms if room not in text} == set()
+
+
+def test_the_index_of_decisions_lists_every_page_with_its_date_and_status():
+    index = (DOCS / "adr" / "index.md").read_text()
+    pages = sorted((DOCS / "adr").glob("0*.md"))
+
+    assert len(re.findall(r"^\| \d+ \|", index, flags=re.MULTILINE)) == len(pages)
+    for page in pages:
+        heading, _, note = page.read_text().splitlines()[:3]
+        number, title = re.fullmatch(r"# (\d+)\. (.*)", heading).groups()
+        date, status = re.fullmatch(r"Date: (\d{4}-\d\d-\d\d)\. Status: (.+)\.", note).groups()
+        assert f"| {number} | [{title}]({page.name}) | {date} | {status} |" in index
+
+
+# MosaicML's merge_index leaves the files that it read to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+    assert blocks
+    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page})
+
+
+def test_a_page_that_shows_code_of_another_library_marks_it_so():
+    # ```py is shown and not run: code of another library, beside ours in ```python.
+    shown = [p.name for p in DOCS.rglob("*.md") if re.search(r"^```py$", p.read_text(), re.M)]
+
+    assert set(shown) <= {
+        "migrating-mosaicml.md",
+        "migrating-torchtune.md",
+        "migrating-trl-axolotl.md",
+    }

@@ -1,0 +1,385 @@
+"""Epochs, stops and resumes under three loaders, with and without workers that live on.
+
+An `IterableDataset` is started anew in every worker for every epoch and told nothing; one that only
+counts its own iterations would repeat epoch 0 for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streampack.config import Packing
+from streampack.errors import ConfigError, DataError, ResumeError
+from streampack.loader.loader import PackedDataLoader
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.world import World
+from tests.helpers import conformance
+from tests.helpers.builders import stream_of
+from tests.helpers.conformance import Written, show
+
+# torchdata's own call into torch.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+NUM_EPOCHS = 3
+LOADERS = ("packed", "torch", "stateful")
+WORKERS = [(0, False), (2, False), (2, True)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(5)
+    lengths = [rng.integers(1, 50, 40).tolist(), rng.integers(1, 150, 25).tolist()]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def make(written: Written, **options: Any) -> PackedStreamingDataset:
+    # A quota of 1.5 passes: epochs differ in what they hold, and in how many batches.
+    return conformance.make(written, weights=[{"repeat": 1.5}, {}], batch_size=4, **options)
+
+
+@pytest.fixture(scope="module")
+def reference(written) -> list[list[Any]]:
+    dataset = make(written)
+    return [[show(batch) for batch in dataset] for _ in range(NUM_EPOCHS + 1)]
+
+
+def loader_of(kind: str, dataset: PackedStreamingDataset, workers: int, persistent: bool) -> Any:
+    options = {"num_workers": workers, "persistent_workers": persistent}
+    if kind == "packed":
+        return PackedDataLoader(dataset, **options)
+    return {"torch": DataLoader, "stateful": StatefulDataLoader}[kind](
+        dataset, batch_size=None, **options
+    )
+
+
+def epoch_of(loader: Any) -> list[Any]:
+    # A list() would ask for len(); torch warns where an epoch is longer than that.
+    return [show(batch) for batch in loader]
+
+
+def stop_after(loader: Any, count: int) -> tuple[list[Any], dict[str, Any]]:
+    """Take `count` batches, leave the loop, and return them with the last one as it was."""
+    shown, last = [], {}
+    for batch in loader:
+        shown.append(show(batch))
+        last = batch
+        if len(shown) == count:
+            break
+    return shown, last
+
+
+def save(kind: str, loader: Any, batch: dict[str, Any]) -> Any:
+    state = loader.dataset.state_after(batch) if kind == "torch" else loader.state_dict()
+    return json.loads(json.dumps(state)) if kind != "stateful" else state
+
+
+def load(kind: str, loader: Any, state: Any) -> None:
+    (loader.dataset if kind == "torch" else loader).load_state_dict(state)
+
+
+def without_empty(epochs: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    """StatefulDataLoader goes through the end of a loop that it was stopped at: no batches."""
+    return (epoch for epoch in epochs if epoch)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_epochs_advance_by_themselves_and_hold_the_same_batches_in_every_loader(
+    written, reference, kind, workers, persistent
+):
+    loader = loader_of(kind, make(written), workers, persistent)
+    assert [epoch_of(loader) for _ in range(NUM_EPOCHS)] == reference[:NUM_EPOCHS]
+    assert len({tuple(epoch) for epoch in reference}) == len(reference)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(
+    written, reference, kind, workers, persistent
+):
+    for epoch, stop in [(0, 1), (1, len(reference[1]) - 1), (2, len(reference[2]))]:
+        dataset = make(written)
+        dataset.set_epoch(epoch)
+        first = loader_of(kind, dataset, workers, persistent)
+        head, batch = stop_after(first, stop)
+        assert head == reference[epoch][:stop]
+        state = save(kind, first, batch)
+        del first
+        second = loader_of(kind, make(written), workers, persistent)
+        load(kind, second, state)
+        epochs = without_empty(epoch_of(second) for _ in range(3))
+        if stop < len(reference[epoch]):
+            assert next(epochs) == reference[epoch][stop:]
+        assert next(epochs) == reference[epoch + 1]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_can_go_back_to_its_own_earlier_state_and_again(
+    written, reference, kind, workers, persistent
+):
+    loader = loader_of(kind, make(written), workers, persistent)
+    _, batch = stop_after(loader, 3)
+    state = save(kind, loader, batch)
+    assert epoch_of(loader) == reference[1]
+    for _ in range(2):
+        load(kind, loader, state)
+        assert epoch_of(loader) == reference[0][3:]
+        assert epoch_of(loader) == reference[1]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_after_a_break_the_next_loop_is_the_next_epoch(
+    written, reference, kind, workers, persistent
+):
+    loader = loader_of(kind, make(written), workers, persistent)
+    for epoch, stop in enumerate((1, 6, len(reference[2]))):
+        assert stop_after(loader, stop)[0] == reference[epoch][:stop]
+    assert epoch_of(loader) == reference[3]
+
+
+@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_set_epoch_chooses_the_next_loop_and_epochs_go_on_from_there(
+    written, reference, kind, workers, persistent
+):
+    dataset = make(written)
+    loader = loader_of(kind, dataset, workers, persistent)
+    dataset.set_epoch(2)
+    assert epoch_of(loader) == reference[2]
+    assert epoch_of(loader) == reference[3]
+    dataset.set_epoch(1)
+    assert epoch_of(loader) == reference[1]
+    assert epoch_of(loader) == reference[2]
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
+def test_len_is_exactly_the_batches_of_each_epoch(written, epoch_end, method):
+    mixing = {"epoch_end": epoch_end, "batching_method": method, "global_batch_size": 8}
+    for num_ranks in (1, 3):
+        for world in conformance.worlds(num_ranks):
+            dataset = make(written, mixing=mixing, world=world)
+            for _ in range(NUM_EPOCHS):
+                stated = len(dataset)
+                # In the middle of an epoch it speaks of that one.
+                in_the_middle = [len(dataset) for _ in dataset]
+                assert in_the_middle == [stated] * stated
+
+
+def test_len_of_the_loader_is_that_of_its_dataset_and_set_epoch_changes_it(written, reference):
+    dataset = make(written)
+    loader = PackedDataLoader(dataset)
+    for epoch in (2, 0, 1):
+        dataset.set_epoch(epoch)
+        assert len(loader) == len(dataset) == len(reference[epoch])
+
+
+def test_set_epoch_refuses_a_negative_epoch(written):
+    with pytest.raises(ConfigError, match=r"epoch=-1 must be at least 0"):
+        make(written).set_epoch(-1)
+
+
+def test_the_last_epoch_that_set_epoch_takes_can_be_saved_and_gone_on_with(written):
+    dataset = make(written)
+    dataset.set_epoch(10**6)
+    batches = iter(dataset)
+    next(batches)
+    resumed = make(written)
+    resumed.load_state_dict(dataset.state_dict())
+    assert epoch_of(resumed) == epoch_of(batches)
+
+
+def test_a_process_that_cannot_know_its_position_names_state_after(written):
+    dataset = make(written)
+    loader = loader_of("torch", dataset, 2, False)
+    assert dataset.state_dict()["position"] == 0
+    stop_after(loader, 2)
+    with pytest.raises(ResumeError, match=r"use dataset\.state_after\(batch\)"):
+        dataset.state_dict()
+
+
+def test_a_state_saved_in_one_worker_is_refused_elsewhere(written):
+    first = StatefulDataLoader(make(written), batch_size=None, num_workers=2)
+    stop_after(first, 3)
+    state = first.state_dict()
+    saved = list(find(state, lambda value: isinstance(value, dict) and "worker" in value))
+    assert sorted(own["worker"] for own in saved) == [[0, 2], [1, 2]]
+    for own in saved:
+        with pytest.raises(ResumeError, match=r"in worker \d of 2.*state_after\(batch\)"):
+            make(written).load_state_dict(own)
+
+
+def of_eight(written: Written, batch_size: int, num_ranks: int) -> Any:
+    """StatefulDataLoader with two workers, over a run of global batches of eight packs."""
+    dataset = conformance.make(
+        written,
+        batch_size=batch_size,
+        mixing={"global_batch_size": 8},
+        world=World(num_ranks=num_ranks),
+    )
+    return StatefulDataLoader(dataset, batch_size=None, num_workers=2)
+
+
+@pytest.mark.parametrize(("batch_size", "num_ranks"), [(2, 1), (4, 2), (8, 1)])
+def test_a_state_of_workers_is_refused_where_a_step_is_of_another_size(
+    written, batch_size, num_ranks
+):
+    """One worker is a step ahead of the other: in other steps they would overlap, or leave gaps."""
+    first = of_eight(written, 4, 1)
+    stop_after(first, 3)
+    second = of_eight(written, batch_size, num_ranks)
+    second.load_state_dict(first.state_dict())
+    window = batch_size * num_ranks
+    message = rf"4 packs, but batch_size={batch_size} and .* {window}.*state_after\(batch\)"
+    with pytest.raises(ResumeError, match=message):
+        next(iter(second))
+
+
+def test_a_state_of_workers_fits_steps_of_the_same_size(written):
+    """The first of two ranks gets the first half of each batch of the run that was alone."""
+    wanted = [batch["tokens"][:2].tolist() for batch in of_eight(written, 4, 1)]
+    first = of_eight(written, 4, 1)
+    stop_after(first, 3)
+    second = of_eight(written, 2, 2)
+    second.load_state_dict(first.state_dict())
+    assert [batch["tokens"].tolist() for batch in second] == wanted[3:]
+
+
+def find(value: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
+    """The values inside a nested dict that are wanted, outermost first."""
+    if wanted(value):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from find(inner, wanted)
+
+
+def test_two_datasets_over_the_same_stream_objects_do_not_see_each_other(written):
+    streams = written.streams([{"repeat": 2}, {"choose": 10}])
+    before = [dict(vars(stream)) for stream in streams]
+    options = {"packing": make(written).recipe.packing, "batch_size": 4}
+    one = PackedStreamingDataset(streams=streams, **options)
+    other = PackedStreamingDataset(streams=streams, **options)
+    first = [show(batch) for batch in one]
+    assert [show(batch) for batch in islice(one, 2)] != first[:2]
+    assert [show(batch) for batch in other] == first
+    assert [dict(vars(stream)) for stream in streams] == before
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_workers_that_live_on_take_over_a_run_of_another_shape(written, kind, epoch_end):
+    mixing = {"epoch_end": epoch_end, "global_batch_size": 12}
+
+    def run(**options: Any) -> PackedStreamingDataset:
+        return conformance.make(written, mixing=mixing, **options)
+
+    other = run(batch_size=1, order={"num_lanes": 3})
+    other.set_epoch(1)
+    state = other.state_after(next(iter(other)) | {"position": 2})
+    alone = run(batch_size=2)
+    alone.load_state_dict(state)
+    wanted = [epoch_of(alone) for _ in range(2)]
+    for persistent in (False, True):
+        loader = loader_of(kind, run(batch_size=2), 2, persistent)
+        assert epoch_of(loader)  # its own run has one lane
+        if kind == "stateful":
+            loader.dataset.load_state_dict(state)
+        else:
+            load(kind, loader, state)
+        assert [epoch_of(loader) for _ in range(2)] == wanted
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_epochs_advance_though_the_seed_is_set_back_before_each(written, kind, workers):
+    loader = loader_of(kind, make(written), workers, persistent=False)
+    epochs = []
+    for _ in range(NUM_EPOCHS):
+        torch.manual_seed(42)
+        epochs.append({batch["epoch"] for batch in loader})
+    assert epochs == [{0}, {1}, {2}]
+
+
+def test_a_position_that_has_become_stale_is_not_handed_out(written):
+    dataset = make(written)
+    next(iter(dataset))
+    assert dataset.state_dict()["position"] == 4
+    for _ in DataLoader(dataset, batch_size=None, num_workers=1):
+        pass
+    with pytest.raises(ResumeError, match="state_after"):
+        dataset.state_dict()
+
+    dataset = make(written)
+    next(iter(dataset))
+    loader = PackedDataLoader(dataset)
+    next(iter(loader))
+    assert loader.state_dict()["epoch"] == 1
+    assert dataset.state_dict() == loader.state_dict()
+
+
+@pytest.mark.parametrize("how", ["plain", "threads", "loop", "workers"])
+def test_an_iteration_from_before_a_state_was_loaded_does_not_tell_where_the_run_stands(
+    written, reference, how
+):
+    dataset = make(written)
+    options = {"threads": {}, "loop": {"prefetch_threads": 0}, "workers": {"num_workers": 1}}
+    loader = dataset if how == "plain" else PackedDataLoader(dataset, **options[how])
+    before = iter(loader)
+    for _ in range(2):
+        next(before)
+    state = loader.state_dict()
+    next(before)
+    loader.load_state_dict(state)
+    next(before)
+    assert loader.state_dict()["position"] == state["position"]
+    assert [show(batch) for batch in before] == reference[0][4:]
+    assert loader.state_dict()["position"] == state["position"]
+    assert epoch_of(loader) == reference[0][2:]
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_the_later_of_two_iterations_tells_where_the_run_stands(written, reference):
+    loader = PackedDataLoader(make(written))
+    first, second = iter(loader), iter(loader)
+    assert show(next(first)) == reference[0][0]
+    next(second)
+    state = loader.state_dict()
+    assert [show(batch) for batch in first] == reference[0][1:]
+    assert loader.state_dict() == state
+    assert show(next(second)) == reference[1][1]
+
+
+def test_len_in_the_middle_of_an_epoch_is_that_epochs(written, reference):
+    loader = PackedDataLoader(make(written))
+    for epoch in range(2):
+        assert {len(loader) for _ in loader} == {len(reference[epoch])}
+
+
+def test_epochs_that_leave_no_batch_are_refused(written):
+    dataset = make(written, mixing={"epoch_end": "drop", "global_batch_size": 4000})
+    with pytest.raises(ConfigError, match=r"leaves no batch.*global_batch_size=4000; lower it"):
+        next(iter(PackedDataLoader(dataset)))
+    with pytest.raises(ConfigError, match=r"are less than one of 4000 packs"):
+        make(written, mixing={"epoch_end": "carry", "global_batch_size": 4000})
+
+
+def test_epochs_of_samples_that_are_all_dropped_are_refused(tmp_path):
+    # A loop over epochs until a number of steps would never end.
+    streams = [stream_of(tmp_path / "long", [9, 12, 10])]
+    packing = Packing(max_seq_len=8, overflow="drop")
+    dataset = PackedStreamingDataset(streams, packing=packing, world=World())
+    for loader in (PackedDataLoader(dataset), DataLoader(dataset, batch_size=None)):
+        with pytest.raises(DataError, match=r"all of its samples are longer than max_seq_len=8"):
+            next(iter(loader))

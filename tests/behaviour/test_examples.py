@@ -1,0 +1,197 @@
+"""examples/train_ddp.py as a newcomer runs it, and as a bad day treats it.
+
+::
+
+    torchrun --max-restarts=3 train_ddp.py      steps 1 ... 6   SIGKILL of a rank
+        restarts it                             steps 5 ... 15  what counted is the epoch, exactly
+
+Cost: about 20 s on two cores for the quick one, nearly all of it importing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack import Mixing, PackedStreamingDataset, Packing, Stream, World
+from streampack.mds import mosaic
+from streampack.streams import open_stream
+from tests.helpers.worlds import consumed
+from tests.helpers.worlds.torchrun_agents import (
+    PATIENCE_S,
+    ROOT,
+    free_port,
+    kill,
+    torchrun,
+)
+
+assert mosaic  # before anything from `streaming`
+
+EXAMPLE = ROOT / "examples" / "train_ddp.py"
+STEPS = re.compile(r"^epoch 0 step (\d+) loss (\S+)$", flags=re.MULTILINE)
+SAVE_EVERY = 4
+GLOBAL_BATCH = 24
+
+
+def streams_of(out: Path) -> list[Stream]:
+    """The streams that the example made up."""
+    return [Stream(local=str(out / "data" / name)) for name in ("long", "short")]
+
+
+def lengths_of(out: Path) -> list[np.ndarray]:
+    """Tokens of every sample of the streams that the example made up."""
+    opened = [open_stream(stream, number) for number, stream in enumerate(streams_of(out))]
+    return [
+        np.concatenate([stream.shard_lengths(shard) for shard in range(stream.num_shards)])
+        for stream in opened
+    ]
+
+
+def check_consumed(out: Path) -> None:
+    """Check that what counted is the epoch, and each step's part of it that of a lone process."""
+    lines = consumed.counted(out)
+    consumed.check_whole_epoch(consumed.segments_of(lines), lengths_of(out))
+    alone = PackedStreamingDataset(
+        streams=streams_of(out),
+        packing=Packing(max_seq_len=512),
+        mixing=Mixing(global_batch_size=GLOBAL_BATCH),
+        batch_size=GLOBAL_BATCH,
+        world=World(),
+    )
+    for step, batch in enumerate(alone, 1):
+        segments = consumed.segments_of([line for line in lines if line["step"] == step])
+        assert sorted(segments.tolist()) == sorted(batch["segments"][:, 1:].tolist())
+    assert {line["step"] for line in lines} == set(range(1, step + 1))
+
+
+def losses_of(log: Path) -> dict[int, set[str]]:
+    """The losses printed for each step; a step that was done again has another chance to differ."""
+    losses: dict[int, set[str]] = {}
+    for step, loss in STEPS.findall(log.read_text()):
+        losses.setdefault(int(step), set()).add(loss)
+    return losses
+
+
+def pids_when(job, out: Path, *, run: int, step: int) -> dict[int, int]:
+    """Wait until all ranks of a run have come to a step; return their processes."""
+
+    def ended() -> bool:
+        return any(agent.poll() is not None for agent in job.agents)
+
+    return consumed.wait_until(
+        lambda: consumed.pids_at_step(out, run, step), ended, timeout_s=PATIENCE_S
+    )
+
+
+def test_a_killed_rank_costs_a_restart_and_the_samples_consumed_are_the_epoch_exactly(tmp_path):
+    out, log = tmp_path / "out", tmp_path / "log.txt"
+    with torchrun(EXAMPLE, ["--out", out], log=log, num_ranks=2, max_restarts=3) as job:
+        pids = pids_when(job, out, run=0, step=SAVE_EVERY + 2)
+        kill(pids[1])
+        job.wait()
+
+    runs = consumed.runs_of(out)
+    assert len(runs) == 2
+    assert consumed.first_step(runs[1]) >= SAVE_EVERY
+    assert consumed.first_step(runs[1]) % SAVE_EVERY == 0
+    check_consumed(out)
+    # The same samples, weights and optimizer as before: a step done again has the same loss.
+    assert all(len(losses) == 1 for losses in losses_of(log).values())
+
+
+@pytest.mark.slow
+def test_rank_0_may_be_killed_too_and_again(tmp_path):
+    out, log = tmp_path / "out", tmp_path / "log.txt"
+    with torchrun(EXAMPLE, ["--out", out], log=log, num_ranks=2, max_restarts=3) as job:
+        for run, (rank, step) in enumerate([(0, 2), (0, 6), (1, 11)]):
+            kill(pids_when(job, out, run=run, step=step)[rank])
+        job.wait()
+
+    assert len(consumed.runs_of(out)) == 4
+    check_consumed(out)
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_with_another_number_of_ranks(tmp_path):
+    out = tmp_path / "out"
+    for run, num_ranks in enumerate((2, 3, 1, 4)):
+        log = tmp_path / f"log{run}.txt"
+        with torchrun(EXAMPLE, ["--out", out], log=log, num_ranks=num_ranks, max_restarts=3) as job:
+            if num_ranks == 4:
+                job.wait()
+                continue
+            pids = pids_when(job, out, run=run, step=SAVE_EVERY * (run + 1) + 1)
+            for agent in job.agents:
+                agent.kill()
+            for pid in pids.values():
+                kill(pid)
+
+    assert consumed.first_step(consumed.runs_of(out)[0]) == 0
+    assert len(consumed.runs_of(out)) == 4
+    check_consumed(out)
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_without_a_node_that_died(tmp_path):
+    out, log = tmp_path / "out", tmp_path / "log.txt"
+    options = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
+    options += [f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    # The first agent keeps the store that nodes meet at; the second one is the one to die.
+    options += ["--rdzv-conf=join_timeout=120,last_call_timeout=5,keep_alive_interval=1"]
+    with torchrun(
+        EXAMPLE,
+        ["--out", out],
+        log=log,
+        num_ranks=4,
+        num_nodes=2,
+        options=options,
+        max_restarts=3,
+        variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    ) as job:
+        pids = pids_when(job, out, run=0, step=SAVE_EVERY + 1)
+        first, second = job.agents
+        own = children_of(second.pid)
+        assert len(own & set(pids.values())) == 2
+        second.kill()
+        for pid in own:
+            kill(pid)
+        second.wait()
+        assert first.wait(PATIENCE_S) == 0, job.tail()
+
+    runs = consumed.runs_of(out)
+    assert len(list(runs[0].glob("rank*.jsonl"))) == 4
+    assert len(list(runs[-1].glob("rank*.jsonl"))) == 2
+    check_consumed(out)
+
+
+def children_of(pid: int) -> set[int]:
+    """The processes that a process started."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for children in threads for child in children.read_text().split()}
+
+
+@pytest.mark.slow
+def test_torchrun_shows_the_help_of_the_example(tmp_path):
+    log = tmp_path / "log.txt"
+    with torchrun(EXAMPLE, ["--help"], log=log, num_ranks=2) as job:
+        job.wait()
+    assert "--global-batch-size" in log.read_text()
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_divide_the_global_batch_are_told_what_to_set(tmp_path):
+    log = tmp_path / "log.txt"
+    arguments = ["--out", tmp_path / "out", "--global-batch-size", "6"]
+    with torchrun(EXAMPLE, arguments, log=log, num_ranks=2) as job:
+        assert job.agents[0].wait(PATIENCE_S) != 0
+    assert "set another --batch-size" in log.read_text()
+
+
+def test_the_guide_names_tests_that_exist():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "distributed.md").read_text())
+    assert len(named) > 8
+    assert [name for name in named if f"def {name}(" not in tests] == []

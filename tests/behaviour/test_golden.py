@@ -1,0 +1,86 @@
+"""What users keep from one release to the next: packs, states, import paths and logger names."""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from streampack import IterableStream, PackedDataLoader, PackedIterableDataset, Packing, Stream
+from tests.helpers.golden.cases import (
+    CASES,
+    EXPECTED,
+    NUM_BATCHES,
+    SAVED_AT,
+    batches,
+    run,
+    write_streams,
+)
+
+GOLDEN = json.loads(EXPECTED.read_text(encoding="utf-8"))
+
+PATHS = [
+    "streampack.formats.to_hf",
+    "streampack.formats.global_units",
+    "streampack.testing.assert_no_leak",
+    "streampack.pack.knapsack.greedy_knapsack",
+    "streampack.report.simulate",
+    "streampack.write.ChatEncoder",
+    "streampack.write.write_lengths",
+    "streampack.write.write_remote_lengths",
+    "streampack.write.write_stream",
+    "streampack.write.write_texts",
+    "streampack.compat.torchdata.MaxTokenBucketizer",
+    "streampack.compat.torchtune.PackedDataset",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("golden")
+    write_streams(path)
+    return path
+
+
+def test_every_case_is_pinned():
+    assert list(GOLDEN) == list(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_and_states_are_those_of_the_release_before(case, folder):
+    found = run(CASES[case], folder)
+
+    assert found["batches"] == GOLDEN[case]["batches"]
+    assert json.dumps(found["states"]) == json.dumps(GOLDEN[case]["states"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_state_of_the_release_before_resumes(case, folder):
+    for number in SAVED_AT:
+        loader = PackedDataLoader(CASES[case](folder))
+        loader.load_state_dict(GOLDEN[case]["states"][str(number)])
+        rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
+        assert rest == GOLDEN[case]["batches"][number:]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_documented_paths_can_be_imported(path):
+    module, _, name = path.rpartition(".")
+    assert hasattr(import_module(module), name)
+
+
+def test_the_entry_point_for_mosaicml_streaming_is_the_stream():
+    (entry,) = entry_points(group="streaming_streams_registry", name="streampack")
+    assert entry.load() is Stream
+
+
+def test_the_documented_logger_reports_label_columns_that_are_not_used(caplog):
+    assert "streampack.streams.label_columns" in Path("docs/loss.md").read_text(encoding="utf-8")
+    item = {"tokens": [1, 2], "labels": [1, 2]}
+    with caplog.at_level(logging.WARNING, "streampack.streams.label_columns"):
+        list(PackedIterableDataset([IterableStream([item])], packing=Packing(max_seq_len=8)))
+    assert [record.name for record in caplog.records] == ["streampack.streams.label_columns"]

@@ -1,0 +1,344 @@
+"""DESIGN's laws over real files, from the first shard to the last label; whole epochs of them.
+
+The reference of a sequence is one lone process that reads it alone. All others must be equal to it
+byte for byte, pack by pack.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from streampack.loader.loader import PackedDataLoader
+from streampack.plan import DeviceView
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.world import World
+from tests.helpers import conformance
+from tests.helpers.conformance import Written, all_rows, show, worlds
+
+# Three workers on a machine of two cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+# Ranks and nodes; the packs of an epoch are a multiple of none of them.
+WORLDS = [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4)]
+NUM_SAMPLES = (400, 160, 30)  # with 3 lanes the first is dealt, the others are shared
+GLOBAL_BATCH = 48  # per_stream: a multiple of 2 * 8 lanes and of 2 * 3
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(0)
+    # The second stream's samples may be longer than a pack, twice over.
+    lengths = [
+        rng.integers(1, limit, count).tolist()
+        for limit, count in zip((50, 150, 64), NUM_SAMPLES, strict=True)
+    ]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def make(written: Written, lanes: int, method: str, **options: Any) -> PackedStreamingDataset:
+    mixing = {"batching_method": method, "global_batch_size": GLOBAL_BATCH}
+    return conformance.make(written, mixing=mixing, order={"num_lanes": lanes}, **options)
+
+
+def rows_of_workers(loaders: Sequence[Any]) -> list[tuple[bytes, ...]]:
+    return [
+        row
+        for step in conformance.steps(loaders)
+        for batch in step
+        for row in conformance.rows(batch)
+    ]
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written, method, lanes):
+    reference = all_rows([make(written, lanes, method)])
+    conformance.check_exactly_once(reference, written, NUM_SAMPLES)
+    for num_ranks, num_nodes in WORLDS:
+        ranks = [make(written, lanes, method, world=w) for w in worlds(num_ranks, num_nodes)]
+        assert all_rows(ranks) == reference, f"{num_ranks} ranks on {num_nodes} nodes"
+
+
+@pytest.mark.parametrize(
+    ("method", "num_workers"), [("random", 1), *((method, 2) for method in METHODS), ("random", 3)]
+)
+def test_any_number_of_workers_delivers_the_same_packs(written, method, num_workers):
+    reference = all_rows([make(written, 3, method)])
+    ranks = [make(written, 3, method, world=world) for world in worlds(2)]
+    loaders = [PackedDataLoader(rank, num_workers=num_workers) for rank in ranks]
+    assert rows_of_workers(loaders) == reference
+    # Under another loader each worker plans for itself.
+    plain = DataLoader(make(written, 3, method), batch_size=None, num_workers=num_workers)
+    assert rows_of_workers([plain]) == reference
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_kept_exactly_over_epochs_and_no_sample_is_seen_twice_as_often(written, method):
+    weights = [{"repeat": 0.5}, {"choose": 200}, {"repeat": 2}]
+    quotas = (200, 200, 60)
+    dataset = make(written, 3, method, weights=weights)
+    epochs = [all_rows([dataset]) for _ in range(4)]
+    for epoch in epochs:
+        conformance.check_exactly_once(epoch, written, quotas)
+    everything = [row for epoch in epochs for row in epoch]
+    conformance.check_exactly_once(everything, written, [4 * quota for quota in quotas])
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
+    draw = data.draw
+    method = draw(st.sampled_from(METHODS), "method")
+    lanes = draw(st.integers(1, 9), "lanes")
+    lane_run = draw(st.integers(1, 4), "lane_run")
+    batch_size = draw(st.integers(1, 6), "batch_size")
+    unit = int(np.lcm(batch_size, lane_run)) * (lanes if method == "per_stream" else 1)
+    mixing = {
+        "batching_method": method,
+        "global_batch_size": unit * draw(st.integers(1, 4), "global batch"),
+        "epoch_end": draw(st.sampled_from(["pad", "drop", "carry"]), "epoch_end"),
+        "weight_unit": draw(st.sampled_from(["samples", "tokens"]), "weight_unit"),
+    }
+    packing = {
+        "method": draw(st.sampled_from(["exact_fit", "next_fit"]), "packer"),
+        "split_gap": draw(st.sampled_from([None, 0.1]), "split_gap"),
+        "overflow": draw(st.sampled_from(["split", "truncate", "drop"]), "overflow"),
+        "buffer_tokens": draw(st.sampled_from([64, 200, None]), "buffer_tokens"),
+    }
+    order = {"num_lanes": lanes, "shuffle": draw(st.booleans(), "shuffle")}
+    options = {"mixing": mixing, "packing": packing, "order": order}
+    epoch = draw(st.integers(0, 2), "epoch")
+    first = conformance.make(written, batch_size=lane_run, **options)
+    first.set_epoch(epoch)
+    start = first.state_dict()
+    num_nodes = draw(st.integers(1, 4), "nodes")
+    per_node = draw(st.integers(1, 4), "ranks per node")
+    replication = draw(
+        st.sampled_from([r for r in (1, 2, 3, 4) if per_node % r == 0]), "replication"
+    )
+    ranks = [
+        conformance.make(written, batch_size=batch_size, world=world, **options)
+        for world in worlds(num_nodes * per_node, num_nodes, replication)
+    ]
+    for rank in ranks:
+        rank.load_state_dict(start)
+    assert all_rows(ranks) == all_rows([first])
+
+
+@pytest.mark.parametrize("replication", [2, 4])
+def test_neighbouring_ranks_of_a_replica_get_the_same_batches(written, replication):
+    ranks = [make(written, 3, "random", world=w) for w in worlds(8, 2, replication)]
+    batches = [[show(batch) for batch in rank] for rank in ranks]
+    groups = [batches[i : i + replication] for i in range(0, 8, replication)]
+    assert all(own == group[0] for group in groups for own in group)
+    assert len({tuple(group[0]) for group in groups}) == 8 // replication
+    for rank in ranks:
+        rank.set_epoch(0)
+    assert all_rows(ranks) == all_rows([make(written, 3, "random")])
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_all_ranks_take_as_many_steps_to_the_same_positions(written, epoch_end, num_ranks):
+    mixing = {"epoch_end": epoch_end, "global_batch_size": 20}
+    for epoch in range(2):
+        places = []
+        for world in worlds(num_ranks):
+            rank = conformance.make(written, mixing=mixing, world=world, order={"num_lanes": 3})
+            rank.set_epoch(epoch)
+            places.append([(batch["epoch"], batch["position"]) for batch in rank])
+        assert all(own == places[0] for own in places)
+        assert {own for own, _ in places[0]} == {epoch}
+        assert [p for _, p in places[0]] == sorted({p for _, p in places[0]})
+
+
+def test_drop_and_carry_end_on_whole_global_batches_and_pad_holds_everything(written):
+    packs = {}
+    for epoch_end in ("pad", "drop", "carry"):
+        mixing = {"epoch_end": epoch_end, "global_batch_size": 20}
+        packs[epoch_end] = len(all_rows([conformance.make(written, mixing=mixing)]))
+    assert packs["pad"] % 20
+    assert packs["drop"] == packs["pad"] // 20 * 20
+    tokens = sum(map(sum, written.lengths))
+    assert packs["carry"] == tokens // (64 * 20) * 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method):
+    mixing = {"epoch_end": "carry", "batching_method": method, "global_batch_size": 8}
+    # A small buffer, so that only the last passes can lie in it; one lane, as lanes roll on apart.
+    dataset = conformance.make(written, mixing=mixing, packing={"buffer_tokens": 128})
+    segments = conformance.segments_of([row for _ in range(5) for row in all_rows([dataset])])
+    for stream, lengths in enumerate(written.lengths):
+        own = segments[segments[:, 0] == stream, 1:]
+        own = own[np.lexsort((own[:, 2], own[:, 1], own[:, 0]))]
+        same = (own[1:, :2] == own[:-1, :2]).all(axis=1)
+        ends = own[:, 2] + own[:, 3]
+        assert (own[1:, 2][same] == ends[:-1][same]).all(), "a piece is missing or said twice"
+        assert (own[1:, 2][~same] == 0).all(), "a sample's beginning is missing"
+        num_whole = int(own[:, 0].max()) - 1
+        assert num_whole >= 1
+        assert own[own[:, 0] < num_whole, 3].sum() == num_whole * sum(lengths)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method, lanes):
+    rng = np.random.default_rng(2)
+    # One length each, so that the shares of tokens that bytes suggest are those that lengths say.
+    lengths = [rng.integers(1, 90, 150).tolist()] * 2
+    written = conformance.write_streams(tmp_path / "with", lengths, compression="zstd")
+    shutil.copytree(tmp_path / "with", tmp_path / "without")
+    paths = tuple(tmp_path / "without" / path.name for path in written.paths)
+    for path in paths:
+        (path / "lengths.bin").unlink()
+    without = Written(paths=paths, tokens=written.tokens)
+    found = all_rows([make(without, lanes, method)])
+    conformance.check_exactly_once(found, written, (150, 150))
+    assert found == all_rows([make(written, lanes, method)])
+    assert len(make(without, lanes, method)) == len(make(written, lanes, method))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_by_tokens_streams_without_lengths_give_the_same_packs_of_as_many_tokens(
+    tmp_path, method, lanes
+):
+    rng = np.random.default_rng(2)
+    lengths = [rng.integers(limit // 9, limit, 320).tolist() for limit in (90, 20)]
+    written = conformance.write_streams(tmp_path / "with", lengths)
+    shutil.copytree(tmp_path / "with", tmp_path / "without")
+    paths = tuple(tmp_path / "without" / path.name for path in written.paths)
+    for path in paths:
+        (path / "lengths.bin").unlink()
+    without = Written(paths=paths, tokens=written.tokens)
+    mixing = {"batching_method": method, "weight_unit": "tokens", "global_batch_size": GLOBAL_BATCH}
+    options = {
+        "weights": [{"choose": 9000}, {"choose": 2000}],
+        "mixing": mixing,
+        "order": {"num_lanes": lanes},
+    }
+    datasets = [conformance.make(own, **options) for own in (written, without)]
+    assert [s.shard_tokens is None for s in datasets[0].recipe.streams] == [False, False]
+    for _ in range(3):
+        assert all_rows([datasets[0]]) == all_rows([datasets[1]])
+
+
+@pytest.mark.parametrize("positions", ["restart", "continue"])
+@pytest.mark.parametrize("method", ["exact_fit", "next_fit"])
+def test_every_token_is_its_own_and_every_label_the_samples_next_one(written, method, positions):
+    packing = {"method": method, "positions": positions, "split_gap": 0.05, "padding_id": 7}
+    for batch in conformance.make(written, packing=packing):
+        conformance.check_tokens(batch, written, padding_id=7)
+        starts = input_positions(batch, goes_on=positions == "continue")
+        np.testing.assert_array_equal(batch["input_pos"].numpy(), starts)
+
+
+def input_positions(batch: dict[str, Any], *, goes_on: bool) -> np.ndarray:
+    """Positions as the text says: from 0 in each segment, or on from the cut; padding from 0."""
+    num_rows, num_slots = batch["tokens"].shape
+    rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for row, _, _, _, start, length in batch["segments"].tolist():
+        first = start if goes_on else 0
+        rows[row] += range(first, first + length)
+    return np.array([own + list(range(num_slots - len(own))) for own in rows])
+
+
+def test_bos_and_eos_are_added_only_where_they_are_missing(written):
+    bos = int(written.tokens[0][3][0])
+    eos = int(written.tokens[1][5][-1])
+    added = []
+    changed: list[list[np.ndarray]] = []
+    for stream in written.tokens:
+        changed.append([])
+        for own in stream:
+            head = [] if own[0] == bos else [bos]
+            tail = [] if own[-1] == eos else [eos]
+            added.append((len(head), len(tail)))
+            changed[-1].append(np.concatenate([head, own, tail]).astype(np.int64))
+    assert {(0, 1), (1, 0), (1, 1)} <= set(added)
+    with_both = Written(paths=written.paths, tokens=tuple(changed))
+    dataset = conformance.make(written, packing={"bos_id": bos, "eos_id": eos})
+    for batch in dataset:
+        conformance.check_tokens(batch, with_both)
+    conformance.check_exactly_once(all_rows([dataset]), with_both, NUM_SAMPLES)
+
+
+def test_truncated_samples_end_where_they_are_cut_and_dropped_ones_do_not_appear(written):
+    for overflow in ("truncate", "drop"):
+        kept = Written(
+            paths=written.paths,
+            tokens=tuple([own[:64] for own in stream] for stream in written.tokens),
+        )
+        dataset = conformance.make(written, packing={"overflow": overflow})
+        for batch in dataset:
+            conformance.check_tokens(batch, kept)
+        found = conformance.segments_of(all_rows([dataset]))
+        assert (found[:, 3] == 0).all()
+        long = [[len(own) > 64 for own in stream] for stream in written.tokens]
+        num_long = sum(map(sum, long))
+        assert num_long > 10
+        over = sum(long[stream][sample] for stream, sample in found[:, [0, 2]].tolist())
+        assert over == (num_long if overflow == "truncate" else 0)
+
+
+@given(data=st.data())
+@settings(max_examples=25)
+def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(written, data):
+    method = data.draw(st.sampled_from(["exact_fit", "next_fit"]))
+    gap = data.draw(st.sampled_from([None, 0.0, 0.02, 0.3]))
+    max_seq_len = data.draw(st.sampled_from([32, 64, 100]))
+    dataset = conformance.make(
+        written,
+        max_seq_len=max_seq_len,
+        packing={"method": method, "split_gap": gap, "overflow": "truncate"},
+        order={"seed": data.draw(st.integers(0, 99))},
+    )
+    lengths = written.lengths
+    for shown in all_rows([dataset]):
+        segments = conformance.segments_of([shown])
+        assert segments[:, 4].sum() <= max_seq_len
+        totals = np.array(
+            [min(lengths[s][i], max_seq_len) for s, i in segments[:, [0, 2]].tolist()]
+        )
+        cut = segments[:, 3] + segments[:, 4] < totals
+        assert cut.sum() <= (0 if gap is None else 1)
+
+
+def test_another_seed_gives_other_packs_and_stored_order_needs_none(written):
+    def rows(**order: Any) -> list[tuple[bytes, ...]]:
+        # Next fit keeps the order in which samples arrive.
+        return all_rows([conformance.make(written, packing={"method": "next_fit"}, order=order)])
+
+    assert rows(seed=1) == rows(seed=1)
+    assert rows(seed=1) != rows(seed=2)
+    stored = conformance.segments_of(rows(seed=1, shuffle=False))
+    first = stored[(stored[:, 0] == 0) & (stored[:, 3] == 0), 2]
+    assert first.tolist() == list(range(NUM_SAMPLES[0]))
+
+
+def test_a_device_reads_the_places_of_its_window_only(written):
+    dataset = make(written, 1, "random", world=World(rank=1, num_ranks=3))
+    alone = all_rows([make(written, 1, "random")])
+    view = DeviceView(place=1, num_devices=3, batch_size=2)
+    own = [row for batch in dataset for row in conformance.rows(batch)]
+    wanted = [row for i, row in enumerate(alone) if i % view.window // 2 == 1]
+    assert own == wanted
+
+
+def test_a_state_is_a_few_hundred_bytes_without_its_snapshots(written):
+    loader = PackedDataLoader(make(written, 8, "stratified"))
+    for _ in loader:
+        state = loader.state_dict()
+        del state["snapshots"]
+        assert len(json.dumps(state)) < 1000

@@ -1,0 +1,114 @@
+"""README and docs: their code runs, and the tests, links and arguments that they name exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack import ConfigError, PackedStreamingDataset
+from streampack.mds import mosaic
+from streampack.write import write_stream
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+MIGRATING = (ROOT / "docs" / "migrating-mosaicml.md").read_text(encoding="utf-8")
+ARGUMENTS = MIGRATING.split("| StreamingDataset | here |")[1].split("\n## ")[0]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The class that Stream belongs to; its package can be imported once `mosaic` was.
+STREAMING_DATASET = sys.modules[mosaic.Stream.__module__.split(".")[0]].StreamingDataset
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def run(code: str, folder: Path) -> str:
+    """Run code in a new process and return its output."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_lines_that_run_do_run(tmp_path):
+    [code] = python_blocks(README)
+    assert sum(bool(line.strip()) for line in code.splitlines()) == 12
+
+    printed = run(code, tmp_path)
+
+    assert re.fullmatch(r"torch\.Size\(\[4, 2048\]\) fill (9\d\.\d\d|100\.00)%\n", printed)
+
+
+def test_the_readme_has_at_most_220_lines():
+    assert len(README.splitlines()) <= 220
+
+
+@pytest.mark.parametrize("text", [README, GUARANTEES], ids=["README", "guarantees"])
+def test_every_test_that_is_named_exists(text):
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+
+    assert len(named) > 10
+    assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_every_file_of_tests_that_is_named_exists():
+    named = re.findall(r"`(tests/[\w/.]+)`", GUARANTEES)
+
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@every_page
+def test_every_relative_link_points_to_a_file(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)\s#]+)", text)
+
+    files = [link for link in links if not re.match(r"[a-z]+:", link)]
+
+    assert [link for link in files if not (page.parent / link).exists()] == []
+
+
+def test_the_migrations_code_runs_on_both_sides(tmp_path):
+    before, after, on_the_fly = python_blocks(MIGRATING)
+    # Where torchvision does not match torch, MosaicML's package needs ours first: docs/install.md.
+    before = f"from streampack import PackedStreamingDataset\n{before}"
+    for seed, name in enumerate(("web", "code")):
+        rng = np.random.default_rng(seed)
+        write_stream((rng.integers(0, 99, 200) for _ in range(2000)), tmp_path / "data" / name)
+
+    run(f"{before}\nassert len(next(iter(dataset))['tokens']) == 200", tmp_path)
+    run(f"{before}\n{on_the_fly}\nassert next(iter(packed))['tokens'].shape == (1, 2048)", tmp_path)
+    first_batch = "batch = next(iter(loader)); print(tuple(batch['tokens'].shape))"
+    printed = run(f"{after}\n{first_batch}", tmp_path)  # from the caches of the runs before
+
+    assert printed == "(8, 2048)\n"
+
+
+@pytest.mark.parametrize("argument", list(inspect.signature(STREAMING_DATASET).parameters))
+def test_every_argument_of_streaming_dataset_has_its_row(argument):
+    assert f"`{argument}`" in ARGUMENTS
+
+
+def test_an_argument_of_streaming_dataset_that_is_none_here_is_refused_with_its_place():
+    refused = 0
+    for names, here in re.findall(r"^\| (`.*?) \| (.*) \|$", ARGUMENTS, flags=re.MULTILINE):
+        places = re.findall(r"\b(?:Order|Mixing|Buffers|World)\(|each `Stream`", here)
+        for name in re.findall(r"`([a-z_]+)`", names) if places else ():
+            with pytest.raises(ConfigError) as refusal:
+                PackedStreamingDataset(**{name: 1})
+            assert re.search(rf"^{name}=1: no argument of .*, set it with ", str(refusal.value))
+            assert places[0].replace("`", "") in str(refusal.value)
+            refused += 1
+    assert refused > 10

@@ -1,0 +1,586 @@
+"""Resume: save after any batch, load in any world, go on as if never stopped; or be refused."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import distributed
+from torch.multiprocessing import start_processes
+
+from streampack.config import Packing
+from streampack.errors import ResumeError
+from streampack.loader.loader import PackedDataLoader
+from streampack.online.dataset import PackedIterableDataset
+from streampack.plan.pack_queue import PackQueue
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.streams import IterableStream, Stream
+from streampack.world import World
+from tests.helpers import conformance
+from tests.helpers.conformance import Written, all_rows, show, worlds
+
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+GLOBAL_BATCH = 12
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(8)
+    lengths = [rng.integers(1, 50, 60).tolist(), rng.integers(1, 150, 30).tolist()]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def make(written: Written, *, method: str = "random", **options: Any) -> PackedStreamingDataset:
+    mixing = {"batching_method": method, "global_batch_size": GLOBAL_BATCH}
+    mixing |= options.pop("mixing", {})
+    order = {"num_lanes": 3} | options.pop("order", {})
+    return conformance.make(written, mixing=mixing, order=order, **options)
+
+
+def states_of(dataset: PackedStreamingDataset) -> tuple[list[Any], list[str]]:
+    """The batches of an epoch, and the state after each as text."""
+    loader = PackedDataLoader(dataset)
+    batches, states = [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(json.dumps(loader.state_dict()))
+    return batches, states
+
+
+def loaded(dataset: PackedStreamingDataset, state: dict[str, Any] | str) -> PackedStreamingDataset:
+    dataset.load_state_dict(json.loads(state) if isinstance(state, str) else state)
+    return dataset
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loader_goes_on_from_every_batch(written, method, epoch_end):
+    def loader() -> PackedDataLoader:
+        return PackedDataLoader(make(written, method=method, mixing={"epoch_end": epoch_end}))
+
+    def resume(state: dict[str, Any]) -> PackedDataLoader:
+        resumed = loader()
+        resumed.load_state_dict(state)
+        return resumed
+
+    assert conformance.check_resumes(loader, resume) > 10
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+def test_snapshots_are_only_a_speed_up(written, method, epoch_end, epoch):
+    options = {"method": method, "mixing": {"epoch_end": epoch_end}}
+    dataset = make(written, **options)
+    dataset.set_epoch(epoch)
+    batches, states = states_of(dataset)
+    shown = [show(batch) for batch in batches]
+    for done, (batch, state) in enumerate(zip(batches[:-1], states[:-1], strict=True), 1):
+        small = json.loads(state) | {"snapshots": "[]"}
+        assert small == dataset.state_after(batch)
+        assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
+        del small["snapshots"]
+        if done % 5 == 0:
+            assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_after_the_last_batch_resumes_at_the_next_epoch(written, method):
+    dataset = make(written, method=method)
+    batches, states = states_of(dataset)
+    following = [show(batch) for batch in dataset]
+    for state in (states[-1], dataset.state_after(batches[-1])):
+        resumed = PackedDataLoader(make(written, method=method))
+        resumed.load_state_dict(json.loads(state) if isinstance(state, str) else state)
+        assert [show(batch) for batch in resumed] == following
+    # And one taken when the loop had ended.
+    loader = PackedDataLoader(make(written, method=method))
+    for _ in loader:
+        pass
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (1, 0)
+    assert [show(batch) for batch in loaded(make(written, method=method), state)] == following
+
+
+def test_resuming_from_a_resume_is_as_good(written):
+    batches, _ = states_of(make(written))
+    shown = [show(batch) for batch in batches]
+    state, at = None, 0
+    for step in (3, 1, 2, 5):
+        loader = PackedDataLoader(make(written))
+        if state is not None:
+            loader.load_state_dict(json.loads(state))
+        assert [show(batch) for batch in islice(loader, step)] == shown[at : at + step]
+        at += step
+        state = json.dumps(loader.state_dict())
+    # A state that was loaded and saved again before any batch is the same state.
+    again = PackedDataLoader(loaded(make(written), state))
+    assert json.loads(json.dumps(again.state_dict())) == json.loads(state)
+    assert [show(batch) for batch in again] == shown[at:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 7])
+def test_the_state_is_of_what_was_delivered_whatever_was_read_ahead(
+    written, num_workers, prefetch_factor
+):
+    batches, states = states_of(make(written))
+    loader = PackedDataLoader(
+        make(written), num_workers=num_workers, prefetch_factor=prefetch_factor
+    )
+    for batch, wanted in zip(loader, states, strict=True):
+        own = loader.state_dict()
+        assert own["position"] == batch["position"] == json.loads(wanted)["position"]
+    loader = PackedDataLoader(
+        make(written), num_workers=num_workers, prefetch_factor=prefetch_factor
+    )
+    for stop in (1, 4):
+        for done, _ in enumerate(loader, 1):
+            if done == stop:
+                break
+        state = loader.state_dict()
+        rest = [show(batch) for batch in PackedDataLoader(loaded(make(written), state))]
+        assert rest == [show(batch) for batch in batches[stop:]]
+        loader.load_state_dict(
+            json.loads(states[-1]) | {"epoch": 0, "position": 0, "snapshots": []}
+        )
+
+
+def test_a_state_is_the_same_on_every_rank_but_for_its_snapshots(written):
+    per_rank = []
+    for world in worlds(3):
+        states = [json.loads(state) for state in states_of(make(written, world=world))[1]]
+        per_rank.append([{**state, "snapshots": []} for state in states])
+    assert per_rank[1] == per_rank[0]
+    assert per_rank[2] == per_rank[0]
+
+
+def lanes_of(state: dict[str, Any]) -> list[int]:
+    return [snapshot["lane"] for snapshot in json.loads(state["snapshots"])]
+
+
+def _gather_in(rank: int, folder: str, written: Written) -> None:
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    loader = PackedDataLoader(make(written, world=worlds(2, 2)[rank], order={"num_lanes": 2}))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    states = [loader.state_dict(), loader.gather_state()]
+    next(batches) if rank else None
+    try:
+        loader.gather_state()
+    except ResumeError as error:
+        states.append({"refused": str(error)})
+    Path(folder, str(rank)).write_text(json.dumps(states))
+    distributed.destroy_process_group()
+
+
+def test_ranks_gather_a_state_that_no_lane_is_planned_again_from(written, tmp_path, monkeypatch):
+    start_processes(_gather_in, (str(tmp_path), written), nprocs=2, start_method="fork")
+    first, second = [json.loads((tmp_path / rank).read_text()) for rank in "01"]
+    assert [lanes_of(own[0]) for own in (first, second)] == [[0], [1]]
+    assert first[1] == second[1]
+    assert lanes_of(first[1]) == [0, 1]
+    assert "rank 0 stands at position=12, but rank 1 at 16; gather" in first[2]["refused"]
+
+    restored = []
+    restore = PackQueue.restore
+
+    def note(planner: PackQueue, snapshot: Any) -> None:
+        restored.append(snapshot["lane"])
+        restore(planner, snapshot)
+
+    monkeypatch.setattr(PackQueue, "restore", note)
+    for rank, world in enumerate(worlds(2, 2)):
+        whole = [show(b) for b in make(written, world=world, order={"num_lanes": 2})]
+        dataset = make(written, world=world, order={"num_lanes": 2})
+        assert [show(b) for b in loaded(dataset, first[1])] == whole[3:]
+        assert restored.pop(0) == rank
+
+
+def test_a_state_is_gathered_without_a_process_group_too(written):
+    loader = PackedDataLoader(make(written))
+    next(iter(loader))
+    state = loader.state_dict()
+    gathered = loader.gather_state()
+    assert json.loads(gathered.pop("snapshots")) == json.loads(state.pop("snapshots"))
+    assert gathered == state
+
+
+def test_states_of_iterables_cannot_be_gathered():
+    stream = IterableStream([[1, 2, 3]])
+    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=4))
+    with pytest.raises(
+        ResumeError, match=r"cannot be joined; save loader\.state_dict\(\) of every"
+    ):
+        PackedDataLoader(dataset).gather_state()
+
+
+@given(data=st.data())
+@settings(max_examples=50)
+def test_any_world_goes_on_where_another_world_stopped(written, data):
+    draw = data.draw
+    method = draw(st.sampled_from(METHODS), "method")
+    lanes = draw(st.sampled_from([1, 2, 3, 6]), "lanes")
+    options = {
+        "mixing": {
+            "batching_method": method,
+            "global_batch_size": GLOBAL_BATCH,
+            "epoch_end": draw(st.sampled_from(["pad", "drop", "carry"]), "epoch_end"),
+        },
+        "order": {"num_lanes": lanes},
+    }
+    # What per_stream needs, and a first run asks for.
+    fitting = [b for b in (1, 2, 3, 4, 6) if GLOBAL_BATCH % (lanes * b) == 0]
+    first_size = draw(st.sampled_from(fitting), "first batch_size")
+    # A run keeps its lanes and global batches where they are left out.
+    later = {"mixing": options["mixing"] | {"global_batch_size": None}}
+    epoch = draw(st.integers(0, 1), "epoch")
+
+    def whole(size: int) -> PackedStreamingDataset:
+        dataset = conformance.make(written, batch_size=size, **options)
+        dataset.set_epoch(epoch)
+        return dataset
+
+    everything = all_rows([whole(first_size)])
+    state = whole(first_size).state_dict()
+    done: list[Any] = []
+    for _ in range(draw(st.integers(1, 3), "worlds")):
+        num_nodes, per_node = draw(st.integers(1, 3), "nodes"), draw(st.integers(1, 3), "per node")
+        # As large a window as an epoch of carry: there is none larger, were it the run's first.
+        most = 54 // (num_nodes * per_node)
+        sizes = [n for n in range(1, most + 1) if state["position"] % n == 0]
+        batch_size = draw(st.sampled_from(sizes), "batch_size")
+        ranks = [
+            conformance.make(written, batch_size=batch_size, world=world, **later)
+            for world in worlds(num_nodes * per_node, num_nodes)
+        ]
+        # Batch k goes to the device at place k mod devices, wherever the run goes on.
+        first = state["position"] // batch_size
+        ranks.sort(key=lambda rank: (rank.world.place - first) % rank.world.num_devices)
+        loaders = [PackedDataLoader(loaded(rank, state)) for rank in ranks]
+        saver = draw(st.sampled_from(loaders), "saver")
+        num_steps = draw(st.integers(1, 60 // (len(ranks) * batch_size) + 1), "steps")
+        for step in islice(conformance.steps(loaders), num_steps):
+            if step[0]["epoch"] == epoch:
+                done += [row for batch in step for row in conformance.rows(batch)]
+                # The state of one rank, with the snapshots of its lanes, serves all.
+                state = json.loads(json.dumps(saver.state_dict()))
+    assert done == everything[: len(done)]
+    last = loaded(conformance.make(written, batch_size=1, **later), state)
+    rest = [row for b in last if b["epoch"] == epoch for row in conformance.rows(b)]
+    assert done + rest == everything
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_another_number_of_workers_goes_on_too(written, num_workers):
+    batches, _ = states_of(make(written))
+    first = PackedDataLoader(make(written), num_workers=3 - num_workers)
+    for done, _ in enumerate(first, 1):
+        if done == 5:
+            break
+    second = PackedDataLoader(make(written), num_workers=num_workers)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [show(batch) for batch in second] == [show(batch) for batch in batches[5:]]
+
+
+@pytest.mark.parametrize("global_batch_size", [24, 40])
+def test_steps_of_padding_alone_can_be_resumed_from_too(written, global_batch_size):
+    # Four steps of 6 packs, or seven, make a global batch: the last ones may hold only padding.
+    options = {"mixing": {"global_batch_size": global_batch_size}, "batch_size": 2}
+    per_rank = [states_of(make(written, world=w, **options)) for w in worlds(3)]
+    empty = [
+        not any(len(b["segments"]) for b in step)
+        for step in conformance.steps([batches for batches, _ in per_rank])
+    ]
+    assert any(empty), "the fixture's last global batch has no step of padding alone"
+    for batches, _ in per_rank:
+        positions = [batch["position"] for batch in batches]
+        assert positions == sorted(set(positions))
+        for rank_batch in batches:
+            assert (rank_batch["labels"] == -100).all() or len(rank_batch["segments"])
+    for rank, world in enumerate(worlds(3)):
+        batches, states = per_rank[rank]
+        shown = [show(batch) for batch in batches]
+        for done in range(1, len(batches)):
+            resumed = loaded(make(written, world=world, **options), states[done - 1])
+            assert [show(batch) for batch in resumed] == shown[done:], f"after {done}"
+        following = loaded(make(written, world=world, **options), states[-1])
+        assert {batch["epoch"] for batch in following} == {1}
+
+
+SCRIPT = """
+import hashlib, json, sys
+from pathlib import Path
+from streampack import Mixing, Order, PackedDataLoader, PackedStreamingDataset
+from streampack import Packing, Stream, World
+folder = Path(sys.argv[1])
+dataset = PackedStreamingDataset(
+    streams=[Stream(local=str(folder / "s0")), Stream(local=str(folder / "s1"))],
+    packing=Packing(max_seq_len=64), mixing=Mixing(global_batch_size=12),
+    order=Order(seed=3, num_lanes=3), batch_size=2, world=World())
+loader = PackedDataLoader(dataset)
+loader.load_state_dict(json.loads(sys.stdin.read()))
+for batch in loader:
+    bytes_of = [batch[key].numpy().tobytes() for key in ("tokens", "segments")]
+    print(hashlib.sha256(b"".join(bytes_of)).hexdigest())
+"""
+
+
+def test_a_fresh_process_with_another_hash_seed_goes_on(written):
+    batches, states = states_of(make(written))
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    output = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(written.paths[0].parent)],
+        input=states[6],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    ).stdout
+    wanted = [
+        hashlib.sha256(b["tokens"].numpy().tobytes() + b["segments"].numpy().tobytes()).hexdigest()
+        for b in batches[7:]
+    ]
+    assert output.split() == wanted
+
+
+# What is refused.
+
+
+@pytest.fixture(scope="module")
+def state(written) -> dict[str, Any]:
+    return json.loads(states_of(make(written))[1][4])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [{"repeat": 2}, {}]}, r"60 samples of stream '.*' an .* 120 samples: resume"),
+        ({"max_seq_len": 128}, r"max_seq_len=64.*max_seq_len=128"),
+        ({"packing": {"method": "next_fit"}}, r"method='exact_fit'.*method='next_fit'"),
+        ({"packing": {"overflow": "drop"}}, r"overflow='split'.*overflow='drop'"),
+        ({"packing": {"buffer_tokens": 640}}, r"buffer_limit=65536.*buffer_limit=640"),
+        ({"packing": {"buffer_samples": 9}}, r"buffer_samples=4096.*buffer_samples=9"),
+        ({"packing": {"split_gap": 0.1}}, r"split_gap=None.*split_gap=0\.1"),
+        ({"packing": {"bos_id": 1}}, r"bos_id=None.*bos_id=1"),
+        ({"packing": {"eos_id": 1}}, r"eos_id=None.*eos_id=1"),
+        ({"packing": {"padding_id": 5}}, r"padding_id=0.*padding_id=5"),
+        ({"packing": {"positions": "continue"}}, r"positions='restart'.*positions='continue'"),
+        ({"method": "stratified"}, r"batching_method='random'.*batching_method='stratified'"),
+        ({"mixing": {"epoch_end": "drop"}}, r"epoch_end='pad'.*epoch_end='drop'"),
+        ({"mixing": {"sampling_method": "fixed"}}, r"sampling_method='balanced'.*'fixed'"),
+        ({"mixing": {"weight_unit": "tokens"}}, r"weight"),
+        (
+            {"mixing": {"epoch_size": 50}},
+            r"an epoch, but .*; 30 samples of .* takes \d+ samples: re",
+        ),
+        (
+            {"mixing": {"global_batch_size": 24}},
+            r"global_batch_size=12.*asks for 24, of which position 10 is no multiple; set it to 10",
+        ),
+        (
+            {"mixing": {"global_batch_size": 14}, "batch_size": 7},
+            r"global_batch_size=12.*asks for 14, of which position 10 is no multiple; set it to 10",
+        ),
+        ({"order": {"num_lanes": 2}}, r"num_lanes=3.*asks for 2"),
+        ({"order": {"seed": 4}}, r"seed=3.*seed=4"),
+        ({"order": {"shuffle": False}}, r"shuffle=True.*shuffle=False"),
+        ({"order": {"shuffle_block_size": 10}}, r"shuffle_block_size=262144.*size=10"),
+    ],
+)
+def test_a_state_of_another_sequence_is_refused_by_the_differing_field(
+    written, state, options, message
+):
+    dataset = make(written, **options)
+    before = [show(batch) for batch in dataset]
+    dataset.set_epoch(0)
+    with pytest.raises(ResumeError, match=message):
+        dataset.load_state_dict(state)
+    # A refusal changes nothing.
+    assert [show(batch) for batch in dataset] == before
+
+
+def other_streams(written: Written, tmp_path: Path) -> dict[str, list[Stream]]:
+    lengths = written.lengths
+    changed = conformance.write_streams(tmp_path, [[*lengths[0][:-1], 9], lengths[1]])
+    first, second = (re.escape(repr(path.name)) for path in written.paths)
+    return {
+        rf"streams in another order: {first}, {second}; pass them": written.streams()[::-1],
+        rf"saved with 2 streams, but this dataset has 1, {first}; res": written.streams()[:1],
+        rf"stream {first} \(streams\[0\]\) holds other data, or": changed.streams(),
+    }
+
+
+def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
+    blueprint = make(written)
+    for message, streams in other_streams(written, tmp_path).items():
+        dataset = PackedStreamingDataset(
+            streams=streams,
+            packing=blueprint.recipe.packing,
+            mixing=blueprint.recipe.mixing,
+            order=blueprint.recipe.order,
+            batch_size=2,
+            world=World(),
+        )
+        with pytest.raises(ResumeError, match=message):
+            dataset.load_state_dict(state)
+
+
+def test_streams_may_move(written, state, tmp_path):
+    batches, _ = states_of(make(written))
+    paths = tuple(tmp_path / f"moved{i}" for i in range(2))
+    for old, new in zip(written.paths, paths, strict=True):
+        shutil.copytree(old, new)
+    moved = Written(paths=paths, tokens=written.tokens)
+    assert [show(b) for b in loaded(make(moved), state)] == [show(b) for b in batches[5:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 1}, r"version 1, this release reads 3"),
+        ({"version": None}, r"version None"),
+        ({"epoch": -1}, r"epoch is -1, not an integer of at least 0"),
+        ({"epoch": True}, r"epoch is True"),
+        ({"position": "8"}, r"position is '8'"),
+        ({"position": 2.0}, r"position is 2\.0"),
+        ({"num_lanes": 0}, r"num_lanes is 0"),
+        ({"lane_run": None}, r"lane_run is None"),
+        ({"global_batch_size": -3}, r"global_batch_size is -3"),
+        ({"fingerprint": None}, r"no fingerprint"),
+        ({"fingerprint": "abc"}, r"no fingerprint"),
+        ({"fingerprint": {}}, r"streams=None"),
+    ],
+)
+def test_a_damaged_state_is_refused_by_its_field(written, state, change, message):
+    damaged = copy.deepcopy(state) | change
+    dataset = make(written)
+    with pytest.raises(ResumeError, match=message):
+        next(iter(loaded(dataset, damaged)))
+
+
+@pytest.mark.parametrize(
+    "snapshots", [7, ["x"], "{", "[" * 9999, "[7]", [{"lane": 0, "column": 0}]]
+)
+def test_damaged_snapshots_are_refused_too(written, state, snapshots):
+    with pytest.raises(ResumeError, match=r"snapshots"):
+        next(iter(loaded(make(written), state | {"snapshots": snapshots})))
+
+
+def test_snapshots_that_lie_after_the_position_are_refused(written):
+    _, states = states_of(make(written))
+    early, late = json.loads(states[1]), json.loads(states[-2])
+    dataset = loaded(make(written), early | {"snapshots": late["snapshots"]})
+    with pytest.raises(
+        ResumeError, match=r"snapshots of lane \d+ lie at pack \d+, but at position"
+    ):
+        next(iter(dataset))
+
+
+def test_a_position_after_the_epoch_is_refused(written):
+    _, states = states_of(make(written))
+    dataset = loaded(make(written), json.loads(states[1]) | {"position": 10**6})
+    with pytest.raises(ResumeError, match=r"position 1000000 lies after the epoch's \d+ packs"):
+        next(iter(dataset))
+
+
+@pytest.mark.parametrize("garbage", [{}, [], None, "state", 3, {"loader": {}}])
+def test_garbage_is_no_state(written, garbage):
+    with pytest.raises(ResumeError, match=r"no state of a PackedStreamingDataset: .*; load"):
+        make(written).load_state_dict(garbage)
+
+
+def test_a_position_between_device_batches_is_refused(written):
+    _, states = states_of(make(written, batch_size=1))
+    dataset = loaded(make(written, batch_size=4), states[4])
+    with pytest.raises(
+        ResumeError,
+        match=r"position 5 is no multiple of batch_size=4; set batch_size to 1 or 5, on",
+    ):
+        next(iter(dataset))
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position(
+    written, method, epoch_end, num_workers
+):
+    """More packs in a device batch than in the run's global batches, or none of its divisors."""
+    options = {"method": method, "mixing": {"epoch_end": epoch_end}}
+    batches, states = states_of(make(written, **options))
+    options["mixing"]["global_batch_size"] = None
+    whole = [row for batch in batches for row in conformance.rows(batch)]
+    for batch_size, done in ((5, 10), (7, 14), (16, 16), (18, 18)):
+        grown = loaded(
+            conformance.make(written, batch_size=batch_size, mixing=mixing_of(options)),
+            states[done // 2 - 1],
+        )
+        loader = PackedDataLoader(grown, num_workers=num_workers)
+        rest = [conformance.rows(batch) for batch in loader]
+        assert all(len(own) == batch_size for own in rest[:-2])
+        assert [row for own in rest for row in own] == whole[done:]
+
+
+def mixing_of(options: dict[str, Any]) -> dict[str, Any]:
+    return {"batching_method": options["method"], **options["mixing"]}
+
+
+@given(data=st.data())
+@settings(max_examples=50)
+def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, data):
+    draw = data.draw
+    sizes = [4, 6, 8, 16, 20, 24, 30]
+    whole = all_rows([make(written)])
+    state = make(written).state_dict()
+    done: list[Any] = []
+    for _ in range(3):
+        position = state["position"]
+        size = draw(st.sampled_from([n for n in sizes if position % n == 0] or [None]), "size")
+        batch_size = draw(st.sampled_from([n for n in (1, 2, 3, 4) if (size or 12) % n == 0]))
+        if position % batch_size:
+            batch_size = 1
+        per_node = draw(st.integers(1, 3), "ranks")
+        ranks = [
+            make(written, mixing={"global_batch_size": size}, batch_size=batch_size, world=world)
+            for world in worlds(per_node)
+        ]
+        first = position // batch_size
+        ranks.sort(key=lambda rank: (rank.world.place - first) % rank.world.num_devices)
+        loaders = [PackedDataLoader(loaded(rank, state)) for rank in ranks]
+        assert {rank.recipe.global_batch_size for rank in ranks} == {
+            size or state["global_batch_size"]
+        }
+        num_steps = draw(st.integers(1, 30), "steps")
+        for step in islice(conformance.steps(loaders), num_steps):
+            if step[0]["epoch"] == 0:
+                done += [row for batch in step for row in conformance.rows(batch)]
+                state = json.loads(json.dumps(loaders[0].state_dict()))
+    assert done == whole[: len(done)]
+
+
+@pytest.mark.parametrize("key", ["epoch", "position"])
+def test_a_batch_that_lost_its_place_is_refused(written, key):
+    dataset = make(written)
+    batch = dict(next(iter(dataset)))
+    del batch[key]
+    with pytest.raises(ResumeError, match=rf"the batch has no {key}; pass a batch as delivered"):
+        dataset.state_after(batch)

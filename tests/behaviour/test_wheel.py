@@ -1,0 +1,53 @@
+"""What a release holds: a wheel and an sdist that are well formed and run once installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """Build both archives as `make wheel` does, with what is installed."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_the_archives_pass_twine_check(dist):
+    archives = sorted(dist.iterdir())
+    assert [path.suffix for path in archives] == [".whl", ".gz"]
+    command = [sys.executable, "-m", "twine", "check", "--strict", *archives]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    (wheel,) = dist.glob("*.whl")
+    site = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"])
+    target = ["--target", site.decode().strip()]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *target]
+    subprocess.run([*pip, wheel], check=True, capture_output=True)
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:1]
+    code = f"{block}\nimport streampack; print(streampack.__file__)"
+    # The dependencies are those of this environment; the package is the wheel's.
+    env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
+    shape, path = done.stdout.splitlines()
+    assert shape.startswith("torch.Size([4, 2048]) fill ")
+    assert Path(path).is_relative_to(tmp_path / "venv")

@@ -1,0 +1,219 @@
+"""Runs as YAML: the files we ship load, and each mistake is named with its place and a way out."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+
+from streampack import ConfigError, Mixing, Order, Packing, Stream
+from streampack.cli.config import StreamConfig, read_config
+from streampack.mds import mosaic
+
+ROOT = Path(__file__).parents[2]
+MIX = {
+    "streams": [{"local": "data/code", "proportion": 0.7}, {"local": "data/docs"}],
+    "packing": {"max_seq_len": 2048},
+}
+
+
+@pytest.fixture
+def refuse(tmp_path):
+    """Write a config and return the lines of its refusal, each without the file's name."""
+
+    def read(written):
+        path = tmp_path / "x.yaml"
+        path.write_text(written if isinstance(written, str) else yaml.safe_dump(written))
+        with pytest.raises(ConfigError) as refusal:
+            read_config(path)
+        lines = str(refusal.value).splitlines()
+        assert all(line.startswith(f"{path}: ") for line in lines)
+        return [line.removeprefix(f"{path}: ") for line in lines]
+
+    return read
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_config_that_we_ship_loads_and_names_its_streams(path):
+    config = read_config(path)
+
+    names = [stream.name for stream in config.streams]
+    assert len(set(names)) == len(names) > 1
+    assert all(stream.remote or stream.local for stream in config.streams)
+
+
+def test_the_configs_that_we_ship_are_the_three_of_the_manual():
+    assert {p.stem for p in (ROOT / "configs").iterdir()} == {"demo", "finetune", "pretrain"}
+
+
+def test_keys_become_the_configs_of_the_package(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({**MIX, "mixing": {"epoch_size": "10k"}, "order": {"seed": 3}}))
+
+    config = read_config(path)
+
+    assert config.packing == Packing(max_seq_len=2048)
+    assert config.mixing == Mixing(epoch_size=10_000)
+    assert config.order == Order(seed=3)
+    assert (config.batch_size, config.num_workers) == (1, 0)
+    assert config.streams[0].arguments() == {"local": "data/code", "proportion": 0.7}
+
+
+def test_a_stream_in_yaml_has_the_arguments_of_a_stream_in_python():
+    own = set(inspect.signature(Stream).parameters) - {"others"}
+    theirs = set(inspect.signature(mosaic.Stream).parameters)
+    named = {"stream_name", "stream_config"}  # as PackedStreamingDataset takes them
+    assert set(StreamConfig.model_fields) == (own | theirs | named)
+
+
+def test_an_unknown_key_of_a_stream_is_refused_with_the_nearest(refuse):
+    mix = {**MIX, "streams": [{"local": "a", "repat": 2}]}
+
+    assert refuse(mix) == ["streams.0.repat: unknown key (got 2) - did you mean 'repeat'?"]
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"batchsize": 2}, "batchsize: unknown key (got 2) - did you mean 'batch_size'?"),
+        ({"qqq": 2}, "qqq: unknown key (got 2)"),
+        (
+            {"packing": {"max_seq_len": 8, "overflw": "drop"}},
+            "packing.overflw: unknown key (got 'drop') - did you mean 'overflow'?",
+        ),
+        (
+            {"mixing": {"batching_method": "stratfied"}},
+            "mixing.batching_method: 'stratfied' is not one of "
+            "random|stratified|per_stream|device_per_stream - did you mean 'stratified'?",
+        ),
+        ({"packing": {}}, "packing.max_seq_len: is missing; it has no default"),
+        (
+            {"packing": {"max_seq_len": 0}},
+            "packing: max_seq_len=0 must be at least 1; write a whole number of at least 1, "
+            "such as 1024",
+        ),
+        (
+            {"packing": {"max_seq_len": 64, "buffer_tokens": 32}},
+            "packing: buffer_tokens=32 cannot hold one pack; set it to at least max_seq_len=64",
+        ),
+        (
+            {"batch_size": 0},
+            "batch_size: input should be greater than or equal to 1 (got 0)",
+        ),
+        (
+            {"streams": []},
+            "streams: is empty; give at least one",
+        ),
+        (
+            {"streams": {"code": {"local": "a"}}},
+            "streams: must be a list; write each as - {name: code, ...} "
+            "(got {'code': {'local': 'a'}})",
+        ),
+        (
+            {"streams": ["a"]},
+            "streams.0: must hold keys, such as name: ... and remote: ... (got 'a')",
+        ),
+        (
+            {"order": 17},
+            "order: must hold keys, such as seed: ... and shuffle: ... (got 17)",
+        ),
+    ],
+)
+def test_each_mistake_is_named_with_its_place_and_what_was_given(refuse, change, line):
+    assert refuse({**MIX, **change}) == [line]
+
+
+def test_every_mistake_has_a_line_of_its_own(refuse):
+    lines = refuse({"streams": [{"lcal": "a"}], "packing": {"max_seq_len": "long"}})
+
+    assert lines == [
+        "streams.0.lcal: unknown key (got 'a') - did you mean 'local'?",
+        "packing.max_seq_len: input should be a valid integer (got 'long')",
+    ]
+
+
+@pytest.mark.parametrize("count", ["1024", "1_024", "1024.0", "1.024e3", "1.024E+3", "0x400"])
+def test_a_count_may_be_written_as_any_whole_number(tmp_path, count):
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        f"streams: [{{local: a, proportion: 5e-1, choose: {count}}}]\n"
+        f"packing: {{max_seq_len: {count}, split_gap: 0.0}}\n"
+        f"mixing: {{epoch_size: {count}}}\nbatch_size: {count}\n"
+    )
+
+    config = read_config(path)
+
+    counts = [config.packing.max_seq_len, config.mixing.epoch_size, config.streams[0].choose]
+    assert [*counts, config.batch_size] == [1024] * 4
+    assert all(type(each) is int for each in counts)
+    assert config.streams[0].proportion == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"streams": [{"local": "a", "proportion": "0.5"}]},
+            "streams.0.proportion: input should be a valid number (got '0.5')",
+        ),
+        (
+            {"packing": {"max_seq_len": "1024"}},
+            "packing.max_seq_len: input should be a valid integer (got '1024')",
+        ),
+        (
+            {"packing": {"max_seq_len": 10.5}},
+            "packing.max_seq_len: input should be a valid integer (got 10.5)",
+        ),
+        ({"order": {"shuffle": "no"}}, "order.shuffle: input should be a valid boolean (got 'no')"),
+        ({"batch_size": True}, "batch_size: input should be a valid integer (got True)"),
+    ],
+)
+def test_what_python_refuses_yaml_refuses_too(refuse, change, line):
+    assert refuse({**MIX, **change}) == [line]
+
+
+def test_a_key_that_is_written_twice_is_refused(refuse):
+    text = "streams: []\npacking: {max_seq_len: 8}\norder: {seed: 1, seed: 2}\n"
+
+    assert refuse(text) == ["line 3: 'seed' is written twice; keep one of them"]
+
+
+def test_a_stream_may_take_over_what_another_one_says(tmp_path):
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        "streams:\n"
+        "  - &code {local: data/code, repeat: 2, keep_zip: true}\n"
+        "  - &docs {<<: *code, local: data/docs}\n"
+        "  - {<<: *docs, repeat: 1}\n"
+        "packing: {max_seq_len: 8}\n"
+    )
+
+    streams = [stream.arguments() for stream in read_config(path).streams]
+
+    assert [(each["local"], each["repeat"]) for each in streams] == [
+        ("data/code", 2),
+        ("data/docs", 2),
+        ("data/docs", 1),
+    ]
+    assert all(each["keep_zip"] for each in streams)
+
+
+def test_text_that_is_no_yaml_is_refused_with_the_line(refuse):
+    (line,) = refuse("streams: [\npacking: }")
+
+    assert line.startswith("is no YAML: ")
+    assert "line 2" in line
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "just words\n"])
+def test_a_file_that_holds_no_keys_is_refused(refuse, text):
+    (line,) = refuse(text)
+
+    assert line.startswith("the file: must hold keys, such as streams: ... and packing: ...")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file.*name a YAML"):
+        read_config(tmp_path / "none.yaml")

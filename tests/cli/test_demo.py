@@ -1,0 +1,213 @@
+"""The demo's parts: text that is there, a model that packs do not confuse, an exact resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from streampack import ConfigError, StreampackError
+from streampack.cli.app import build_app
+from streampack.cli.demo import crash, prepare
+from streampack.cli.demo.model import Decoder, next_token_loss
+from streampack.cli.demo.text import SOURCES
+from streampack.cli.demo.train import SAVE_EVERY, fingerprint, load, save, train
+from tests.helpers import builders
+
+CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
+LENGTHS = [5, 40, 7, 30, 12, 33, 1, 64, 9, 18] * 8
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A run over one small stream, small enough to train on."""
+    path, _ = builders.write_stream_files(tmp_path / "stream", LENGTHS, dtype="uint8")
+    described = {
+        "streams": [{"local": str(path)}],
+        "packing": {"max_seq_len": 64},
+        "batch_size": 2,
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(described))
+    return file
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_gives_text_and_the_same_text_again(name):
+    first = list(islice(SOURCES[name](), 50))
+
+    assert len(first) == 50
+    assert all(text.strip() for text in first)
+    assert first == list(islice(SOURCES[name](), 50))
+
+
+def test_the_sources_differ_in_length_by_an_order_of_magnitude():
+    code, manuals, docstrings = (
+        statistics.median(map(len, islice(SOURCES[name](), 150)))
+        for name in ("code", "manuals", "docstrings")
+    )
+
+    assert code > 5 * docstrings
+    assert manuals > 5 * docstrings
+
+
+def test_text_is_written_once_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "few", lambda: iter(["one", "two\nlines"]))
+
+    path = prepare.write_text("few", tmp_path)
+    monkeypatch.setitem(SOURCES, "few", lambda: iter(["other"]))
+
+    assert prepare.write_text("few", tmp_path) == path
+    rows = [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    assert rows == ["one", "two\nlines"]
+    assert [file.name for file in tmp_path.iterdir()] == ["few.jsonl"]
+
+
+def test_a_model_sees_a_sample_in_a_pack_as_it_sees_it_alone():
+    torch.manual_seed(0)
+    model = Decoder(50, dim=32, num_layers=2, num_heads=2)
+    lengths = [5, 9, 2]
+    tokens = torch.randint(0, 50, (1, sum(lengths)))
+    input_pos = torch.cat([torch.arange(length) for length in lengths])[None]
+    ids = torch.repeat_interleave(torch.arange(1, 4), torch.tensor(lengths))[None]
+
+    packed = model(tokens, input_pos, ids)
+    alone = [
+        model(part, torch.arange(part.shape[1])[None], torch.ones_like(part))
+        for part in tokens.split(lengths, dim=1)
+    ]
+
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=0)
+
+
+def test_labels_that_are_no_target_cost_nothing():
+    logits = torch.randn(1, 3, 7)
+
+    some = next_token_loss(logits, torch.tensor([[2, -100, -100]]))
+
+    torch.testing.assert_close(some, next_token_loss(logits[:, :1], torch.tensor([[2]])))
+
+
+def test_a_digest_changes_with_any_bit_of_a_batch():
+    batch = {"tokens": torch.tensor([[1, 2]]), "epoch": 0, "position": 4}
+    others = [
+        {**batch, "tokens": torch.tensor([[1, 3]])},
+        {**batch, "position": 5},
+        {**batch, "more": 0},
+    ]
+
+    digests = {fingerprint(each) for each in [batch, *others]}
+
+    assert len(digests) == 4
+    assert fingerprint(dict(reversed(batch.items()))) == fingerprint(batch)
+
+
+def test_training_resumes_with_the_next_batch_and_the_same_weights(config, tmp_path):
+    num_steps = SAVE_EVERY + 3
+    unbroken = list(train(config, tmp_path / "none.pt", num_steps))
+    checkpoint = tmp_path / "checkpoint.pt"
+    # A generator that is dropped after its sixth step: the last checkpoint is from the fourth.
+    list(islice(train(config, checkpoint, num_steps), SAVE_EVERY + 2))
+
+    resumed = list(train(config, checkpoint, num_steps))
+
+    assert [report["step"] for report in resumed] == list(range(SAVE_EVERY + 1, num_steps + 1))
+    after = unbroken[SAVE_EVERY:]
+    assert [each["batch"] for each in resumed] == [each["batch"] for each in after]
+    losses = [[each["loss"] for each in reports] for reports in (resumed, after)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+
+
+def test_a_checkpoint_is_whole_or_not_there(tmp_path):
+    class Part:
+        def state_dict(self):
+            raise KeyboardInterrupt
+
+        def load_state_dict(self, state):
+            self.state = state
+
+    class Whole(Part):
+        def state_dict(self):
+            return {"weight": 7}
+
+    checkpoint, part = tmp_path / "checkpoint.pt", Whole()
+    assert load(checkpoint, {"part": part}) == 0
+    save(checkpoint, {"part": part}, 4)
+    with pytest.raises(KeyboardInterrupt):
+        save(checkpoint, {"part": Part()}, 8)
+
+    assert load(checkpoint, {"part": part}) == 4
+    assert part.state == {"weight": 7}
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """Put a script in place of the training, which takes seconds to start."""
+
+    def replace(source):
+        script = tmp_path / "script.py"
+        script.write_text("import json, sys, time\n" + source)
+        monkeypatch.setattr(crash, "TRAINING", [sys.executable, str(script)])
+
+    return replace
+
+
+REPORTS = """
+for step in range(1, 100):
+    print(json.dumps({"step": step}), flush=True)
+"""
+
+
+def test_a_process_is_killed_by_a_signal_at_the_step_that_was_asked_for(training, tmp_path):
+    training(REPORTS + "time.sleep(60)")
+
+    reports, code = crash.train_until([], tmp_path / "log", lambda report: report["step"] == 7)
+
+    assert code == -signal.SIGKILL
+    assert [report["step"] for report in reports] == list(range(1, 8))
+
+
+def test_a_process_that_is_left_alone_reports_to_its_end(training, tmp_path):
+    training(REPORTS)
+
+    reports, code = crash.train_until([], tmp_path / "log", lambda _: False)
+
+    assert (len(reports), code) == (99, 0)
+
+
+def test_a_process_that_fails_by_itself_is_an_error_that_names_its_log(training, tmp_path):
+    training('print(json.dumps({"step": 1}), flush=True); sys.exit("out of luck")')
+
+    log = tmp_path / "training.log"
+    with pytest.raises(StreampackError, match=r"exit code 1 after 1 steps; .*training.log says"):
+        crash.train_until([], log, lambda _: False)
+    assert "out of luck" in log.read_text()
+
+
+def test_the_demo_refuses_streams_that_it_cannot_write(config):
+    done = CliRunner().invoke(build_app(), ["demo", "--config", str(config)])
+
+    assert isinstance(done.exception, ConfigError)
+    assert "are not the demo's; name them" in str(done.exception)
+
+
+@pytest.mark.slow
+def test_the_whole_demo_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    written = yaml.safe_load(CONFIG.read_text())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo.yaml").write_text(yaml.safe_dump(written))
+
+    done = CliRunner().invoke(build_app(), ["demo", "--config", "demo.yaml", "--steps", "8"])
+
+    assert done.exception is None, done.output
+    assert "was killed: SIGKILL" in done.output
+    assert "bit for bit, those of a run that never stopped" in done.output.replace("\n", " ")
+    assert (tmp_path / "demo-output" / "packs.png").stat().st_size > 10_000

@@ -1,0 +1,106 @@
+"""Verbs on a disk that is full: one line and exit code 1, and nothing half-written looks whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack.mds.length_file import LENGTH_FILE
+from streampack.report.plots import plot_packs
+from streampack.write import write_stream
+
+NUM_SAMPLES = 3000
+
+
+def run(*arguments: object, most_bytes: int | None = None, stdout: str | None = None):
+    """Run a verb that may write files of so many bytes, as on a disk that has no more."""
+    out = subprocess.PIPE if stdout is None else os.open(stdout, os.O_WRONLY)
+
+    def limit() -> None:
+        if most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "streampack", *map(str, arguments)],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            preexec_fn=limit,
+            # Python itself keeps bytecode that was cut short.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+    finally:
+        if stdout is not None:
+            os.close(out)
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "kernels are" not in line]
+    assert lines[-1].startswith("error: ")
+    assert "free space there, or write elsewhere" in lines[-1]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = (json.dumps({"tokens": [n % 99, *range(40)]}) for n in range(NUM_SAMPLES))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_write_on_a_full_disk_is_one_line_and_leaves_nothing(rows, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("write", rows, "--out", out, "--compression", "none", "--size-limit", "50kb")
+    assert_one_line(run(*arguments, most_bytes=20_000))
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert run(*arguments).returncode == 0  # the way out: there is room
+    assert (out / "index.json").is_file()
+
+
+@pytest.mark.slow
+def test_index_on_a_full_disk_is_one_line_and_leaves_no_length_file(tmp_path):
+    out = tmp_path / "stream"
+    write_stream((np.arange(9) for _ in range(NUM_SAMPLES)), out, size_limit=2**14)
+    (out / LENGTH_FILE).unlink()
+    before = sorted(path.name for path in out.iterdir())
+    assert_one_line(run("index", out, most_bytes=20_000))
+    assert sorted(path.name for path in out.iterdir()) == before
+    assert run("index", out).returncode == 0
+    assert (out / LENGTH_FILE).is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_printed_is_one_line(tmp_path):
+    out = tmp_path / "stream"
+    write_stream((np.arange(9) for _ in range(30)), out)
+    assert_one_line(run("inspect", out, stdout="/dev/full"))
+    assert_one_line(run("--version", stdout="/dev/full"))
+
+
+def test_a_picture_that_does_not_fit_is_not_left_in_part(tmp_path, monkeypatch):
+    bars = [np.array([[0, 30], [1, 20]])] * 8
+    path = tmp_path / "packs.png"
+    plot_packs(bars, path, names=["a", "b"], max_seq_len=64)  # loads all that drawing needs
+    path.unlink()
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            plot_packs(bars, path, names=["a", "b"], max_seq_len=64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    assert list(tmp_path.iterdir()) == []
+    plot_packs(bars, path, names=["a", "b"], max_seq_len=64)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,94 @@
+"""Ctrl-C in a terminal: one line, exit code 130, and nothing that only looks whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+from tokenizers import Tokenizer, models
+
+INTERRUPTED = 130
+
+
+def interrupt(command, seen, *, timeout_s=120.0):
+    """Press Ctrl-C once a file appears: every process of the terminal hears of it.
+
+    Returns:
+        The exit code, what was printed to stdout and to stderr.
+    """
+    main = "import sys; from streampack.cli import main; sys.argv[0] = 'streampack'; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", main, *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A job in the background, as of a shell or of CI, is started with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not seen() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A file of rows that take a minute to encode, and a tokenizer."""
+    rows = tmp_path / "rows.jsonl"
+    line = '{"text": "' + "a b c d e f g h " * 200 + '"}\n'
+    rows.write_text(line * 60_000)
+    tokenizer = tmp_path / "tokenizer.json"
+    Tokenizer(models.BPE({"a": 0, " ": 1, "b": 2}, [], unk_token="a")).save(str(tokenizer))
+    return rows, tokenizer
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_interrupted_write_says_so_and_leaves_nothing_behind(tmp_path, texts, processes):
+    rows, tokenizer = texts
+    out = tmp_path / "streams" / "mine"
+    command = ["write", rows, "--out", out, "--tokenizer", tokenizer, "--processes", processes]
+
+    def writes():
+        return any(out.parent.glob("*.partial/shard*"))
+
+    code, said, error = interrupt([*command, "--size-limit", "1mb"], writes)
+
+    assert said.splitlines() == ["reading 1 files: 1 .jsonl"]
+    assert error.splitlines() == [
+        f"interrupted: {out} was not written, and its unfinished files were removed"
+    ]
+    assert code == INTERRUPTED
+    assert list(out.parent.iterdir()) == []
+
+
+def test_any_other_verb_is_interrupted_in_one_line(tmp_path):
+    # The verb waits for a config that never comes.
+    config = tmp_path / "run.yaml"
+    os.mkfifo(config)
+    opened = []
+
+    def is_read():
+        with suppress(OSError):  # nobody reads it yet
+            opened.append(os.open(config, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    try:
+        code, said, error = interrupt(["run", config], is_read)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+    assert opened
+    assert (code, said, error.splitlines()) == (INTERRUPTED, "", ["interrupted"])

@@ -1,0 +1,352 @@
+"""The verbs on real streams: what they print is what the files hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import ClassVar
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from streampack import ConfigError, DataError, Stream
+from streampack.cli import show_stream
+from streampack.cli.app import build_app, load_verb
+from streampack.mds import mosaic
+from streampack.mds.length_file import LENGTH_FILE
+from streampack.streams import open_stream
+from streampack.write import write_stream
+from tests.helpers import builders
+
+LENGTHS = [5, 40, 7, 300, 12, 33, 1, 64, 9, 18] * 4
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Call a verb in this process, with a terminal of 120 columns; return what it printed."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def invoke(*arguments):
+        done = CliRunner().invoke(build_app(), list(map(str, arguments)))
+        if done.exception is not None:
+            raise done.exception
+        return done.output
+
+    return invoke
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A tokenizer file of ten words and a sign for all others."""
+    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    vocabulary = {word: number for number, word in enumerate([*words, "?"])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two streams, and a run's YAML over them."""
+    for seed, name in enumerate(("code", "docs")):
+        builders.write_stream_files(tmp_path / name, LENGTHS, seed=seed)
+    streams = [
+        {"local": str(tmp_path / "code"), "repeat": 2},
+        {"local": str(tmp_path / "docs"), "name": "papers"},
+    ]
+    path = tmp_path / "run.yaml"
+    described = {"streams": streams, "packing": {"max_seq_len": 128}, "batch_size": 2}
+    path.write_text(yaml.safe_dump(described))
+    return path
+
+
+def test_run_takes_one_epoch_and_reports_it_as_one_json_line(call, config):
+    record = json.loads(call("run", config, "--json"))
+
+    tokens = {name: stream["tokens"] for name, stream in record["streams"].items()}
+    assert tokens == {"code": 2 * sum(LENGTHS), "papers": sum(LENGTHS)}
+    assert record["tokens"] == sum(tokens.values())
+    assert record["steps"] == -(-record["packs"] // 2)
+    assert record["tokens_per_s"] > 0
+
+
+def test_run_takes_as_many_steps_as_it_is_told_over_epochs(call, config):
+    in_epoch = json.loads(call("run", config, "--json"))["steps"]
+
+    record = json.loads(call("run", config, "--json", "--steps", in_epoch + 3))
+
+    assert record["steps"] == in_epoch + 3
+
+
+def test_run_with_workers_reports_the_same_shares(call, config):
+    alone = json.loads(call("run", config, "--json"))
+    helped = json.loads(call("run", config, "--json", "--workers", "1"))
+
+    assert helped["streams"] == alone["streams"]
+
+
+def test_run_shows_a_table_of_the_streams(call, config):
+    output = call("run", config)
+
+    rows = {line.split()[0]: line for line in output.splitlines() if line.strip()}
+    assert f"{2 * sum(LENGTHS):,}" in rows["code"]
+    assert f"{sum(LENGTHS):,}" in rows["papers"]
+    assert rows["fill"].startswith("fill ")
+    assert "tokens/s" in rows["fill"]
+
+
+def test_simulate_says_what_run_then_gives(call, config):
+    said = json.loads(call("simulate", config, "--json"))
+    given = json.loads(call("run", config, "--json"))
+
+    for stream in said["streams"].values():
+        del stream["repeats"]
+    same = ("config", "streams", "packs", "tokens", "fill", "substituted", "steps")
+    assert {key: said[key] for key in same} == {key: given[key] for key in same}
+
+
+def test_simulate_of_more_ranks_takes_fewer_steps_over_as_many_tokens(call, config):
+    alone = json.loads(call("simulate", config, "--json"))
+    ranks = json.loads(call("simulate", config, "--json", "--ranks", 4, "--ranks-per-node", 2))
+    few = json.loads(call("simulate", config, "--json", "--steps", 2))
+
+    assert ranks["tokens"] == alone["tokens"]
+    assert (ranks["ranks"], ranks["global_batch_size"]) == (4, 8)
+    assert ranks["steps"] == -(-ranks["packs"] // 8)
+    assert (few["steps"], few["packs"], few["epochs"]) == (2, 4, 1)
+
+
+def test_simulate_shows_a_table_of_the_streams_with_their_repeats(call, config):
+    output = call("simulate", config, "--ranks", 2)
+
+    rows = {line.split()[0]: line for line in output.splitlines() if line.strip()}
+    assert "repeats" in rows["stream"]
+    assert " 2.00" in rows["code"]
+    assert " 1.00" in rows["papers"]
+    assert "tokens/s" not in rows["fill"]
+    assert rows["1"].startswith("1 epoch · ")
+    assert " steps of 2 x 2 packs · " in rows["1"]
+
+
+class Counting(Stream):
+    """A stream of another class, with an argument of its own."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, *, times, **others):
+        super().__init__(**others)
+        self.made.append(times)
+
+
+def test_a_stream_of_a_config_may_be_of_a_registered_class(call, config):
+    mosaic.streams_registry.register("counting", func=Counting)
+    wanted = json.loads(call("simulate", config, "--json"))
+    described = yaml.safe_load(config.read_text())
+    described["streams"][1] |= {"stream_name": "counting", "stream_config": {"times": 3}}
+    config.write_text(yaml.safe_dump(described))
+    Counting.made.clear()
+
+    assert json.loads(call("simulate", config, "--json")) == wanted
+    assert Counting.made == [3]
+
+    described["streams"][1] |= {"stream_name": "countin"}
+    config.write_text(yaml.safe_dump(described))
+    with pytest.raises(
+        ConfigError, match=r"streams.1: stream_name: countin is not .*mean 'counting'"
+    ):
+        call("simulate", config)
+
+
+def test_run_names_the_stream_whose_arguments_cannot_work(call, config):
+    described = yaml.safe_load(config.read_text())
+    described["streams"][1]["choose"] = 3
+    described["streams"][1]["repeat"] = 2
+    config.write_text(yaml.safe_dump(described))
+
+    with pytest.raises(ConfigError, match=r"run.yaml: streams.1: .*repeat: 2.*choose: 3.*keep one"):
+        call("run", config)
+
+
+def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, tokenizer):
+    rows = tmp_path / "rows.jsonl"
+    texts = ["one two three", "", "nine nine", "four five six seven eight nine zero"]
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    out = tmp_path / "numbers"
+
+    written = call("write", rows, "--out", out, "--tokenizer", tokenizer)
+    shown = call("inspect", out, "--tokenizer", tokenizer, "--pack", 16)
+
+    assert written.startswith("reading 1 files: 1 .jsonl\n")
+    assert written.endswith("3 samples, 12 tokens in 1 shards, 1 without tokens left out\n")
+    assert "numbers: 1 shards, 3 samples" in shown
+    assert "\n12 tokens\n" in shown
+    assert "median 3" in shown
+    assert all(text in shown for text in texts)
+    assert "3 segments" in shown
+
+
+def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    masks = ("[0, 1, 1]", "[0, 0, 0]")
+    rows.write_text("".join(f'{{"ids": [3, 1, 4], "loss_mask": {mask}}}\n' for mask in masks))
+    out = tmp_path / "ids"
+    fields = ("--tokens-field", "ids", "--extra", "loss_mask", "--compression", "none")
+
+    output = call("write", rows, "--out", out, *fields)
+
+    assert output.endswith("in 1 shards, 1 whose loss_mask is 0 throughout\n")
+    stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
+    assert stream.shard_edges(0).tolist() == [[3, 4]] * 2
+    assert stream.index.shards[0].packed is None
+
+
+def test_write_refuses_a_folder_that_holds_something(call, tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("one")
+
+    with pytest.raises(ConfigError, match="not empty"):
+        call("write", tmp_path / "a.txt", "--out", tmp_path, "--tokenizer", tokenizer)
+
+
+def test_a_tilde_that_no_shell_has_read_is_the_home_folder(
+    call, tmp_path, config, tokenizer, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("one two")
+    before = set(tmp_path.iterdir())
+
+    call("write", "~/a.txt", "--out", "~/made/s", "--tokenizer", f"~/{tokenizer.name}")
+    (tmp_path / "made" / "s" / LENGTH_FILE).unlink()
+    output = call("index", "~/made")
+
+    assert output.startswith(f"{tmp_path}/made/s/{LENGTH_FILE}: 1 samples, 2 tokens")
+    shown = call("inspect", tmp_path / "made" / "s", "--tokenizer", f"~/{tokenizer.name}")
+    assert "one two" in shown
+    assert json.loads(call("run", f"~/{config.name}", "--json"))["steps"]
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "made"}
+
+
+def test_inspect_refuses_what_is_no_tokenizer(call, config, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"--tokenizer .*run\.yaml cannot be loaded .*; give a tok"
+    ):
+        call("inspect", tmp_path / "code", "--tokenizer", config)
+
+
+def test_index_writes_the_length_file_that_was_not_there(call, tmp_path):
+    for name in ("code", "docs"):
+        builders.write_stream_files(tmp_path / "all" / name, LENGTHS, lengths_file=False)
+    assert not list(tmp_path.rglob(LENGTH_FILE))
+
+    output = call("index", tmp_path / "all")
+
+    assert len(list(tmp_path.rglob(LENGTH_FILE))) == 2
+    lines = output.splitlines()
+    assert [f"{len(LENGTHS)} samples, {sum(LENGTHS):,} tokens" in line for line in lines] == [
+        True,
+        True,
+    ]
+
+
+def test_inspect_counts_a_local_stream_that_has_no_length_file(call, tmp_path):
+    path, samples = builders.write_stream_files(
+        tmp_path / "raw", LENGTHS, lengths_file=False, size_limit=512
+    )
+
+    output = call("inspect", path, "--pack", 64)
+
+    assert len(list(path.glob("shard.*"))) > show_stream.MAX_SHARDS_READ
+    assert f"\n{sum(LENGTHS):,} tokens\n" in output
+    assert " ".join(map(str, samples[2].tolist())) in output
+    assert not (path / LENGTH_FILE).exists()
+
+
+def test_inspect_says_about_where_it_has_not_read_all_and_index_then_counts(call, tmp_path):
+    # Other columns are most of the bytes, and differ among samples.
+    samples = [{"tokens": [7] * n, "source": "x" * (40 * (n % 7))} for n in LENGTHS]
+    path = tmp_path / "packed"
+    write_stream(samples, path, dtype="uint16", size_limit=512)
+    (path / LENGTH_FILE).unlink()
+
+    estimated = call("inspect", path)
+    call("index", path)
+    counted = call("inspect", path)
+
+    found = re.search(
+        r"\nabout ([\d,]+) tokens, estimated from 16 of \d+ shards; (.*)\n", estimated
+    )
+    assert found is not None, estimated
+    assert found[2] == "`streampack index` counts them"
+    assert int(found[1].replace(",", "")) == pytest.approx(sum(LENGTHS), rel=0.5)
+    assert "(of the first " in estimated
+    assert f"\n{sum(LENGTHS):,} tokens\n" in counted
+    assert "(of the first " not in counted
+
+
+def test_the_token_column_has_one_option_in_every_verb_and_its_former_name_works(call, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"tokens": [3, 1, 4]}\n' * 3)
+
+    made = {}
+    for option, dtype in (("--tokens", "--tokens-dtype"), ("--column", "--dtype")):
+        out = tmp_path / option
+        call("write", rows, "--out", out, option, "ids", f"{dtype}=uint16")
+        (out / LENGTH_FILE).unlink()
+        indexed = call("index", out, option, "ids")
+        shown = call("inspect", out, option, "ids")
+        packed = call("compare-packers", "--stream", out, option, "ids", "--markdown")
+        made[option] = (out / "shard.00000.mds.zstd").read_bytes()
+        assert "9 tokens in 1 shards, column 'ids'" in indexed
+        assert "\n9 tokens\n" in shown
+        assert "exact_fit" in packed
+    assert made["--tokens"] == made["--column"]
+
+    for verb in ("write", "index", "inspect", "compare-packers"):
+        options = {name for each in load_verb(verb).params for name in each.opts}
+        assert {"--tokens", "--tokens-dtype"} <= options
+        assert not {"--column", "--dtype"} & options
+
+
+def test_inspect_of_many_shards_shows_the_first_and_counts_the_rest(call, tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "many", LENGTHS, size_limit=512)
+    num_shards = len(list(path.glob("shard.*")))
+
+    output = call("inspect", path)
+
+    assert f"... and {num_shards - 10} more" in output
+    assert output.count("shard.000") == 10
+
+
+def test_inspect_of_a_folder_that_is_no_stream_is_refused(call, tmp_path):
+    with pytest.raises(DataError, match=r"index\.json"):
+        call("inspect", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("s3://bucket/stream", True),
+        ("dbfs:/Volumes/streams/a", True),
+        ("file:///streams/a", False),
+        ("/streams/a", False),
+        ("streams/a", False),
+    ],
+)
+def test_every_verb_takes_the_same_paths_for_urls(call, monkeypatch, path, expected):
+    described = []
+
+    def describe(**options):
+        described.append((options["remote"], options["local"]))
+        raise DataError("enough is known")
+
+    monkeypatch.setattr(show_stream, "Stream", describe)
+    for verb in ("inspect", "compare-packers"):
+        option = ["--stream"] if verb == "compare-packers" else []
+        with pytest.raises(DataError, match="enough is known"):
+            call(verb, *option, path)
+    folder = path.removeprefix("file://")
+    assert described == [(path, None) if expected else (None, folder)] * 2

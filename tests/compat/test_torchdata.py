@@ -1,0 +1,215 @@
+"""torchdata's bucketizer, strict: its documented examples, its limits, and a restated heap."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from streampack.compat.torchdata import MaxTokenBucketizer
+from streampack.errors import ConfigError
+
+WORDS = ["1", "11", "1", "1111", "111", "1", "11", "11", "111"]
+
+
+def bucketize(lengths, max_token_count, min_len, max_len, buffer_size, include_padding):
+    """The rules, restated: a heap ordered by length alone, one sample offered at a time."""
+
+    class Entry:
+        def __init__(self, number):
+            self.number = number
+
+        def __lt__(self, other):
+            return lengths[self.number] < lengths[other.number]
+
+    def cost(numbers):
+        sizes = [lengths[number] for number in numbers]
+        return len(sizes) * max(sizes) if include_padding else sum(sizes)
+
+    batches, heap = [[]], []
+
+    def offer():
+        number = heapq.heappop(heap).number
+        if batches[-1] and cost([*batches[-1], number]) > max_token_count:
+            batches.append([])
+        batches[-1].append(number)
+
+    for number, length in enumerate(lengths):
+        if min_len <= length <= max_len:
+            heapq.heappush(heap, Entry(number))
+            if len(heap) == buffer_size:
+                offer()
+    while heap:
+        offer()
+    return [batch for batch in batches if batch]
+
+
+def test_the_documented_examples_come_out_as_documented():
+    assert list(MaxTokenBucketizer(WORDS, max_token_count=5)) == [
+        ["1", "1", "1", "11"],
+        ["11", "11"],
+        ["111"],
+        ["111"],
+        ["1111"],
+    ]
+    assert list(MaxTokenBucketizer(WORDS, max_token_count=4, buffer_size=4)) == [
+        ["1", "1", "1"],
+        ["11", "11"],
+        ["11"],
+        ["111"],
+        ["111"],
+        ["1111"],
+    ]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    lengths=st.lists(st.integers(0, 12), max_size=40),
+    max_token_count=st.integers(1, 20),
+    min_len=st.integers(0, 3),
+    max_len=st.integers(3, 20),
+    buffer_size=st.integers(1, 9),
+    include_padding=st.booleans(),
+)
+def test_batches_are_those_of_the_rules(
+    lengths, max_token_count, min_len, max_len, buffer_size, include_padding
+):
+    max_len = min(max_len, max_token_count)
+    min_len = min(min_len, max_len)
+    source = list(enumerate(lengths))
+
+    batches = MaxTokenBucketizer(
+        source,
+        max_token_count,
+        lambda sample: sample[1],
+        min_len,
+        max_len,
+        buffer_size,
+        include_padding,
+    )
+
+    expected = bucketize(lengths, max_token_count, min_len, max_len, buffer_size, include_padding)
+    assert [[number for number, _ in batch] for batch in batches] == expected
+    # What waits belongs to one iteration, so a second one is the same.
+    assert [[number for number, _ in batch] for batch in batches] == expected
+
+
+def test_a_buffer_of_one_keeps_the_order():
+    batches = MaxTokenBucketizer([[0] * n for n in (3, 1, 2)], 4, buffer_size=1)
+
+    assert [[len(sample) for sample in batch] for batch in batches] == [[3, 1], [2]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    lengths=st.lists(st.integers(1, 30), max_size=120),
+    buffer_size=st.integers(1, 16),
+    max_age=st.integers(1, 40),
+    include_padding=st.booleans(),
+)
+def test_no_sample_is_overtaken_more_often_than_max_age_allows(
+    lengths, buffer_size, max_age, include_padding
+):
+    batches = MaxTokenBucketizer(
+        list(enumerate(lengths)),
+        40,
+        lambda sample: sample[1],
+        buffer_size=buffer_size,
+        include_padding=include_padding,
+        max_age=max_age,
+    )
+
+    order = [number for batch in batches for number, _ in batch]
+    assert sorted(order) == list(range(len(lengths)))
+    for place, number in enumerate(order):
+        overtaken_by = sum(other > number for other in order[:place])
+        # All that are overdue at once leave one after the other, oldest first.
+        assert overtaken_by <= max_age + buffer_size
+
+
+def test_without_a_maximum_age_long_samples_wait_for_the_end():
+    lengths = [30] + [1] * 500
+
+    strict = MaxTokenBucketizer(lengths, 40, lambda n: n, buffer_size=8)
+    aged = MaxTokenBucketizer(lengths, 40, lambda n: n, buffer_size=8, max_age=20)
+
+    assert 30 in list(strict)[-1]
+    assert 30 in list(aged)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        # The beginnings are torchdata's own words, which tests of its users look for.
+        (
+            {"max_token_count": 5, "min_len": -1},
+            "``min_len`` should be larger than 0.* but min_len=-1 and max_len=5",
+        ),
+        (
+            {"max_token_count": 5, "min_len": 4, "max_len": 3},
+            "``min_len`` should be larger than 0.* but min_len=4 and max_len=3",
+        ),
+        (
+            {"max_token_count": 5, "max_len": 6},
+            "``max_token_count`` must be equal to or greater than ``max_len``.*=5 and max_len=6",
+        ),
+        ({"max_token_count": -1}, "``min_len`` should be larger than 0.*min_len=0 and max_len=-1"),
+        (
+            {"max_token_count": 5, "buffer_size": 0},
+            "'buffer_size' is required to be a positive integer, but is 0",
+        ),
+        ({"max_token_count": 5, "max_age": 0}, "max_age=0 must be at least 1"),
+    ],
+)
+def test_limits_that_cannot_work_together_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        MaxTokenBucketizer([], **options)
+
+
+class Strided(IterableDataset):
+    """Divides itself over workers, as an IterableDataset is asked to."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(1, 41)[info.id :: info.num_workers] if info else range(1, 41))
+
+
+class Counted:
+    """Can be iterated, and that is all."""
+
+    def __iter__(self):
+        return iter(range(1, 41))
+
+
+def as_is(number):
+    return number
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize(
+    "source",
+    [list(range(1, 41)), Counted(), Strided(), IterableWrapper(range(1, 41)).sharding_filter()],
+    ids=["list", "iterable", "IterableDataset", "IterDataPipe"],
+)
+def test_a_data_loader_gives_every_sample_once(source, num_workers):
+    batches = MaxTokenBucketizer(datapipe=source, max_token_count=50, len_fn=as_is, buffer_size=5)
+    loader = DataLoader(batches, batch_size=None, num_workers=num_workers)
+    for _ in range(2):
+        found = list(loader)
+        assert sorted(itertools.chain(*found)) == list(range(1, 41))
+        assert all(sum(batch) <= 50 for batch in found)
+    if num_workers == 0:
+        assert found == list(batches)
+
+
+def test_a_data_loader_gives_tensors_as_they_are():
+    rows = [torch.arange(n) for n in (3, 1, 2)]
+    loader = DataLoader(MaxTokenBucketizer(rows, 4, buffer_size=1), batch_size=None)
+
+    assert [[len(row) for row in batch] for batch in loader] == [[3, 1], [2]]

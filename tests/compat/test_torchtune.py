@@ -1,0 +1,233 @@
+"""torchtune's packing, strict: published vectors, and its rules restated, token by token."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.compat.torchtune import PackedDataset, padded_collate_packed
+from streampack.errors import ConfigError, DataError
+
+
+def samples_of(lengths):
+    """Samples whose tokens are all different, labels the tokens plus 1000."""
+    starts = np.cumsum([0, *lengths])
+    return [
+        {
+            "tokens": list(range(start, start + length)),
+            "labels": list(range(start + 1000, start + 1000 + length)),
+        }
+        for start, length in zip(starts.tolist(), lengths, strict=False)
+    ]
+
+
+def pack_token_by_token(samples, max_seq_len, padding_idx, max_packs, split):
+    """What torchtune's class delivers, restated: one buffer of (token, label, position) triples."""
+    packs, buffer, counts = [], [], []
+
+    def is_full():
+        return max_packs is not None and len(packs) == max_packs
+
+    def deliver(triples, seq_lens):
+        missing = max_seq_len - len(triples)
+        last = triples[-1][2]
+        padding = [(padding_idx, -100, min(last + 1 + i, max_seq_len - 1)) for i in range(missing)]
+        tokens, labels, positions = zip(*triples, *padding, strict=True)
+        packs.append(
+            {
+                "tokens": list(tokens),
+                "labels": list(labels),
+                "input_pos": list(positions),
+                "seq_lens": seq_lens + [missing] * (missing > 0),
+            }
+        )
+
+    for sample in samples:
+        boundary = len(buffer)
+        size = len(sample["tokens"])
+        positions = [i % max_seq_len for i in range(size)]
+        buffer += zip(sample["tokens"], sample["labels"], positions, strict=True)
+        counts.append(size)
+        while len(buffer) > max_seq_len and not is_full():
+            if split:
+                rest = max_seq_len - sum(counts[:-1])
+                deliver(buffer[:max_seq_len], counts[:-1] + [rest] * (rest > 0))
+                buffer = buffer[max_seq_len:]
+                counts = [len(buffer)]
+            else:
+                deliver(buffer[:boundary], counts[:-1])
+                buffer, counts = buffer[boundary:], counts[-1:]
+        if is_full():
+            break
+    if buffer and not is_full():
+        deliver(buffer, counts)
+    return packs
+
+
+def as_lists(items):
+    return [{name: value.tolist() for name, value in item.items()} for item in items]
+
+
+# The oracle names these: ten samples of one size, packed at 1000 with and without a cut.
+@pytest.mark.parametrize("max_packs", [5, 10])
+@pytest.mark.parametrize("sample_size", [100, 500])
+@pytest.mark.parametrize("split", [True, False])
+def test_equal_samples_fill_the_packs_that_torchtunes_own_test_expects(
+    max_packs, sample_size, split
+):
+    max_seq_len = 1000
+    source = ({"tokens": [i] * sample_size, "labels": [i] * sample_size} for i in itertools.count())
+
+    dataset = PackedDataset(
+        source, max_seq_len=max_seq_len, max_packs=max_packs, split_across_pack=split
+    )
+
+    per_pack = max_seq_len // sample_size
+    assert len(dataset) == max_packs
+    expected = np.repeat(np.arange(per_pack), sample_size)
+    assert dataset[0]["tokens"].tolist() == expected.tolist()
+    assert dataset[0]["labels"].tolist() == expected.tolist()
+    assert dataset[0]["input_pos"].tolist() == list(range(sample_size)) * per_pack
+    last = dataset[-1]["tokens"]
+    assert last.tolist() == (expected + (max_packs - 1) * per_pack).tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_seq_len", "expected"),
+    [
+        # Padding goes on counting from the last position, and stops at the last one.
+        ([9, 1], 12, [[*range(9), 0, 1, 2]]),
+        ([3, 7], 10, [[0, 1, 2, 0, 1, 2, 3, 4, 5, 6]]),
+        ([9], 10, [[*range(9), 9]]),
+        ([8, 1], 10, [[*range(8), 0, 1]]),
+    ],
+)
+def test_positions_of_padding_go_on_counting_up_to_the_last(lengths, max_seq_len, expected):
+    dataset = PackedDataset(samples_of(lengths), max_seq_len=max_seq_len)
+
+    assert [item["input_pos"].tolist() for item in dataset] == expected
+
+
+def test_positions_wrap_inside_a_piece_of_a_long_sample():
+    dataset = PackedDataset(samples_of([5, 14, 3]), max_seq_len=6, split_across_pack=True)
+
+    assert [item["input_pos"].tolist() for item in dataset] == [
+        [0, 1, 2, 3, 4, 0],
+        [1, 2, 3, 4, 5, 0],
+        [1, 2, 3, 4, 5, 0],
+        [1, 0, 1, 2, 3, 4],
+    ]
+    assert [item["seq_lens"].tolist() for item in dataset] == [[5, 1], [6], [6], [1, 3, 2]]
+
+
+def test_a_pack_that_is_just_full_is_cut_at_the_next_sample_without_an_empty_piece():
+    dataset = PackedDataset(samples_of([4, 2, 3]), max_seq_len=6, split_across_pack=True)
+
+    assert [item["seq_lens"].tolist() for item in dataset] == [[4, 2], [3, 3]]
+
+
+def test_no_packs_are_asked_for_and_none_come():
+    assert len(PackedDataset(samples_of([3, 3]), max_seq_len=4, max_packs=0)) == 0
+
+
+def test_an_endless_source_is_read_no_further_than_max_packs():
+    read = []
+
+    def source():
+        for number in itertools.count():
+            read.append(number)
+            yield {"tokens": [1, 2], "labels": [2, 3]}
+
+    PackedDataset(source(), max_seq_len=4, max_packs=2)
+
+    assert len(read) == 5
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    lengths=st.lists(st.integers(0, 23), max_size=14),
+    max_seq_len=st.integers(1, 9),
+    max_packs=st.none() | st.integers(0, 6),
+    split=st.booleans(),
+)
+def test_packs_are_those_of_the_rules_applied_token_by_token(
+    lengths, max_seq_len, max_packs, split
+):
+    if not split:
+        lengths = [min(length, max_seq_len) for length in lengths]
+    samples = samples_of(lengths)
+    options = {"max_seq_len": max_seq_len, "padding_idx": 7, "max_packs": max_packs}
+
+    dataset = PackedDataset(samples, **options, split_across_pack=split)
+
+    expected = pack_token_by_token(samples, max_seq_len, 7, max_packs, split)
+    assert as_lists(dataset[:]) == expected
+    assert len(dataset) == len(expected)
+
+
+def test_arrays_and_tensors_pack_as_lists_do():
+    samples = samples_of([3, 6, 2])
+    expected = as_lists(PackedDataset(samples, max_seq_len=4, split_across_pack=True))
+
+    for kind in (np.array, torch.tensor):
+        others = [{name: kind(values) for name, values in s.items()} for s in samples]
+        dataset = PackedDataset(others, max_seq_len=4, split_across_pack=True)
+        assert as_lists(dataset) == expected
+
+
+def test_a_sample_that_is_too_long_is_refused_by_its_number():
+    with pytest.raises(ValueError, match=r"Dataset sample is too long: sample 1 has 5 tok.* split"):
+        PackedDataset(samples_of([2, 5]), max_seq_len=4)
+    assert len(PackedDataset(samples_of([2, 5]), max_seq_len=4, split_across_pack=True)) == 2
+
+
+def test_counts_are_kept_as_ints():
+    packed = PackedDataset(samples_of([2, 5, 3]), max_seq_len=5.0, max_packs=1.0)
+    assert len(packed) == 1
+    assert packed[0]["tokens"].shape == (5,)
+    assert (type(packed.max_seq_len), type(packed.max_packs)) == (int, int)
+    with pytest.raises(ConfigError, match="max_seq_len=None is no integer; write a whole number"):
+        PackedDataset(samples_of([2]), max_seq_len=None)
+
+
+def test_samples_that_lack_something_are_refused_by_their_number():
+    with pytest.raises(DataError, match="sample 0 has no 'labels', only 'tokens'"):
+        PackedDataset([{"tokens": [1]}], max_seq_len=4)
+    with pytest.raises(DataError, match="sample 0: 2 tokens, but 1 labels"):
+        PackedDataset([{"tokens": [1, 2], "labels": [1]}], max_seq_len=4)
+    with pytest.raises(ConfigError, match="max_packs=-1 must be at least 0"):
+        PackedDataset([], max_seq_len=4, max_packs=-1)
+
+
+def test_a_number_past_the_end_is_an_index_error():
+    dataset = PackedDataset(samples_of([3]), max_seq_len=4)
+
+    with pytest.raises(IndexError):
+        dataset[1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=9), split=st.booleans())
+def test_a_token_attends_to_its_own_piece_and_padding_as_asked(lengths, split):
+    size = 9
+    dataset = PackedDataset(samples_of(lengths), max_seq_len=size, split_across_pack=split)
+    if not len(dataset):
+        return
+    packs = dataset[:]
+
+    causal = padded_collate_packed(packs)
+    identity = padded_collate_packed(packs, pad_mask="identity")
+
+    assert set(causal) == {"tokens", "labels", "input_pos", "mask"}
+    for row, pack in enumerate(packs):
+        ids = np.repeat(np.arange(len(pack["seq_lens"])), pack["seq_lens"])
+        allowed = (ids[:, None] == ids[None, :]) & np.tri(size, dtype=bool)
+        assert (causal["mask"][row].numpy() == allowed).all()
+        padding = (pack["labels"] == -100).numpy()
+        allowed[padding] = np.eye(size, dtype=bool)[padding]
+        assert (identity["mask"][row].numpy() == allowed).all()

@@ -1,0 +1,353 @@
+"""Shards that are not what they were: fetched again, refused, never given a name, never delivered.
+
+Every row damages a shard where it lies, at the store or in the cache. After an error the origin is
+mended, and the same cache must do without a clean-up. Each takes a second or two.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+
+import pytest
+
+from streampack.errors import DataError, StreampackError
+from streampack.mds import mosaic
+from streampack.streams import Stream, open_stream
+from tests.helpers import builders
+from tests.helpers.faults import harness
+from tests.helpers.faults.harness import make_loader, run_epoch
+
+assert mosaic  # imported before anything of `streaming`
+
+WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+QUICK = {"download_timeout": 20.0, "download_retry": 1}
+NUMBER = 3
+
+
+def run(store, dataset, num_workers=0, **options):
+    options = {**QUICK, **options}
+    return run_epoch(lambda: make_loader(store.stream(**options), num_workers=num_workers), dataset)
+
+
+def flip(path, place=0.5, bit=1):
+    """Flip a bit of a file at a share of its length."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= bit
+    path.write_bytes(content)
+
+
+def cut(path, place=0.5):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * place)])
+
+
+def flip_offsets(path):
+    """Make the second sample of a raw shard begin after the third."""
+    content = bytearray(path.read_bytes())
+    content[8:12], content[12:16] = content[12:16], content[8:12]
+    path.write_bytes(content)
+
+
+def cut_last_value(path):
+    path.write_bytes(path.read_bytes()[:-6])
+
+
+HASHED = {"hashes": ("xxh64",), "num_samples": 600}
+BARE = {"hashes": (), "lengths_file": False, "num_samples": 600}
+REFUSED = {
+    # row: how it is written, what happens to the shard, how it is read
+    "bytes_empty_shard": (BARE, lambda path: path.write_bytes(b""), {}),
+    "bytes_flip_hash": (HASHED, flip, {"validate_hash": "xxh64"}),
+    "bytes_flip_hash_1worker": (HASHED, flip, {"validate_hash": "xxh64"}),
+    "flip_hash_not_asked_for": (HASHED, flip, {}),
+    "bytes_flip_offsets_nohash": (BARE, flip_offsets, {}),
+    "bytes_flip_zstd_hash": (HASHED | {"compression": "zstd"}, flip, {"validate_hash": "xxh64"}),
+    "bytes_trunc_hash": (HASHED, cut, {"validate_hash": "xxh64"}),
+    "bytes_trunc_nohash": (BARE, cut, {}),
+    "bytes_trunc_zstd_nohash": (BARE | {"compression": "zstd"}, cut, {}),
+    "bytes_trunc_midsample_bytescol_nohash": (
+        BARE | {"encoding": "bytes"},
+        cut_last_value,
+        {"tokens_dtype": "int32"},
+    ),
+    "longer_nohash": (BARE, lambda path: path.write_bytes(path.read_bytes() + b"0"), {}),
+}
+WORKERS_OF_A_ROW = {"bytes_flip_hash_1worker": (1,), "bytes_flip_hash": (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("row", "num_workers"),
+    [
+        pytest.param(
+            row,
+            num_workers,
+            marks=[pytest.mark.slow] if num_workers and row not in WORKERS_OF_A_ROW else [],
+        )
+        for row in REFUSED
+        for num_workers in WORKERS_OF_A_ROW.get(row, (0, 1, 2))
+    ],
+)
+def test_a_damaged_shard_is_a_typed_error_until_its_origin_is_mended(
+    store, dataset, row, num_workers
+):
+    written, damage, options = REFUSED[row]
+    ds = store.put(dataset(**written))
+    path = ds.shards[NUMBER]
+    whole = path.read_bytes()
+    damage(path)
+    assert path.read_bytes() != whole
+
+    outcome = run(store, ds, num_workers, **options)
+
+    error = outcome.assert_refused("shard.00003.mds")
+    assert isinstance(error, DataError)
+    assert outcome.wall_s < 20
+    if row not in ("bytes_flip_offsets_nohash",):  # only that one is whole by index.json's word
+        assert error.uri == store.uri(path.name)
+        # One download and three more; a worker that was told to read it may ask once more.
+        assert store.server.count(path.name) in [4 * n for n in range(1, num_workers + 3)]
+        assert error.attempts == 4
+        kept = [file.name for file in (store.caches / "ds").iterdir()]
+        assert not any(name.startswith("shard.00003") for name in kept)
+        assert not harness.temporary_names(store.caches / "ds")
+
+    path.write_bytes(whole)
+    if row == "bytes_flip_offsets_nohash":
+        # Nothing but the shard itself tells: that copy has its name, and the message says so.
+        (store.caches / "ds" / path.name).unlink()
+    run(store, ds, num_workers, **options).assert_exact()
+
+
+@pytest.mark.parametrize(
+    ("row", "num_workers"),
+    [
+        ("bytes_missing_shard_0workers", 0),
+        ("bytes_missing_shard_1worker", 1),
+        ("bytes_missing_shard", 2),
+    ],
+)
+def test_a_missing_shard_is_a_typed_error_within_10_s(store, dataset, row, num_workers):
+    ds = store.put(dataset(**HASHED))
+    store.put_in_cache(ds, but="shard.00003")
+    ds.shards[NUMBER].unlink()
+    outcome = run(store, ds, num_workers, download_timeout=60, download_retry=2)
+    error = outcome.assert_refused(store.uri("shard.00003.mds"), within_s=10)
+    assert error.uri == store.uri("shard.00003.mds"), row
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("place", [0.5, 0.999])
+@pytest.mark.parametrize(
+    ("row", "compression"),
+    [("bytes_flip_nohash", None), ("bytes_flip_zstd_nohash", "zstd"), ("br", "br")],
+)
+def test_a_flip_at_the_origin_without_hashes_is_an_error_once_the_stream_is_indexed(
+    store, dataset, row, compression, place, num_workers
+):
+    # MosaicML's writer, no hash: what `streampack index` wrote beside it tells.
+    ds = store.put(dataset(**BARE | {"lengths_file": True}, compression=compression))
+    path = ds.shards[NUMBER]
+    whole = path.read_bytes()
+    flip(path, place=place)
+    error = run(store, ds, num_workers).assert_refused("shard.00003.mds")
+    assert isinstance(error, DataError), row
+    path.write_bytes(whole)
+    run(store, ds, num_workers).assert_exact()
+
+
+def test_bytes_flip_nohash_is_warned_of_at_start_and_is_the_documented_limit(
+    store, dataset, caplog
+):
+    ds = store.put(dataset(**BARE))
+    flip(ds.shards[NUMBER], place=0.5)
+    with caplog.at_level(logging.WARNING, logger="streampack"):
+        outcome = run(store, ds)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len([text for text in warnings if "hash" in text and store.bucket in text]) == 1
+    # No size, offset or shape is wrong, and there is nothing to compare the token with.
+    assert outcome.error is None, str(outcome)
+    assert not outcome.audit.missing
+    assert not outcome.audit.twice
+    assert len(set(outcome.audit.altered)) == 1
+
+
+def test_a_stream_with_hashes_is_not_warned_of(store, dataset, caplog):
+    ds = store.put(dataset(**HASHED))
+    with caplog.at_level(logging.WARNING, logger="streampack"):
+        run(store, ds).assert_exact()
+    assert not [record for record in caplog.records if "hash" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [0.0, 0.5, 0.999] + [pytest.param(p, marks=pytest.mark.slow) for p in (0.001, 0.25, 0.75)],
+)
+def test_bytes_flip_zstd_nohash_is_refused_or_warned_of_and_never_a_short_epoch(
+    store, dataset, place, caplog
+):
+    # zstd frames of MosaicML's writer have no checksum: a flip among literals is a token's flip.
+    ds = store.put(dataset(**BARE, compression="zstd"))
+    flip(ds.shards[NUMBER], place=place)
+    with caplog.at_level(logging.WARNING, logger="streampack"):
+        outcome = run(store, ds)
+    assert any("hash" in record.getMessage() for record in caplog.records)
+    if outcome.error is not None:
+        outcome.assert_refused("shard.00003.mds")
+    else:
+        assert not outcome.audit.missing
+        assert not outcome.audit.twice
+
+
+def test_bytes_hash_asked_not_present_is_refused_at_construction(store, dataset):
+    store.put(dataset(**BARE))
+    with pytest.raises(DataError, match="sha256") as caught:
+        make_loader(store.stream(validate_hash="sha256", **QUICK))
+    assert store.uri("index.json") in str(caught.value)
+    assert store.server.count("shard") == 0
+
+
+def another_run_of(store, name, damage):
+    """Copy a cache to where no process has been, damage a shard there, and return the folder.
+
+    What a process has checked, it does not check again: this is the cache as a next run finds it.
+    """
+    folder = store.caches / name
+    shutil.copytree(store.caches / "ds", folder)
+    damage(folder / "shard.00003.mds")
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize(
+    ("row", "damage", "options"),
+    [
+        ("bytes_local_flip_between_runs_hash", flip, {"validate_hash": "xxh64"}),
+        ("flip_between_runs_not_asked_for", flip, {}),
+        ("bytes_local_rot_between_runs", cut, {}),
+        ("emptied_between_runs", lambda path: path.write_bytes(b""), {}),
+    ],
+)
+def test_a_cached_shard_that_rots_between_runs_is_fetched_again(
+    store, dataset, row, damage, options, num_workers
+):
+    ds = store.put(dataset(**HASHED))
+    run(store, ds, **options).assert_exact()
+    again = another_run_of(store, "again", damage)
+    before = store.server.count("shard.00003")
+    run(store, ds, num_workers, local=str(again), **options).assert_exact()
+    assert store.server.count("shard.00003") == before + 1, row
+    assert store.server.count("shard.00004") == 1
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_a_local_stream_that_rots_is_an_error_and_its_file_is_kept(dataset, tmp_path, damage):
+    folder = tmp_path / "own"
+    shutil.copytree(dataset(**HASHED).folder, folder)
+    damage(folder / "shard.00003.mds")
+    left = (folder / "shard.00003.mds").read_bytes()
+    ds = dataset(**HASHED)
+    outcome = run_epoch(lambda: make_loader(Stream(local=str(folder))), ds)
+    outcome.assert_refused("shard.00003.mds")
+    assert (folder / "shard.00003.mds").read_bytes() == left
+
+
+@pytest.mark.parametrize("hashes", [("xxh64",), ()])
+def test_bytes_origin_replaced_same_names_is_refused_and_never_mixed(store, dataset, hashes):
+    options = {"hashes": hashes, "num_samples": 600}
+    old, new = dataset(**options), dataset(**options, seed=5)
+    ds = store.put(old)
+    stream = store.stream(**QUICK)
+    for _ in make_loader(stream, shuffle=False):
+        pass
+    # Only the first two shards are here when the origin changes.
+    for path in sorted((store.caches / "ds").glob("shard.*"))[2:]:
+        path.unlink()
+
+    def replace_and_make():
+        shutil.rmtree(ds.folder)
+        shutil.copytree(new.folder, ds.folder)
+        return make_loader(store.stream(**QUICK), shuffle=False)
+
+    outcome = run_epoch(replace_and_make, old)
+    error = outcome.assert_refused("shard.", str(store.caches / "ds"))
+    assert "delete" in str(error)
+
+
+def test_a_folder_that_was_replaced_is_refused_at_construction(dataset, tmp_path):
+    old, new = dataset(**HASHED), dataset(seed=5)
+    remote, cache = tmp_path / "remote", tmp_path / "cache"
+    shutil.copytree(old.folder, remote)
+    stream = Stream(remote=str(remote), local=str(cache))
+    run_epoch(lambda: make_loader(stream), old).assert_exact()
+    shutil.rmtree(remote)
+    shutil.copytree(new.folder, remote)
+    with pytest.raises(DataError, match="another version"):
+        make_loader(Stream(remote=str(remote), local=str(cache)))
+
+
+def mutate(content, rng):
+    """Return bytes that are not `content`: flipped, cut, longer, or partly another's."""
+    changed = bytearray(content)
+    kind = rng.randrange(5)
+    place = rng.randrange(len(changed))
+    if kind == 0:
+        changed[place] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del changed[place:]
+    elif kind == 2:
+        changed += bytes(rng.randrange(1, 50))
+    elif kind == 3:
+        changed[place : place + 40] = rng.randbytes(len(changed[place : place + 40]))
+    else:
+        other = rng.randrange(len(changed))
+        changed[place], changed[other] = changed[other], changed[place]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("num_mutations", [20, pytest.param(5000, marks=pytest.mark.slow)])
+def test_no_mutation_of_a_hashed_shard_is_ever_delivered(tmp_path, num_mutations, compression):
+    path, samples = builders.write_stream_files(
+        tmp_path / "origin", [30] * 12, hashes=("xxh64",), compression=compression, size_limit=None
+    )
+    file = next(path.glob("shard.00000*"))
+    whole = file.read_bytes()
+    rng = random.Random(f"{compression}:{num_mutations}")
+    for number in range(num_mutations):
+        changed = mutate(whole, rng)
+        if changed == whole:
+            continue
+        file.write_bytes(changed)
+        local = tmp_path / f"cache-{number}"
+        # A small budget, since waits between attempts are a share of it.
+        stream = open_stream(Stream(remote=str(path), local=str(local), download_timeout=0.5), 0)
+        with pytest.raises(StreampackError):
+            stream.open_shard(0)
+        assert not list(local.glob("shard*"))
+        shutil.rmtree(local)
+    file.write_bytes(whole)
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "ok")), 0).open_shard(0)
+    assert [opened.tokens.read(opened.data, i).tolist() for i in range(12)] == [
+        tokens.tolist() for tokens in samples
+    ]
+
+
+def test_shards_that_were_swapped_at_the_origin_are_refused(store, dataset):
+    ds = store.put(dataset(**HASHED))
+    first, second = ds.shards[3], ds.shards[4]
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    run(store, ds).assert_refused("shard.0000")
+
+
+def test_the_record_of_a_cached_file_does_not_make_a_damaged_one_good(store, dataset):
+    # A record is a file too: garbage, another's, or one that says nothing must not be believed.
+    ds = store.put(dataset(**HASHED))
+    run(store, ds).assert_exact()
+    again = another_run_of(store, "again", flip)
+    for record in (again / ".streampack").glob("*.json"):
+        record.write_text(json.dumps({"size": 0}) if "00003" in record.name else "no JSON")
+    run(store, ds, local=str(again)).assert_exact()

@@ -1,0 +1,82 @@
+"""No client and no socket crosses a fork: workers never get each other's bytes.
+
+::
+
+    training process: index.json --client A--> store --paced--> shards <--client B-- worker 0
+                                                               shards <--client C-- worker 1
+
+A client that is shared by forked workers mixes up answers that take a while. So bodies are paced,
+the shards carry no hash that could hide a mix-up, and what lies in the cache is compared with the
+store byte by byte.
+
+Cost: a run about 2 s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.helpers.faults import harness, servers
+from tests.helpers.faults.launch import Bench
+
+NUM_QUICK, NUM_ALL = 2, 10
+BYTES_PER_S = 400_000
+
+RUNS = [
+    pytest.param(run, marks=[pytest.mark.slow] if run >= NUM_QUICK else [])
+    for run in range(NUM_ALL)
+]
+
+
+@pytest.fixture
+def unhashed(bench: Bench, dataset) -> Bench:
+    """Give a bench with one stream of ten shards without hashes."""
+    written = dataset(num_samples=350, size_limit=32_768, hashes=(), lengths_file=False)
+    bench.datasets = [written]
+    bench.server.folder = written.folder.parent.parent
+    bench.server.add("trickle", path="shard", bytes_per_s=BYTES_PER_S)
+    return bench
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("torch_loader", [False, True], ids=["planned_here", "planned_in_workers"])
+def test_forked_workers_never_get_the_bytes_of_another_shard(unhashed, torch_loader, run):
+    """Hold fork_shared_connection."""
+    bench = unhashed
+    config = bench.config(
+        torch_loader=torch_loader,
+        loader={"num_workers": 2, "multiprocessing_context": "fork"},
+        order={"shuffle_block_size": 40, "seed": run},
+    )
+    job = bench.jobs.run(config)
+    assert job.status == 0, job.errors()
+    bench.check_exact(config)
+    (dataset,) = bench.datasets
+    for path in dataset.shards:
+        cached = bench.cache() / dataset.folder.name / path.name
+        assert cached.read_bytes() == path.read_bytes(), path.name
+    # The training process fetched index.json, and a connection of its own is used by nobody else.
+    agents = {request.client for request in bench.server.requests("index.json")}
+    if torch_loader:
+        assert not agents & {request.client for request in bench.server.requests("shard")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sftp_works_with_and_without_workers(bench, tmp_path, num_workers):
+    folder = tmp_path / "sftp"
+    shutil.copytree(bench.datasets[0].folder, folder / "s0")
+    with servers.sftp_server(folder) as server:
+        stream = {"remote": f"{server.url}/s0", "local": str(bench.cache() / "s0")}
+        # The server of jobs was started before these were set.
+        environment = {k: v for k, v in os.environ.items() if k.startswith("COMPOSER_SFTP")}
+        config = bench.config(
+            streams=[stream], loader={"num_workers": num_workers}, environment=environment
+        )
+        job = bench.jobs.run(config)
+        assert job.status == 0, job.errors()
+    bench.datasets = [harness.DataSet(folder=folder / "s0", lengths=bench.datasets[0].lengths)]
+    bench.check_exact(config)

@@ -1,0 +1,126 @@
+"""Hostile streams give a typed error or a good result: no crash, no bomb, nothing outside.
+
+Everything is read in processes of their own, so that memory can be measured, an audit hook does not
+stay, and a crash is seen. About 15 s quick; 100,000 streams take some 4 minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streampack.errors import DataError
+from streampack.mds.length_file import HEAD
+from streampack.streams import Stream, open_stream
+from tests.helpers import builders
+from tests.helpers.faults import fuzz
+
+MOST_BYTES = 256 * 2**20
+NUM_PROCESSES = 2
+
+
+def start(folder: Path, *args: object) -> subprocess.Popen[str]:
+    folder.mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.helpers.faults.fuzz", folder, *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], folder: Path, timeout_s: float) -> dict:
+    out, err = process.communicate(timeout=timeout_s)
+    current = folder / "current"
+    at = current.read_text() if current.exists() else "the start"
+    assert process.returncode == 0, f"{process.returncode} at {at}: {err[-4000:]}"
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("num_streams", "timeout_s"),
+    [(1_500, 300), pytest.param(100_000, 3000, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_hostile_streams_give_typed_errors_or_are_read_within_bounds(
+    tmp_path, num_streams, timeout_s
+):
+    size = num_streams // NUM_PROCESSES
+    folders = [tmp_path / str(i) for i in range(NUM_PROCESSES)]
+    processes = [
+        start(folder, num_streams, i * size, (i + 1) * size) for i, folder in enumerate(folders)
+    ]
+    for process, folder in zip(processes, folders, strict=True):
+        found = finish(process, folder, timeout_s)
+        assert found["bad"] == []
+        assert found["code"] == []
+        assert found["outside"] == []
+        assert found["extra_bytes"] < MOST_BYTES
+        results = found["results"]
+        assert set(results) == {"ok", "DataError"}
+        assert sum(results.values()) == size
+        assert min(results.values()) > size // 50  # some are refused, and some do no harm
+
+
+def test_the_same_number_is_the_same_hostile_stream(tmp_path):
+    good = fuzz.write_good_streams(tmp_path)
+    assert fuzz.hostile_stream(good, 3, 14) == fuzz.hostile_stream(good, 3, 14)
+    assert fuzz.hostile_stream(good, 3, 14) != fuzz.hostile_stream(good, 3, 15)
+
+
+def test_what_must_not_happen_would_be_seen(tmp_path):
+    script = """
+import json, pickle, shutil, sys
+from pathlib import Path
+from tests.helpers.faults import fuzz
+inside = Path(sys.argv[1])
+with fuzz.watch(inside) as seen:
+    (inside / "a").write_text("fine")
+    (inside / ".." / "evil").write_text("not fine")
+    shutil.copy(inside / "a", inside / "b")
+    eval("1 + 1")
+    pickle.loads(pickle.dumps(Path))
+print(json.dumps([seen.code, seen.outside]))
+"""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script, inside], capture_output=True, text=True, check=True
+    )
+    code, outside = json.loads(done.stdout)
+    assert {event.split()[0] for event in code} == {"compile", "exec", "pickle.find_class"}
+    assert len(outside) == 1
+    assert outside[0].endswith("evil")
+
+
+def test_no_bomb_of_any_codec_unpacks_past_its_stated_size(tmp_path):
+    found = finish(start(tmp_path / "b", "bombs"), tmp_path / "b", 120)
+    assert len(found) == 2 * len(fuzz.CODECS)
+    for name, (bomb_bytes, result, extra_bytes, disk_bytes) in found.items():
+        assert bomb_bytes < fuzz.BOMB_BYTES // 16, name
+        assert result == "DataError", name
+        assert extra_bytes < MOST_BYTES, name
+        assert disk_bytes < 2 * bomb_bytes + 2**20, name
+
+
+@pytest.mark.parametrize("stated", [2**20, 2**31, 2**32 - 1])
+def test_lengths_that_no_shard_can_hold_are_refused_before_memory_is_taken(tmp_path, stated):
+    # All that a length file says of itself fits together: only the shard knows better.
+    folder, _ = builders.write_stream_files(tmp_path / "s", [5, 7])
+    path = folder / "lengths.bin"
+    content = bytearray(path.read_bytes())
+    head = list(HEAD.unpack(content[: HEAD.size]))
+    lengths_begin = len(content) - 12 * 2
+    struct.pack_into("<I", content, lengths_begin, stated)
+    struct.pack_into("<Q", content, lengths_begin - 8, stated + 7)
+    head[4] = stated + 7
+    content[: HEAD.size] = HEAD.pack(*head)
+    path.write_bytes(content)
+    opened = open_stream(Stream(local=str(folder)), 0)
+    with pytest.raises(DataError, match="tokens"):
+        opened.shard_lengths(0)

@@ -1,0 +1,345 @@
+"""Nothing that index.json says is believed unseen, and nothing that a stream holds is ever run.
+
+What index.json alone can tell is refused at construction, naming the uri and the field. What only a
+shard's own bytes can tell is refused before a sample of that shard is delivered. Each takes
+well under a second, but for the bomb.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+import shutil
+
+import numpy as np
+import pytest
+import zstandard
+
+from streampack.errors import DataError, ResumeError
+from streampack.mds import mosaic
+from streampack.streams import Stream
+from tests.helpers import builders
+from tests.helpers.faults import harness
+from tests.helpers.faults.harness import edit_index, make_loader, run_epoch
+from tests.helpers.faults.pickles import Payload, pickled_column
+
+assert mosaic  # imported before anything of `streaming`
+
+NUMBER = 3
+SMALL = {"num_samples": 400, "lengths_file": False}
+WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+
+
+def shard_of(document):
+    return document["shards"][NUMBER]
+
+
+def set_field(*path_and_value):
+    """Return what sets one field of shard 3."""
+    *path, value = path_and_value
+
+    def change(document):
+        entry = shard_of(document)
+        for key in path[:-1]:
+            entry = entry[key]
+        entry[path[-1]] = value
+
+    return change
+
+
+def text_of(change):
+    """Return what rewrites index.json as bytes."""
+
+    def write(folder):
+        path = folder / "index.json"
+        path.write_bytes(change(path.read_bytes()))
+        (folder / "lengths.bin").unlink(missing_ok=True)
+
+    return write
+
+
+def field_of(change):
+    """Return what changes index.json as JSON."""
+    return lambda folder: edit_index(folder, change)
+
+
+AT_CONSTRUCTION = {
+    # row: what is done to the folder, what the message names
+    "index_cut": (text_of(lambda text: text[: len(text) // 2]), "no JSON"),
+    "index_empty": (text_of(lambda _: b""), "no JSON"),
+    "index_html": (text_of(lambda _: b"<html><body>Sign in</body></html>"), "no JSON"),
+    "index_list": (text_of(lambda _: b"[1, 2]"), "an object"),
+    "index_no_shards": (text_of(lambda _: b'{"version": 2}'), "shards"),
+    "index_version": (field_of(lambda document: document.update(version=3)), "version"),
+    "index_dup_basename": (
+        field_of(lambda d: d["shards"][4]["raw_data"].update(d["shards"][3]["raw_data"])),
+        "basename",
+    ),
+    "index_encoding_unknown": (
+        field_of(set_field("column_encodings", ["wat"])),
+        "wat",
+    ),
+    "index_samples_1e12": (field_of(set_field("samples", 10**12)), "shards.3.samples"),
+    "index_samples_negative": (field_of(set_field("samples", -5)), "shards.3.samples"),
+    "index_samples_str": (field_of(set_field("samples", "70")), "shards.3.samples"),
+    "samples_float": (field_of(set_field("samples", 70.0)), "shards.3.samples"),
+    "samples_true": (field_of(set_field("samples", True)), "shards.3.samples"),
+    "samples_too_many_for_the_bytes": (field_of(set_field("samples", 9000)), "shards.3.samples"),
+    "bytes_too_few_for_the_samples": (field_of(set_field("raw_data", "bytes", 100)), "bytes"),
+    "bytes_negative": (field_of(set_field("raw_data", "bytes", -1)), "shards.3.raw_data.bytes"),
+    "hash_no_text": (field_of(set_field("raw_data", "hashes", {"xxh64": 5})), "hashes"),
+    "names_no_list": (field_of(set_field("column_names", "tokens")), "column_names"),
+    "format_other": (field_of(set_field("format", "csv")), "shards.3.format"),
+    "index_traversal_read": (
+        field_of(set_field("raw_data", "basename", "/etc/passwd")),
+        "shards.3.raw_data.basename",
+    ),
+    "index_traversal_write": (
+        field_of(set_field("raw_data", "basename", "../evil.mds")),
+        "shards.3.raw_data.basename",
+    ),
+    "traversal_hidden": (
+        field_of(set_field("raw_data", "basename", "a/../../evil.mds")),
+        "shards.3.raw_data.basename",
+    ),
+    "traversal_own_folder": (
+        field_of(set_field("raw_data", "basename", ".streampack/x.mds")),
+        "shards.3.raw_data.basename",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["remote", "local"])
+@pytest.mark.parametrize("row", AT_CONSTRUCTION)
+def test_a_hostile_index_is_refused_at_construction(dataset, tmp_path, row, kind):
+    damage, word = AT_CONSTRUCTION[row]
+    origin = tmp_path / "above" / "origin"
+    shutil.copytree(dataset(**SMALL).folder, origin)
+    damage(origin)
+    stream = (
+        Stream(local=str(origin))
+        if kind == "local"
+        else Stream(remote=str(origin), local=str(tmp_path / "above" / "cache"))
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match=r"index\.json|stream 'origin'") as caught:
+        make_loader(stream)
+    assert word in str(caught.value)
+    assert str(origin) in str(caught.value) or "stream 'origin'" in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
+    assert {path.name for path in (tmp_path / "above").iterdir()} <= {"origin", "cache"}
+
+
+@pytest.mark.parametrize("compression", ["wat", "zstd:x", "pkl", 5])
+def test_a_compression_that_is_none_is_refused_at_construction(dataset, tmp_path, compression):
+    origin = tmp_path / "origin"
+    shutil.copytree(dataset(**SMALL, compression="zstd").folder, origin)
+    edit_index(origin, set_field("compression", compression))
+    with pytest.raises(DataError, match=r"shards\.3\.compression"):
+        make_loader(Stream(remote=str(origin), local=str(tmp_path / "cache")))
+
+
+@pytest.mark.parametrize("row", ["index_html", "index_samples_1e12", "index_cut"])
+def test_a_hostile_index_of_a_store_is_refused_naming_its_uri(store, dataset, row):
+    ds = store.put(dataset(**SMALL))
+    damage, word = AT_CONSTRUCTION[row]
+    damage(ds.folder)
+    with pytest.raises(DataError) as caught:
+        make_loader(store.stream())
+    assert store.uri("index.json") in str(caught.value)
+    assert word in str(caught.value)
+    assert store.server.count("shard") == 0
+
+
+@pytest.mark.parametrize("kind", ["remote", "local"])
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [("index_traversal_delete", "raw_data"), ("index_traversal_delete_zip", "zip_data")],
+)
+@pytest.mark.parametrize("name", ["absolute", "relative"])
+def test_no_index_makes_a_file_outside_the_cache_vanish(dataset, tmp_path, row, field, kind, name):
+    above = tmp_path / "above"
+    origin, precious = above / "origin", above / "precious.txt"
+    shutil.copytree(dataset(**SMALL, compression="zstd").folder, origin)
+    precious.write_text("not yours")
+    basename = str(precious) if name == "absolute" else "../precious.txt"
+    edit_index(origin, set_field(field, "basename", basename))
+    stream = (
+        Stream(local=str(origin))
+        if kind == "local"
+        else Stream(remote=str(origin), local=str(above / "cache"))
+    )
+    with pytest.raises(DataError, match=rf"shards\.3\.{field}\.basename"):
+        make_loader(stream)
+    assert precious.read_text() == "not yours", row
+
+
+def two_columns(folder, num_samples=300):
+    """Write a stream of two columns of one type; both could be the tokens."""
+    lengths = harness.lengths_of(num_samples)
+    others = [builders.tokens_of(9, i, length) for i, length in enumerate(lengths)]
+    builders.write_stream_files(
+        folder,
+        lengths,
+        columns={"others": "ndarray:int32"},
+        values={"others": others},
+        size_limit=harness.SHARD_BYTES,
+        lengths_file=False,
+    )
+    return harness.DataSet(folder=folder, lengths=tuple(lengths))
+
+
+def one_more_or_less(by):
+    def change(document):
+        shard_of(document)["samples"] += by
+
+    return change
+
+
+BY_THE_SHARD = {
+    "index_samples_less": one_more_or_less(-5),
+    "index_samples_more": one_more_or_less(+5),
+    "index_encoding_swapped": lambda d: shard_of(d).update(
+        column_names=["tokens", "others"], column_encodings=["ndarray:int32"] * 2
+    ),
+    "encoding_of_other_width": lambda d: shard_of(d).update(
+        column_encodings=["ndarray:int16", "ndarray:int16"]
+    ),
+    "encoding_of_same_width": lambda d: shard_of(d).update(
+        column_encodings=["ndarray:uint32", "ndarray:uint32"]
+    ),
+    "index_bytes_wrong": lambda d: shard_of(d)["raw_data"].update(
+        bytes=shard_of(d)["raw_data"]["bytes"] + 8
+    ),
+}
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("row", BY_THE_SHARD)
+def test_what_only_the_shard_can_tell_is_refused_before_a_sample_of_it(tmp_path, row, num_workers):
+    ds = two_columns(tmp_path / "origin")
+    numbers = np.cumsum([0] + [shard["samples"] for shard in ds.index["shards"]])
+    assert ds.index["shards"][0]["column_names"] == ["others", "tokens"]
+    edit_index(ds.folder, BY_THE_SHARD[row])
+
+    def make():
+        stream = Stream(remote=str(ds.folder), local=str(tmp_path / "cache"))
+        return make_loader(stream, num_workers=num_workers, shuffle_block_size=50)
+
+    outcome = run_epoch(make, ds, limit_s=30)
+
+    outcome.assert_refused("shard.00003.mds")
+    delivered = {sample for _, _, sample, _, _ in outcome.audit.order}
+    assert not delivered & set(range(numbers[NUMBER], numbers[NUMBER + 1]))
+
+
+@pytest.mark.parametrize("row", ["index_bytes_wrong", "index_samples_less", "index_samples_more"])
+def test_of_a_local_stream_sizes_are_compared_at_construction(tmp_path, row):
+    ds = two_columns(tmp_path / "origin")
+    edit_index(ds.folder, BY_THE_SHARD[row])
+    outcome = run_epoch(lambda: make_loader(Stream(local=str(ds.folder))), ds, limit_s=30)
+    outcome.assert_refused("shard.00003.mds")
+    if row == "index_bytes_wrong":
+        assert outcome.num_batches == 0
+        with pytest.raises(DataError, match=r"shard\.00003\.mds"):
+            make_loader(Stream(local=str(ds.folder)))
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("kind", ["remote", "local"])
+def test_index_zip_bomb_stops_at_the_stated_bytes(dataset, tmp_path, kind, num_workers):
+    origin = tmp_path / "origin"
+    ds = dataset(num_samples=300, lengths_file=False, compression="zstd", hashes=())
+    shutil.copytree(ds.folder, origin)
+    compressor = zstandard.ZstdCompressor(level=19).compressobj()
+    chunk = bytes(1 << 20)
+    bomb = b"".join(compressor.compress(chunk) for _ in range(1024)) + compressor.flush()
+    shard = json.loads((origin / "index.json").read_text())["shards"][NUMBER]
+    (origin / shard["zip_data"]["basename"]).write_bytes(bomb)
+    edit_index(origin, set_field("zip_data", "bytes", len(bomb)))
+    cache = tmp_path / "cache"
+    stream = (
+        Stream(local=str(origin))
+        if kind == "local"
+        else Stream(remote=str(origin), local=str(cache))
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    outcome = run_epoch(lambda: make_loader(stream, num_workers=num_workers), ds, limit_s=40)
+
+    outcome.assert_refused("shard.00003.mds")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 16 << 20
+
+
+@pytest.mark.parametrize(("row", "encoding"), [("pickle_default", "pkl")])
+@pytest.mark.parametrize("option", ["tokens", "labels", "loss_mask"])
+def test_a_pickled_column_is_refused_at_construction(tmp_path, row, encoding, option):
+    ds = pickled_column(tmp_path / "s", tmp_path / "ran", encoding)
+    with pytest.raises(DataError, match=r"'meta'.*pkl"):
+        make_loader(Stream(local=str(ds.folder), **{option: "meta"}))
+    assert not (tmp_path / "ran").exists(), row
+
+
+def test_pickle_colon_bypass_is_refused_at_construction(tmp_path):
+    ds = pickled_column(tmp_path / "s", tmp_path / "ran", "pkl:ndarray:int32")
+    with pytest.raises(DataError, match=r"'meta'.*pkl:ndarray:int32"):
+        make_loader(Stream(local=str(ds.folder), tokens="meta"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_pickle_opt_in_there_is_none_and_what_lies_beside_the_tokens_is_never_read(
+    tmp_path, num_workers
+):
+    ran = tmp_path / "ran"
+    ds = pickled_column(tmp_path / "s", ran)
+    stream = Stream(local=str(ds.folder))
+    run_epoch(lambda: make_loader(stream, num_workers=num_workers), ds).assert_exact()
+    assert not ran.exists()
+    pickle.loads(pickle.dumps(Payload(ran)))  # the payload is a real one
+    assert ran.exists()
+
+
+ALIEN_STATES = {
+    "negative": {"position": -1},
+    "past_the_end": {"position": 10**9},
+    "no_integer": {"position": "7"},
+    "fraction": {"position": 1.5},
+    "negative_epoch": {"epoch": -1},
+    "of_another_seed": {"fingerprint": None},
+    "of_another_version": {"version": 99},
+    "hostile_snapshots": {"snapshots": [{"lane": "x"}]},
+    "no_lanes": {"num_lanes": 0},
+}
+
+
+def load_and_go_on(loader, state):
+    loader.load_state_dict(state)
+    next(iter(loader))
+
+
+@pytest.mark.parametrize("alien", ALIEN_STATES)
+def test_pickle_state_dict_is_json_and_an_alien_one_is_refused(dataset, alien):
+    ds = dataset(**SMALL)
+
+    def make():
+        return make_loader(Stream(local=str(ds.folder)))
+
+    loader = make()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    changed = json.loads(json.dumps(state)) | ALIEN_STATES[alien]
+    other = make()
+    with pytest.raises(ResumeError):
+        load_and_go_on(other, changed)
+
+
+@pytest.mark.parametrize("state", [None, [], "state", 7, {}, b"\x80\x04."])
+def test_a_state_that_is_none_is_refused(dataset, state):
+    ds = dataset(**SMALL)
+    with pytest.raises(ResumeError):
+        make_loader(Stream(local=str(ds.folder))).load_state_dict(state)

@@ -1,0 +1,147 @@
+"""Several jobs on one machine: one cache folder, one temporary folder, started at once.
+
+::
+
+    job 1 --'                     .-- each shard is fetched by whoever comes first
+    job 2 ---> one local=  <-- store
+    ...                           '-- under a cache_limit: both exact all the same
+
+Cost: a job about a second; two to eight jobs a test.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.helpers.faults import harness
+from tests.helpers.faults.launch import Bench, outcome, temporary_of
+
+ANOTHER_USER = 12_345
+
+
+@pytest.mark.parametrize(
+    "num_workers", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["0workers", "2workers"]
+)
+def test_two_jobs_on_one_cache_are_exact_and_fetch_each_shard_once(bench, num_workers):
+    """Hold two_jobs_same_cache_same_host."""
+    configs = [
+        bench.config(f"job{number}", loader={"num_workers": num_workers}) for number in range(2)
+    ]
+    for job in bench.jobs.run_all(configs):
+        assert job.status == 0, job.errors()
+    for config in configs:
+        bench.check_exact(config)
+        bench.check_as_unbroken(config)
+    fetches = bench.fetches()
+    assert set(fetches.values()) == {1}, fetches
+    assert len(fetches) == sum(len(dataset.shards) for dataset in bench.datasets)
+
+
+@pytest.mark.parametrize(
+    "times", [1, pytest.param(10, marks=pytest.mark.slow)], ids=["once", "10times"]
+)
+def test_two_jobs_under_a_limit_below_their_data_are_exact(fine, times):
+    """Hold two_jobs_same_cache_two_containers_evict."""
+    bench = fine
+    limit = sum(path.stat().st_size for path in bench.datasets[0].shards) // 2
+    options = {
+        "streams": bench.streams(s3=False),
+        "packing": {"max_seq_len": 8192},
+        "order": {"shuffle_block_size": 20},
+        "buffers": {"cache_limit": limit},
+        "loader": {"num_workers": 1},
+    }
+    for number in range(times):
+        # Other seeds: they want other shards at any one time.
+        configs = [
+            bench.config(
+                f"{number}-{seed}",
+                **{**options, "order": {"shuffle_block_size": 20, "seed": 10 * number + seed}},
+            )
+            for seed in range(2)
+        ]
+        for job in bench.jobs.run_all(configs):
+            assert job.status == 0, job.errors()
+        for config in configs:
+            bench.check_exact(config)
+    assert harness.temporary_names(bench.cache()) == []
+
+
+def test_two_jobs_whose_restarts_overlap_leave_each_other_alone(bench):
+    configs = [bench.config(f"job{number}", loader={"num_workers": 1}) for number in range(2)]
+    started = [bench.jobs.start_and_take(config, 5) for config in configs]
+    again = []
+    for job, config in zip(started, configs, strict=True):
+        job.kill()
+        again.append(bench.jobs.start({**config, "state": "last"}))
+    for job in again:
+        assert job.join() == 0, job.errors()
+    for config in configs:
+        bench.check_exact(config)
+        bench.check_as_unbroken(config)
+    bench.check_clean(*configs)
+
+
+@pytest.fixture
+def small(bench: Bench, dataset) -> Bench:
+    """Give a bench with one stream of 60 samples."""
+    written = dataset(num_samples=60, size_limit=16_384)
+    bench.datasets = [written]
+    bench.server.folder = written.folder.parent.parent
+    return bench
+
+
+@pytest.mark.parametrize(
+    "times", [1, pytest.param(20, marks=pytest.mark.slow)], ids=["once", "20times"]
+)
+def test_eight_jobs_that_start_at_once_all_run_and_fetch_each_shard_once(small, times):
+    """Hold eight_jobs_start_at_once."""
+    for number in range(times):
+        cache = f"cache{number}"
+        before = dict(small.fetches())
+        configs = [
+            small.config(f"{number}-{job}", streams=small.streams(cache)) for job in range(8)
+        ]
+        for job in small.jobs.run_all(configs):
+            assert job.status == 0, job.errors()
+        for config in configs:
+            small.check_exact(config)
+        small.check_clean(*configs, cache=cache)
+        fetched = {path: n - before.get(path, 0) for path, n in small.fetches().items()}
+        assert set(fetched.values()) == {1}, fetched
+
+
+def test_files_of_others_in_the_temporary_folder_cannot_stop_a_job(small):
+    """Hold tmp_lockfile_owned_by_other."""
+    config = small.config()
+    temporary = temporary_of(config)
+    # Names that loaders leave there, as links that lead nowhere, to themselves, or to a folder.
+    for name in ("000000_barrier_filelock", "000000_cache_filelock", f"streampack-{os.getuid()}"):
+        (temporary / name).symlink_to(temporary / name)
+    assert small.jobs.run(config).status == 0
+    small.check_exact(config)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_scratch_folder_of_another_user_is_not_used(small, tmp_path):
+    packed = harness.write_dataset(tmp_path / "packed", num_samples=60, compression="zstd")
+    small.jobs.mount(tmp_path / "frozen", "8m")
+    frozen = small.jobs.path(tmp_path / "frozen")
+    for path in packed.folder.iterdir():
+        (frozen / path.name).write_bytes(path.read_bytes())
+    small.jobs.remount(tmp_path / "frozen", "ro")
+    small.datasets = [packed]
+    streams = [{"local": str(tmp_path / "frozen")}]
+
+    config = small.config("steered", streams=streams)
+    root = temporary_of(config) / f"streampack-{os.getuid()}"
+    root.mkdir()
+    os.chown(root, ANOTHER_USER, ANOTHER_USER)
+    job = small.jobs.run(config)
+    assert job.status == 0, job.errors()
+    small.check_exact(config)
+    assert list(root.iterdir()) == []
+    unpacked = root.with_name(f"{root.name}-1").rglob("*.mds")
+    assert len(list(unpacked)) == len(packed.shards)

@@ -1,0 +1,317 @@
+"""Whatever the network does: every token once and as it was written, or a typed error in time.
+
+The store is a real S3 server behind a proxy that injects the fault. Rows of the reliability table
+are the ids of the parameters. What waits for a deadline takes 6 s, all else about one.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+
+from streampack.errors import DataError, StreampackError
+from streampack.gather.shard_prefetch import FETCH_THREADS
+from streampack.mds import mosaic
+from streampack.storage.client_pool import process_clients
+from streampack.streams import Stream
+from tests.helpers.faults import harness, servers
+from tests.helpers.faults.harness import make_loader, run_epoch
+
+assert mosaic  # imported before anything of `streaming`
+
+SHARD = r"shard\.00003"
+WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+QUICK = {"download_timeout": 3.0, "download_retry": 1}
+"""Of a shard of 64 KB: attempts of 3.1 s, and 6.1 s in all."""
+QUICK_BUDGET_S = 6.2
+SEED = 5
+"""Of the faults at random: three of the first hundred requests get one."""
+SMALL = {"num_samples": 600}
+"""9 shards."""
+GRACE_S = 10.0
+"""What the promise allows on top of an object's budget."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Keep what tests before have left out of garbage collections, which may take a second then.
+
+    A client makes enough objects to start one, in the middle of an attempt that is timed.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def run(store, dataset, num_workers=0, *, limit_s=60.0, on_batch=None, **options):
+    return run_epoch(
+        lambda: make_loader(store.stream(**options), num_workers=num_workers),
+        dataset,
+        limit_s=limit_s,
+        on_batch=on_batch,
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_base_ok_an_epoch_without_faults_is_exact(store, dataset, num_workers):
+    ds = store.put(dataset())
+    outcome = run(store, ds, num_workers)
+    outcome.assert_exact()
+    assert len(ds.shards) == 29
+    assert all(store.server.count(path.name) == 1 for path in ds.shards)
+
+
+RIDDEN_OUT = {
+    "net_500_twice": {"kind": "status", "status": 500, "path": SHARD, "times": 2},
+    "net_503_burst_of_20": {"kind": "status", "status": 503, "path": "shard", "times": 20},
+    "net_close_short_once": {"kind": "short", "path": SHARD, "times": 1},
+    "net_reset_once_each": {"kind": "reset", "path": "shard", "times": 1, "per_path": True},
+    "net_stall_headers_once": {"kind": "stall_headers", "path": SHARD, "times": 1},
+    "stall_body_once": {"kind": "stall_body", "path": SHARD, "times": 1},
+    "trickle_once": {"kind": "trickle", "path": SHARD, "times": 1, "bytes_per_s": 2000},
+    "429_five_times": {"kind": "status", "status": 429, "path": SHARD, "times": 5},
+    "index_503_twice": {"kind": "status", "status": 503, "path": "index.json", "times": 2},
+}
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("row", RIDDEN_OUT)
+def test_a_fault_that_passes_is_ridden_out(store, dataset, row, num_workers):
+    ds = store.put(dataset(**SMALL))
+    fault = store.server.add(**RIDDEN_OUT[row])
+    # Where a request hangs, another is made once its time is over.
+    hangs = fault.kind in ("stall_headers", "stall_body", "trickle")
+    options = {"download_timeout": 3.0, "download_retry": 4} if hangs else {}
+    if hangs:
+        store.put_in_cache(ds, but="shard.00003")  # so that nothing else can be late
+    run(store, ds, num_workers, **options).assert_exact()
+    assert fault.given >= 1
+    assert not harness.temporary_names(store.caches / "ds")
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_a_bit_that_flips_in_flight_is_caught_by_the_hash_that_was_asked_for(
+    store, dataset, num_workers
+):
+    # Row net_flip_in_flight_once_hash.
+    ds = store.put(dataset(**SMALL))
+    fault = store.server.add("flip", path=SHARD, times=1)
+    run(store, ds, num_workers, validate_hash="xxh64").assert_exact()
+    assert fault.given == 1
+    assert store.server.count(SHARD) == 2
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("compression", [None, "br"])
+def test_a_bit_that_flips_in_flight_is_caught_by_the_stores_own_sum(
+    store, dataset, num_workers, compression
+):
+    # Row net_flip_in_flight_once: no hash, no length file, nor a checksum in what is compressed.
+    bare = {"hashes": (), "lengths_file": False, "compression": compression}
+    ds = store.put(dataset(**SMALL, **bare))
+    fault = store.server.add("flip", path=SHARD, times=1)
+    run(store, ds, num_workers).assert_exact()
+    assert fault.given == 1
+    assert store.server.count(SHARD) == 2
+
+
+def test_bits_that_flip_on_every_way_are_an_error_that_names_both_sums(store, dataset):
+    ds = store.put(dataset(**SMALL, hashes=(), lengths_file=False))
+    store.server.add("flip", path=SHARD)
+    error = run(store, ds).assert_refused(store.uri("shard.00003.mds"), "but the store says")
+    assert error.attempts == 4
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_503_bursts_back_off_and_cost_at_most_twice_the_requests(store, dataset, num_workers):
+    ds = store.put(dataset())
+    run(store, ds, num_workers).assert_exact()
+    without = len(store.server.requests())
+    store.server.add("status", status=503, path="shard", times=20)
+    again = store.stream(local=str(store.caches / "again"))
+    run_epoch(lambda: make_loader(again, num_workers=num_workers), ds).assert_exact()
+    assert len(store.server.requests()) - without <= 2 * without
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "status",
+        "flip",
+        pytest.param("reset", marks=pytest.mark.slow),
+        pytest.param("short", marks=pytest.mark.slow),
+    ],
+)
+def test_one_request_in_a_hundred_fails_at_random_and_the_epoch_is_exact(
+    store, dataset, kind, num_workers
+):
+    ds = store.put(dataset(size_limit=16 * 1024))  # 124 shards, so that a few are hit
+    fault = store.server.add(kind, path="shard", share=0.01, seed=SEED, status=503)
+    run(store, ds, num_workers).assert_exact()
+    assert fault.given >= 1
+    assert len(store.server.requests()) <= 2 * 2 * (len(ds.shards) + 2)  # HEAD and GET
+
+
+@pytest.mark.parametrize(
+    ("row", "seconds"),
+    [
+        ("outage_of_3_s", 3.0),
+        pytest.param("net_down_20s_midrun", 20.0, marks=pytest.mark.slow),
+        pytest.param("outage_of_60_s", 60.0, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_outage_within_the_budget_is_ridden_out(store, dataset, row, seconds, num_workers):
+    ds = store.put(dataset())
+    fault = store.server.add("down", path="shard", skip=12, seconds=seconds)
+    outcome = run(store, ds, num_workers, limit_s=150, download_timeout=max(20, seconds))
+    outcome.assert_exact()
+    assert outcome.wall_s >= seconds, row
+    assert fault.since is not None
+
+
+REFUSED = {
+    "net_500_forever": {"kind": "status", "status": 500},
+    "net_reset_forever": {"kind": "reset"},
+    "net_stall_headers": {"kind": "stall_headers"},
+    "net_stall_body": {"kind": "stall_body"},
+    "net_trickle": {"kind": "trickle", "bytes_per_s": 2000},
+    "short_forever": {"kind": "short"},
+    "flip_forever": {"kind": "flip"},
+    "net_shorter_object": {"kind": "shorter"},
+}
+QUICK_WITH_WORKERS = ("net_stall_body",)
+
+
+@pytest.mark.parametrize(
+    ("row", "num_workers"),
+    [
+        pytest.param(
+            row,
+            num_workers,
+            marks=[pytest.mark.slow]
+            if num_workers == 1 or (num_workers and row not in QUICK_WITH_WORKERS)
+            else [],
+        )
+        for row in REFUSED
+        for num_workers in (0, 1, 2)
+    ],
+)
+def test_a_fault_that_stays_ends_in_a_typed_error_in_time(store, dataset, row, num_workers):
+    ds = store.put(dataset(**SMALL))
+    # What else there is to fetch could be late too, on a busy machine: so all of it is here.
+    store.put_in_cache(ds, but="shard.00003")
+    fault = store.server.add(path=SHARD, **REFUSED[row])
+    # What comes whole but damaged is not a matter of time.
+    options = {} if fault.kind in ("flip", "shorter") else QUICK
+    outcome = run(store, ds, num_workers, **options)
+    error = outcome.assert_refused(store.uri("shard.00003.mds"))
+    assert isinstance(error, DataError)
+    assert error.uri == store.uri("shard.00003.mds")
+    assert error.shard == "shard.00003.mds"
+    assert error.attempts >= 1
+    assert str(error.attempts) in str(error)
+    assert 0 < error.elapsed_s <= QUICK_BUDGET_S + GRACE_S
+    assert outcome.wall_s <= QUICK_BUDGET_S + GRACE_S
+    assert not (store.caches / "ds" / "shard.00003.mds").exists()
+    assert fault.given >= 1, "the machine is too busy: not even a request in the whole budget"
+
+
+@pytest.mark.parametrize("row", ["net_trickle_no_retry_seen"])
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_bytes_that_drip_on_do_not_keep_a_download_alive(store, dataset, row, num_workers):
+    # All shards drip, and no single wait is long: only a deadline for the whole object ends this.
+    ds = store.put(dataset(**SMALL))
+    store.server.add("trickle", path="shard", bytes_per_s=4000)
+    outcome = run(store, ds, num_workers, limit_s=120, download_timeout=1.5, download_retry=0)
+    error = outcome.assert_refused("shard.", f"s3://{store.bucket}/ds/", within_s=12)
+    assert error.uri.startswith(f"s3://{store.bucket}/ds/shard."), row
+    assert outcome.num_batches == 0
+
+
+@pytest.mark.parametrize(("status", "row"), [(403, "net_403_midrun"), (404, "404_midrun")])
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_what_no_retry_can_mend_is_an_error_at_once(store, dataset, status, row, num_workers):
+    ds = store.put(dataset(**SMALL))
+    store.put_in_cache(ds, but="shard.00003")
+    fault = store.server.add("status", status=status, path=SHARD)
+    outcome = run(store, ds, num_workers)  # a budget of three minutes, which it must not use
+    error = outcome.assert_refused(store.uri("shard.00003.mds"), within_s=10)
+    assert error.uri == store.uri("shard.00003.mds"), row
+    # A client that has worked before gets one more try, with new credentials.
+    assert fault.given <= (2 if status == 403 else 1)
+
+
+def test_a_403_in_mid_run_is_tried_once_more_with_new_credentials(store, dataset):
+    ds = store.put(dataset())
+    # As many clients as there can be threads are in the pool: the fault meets one that has worked.
+    timeout_s, pool = 60.0, process_clients()
+    of_stream = store.stream().remote, timeout_s
+    clients = [pool.take(*of_stream, is_new=True)[0] for _ in range(2 * FETCH_THREADS)]
+    for client in clients:
+        pool.give_back(*of_stream, client)
+    # HEAD and GET of 16 shards are let through.
+    fault = store.server.add("status", status=403, path="shard", skip=32, times=1)
+    run(store, ds, download_timeout=timeout_s).assert_exact()
+    assert fault.given == 1
+
+
+def test_a_wrong_secret_is_refused_at_construction_naming_the_uri(store, dataset):
+    # Another bucket: clients that were made with the right secret go on with it.
+    other = harness.Store(
+        server=store.server,
+        root=store.root,
+        folder=store.root / "wrong-secret",
+        caches=store.caches,
+    )
+    ds = other.put(dataset(**SMALL))
+    with servers.s3_environment(store.server.url, secret="another-secret"):
+        outcome = run(other, ds)
+    outcome.assert_refused("s3://wrong-secret/ds/index.json", within_s=20)
+
+
+def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
+    ds = store.put(dataset(**SMALL))
+    stream = Stream(remote="s3://nobody-there/ds", local=str(store.caches / "ds"), **QUICK)
+    with servers.s3_environment(f"http://127.0.0.1:{servers.free_port()}"):
+        outcome = run_epoch(lambda: make_loader(stream), ds)
+    error = outcome.assert_refused(within_s=30)
+    assert error.uri == "s3://nobody-there/ds/index.json"
+    assert error.uri in str(error)
+
+
+def test_a_store_that_is_back_serves_the_rest_after_an_error(store, dataset):
+    ds = store.put(dataset(**SMALL))
+    store.put_in_cache(ds, but="shard.00003")
+    store.server.add("status", status=500, path=SHARD)
+    run(store, ds, **QUICK).assert_refused(store.uri("shard.00003.mds"))
+    store.server.clear()
+    run(store, ds).assert_exact()
+
+
+def test_the_error_is_the_same_with_a_custom_stream_class(store, dataset):
+    class Counted(Stream):
+        names: list[str] = []  # noqa: RUF012 - shared with the loader's copies on purpose
+
+        def _download_file(self, from_basename, to_basename=None):
+            self.names.append(from_basename)
+            return super()._download_file(from_basename, to_basename)
+
+    ds = store.put(dataset(**SMALL))
+    stream = Counted(remote=f"s3://{store.bucket}/ds", local=str(store.caches / "own"))
+    run_epoch(lambda: make_loader(stream), ds).assert_exact()
+    assert {path.name for path in ds.shards} <= set(Counted.names)
+
+
+def test_requests_that_stall_for_ever_do_not_outlive_the_loader(store, dataset):
+    ds = store.put(dataset(**SMALL))
+    store.server.add("stall_headers", path="shard")
+    begin = time.monotonic()
+    with pytest.raises(StreampackError):
+        list(make_loader(store.stream(download_timeout=1.5, download_retry=0)))
+    assert time.monotonic() - begin < 10
+    run(store, ds, local=str(store.caches / "b"), **QUICK).assert_refused("shard.")

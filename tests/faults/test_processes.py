@@ -1,0 +1,213 @@
+"""Processes that are killed: the rank says so within 10 s, and a restart needs nothing by hand.
+
+::
+
+    SIGKILL a worker       WorkerError that names it, then resume from the last saved state
+    SIGKILL the job        restart at once, also after a kill in mid-download; nothing is left
+    SIGKILL a rank         the other ranks go on: they share no memory, no barrier, no client
+
+Kills come at a batch of the job's log or at a request that the store has seen, never at a time.
+
+Cost: a job about a second, most of it in an epoch of 76 batches; two or three jobs a test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.faults.launch import Bench, outcome, temporary_of, wait_for_end
+
+NUM_QUICK, NUM_ALL = 2, 50
+RAISES_WITHIN_S = 10
+LAST_KILL = 40  # of 76 batches: later a worker may have done all that it had to
+
+POINTS = [
+    pytest.param(point, marks=[pytest.mark.slow] if point >= NUM_QUICK else [])
+    for point in range(NUM_ALL)
+]
+
+
+@pytest.fixture
+def near(bench: Bench) -> Bench:
+    """Give a bench whose streams are fetched from a folder: quick, where the network is no part."""
+    bench.options = {"streams": bench.streams(s3=False)}
+    return bench
+
+
+def check_names_the_worker(folder: Path, pid: int, killed_at_s: float) -> None:
+    """Check that a job ended in a `WorkerError` about this process, soon after it was killed."""
+    told = outcome(folder)
+    assert told["outcome"] == "WorkerError", told
+    assert str(pid) in told["message"]
+    assert told["at_s"] - killed_at_s <= RAISES_WITHIN_S
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_from_its_last_state(near, point):
+    """Hold proc_worker_kill_1rank."""
+    chance = random.Random(point)
+    config = near.config(loader={"num_workers": 2})
+    job = near.jobs.start_and_take(config, chance.randint(1, LAST_KILL))
+    worker = chance.choice(job.workers())
+    killed_at_s = time.monotonic()
+    os.kill(worker, signal.SIGKILL)
+    wait_for_end([worker], 10)  # the job may need no more than what is at hand
+    job.go_on()
+    assert job.join() == 3, job.errors()
+    check_names_the_worker(job.folder, worker, killed_at_s)
+
+    again = {**config, "state": "last", "loader": {"num_workers": chance.choice([0, 1, 2])}}
+    assert near.jobs.run(again).status == 0
+    near.check_exact(config)
+    near.check_as_unbroken(config)
+    near.check_clean(config)
+
+
+def test_a_worker_killed_before_its_first_batch_is_named_too(bench):
+    stall = bench.server.add("stall_body", path="shard")
+    config = bench.config(loader={"num_workers": 2})
+    job = bench.jobs.start(config)
+    # Shards are fetched for the first plan, and the workers are started before that is asked for.
+    bench.server.wait_for(stall)
+    workers = job.workers()
+    killed_at_s = time.monotonic()
+    os.kill(workers[0], signal.SIGKILL)
+    assert job.join() == 3, job.errors()
+    check_names_the_worker(job.folder, workers[0], killed_at_s)
+
+
+def two_ranks(bench: Bench, **options: object) -> list[dict]:
+    """The configs of two ranks on one node, which share its cache."""
+    return [
+        bench.config(f"rank{rank}", world={"rank": rank, "num_ranks": 2}, **options)
+        for rank in range(2)
+    ]
+
+
+def test_a_killed_worker_of_one_rank_stops_that_rank_alone(near):
+    """Hold proc_worker_kill_2ranks."""
+    configs = two_ranks(near, loader={"num_workers": 2})
+    ranks = [near.jobs.start(configs[0]), near.jobs.start_and_take(configs[1], 7)]
+    worker = ranks[1].workers()[0]
+    killed_at_s = time.monotonic()
+    os.kill(worker, signal.SIGKILL)
+    wait_for_end([worker], 10)  # the job may need no more than what is at hand
+    ranks[1].go_on()
+    assert ranks[1].join() == 3, ranks[1].errors()
+    check_names_the_worker(ranks[1].folder, worker, killed_at_s)
+    assert ranks[0].join() == 0, ranks[0].errors()
+
+    assert near.jobs.run({**configs[1], "state": "last"}).status == 0
+    near.check_exact(*configs)
+    near.check_clean(*configs)
+
+
+def test_a_rank_goes_on_into_the_next_epoch_when_its_peer_was_killed(near):
+    """Hold proc_rank_kill_peer_next_epoch."""
+    configs = two_ranks(near, num_epochs=2, loader={"num_workers": 1})
+    ranks = [near.jobs.start(configs[0]), near.jobs.start_and_take(configs[1], 5)]
+    assert ranks[1].kill() == -signal.SIGKILL
+    assert ranks[0].join() == 0, ranks[0].errors()
+
+    # Both go on from what was saved when the peer died, as after a restart of all ranks.
+    assert near.jobs.run({**configs[1], "state": "last", "num_epochs": 2}).status == 0
+    near.check_exact(*configs, num_epochs=2)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_killed_job_starts_again_at_once_and_its_epoch_is_exact(near, point):
+    """Hold proc_restart_after_group."""
+    chance = random.Random(1000 + point)
+    config = near.config(loader={"num_workers": chance.choice([0, 2])})
+    num_kills = chance.randint(1, 3)
+    for number in range(num_kills):
+        job = near.jobs.start_and_take({**config, "state": "last"}, chance.randint(0, 20))
+        assert job.kill() == -signal.SIGKILL, f"kill {number}: {job.errors()}"
+    job = near.jobs.run({**config, "state": "last"})
+    assert job.status == 0, job.errors()
+    near.check_exact(config)
+    near.check_as_unbroken(config)
+    near.check_clean(config)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("skip", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_job_killed_in_mid_download_never_reads_half_a_shard(bench, num_workers, skip):
+    """Hold proc_kill_mid_download_restart."""
+    stall = bench.server.add("stall_body", path="shard", skip=skip)
+    config = bench.config(loader={"num_workers": num_workers})
+    job = bench.jobs.start(config)
+    bench.server.wait_for(stall)
+    assert job.kill() == -signal.SIGKILL
+    bench.server.clear()
+
+    job = bench.jobs.run({**config, "state": "last"})
+    assert job.status == 0, job.errors()
+    bench.check_exact(config)
+    bench.check_as_unbroken(config)
+    bench.check_clean(config)
+
+
+def test_a_restart_beside_the_orphans_of_a_killed_trainer_is_exact_and_they_end(near):
+    """Hold proc_restart_after_main."""
+    config = near.config(loader={"num_workers": 2})
+    job = near.jobs.start_and_take(config, 10)
+    orphans = job.workers()
+    os.kill(job.pid, signal.SIGKILL)
+    assert job.join() == -signal.SIGKILL
+
+    assert near.jobs.run({**config, "state": "last"}).status == 0
+    near.check_exact(config)
+    near.check_as_unbroken(config)
+    wait_for_end(orphans, 20)
+    near.check_clean(config)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("whole_group", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_job_that_was_interrupted_starts_again_at_once(near, number, whole_group):
+    """Hold proc_restart_after_int and proc_restart_after_term."""
+    config = near.config(loader={"num_workers": 2})
+    job = near.jobs.start_and_take(config, 10)
+    workers = job.workers()
+    if whole_group:
+        job.kill(number)
+    else:
+        os.kill(job.pid, number)
+        job.join()
+    assert job.status != 0
+    assert near.jobs.run({**config, "state": "last"}).status == 0
+    near.check_exact(config)
+    near.check_as_unbroken(config)
+    wait_for_end(workers, 20)
+    near.check_clean(config)
+
+
+def test_a_job_whose_every_process_is_killed_one_by_one_starts_again_at_once(near):
+    """Hold proc_restart_after_cgroup."""
+    config = near.config(loader={"num_workers": 2})
+    job = near.jobs.start_and_take(config, 10)
+    for pid in [job.pid, *job.workers()]:
+        os.kill(pid, signal.SIGKILL)
+    assert job.join() == -signal.SIGKILL
+    assert near.jobs.run({**config, "state": "last"}).status == 0
+    near.check_exact(config)
+    near.check_as_unbroken(config)
+    near.check_clean(config)
+
+
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_job_that_ends_leaves_nothing_at_all_outside_its_cache(near, num_workers):
+    config = near.config(loader={"num_workers": num_workers})
+    assert near.jobs.run(config).status == 0
+    near.check_exact(config)
+    near.check_clean(config)
+    assert list(temporary_of(config).iterdir()) == []

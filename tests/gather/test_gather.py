@@ -1,0 +1,579 @@
+"""Gathering from real MDS files, against samples joined and cut as plain lists."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Packing
+from streampack.errors import DataError
+from streampack.gather import gather
+from streampack.gather.gather import Gatherer, Rows
+from streampack.mds.mosaic import MDSWriter
+from streampack.pack import fit_samples, make_packer
+from streampack.streams.label_shift import detect_shift, labels_are_shifted
+from streampack.streams.mds_stream import MdsStream, open_stream
+from streampack.streams.stream import Stream
+from streampack.types import Packs
+
+ROW_TOKENS = 12
+BOS, EOS = 1, 2
+NUM_SAMPLES = 40
+
+# How the tokens of each stream are stored, and how it says which of them are targets.
+STORED = [
+    ("ndarray:int32", "int32", "plain"),
+    ("ndarray:uint16", "uint16", "mask"),
+    ("ndarray", "int64", "unshifted"),
+    ("bytes", "uint32", "shifted"),
+    ("bytes", "uint16", "plain"),
+    ("ndarray:uint32", "uint32", "shifted and mask"),
+    ("ndarray:int32", "int32", "mask"),
+    ("ndarray:int32", "int32", "mask"),
+    ("ndarray:int32", "int32", "mask"),
+]
+# How masks of these streams are stored.
+MASKS = {1: "uint8", 5: "int8", 6: "int16", 7: "uint32", 8: "int64"}
+
+
+def own_tokens(stream: int, sample: int) -> list[int]:
+    """The tokens of a sample at rest; some begin with a BOS, some end with an EOS."""
+    length = 1 + (sample * 7 + stream) % 17
+    tokens = [10 + stream * 10_000 + sample * 20 + i for i in range(length)]
+    if sample % 5 == 1:
+        tokens[0] = BOS
+    if sample % 5 in (1, 2):
+        tokens[-1] = EOS
+    return tokens
+
+
+def own_targets(stream: int, sample: int) -> list[bool]:
+    """Which of them are targets, where a stream says so."""
+    if STORED[stream][2] == "plain":
+        return [True] * len(own_tokens(stream, sample))
+    return [(sample + 3 * i + i * i) % 4 > 1 for i in range(len(own_tokens(stream, sample)))]
+
+
+def columns_of(stream: int, sample: int) -> dict[str, Any]:
+    """A sample as its stream stores it, beside columns that nobody asks for."""
+    encoding, dtype, way = STORED[stream]
+    tokens, targets = own_tokens(stream, sample), own_targets(stream, sample)
+    values = np.array(tokens, dtype)
+    row = {
+        "a_text": "x" * (sample % 4),  # puts what follows on odd bytes
+        "tokens": values.tobytes() if encoding == "bytes" else values,
+        "z_number": sample,
+    }
+    kept = [token if is_target else -100 for token, is_target in zip(tokens, targets, strict=True)]
+    if "unshifted" in way:
+        row["labels"] = np.array(kept, np.int32)
+    elif "shifted" in way:
+        row["labels"] = np.array([*kept[1:], -100], np.int64)
+    if "mask" in way:
+        row["loss_mask"] = np.array(targets, MASKS[stream])
+    return row
+
+
+def write_stream(
+    folder: Path, samples: Sequence[dict[str, Any]], encodings: dict[str, str]
+) -> None:
+    with MDSWriter(out=str(folder), columns=encodings, size_limit=600) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> list[MdsStream]:
+    """One stream for each way to store tokens and targets, several shards each."""
+    opened = []
+    for number, (encoding, dtype, way) in enumerate(STORED):
+        folder = tmp_path_factory.mktemp("streams") / f"s{number}"
+        encodings = {"a_text": "str", "tokens": encoding, "z_number": "int"}
+        options: dict[str, Any] = {"tokens_dtype": dtype} if encoding == "bytes" else {}
+        if "shifted" in way:
+            encodings["labels"] = "ndarray:int32" if way == "unshifted" else "ndarray:int64"
+            options["labels"] = "labels"
+        if "mask" in way:
+            encodings["loss_mask"] = f"ndarray:{MASKS[number]}"
+            options["loss_mask"] = "loss_mask"
+        write_stream(folder, [columns_of(number, i) for i in range(NUM_SAMPLES)], encodings)
+        opened.append(open_stream(Stream(local=str(folder), **options), number))
+    assert all(len(stream.first_sample) > 3 for stream in opened)
+    return opened
+
+
+def whole(stream: int, sample: int, packing: Packing) -> tuple[list[int], list[bool]]:
+    """A sample's tokens with BOS and EOS, and which of them are targets."""
+    tokens, targets = own_tokens(stream, sample), own_targets(stream, sample)
+    is_shifted = STORED[stream][2].startswith("shifted")
+    if packing.eos_id is not None and tokens[-1] != packing.eos_id:
+        # A shifted column has no word on token 0, so it cannot make the only token a target.
+        is_target = targets[-1] and not (is_shifted and len(tokens) == 1)
+        tokens, targets = [*tokens, packing.eos_id], [*targets, is_target]
+    if packing.bos_id is not None and tokens[0] != packing.bos_id:
+        first = targets[0] and not is_shifted
+        tokens, targets = [packing.bos_id, *tokens], [False, first, *targets[1:]]
+    return tokens, targets
+
+
+def plain_rows(packs: Packs, packing: Packing, num_rows: int) -> dict[str, list[Any]]:
+    """Tokens, labels and next tokens of packs, joined as lists."""
+    out: dict[str, list[Any]] = {"tokens": [], "labels": [], "next_tokens": []}
+    for row in range(num_rows):
+        tokens: list[int] = []
+        labels: list[int] = []
+        for stream, _, sample, start, length, total in packs[row] if row < len(packs) else ():
+            full, targets = whole(stream, sample, packing)
+            stop = start + length
+            tokens += full[start:stop]
+            out["next_tokens"].append(full[stop] if stop < total else -100)
+            ahead = range(start + 1, stop + 1)
+            labels += [full[i] if i < total and targets[i] else -100 for i in ahead]
+        out["tokens"].append(tokens + [packing.padding_id] * (packing.max_seq_len - len(tokens)))
+        out["labels"].append(labels + [-100] * (packing.max_seq_len - len(labels)))
+    return out
+
+
+@st.composite
+def plans(draw: st.DrawFn, ways: set[str]) -> tuple[Packs, Packing]:
+    """Random segments, of streams that tell targets in one of the ways, in packs."""
+    packing = Packing(
+        max_seq_len=ROW_TOKENS,
+        bos_id=draw(st.sampled_from([None, BOS])),
+        eos_id=draw(st.sampled_from([None, EOS])),
+        padding_id=draw(st.sampled_from([0, 99])),
+        overflow=draw(st.sampled_from(["split", "truncate"])),
+    )
+    numbers = [number for number, stored in enumerate(STORED) if stored[2] in ways]
+    segments, ends = [], []
+    for _ in range(draw(st.integers(0, 4))):
+        room = ROW_TOKENS
+        for _ in range(draw(st.integers(0, 5))):
+            if room == 0:
+                break
+            stream = draw(st.sampled_from(numbers))
+            sample = draw(st.integers(0, NUM_SAMPLES - 1))
+            total = len(whole(stream, sample, packing)[0])
+            if packing.overflow == "truncate":
+                total = min(total, ROW_TOKENS)
+            start = draw(st.just(0) | st.integers(0, total - 1))
+            longest = min(total - start, room)
+            length = draw(st.just(longest) | st.integers(1, longest))
+            segments.append([stream, 0, sample, start, length, total])
+            room -= length
+        ends.append(len(segments))
+    rows = np.array(segments, np.int64).reshape(-1, 6)
+    return Packs(segments=rows, ends=np.array(ends, np.int64)), packing
+
+
+@settings(max_examples=200)
+@given(plan=plans({stored[2] for stored in STORED}), num_padding=st.integers(0, 2))
+def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
+    streams: list[MdsStream], plan: tuple[Packs, Packing], num_padding: int
+) -> None:
+    packs, packing = plan
+    num_rows = len(packs) + num_padding
+    rows = Gatherer(streams, packing).gather(packs, num_rows)
+    expected = plain_rows(packs, packing, num_rows)
+    assert rows.tokens.tolist() == expected["tokens"]
+    assert rows.next_tokens.tolist() == expected["next_tokens"]
+    if rows.labels is None:
+        assert all(STORED[stream][2] == "plain" for stream in packs.segments[:, 0])
+    else:
+        assert rows.labels.tolist() == expected["labels"]
+
+
+@given(plan=plans({"plain"}))
+def test_plain_streams_need_no_labels_from_the_gatherer(
+    streams: list[MdsStream], plan: tuple[Packs, Packing]
+) -> None:
+    packs, packing = plan
+    assert Gatherer(streams, packing).gather(packs, len(packs)).labels is None
+
+
+def packs_of(*packs: Sequence[Sequence[int]]) -> Packs:
+    rows = [segment for pack in packs for segment in pack]
+    ends = np.cumsum([len(pack) for pack in packs])
+    return Packs(segments=np.array(rows, np.int64).reshape(-1, 6), ends=ends)
+
+
+def every_sample(packing: Packing) -> Packs:
+    """The head of every sample of every stream, a pack each."""
+    packs = []
+    for stream in range(len(STORED)):
+        for sample in range(NUM_SAMPLES):
+            total = len(whole(stream, sample, packing)[0])
+            packs.append([[stream, 0, sample, 0, min(total, ROW_TOKENS), total]])
+    return packs_of(*packs)
+
+
+@pytest.mark.parametrize("bos_id", [None, BOS])
+@pytest.mark.parametrize("eos_id", [None, EOS])
+def test_the_two_pieces_of_any_sample_cut_anywhere_hold_its_tokens_and_labels(
+    streams: list[MdsStream], bos_id: int | None, eos_id: int | None
+) -> None:
+    packing = Packing(max_seq_len=20, bos_id=bos_id, eos_id=eos_id)
+    packs = []
+    for stream in range(len(STORED)):
+        for sample in range(NUM_SAMPLES):
+            total = len(whole(stream, sample, packing)[0])
+            for cut in range(1, total):
+                packs.append([[stream, 0, sample, 0, cut, total]])
+                packs.append([[stream, 0, sample, cut, total - cut, total]])
+            packs.append([[stream, 0, sample, 0, total, total]])
+    planned = packs_of(*packs)
+    rows = Gatherer(streams, packing).gather(planned, len(planned))
+    expected = plain_rows(planned, packing, len(planned))
+    assert np.array_equal(rows.tokens, expected["tokens"])
+    assert np.array_equal(rows.next_tokens, expected["next_tokens"])
+    assert rows.labels is not None
+    assert np.array_equal(rows.labels, expected["labels"])
+
+
+def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
+    streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "MAX_OPEN_SHARDS", 2)
+    packing = Packing(max_seq_len=ROW_TOKENS)
+    packs = every_sample(packing)
+    expected = plain_rows(packs, packing, len(packs))["tokens"]
+    gatherer = Gatherer(streams, packing)
+    start = threading.Barrier(4)
+
+    def read(first: int) -> None:
+        start.wait(timeout=30)
+        for pack in range(first, len(packs), 2):
+            rows = gatherer.gather(packs.slice(pack, pack + 1), 1)
+            assert rows.tokens.tolist() == expected[pack : pack + 1]
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(read, first % 2) for first in range(4)]:
+            done.result(timeout=60)
+
+
+def test_a_batch_may_need_more_shards_than_are_kept_open(
+    streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather, "MAX_OPEN_SHARDS", 1)
+    packing = Packing(max_seq_len=ROW_TOKENS)
+    packs = every_sample(packing)
+    rows = Gatherer(streams, packing).gather(packs, len(packs))
+    assert rows.tokens.tolist() == plain_rows(packs, packing, len(packs))["tokens"]
+
+
+def test_a_gatherer_that_was_used_and_pickled_reads_the_same(streams: list[MdsStream]) -> None:
+    packing = Packing(max_seq_len=ROW_TOKENS, bos_id=BOS)
+    gatherer, packs = Gatherer(streams, packing), every_sample(packing)
+    before = gatherer.gather(packs, len(packs))
+    pickled = pickle.dumps(gatherer)
+    after = pickle.loads(pickled).gather(packs, len(packs))
+    assert np.array_equal(before.tokens, after.tokens)
+    assert before.labels is not None
+    assert np.array_equal(before.labels, after.labels)
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_its_parents_lock(streams: list[MdsStream]) -> None:
+    packing = Packing(max_seq_len=ROW_TOKENS)
+    gatherer, packs = Gatherer(streams, packing), every_sample(packing)
+    expected = gatherer.gather(packs, len(packs)).tokens
+    with gatherer._open_shards()._lock:  # as if another thread were looking up a shard
+        child = os.fork()
+        if child == 0:
+            same = np.array_equal(gatherer.gather(packs, len(packs)).tokens, expected)
+            os._exit(0 if same else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def gather_one(streams: list[MdsStream], *segment: int, **packing: Any) -> Rows:
+    options = Packing(max_seq_len=ROW_TOKENS, **packing)
+    return Gatherer(streams, options).gather(packs_of([segment]), 1)
+
+
+TOTAL_OF_4 = len(own_tokens(0, 4))
+
+
+@pytest.mark.parametrize(
+    ("segment", "message"),
+    [
+        ((9, 0, 0, 0, 1, 1), r"stream 9 is planned, but there are 9 streams; plan with"),
+        ((-1, 0, 0, 0, 1, 1), r"stream -1 is planned"),
+        ((0, 0, 40, 0, 1, 1), r"stream 's0', sample 40: is planned, .* has 40 samples; .*damaged"),
+        ((0, 0, -1, 0, 1, 1), r"stream 's0', sample -1: is planned"),
+        ((0, 0, 4, 0, 5, 5), r"stream 's0', sample 4: is planned with 5 tokens, but has another"),
+        ((0, 0, 4, 9, 9, TOTAL_OF_4), r"sample 4: tokens 9 to 18 of 12 are planned"),
+        ((0, 0, 4, -1, 3, TOTAL_OF_4), r"sample 4: tokens -1 to 2 of 12 are planned"),
+        ((0, 0, 4, 0, 0, TOTAL_OF_4), r"sample 4: tokens 0 to 0 of 12 are planned"),
+    ],
+)
+def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(
+    streams: list[MdsStream], segment: Sequence[int], message: str
+) -> None:
+    assert TOTAL_OF_4 == 12
+    with pytest.raises(DataError, match=message):
+        gather_one(streams, *segment)
+
+
+def test_segments_that_pass_the_end_of_their_pack_are_an_error(streams: list[MdsStream]) -> None:
+    packs = packs_of([(0, 0, 4, 0, 12, 12), (0, 0, 5, 0, 2, 2)])
+    packs.segments[1, 5] = len(own_tokens(0, 5))
+    with pytest.raises(DataError, match="sample 5: 2 tokens of it pass the end of a pack"):
+        Gatherer(streams, Packing(max_seq_len=ROW_TOKENS)).gather(packs, 1)
+
+
+class Damaged:
+    """A stream whose shards' places were changed after they were checked."""
+
+    def __init__(self, stream: MdsStream, **changes: Any) -> None:
+        self._stream = stream
+        self._changes = changes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def open_shard(self, number: int) -> Any:
+        shard = self._stream.open_shard(number)
+        return replace(shard, tokens=replace(shard.tokens, **self._changes))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("begins", -1),
+        ("begins", 10**6),
+        ("begins", -(2**63)),
+        ("counts", 0),
+        ("counts", -5),
+        ("counts", 10**6),
+        ("counts", 2**62),  # times 4 bytes this is 0 in 64 bits
+        ("counts", 2**63 - 1),
+    ],
+)
+def test_a_place_outside_the_shard_is_an_error_and_is_never_read(
+    streams: list[MdsStream], column: str, value: int
+) -> None:
+    places = streams[0].open_shard(0).tokens
+    damaged: Any = Damaged(streams[0], **{column: np.full_like(places.begins, value)})
+    with pytest.raises(DataError, match="sample 0: begins or ends outside its shard's bytes"):
+        gather_one([damaged], 0, 0, 0, 0, 1, 1)
+
+
+def test_a_type_that_is_no_integer_or_not_in_this_byte_order_is_an_error(
+    streams: list[MdsStream],
+) -> None:
+    for dtype in ("float32", ">i4"):
+        damaged: Any = Damaged(streams[0], dtype=dtype)
+        with pytest.raises(DataError, match=f"shard 0: a column of {dtype} values"):
+            gather_one([damaged], 0, 0, 0, 0, 1, 1)
+
+
+def test_a_shard_with_fewer_places_than_index_json_says_is_an_error(
+    streams: list[MdsStream],
+) -> None:
+    damaged: Any = Damaged(streams[0], begins=np.zeros(1, np.int64), counts=np.ones(1, np.int64))
+    with pytest.raises(DataError, match=r"shard 0: 1 samples lie in it, but index.json says \d+"):
+        gather_one([damaged], 0, 0, 0, 0, 1, 1)
+
+
+def labelled(folder: Path, tokens: list[Any], labels: list[Any], **options: Any) -> list[MdsStream]:
+    """Write a stream of samples with labels, and open it."""
+    rows = [
+        {"tokens": np.array(ids, np.int32), "labels": np.array(said, np.int32)}
+        for ids, said in zip(tokens, labels, strict=True)
+    ]
+    write_stream(folder, rows, {"tokens": "ndarray:int32", "labels": "ndarray:int32"})
+    return [open_stream(Stream(local=str(folder), labels="labels", **options), 0)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [([[-100] * 4], "both"), ([[5, 5, 5, 5]], "both"), ([[1, 2, 3, 4]], "neither")],
+)
+def test_labels_that_fit_both_ways_or_neither_ask_to_say_which(
+    tmp_path: Path, labels: list[Any], why: str
+) -> None:
+    streams = labelled(tmp_path, [[5, 5, 5, 5]] if why == "both" else [[5, 6, 7, 8]], labels)
+    message = "the labels of its first 1 samples do not tell .* say so with labels_shifted=True"
+    with pytest.raises(DataError, match=f"stream '{tmp_path.name}': {message}"):
+        gather_one(streams, 0, 0, 0, 0, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("is_shifted", "expected"), [(True, [90, 91, 92, 93]), (False, [91, 92, 93, -100])]
+)
+def test_labels_of_a_stated_way_are_taken_at_their_word(
+    tmp_path: Path, is_shifted: bool, expected: list[int]
+) -> None:
+    streams = labelled(tmp_path, [[5, 6, 7, 8]], [[90, 91, 92, 93]], labels_shifted=is_shifted)
+    rows = gather_one(streams, 0, 0, 0, 0, 4, 4)
+    assert rows.labels is not None
+    assert rows.labels[0].tolist() == expected + [-100] * 8
+
+
+def test_a_shifted_columns_last_label_counts_for_an_added_eos_and_not_after_truncation(
+    tmp_path: Path,
+) -> None:
+    streams = labelled(tmp_path, [[5, 6, 7], list(range(20, 34))], [[6, 7, 8], list(range(21, 35))])
+    rows = gather_one(streams, 0, 0, 0, 0, 3, 3)
+    assert rows.labels is not None
+    assert rows.labels[0, :3].tolist() == [6, 7, 8]
+    rows = gather_one(streams, 0, 0, 0, 0, 4, 4, eos_id=EOS)
+    assert rows.labels is not None
+    assert rows.labels[0, :4].tolist() == [6, 7, EOS, -100]
+    rows = gather_one(streams, 0, 0, 1, 0, 12, 12, overflow="truncate")
+    assert rows.labels is not None
+    assert rows.labels[0].tolist() == [*range(21, 32), -100]
+
+
+@given(
+    tokens=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_labels_are_told_apart_as_the_rule_written_out_does(
+    tokens: list[list[int]], data: st.DataObject
+) -> None:
+    labels = [[data.draw(st.sampled_from([-100, *ids])) for _ in ids] for ids in tokens]
+    pairs = [
+        (own, said, ids, i)
+        for ids, saids in zip(tokens, labels, strict=True)
+        for i, (own, said) in enumerate(zip(ids, saids, strict=True))
+    ]
+    unshifted = all(said in (-100, own) for own, said, _, _ in pairs)
+    shifted = all(said in (-100, ids[i + 1]) for _, said, ids, i in pairs if i + 1 < len(ids))
+    expected = None if shifted == unshifted else shifted
+    samples = [(np.array(a), np.array(b)) for a, b in zip(tokens, labels, strict=True)]
+    assert labels_are_shifted(samples) is expected
+
+
+@pytest.mark.parametrize("is_shifted", [True, False])
+def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
+    tmp_path: Path, is_shifted: bool
+) -> None:
+    # One sample a shard: its 200 tokens and labels are more than the limit that write_stream sets.
+    tokens = [np.arange(200) + number for number in range(3)]
+    unsaid = np.full(200, -100)
+    said = np.append(tokens[2][1:], -100) if is_shifted else tokens[2]
+    streams = labelled(tmp_path, tokens, [unsaid, unsaid, said])
+    assert (np.diff(streams[0].first_sample) > 0).sum() == 3
+
+    assert detect_shift(streams[0]) is is_shifted
+
+
+def test_no_more_than_64_samples_are_looked_at_for_how_labels_are_stored(tmp_path: Path) -> None:
+    tokens = [np.arange(200)] * 70
+    labels = [np.full(200, -100)] * 64 + [np.arange(200)] * 6
+    [stream] = labelled(tmp_path, tokens, labels)
+    with pytest.raises(DataError, match=r"labels of its first 64 samples do not tell .*say so"):
+        detect_shift(stream)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint32"])
+def test_a_token_id_that_does_not_fit_in_int32_is_refused_by_name(tmp_path: Path, dtype) -> None:
+    samples = [{"tokens": np.array([5, 6, 7], dtype)}, {"tokens": np.array([5, 2**31, 7], dtype)}]
+    write_stream(tmp_path / "s", samples, {"tokens": f"ndarray:{dtype}"})
+    stream = open_stream(Stream(local=str(tmp_path / "s")), 0)
+    gatherer = Gatherer([stream], Packing(max_seq_len=4))
+    assert gatherer.gather(packs_of([[0, 0, 0, 0, 3, 3]]), 1).tokens.tolist() == [[5, 6, 7, 0]]
+    with pytest.raises(DataError, match=r"sample 1: .*outside int32"):
+        gatherer.gather(packs_of([[0, 0, 1, 0, 3, 3]]), 1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("at", [0, 40, 99])
+def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: int) -> None:
+    tokens = np.arange(100, dtype=dtype)
+    bad = tokens.copy()
+    bad[at] = -1  # as an id over the type's largest becomes
+    write_stream(
+        tmp_path / "s", [{"tokens": tokens}, {"tokens": bad}], {"tokens": f"ndarray:{dtype}"}
+    )
+    gatherer = Gatherer(
+        [open_stream(Stream(local=str(tmp_path / "s")), 0)], Packing(max_seq_len=100)
+    )
+    assert gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1).tokens.tolist() == [[*range(100)]]
+    with pytest.raises(DataError, match=r"sample 1: a token id of it is negative"):
+        gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", 2),
+        ("int8", -1),
+        ("int16", 256),
+        ("int32", -100),
+        ("uint32", 2**16),
+        ("int64", 2**32),
+    ],
+)
+def test_a_loss_mask_of_other_values_than_0_and_1_is_refused_by_name(
+    tmp_path: Path, dtype: str, value: int
+) -> None:
+    masks = np.ones((2, 100), dtype)
+    masks[1, 37] = value
+    samples = [{"tokens": np.arange(100, dtype=np.int32), "mask": mask} for mask in masks]
+    columns = {"tokens": "ndarray:int32", "mask": f"ndarray:{dtype}"}
+    write_stream(tmp_path / "s", samples, columns)
+    stream = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="mask", name="chat"), 0)
+    gatherer = Gatherer([stream], Packing(max_seq_len=100))
+    gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1)
+    with pytest.raises(DataError, match=r"'chat', sample 1: its loss mask .* belong into labels="):
+        gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+@pytest.mark.parametrize("max_seq_len", [1500, 8192])
+def test_samples_of_many_lines_of_memory_are_read_whole_wherever_they_begin_and_are_cut(
+    tmp_path: Path, dtype: str, max_seq_len: int
+) -> None:
+    generator = np.random.default_rng(max_seq_len)
+    lengths = [1, 3000, 1023, 1024, 1025, 2048, 511, 5000, 12_000, 2, 16, 4096, 700, 33]
+    samples = [generator.integers(10, 50_000, length).astype(dtype) for length in lengths]
+    masks = [generator.integers(0, 2, length).astype(np.uint8) for length in lengths]
+    rows = [
+        {"a_text": "x" * (number % 4), "tokens": tokens, "loss_mask": mask}
+        for number, (tokens, mask) in enumerate(zip(samples, masks, strict=True))
+    ]
+    encodings = {"a_text": "str", "tokens": f"ndarray:{dtype}", "loss_mask": "ndarray:uint8"}
+    write_stream(tmp_path / "long", rows, encodings)
+    packing = Packing(max_seq_len=max_seq_len, eos_id=EOS)
+    order = generator.permutation(len(lengths))
+    totals = np.array(lengths)[order] + 1
+    zeros = np.zeros_like(order)
+    segments = fit_samples(
+        np.stack([zeros, zeros, order, totals], axis=1),
+        max_seq_len,
+        "split",
+        ["long"],
+    )
+    packer = make_packer(packing)
+    packs = Packs.join([packer.add(segments), packer.flush()])
+    opened = open_stream(Stream(local=str(tmp_path / "long"), loss_mask="loss_mask"), 0)
+
+    got = Gatherer([opened], packing).gather(packs, len(packs))
+
+    assert got.labels is not None
+    for row in range(len(packs)):
+        at = 0
+        for _, _, sample, start, length, total in packs[row].tolist():
+            full = [*samples[sample].tolist(), EOS]
+            mask = [*masks[sample].tolist(), masks[sample][-1]]  # an EOS goes by the last token
+            labels = [full[i] if mask[i] else -100 for i in range(total)] + [-100]
+            assert got.tokens[row, at : at + length].tolist() == full[start : start + length]
+            ahead = labels[start + 1 : start + length + 1]
+            assert got.labels[row, at : at + length].tolist() == ahead
+            at += length
+        assert not got.tokens[row, at:].any()

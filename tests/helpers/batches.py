@@ -1,0 +1,32 @@
+"""Batches of any format, compared; and streams with and without labels and loss masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from streampack import PackedStreamingDataset, Packing, Stream
+
+LENGTHS = np.random.default_rng(7).integers(1, 200, 300).tolist()
+
+
+def dataset_of(stream: Stream, batch_format: Any = "native") -> PackedStreamingDataset:
+    return PackedStreamingDataset(
+        [stream],
+        packing=Packing(max_seq_len=64),
+        batch_size=1 if batch_format == "llama_factory" else 3,  # which takes no more
+        batch_format=batch_format,
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two batches of any format hold the same, in containers of the same kind."""
+    if torch.is_tensor(one):
+        return torch.is_tensor(other) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return type(one) is type(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other

@@ -1,0 +1,122 @@
+"""Streams for tests: real MDS files whose every token says where it stands.
+
+Token `i` of sample `s` of a stream written with `seed` k is ``k * 7_919 + s * 101 + i`` modulo a
+prime below the dtype's limit: neighbours in a sample differ by one, and samples and streams
+differ from each other, so a test can tell from a token whether it is in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack.mds import mosaic
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.streams import Stream
+from streampack.write import write_lengths
+
+PRIMES = {
+    "int8": 127,
+    "uint8": 251,
+    "int16": 32_749,
+    "uint16": 65_521,
+    "int32": 1_000_003,
+    "uint32": 1_000_003,
+    "int64": 1_000_003,
+}
+
+
+def tokens_of(seed: int, sample: int, length: int, dtype: str = "int32") -> np.ndarray:
+    """Return the tokens that sample `sample` of stream `seed` must hold, shape (length,)."""
+    values = seed * 7_919 + sample * 101 + np.arange(length, dtype=np.int64)
+    return (values % PRIMES[dtype]).astype(dtype)
+
+
+def encode(tokens: np.ndarray, encoding: str) -> Any:
+    """Return what MDSWriter takes for a column of this encoding."""
+    return tokens.tobytes() if encoding == "bytes" else tokens
+
+
+def write_stream_files(
+    folder: Path,
+    lengths: Sequence[int],
+    *,
+    seed: int = 0,
+    dtype: str = "int32",
+    encoding: str | None = None,
+    column: str = "tokens",
+    compression: str | None = None,
+    size_limit: int | str | None = 4096,
+    hashes: Sequence[str] = (),
+    lengths_file: bool = True,
+    extra_columns: bool = False,
+    columns: dict[str, str] | None = None,
+    values: dict[str, Sequence[Any]] | None = None,
+) -> tuple[Path, list[np.ndarray]]:
+    """Write an MDS stream with MosaicML's own writer.
+
+    Args:
+        folder: Where to; must not exist or be empty.
+        lengths: Tokens of each sample.
+        seed: Which stream it is; see the module's text.
+        dtype: Type of the tokens.
+        encoding: MDS encoding of the tokens; None: "ndarray:<dtype>".
+        column: Name of the token column.
+        compression: MosaicML's name of one.
+        size_limit: Bytes of a shard, small so that there are several.
+        hashes: Hash algorithms to write.
+        lengths_file: Whether to write a length file too.
+        extra_columns: Whether to put columns of fixed and variable size before and after.
+        columns: More columns, name to encoding.
+        values: Their values, name to one for each sample.
+
+    Returns:
+        The folder, and the tokens of each sample.
+    """
+    encoding = encoding or f"ndarray:{dtype}"
+    layout = {column: encoding, **(columns or {})}
+    if extra_columns:
+        layout |= {"a_text": "str", "b_number": "int", "y_blob": "bytes", "z_half": "float16"}
+    samples = [tokens_of(seed, i, length, dtype) for i, length in enumerate(lengths)]
+    with mosaic.MDSWriter(
+        out=str(folder),
+        columns=layout,
+        compression=compression,
+        size_limit=size_limit,
+        hashes=sorted(hashes),
+    ) as writer:
+        for i, tokens in enumerate(samples):
+            row = {column: encode(tokens, encoding)}
+            row |= {name: of_sample[i] for name, of_sample in (values or {}).items()}
+            if extra_columns:
+                row |= {
+                    "a_text": "x" * (i % 7),
+                    "b_number": i,
+                    "y_blob": b"y" * (i % 5),
+                    "z_half": i / 2,
+                }
+            writer.write(row)
+    if lengths_file:
+        write_lengths(folder, column=column, tokens_dtype=dtype if encoding == "bytes" else None)
+    return folder, samples
+
+
+def stream_of(
+    folder: Path, lengths: Sequence[int], *, seed: int = 0, weights: dict[str, Any] | None = None
+) -> Stream:
+    """Write a stream of these lengths and return its `Stream`, with these weights."""
+    path, _ = write_stream_files(folder, lengths, seed=seed)
+    return Stream(local=str(path), **(weights or {}))
+
+
+class ReadOnlyDisk(LocalFilesystem):
+    """A disk on which nothing can be written, also for root."""
+
+    def _refuse(self, path: Path, *_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    write = rename = touch = make_folder = lock = _refuse

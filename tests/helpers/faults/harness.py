@@ -1,0 +1,420 @@
+"""A data set that can be checked to the last token, and an epoch of it under a deadline.
+
+::
+
+    write_dataset(folder) --> DataSet: 2,000 samples in 29 shards, tokens from (stream, sample)
+    run_epoch(make) --------> Outcome: ok | error | hang, what came, what was missing, how long
+
+`Audit` looks at what a training loop gets: `batch["segments"]` says which tokens of which sample
+lie where, and each is compared with what the writer was told to write.
+
+Cost: 0.3 s to write the data set; an epoch without faults takes about a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack import (
+    Buffers,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+)
+from streampack.errors import StreampackError
+from streampack.streams import Stream
+from streampack.world import World
+from tests.helpers import builders
+
+__all__ = [
+    "Audit",
+    "DataSet",
+    "Hang",
+    "Outcome",
+    "Store",
+    "deadline",
+    "edit_index",
+    "make_loader",
+    "run_epoch",
+    "write_dataset",
+]
+
+NUM_SAMPLES = 2000
+SHARD_BYTES = 64 * 1024
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """A stream on disk whose every token is known."""
+
+    folder: Path
+    lengths: tuple[int, ...]
+    """Tokens of each sample."""
+    seed: int = 0
+    """Which stream it is: its tokens are a function of this and the sample."""
+    dtype: str = "int32"
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """Its index.json as it is now."""
+        document: dict[str, Any] = json.loads((self.folder / "index.json").read_bytes())
+        return document
+
+    @property
+    def shards(self) -> list[Path]:
+        """The files that are fetched, in order: compressed ones where there are such."""
+        return [
+            self.folder / (shard.get("zip_data") or shard["raw_data"])["basename"]
+            for shard in self.index["shards"]
+        ]
+
+    def tokens_of(self, sample: int) -> np.ndarray:
+        """Return the tokens of a sample, shape (lengths[sample],)."""
+        return builders.tokens_of(self.seed, sample, self.lengths[sample], self.dtype)
+
+
+def lengths_of(num_samples: int, seed: int = 0) -> list[int]:
+    """Return tokens of each sample: about 230 each, so that 2,000 fill 29 shards of 64 KB."""
+    return [200 + (i * 37 + seed * 11) % 61 for i in range(num_samples)]
+
+
+def write_dataset(
+    folder: Path,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    seed: int = 0,
+    hashes: Sequence[str] = ("xxh64",),
+    compression: str | None = None,
+    encoding: str | None = None,
+    lengths_file: bool = True,
+    size_limit: int = SHARD_BYTES,
+) -> DataSet:
+    """Write a stream with MosaicML's writer.
+
+    Args:
+        folder: Where to; new.
+        num_samples: How many samples.
+        seed: Which stream it is; streams of one test need different ones.
+        hashes: Hash algorithms for index.json; () for none.
+        compression: MosaicML's name of one, such as "zstd".
+        encoding: "bytes" for tokens without a shape; None: "ndarray:int32".
+        lengths_file: Whether to write a length file too.
+        size_limit: Bytes of a raw shard.
+    """
+    lengths = lengths_of(num_samples, seed)
+    builders.write_stream_files(
+        folder,
+        lengths,
+        seed=seed,
+        hashes=hashes,
+        compression=compression,
+        encoding=encoding,
+        lengths_file=lengths_file,
+        size_limit=size_limit,
+    )
+    return DataSet(folder=folder, lengths=tuple(lengths), seed=seed)
+
+
+def edit_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a stream's index.json in place, and drop the length file, which would be stale."""
+    path = folder / "index.json"
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_text(json.dumps(document))
+    (folder / "lengths.bin").unlink(missing_ok=True)
+
+
+class Audit:
+    """What came of a data set's samples, token by token.
+
+    Args:
+        datasets: The data sets, in the order of the loader's streams.
+    """
+
+    def __init__(self, datasets: Sequence[DataSet]) -> None:
+        self.datasets = datasets
+        self._begins = [np.cumsum([0, *dataset.lengths]) for dataset in datasets]
+        self._counts = [np.zeros(begins[-1], np.int64) for begins in self._begins]
+        self.altered: list[tuple[int, int]] = []
+        """(stream, sample) of segments whose tokens are not the sample's."""
+        self.order: list[tuple[int, ...]] = []
+        """Segments as they came: (stream, pass, sample, start, length)."""
+
+    def add(self, batch: Mapping[str, Any]) -> None:
+        """Check one batch."""
+        tokens = batch["tokens"].numpy()  # (B, S)
+        row, column = -1, 0
+        for segment in batch["segments"].tolist():
+            column = column if segment[0] == row else 0
+            row, stream, _, sample, start, length = segment
+            self.add_segment(stream, sample, start, tokens[row, column : column + length])
+            column += length
+            self.order.append(tuple(segment[1:]))
+
+    def add_segment(self, stream: int, sample: int, start: int, tokens: np.ndarray) -> None:
+        """Check a part of a sample."""
+        truth = self.datasets[stream].tokens_of(sample)[start : start + len(tokens)]
+        if not np.array_equal(truth, tokens):
+            self.altered.append((stream, sample))
+        begin = self._begins[stream][sample] + start
+        self._counts[stream][begin : begin + len(truth)] += 1
+
+    def add_order(self, segments: Iterable[Sequence[int]]) -> None:
+        """Count segments of another process, which has checked their tokens itself."""
+        for stream, _, sample, start, length in segments:
+            begin = self._begins[stream][sample] + start
+            self._counts[stream][begin : begin + length] += 1
+
+    def _samples_with(self, condition: Callable[[np.ndarray], np.ndarray]) -> list[tuple[int, int]]:
+        found = []
+        for stream, (begins, counts) in enumerate(zip(self._begins, self._counts, strict=True)):
+            each = np.logical_or.reduceat(condition(counts), begins[:-1])
+            found += [(stream, int(sample)) for sample in np.flatnonzero(each)]
+        return found
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """(stream, sample) of samples of which a token did not come."""
+        return self._samples_with(lambda counts: counts == 0)
+
+    @property
+    def twice(self) -> list[tuple[int, int]]:
+        """(stream, sample) of samples of which a token came more than once."""
+        return self._samples_with(lambda counts: counts > 1)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every token came once, and as it was written."""
+        return not (self.missing or self.twice or self.altered)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that came."""
+        return int(sum(counts.sum() for counts in self._counts))
+
+    def __str__(self) -> str:
+        return f"missing {len(self.missing)}, twice {len(self.twice)}, altered {len(self.altered)}"
+
+
+class Hang(BaseException):
+    """A deadline that passed; no `except Exception` takes it for a fault of the store."""
+
+
+@contextmanager
+def deadline(limit_s: float) -> Iterator[None]:
+    """Raise `Hang` in the main thread if the block takes longer; again each second, if it stays."""
+
+    def ring(*_: object) -> None:
+        raise Hang(f"no end within {limit_s} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an epoch ended."""
+
+    audit: Audit
+    error: BaseException | None
+    """What ended it before its end; None: nothing."""
+    wall_s: float
+    num_batches: int
+    states: list[Any] = field(default_factory=list)
+    """The state after each batch, where it was asked for."""
+
+    @property
+    def kind(self) -> str:
+        """Return "ok", "error" (streampack's own), "alien" (another's) or "hang"."""
+        if self.error is None:
+            return "ok"
+        if isinstance(self.error, Hang):
+            return "hang"
+        return "error" if isinstance(self.error, StreampackError) else "alien"
+
+    def assert_exact(self) -> None:
+        """Fail unless every token came once, and as it was written."""
+        if self.error is not None:
+            raise AssertionError(f"{self}") from self.error
+        assert self.audit.is_exact, f"{self}"
+
+    def assert_refused(self, *words: str, within_s: float | None = None) -> StreampackError:
+        """Fail unless it ended in a typed error that says `words`, after nothing wrong."""
+        if self.kind != "error":
+            raise AssertionError(f"{self}") from self.error
+        assert not self.audit.altered, f"{self}"
+        assert not self.audit.twice, f"{self}"
+        absent = [word for word in words if word not in str(self.error)]
+        assert not absent, f"the message lacks {absent}: {self.error}"
+        assert within_s is None or self.wall_s <= within_s, f"{self}, allowed are {within_s} s"
+        assert isinstance(self.error, StreampackError)
+        return self.error
+
+    def __str__(self) -> str:
+        error = f": {type(self.error).__name__}: {self.error}" if self.error else ""
+        return (
+            f"{self.kind} after {self.wall_s:.1f} s and {self.num_batches} batches "
+            f"({self.audit}){error}"
+        )
+
+
+def make_loader(
+    streams: Stream | Sequence[Stream],
+    *,
+    num_workers: int = 0,
+    batch_size: int = 4,
+    max_seq_len: int = 2048,
+    shuffle_block_size: int | None = 500,
+    seed: int = 9176,
+    shuffle: bool = True,
+    num_lanes: int | None = None,
+    epoch_size: int | None = None,
+    epoch_end: Any = "pad",
+    buffers: Buffers | None = None,
+    world: World | None = None,
+    **loader: Any,
+) -> PackedDataLoader:
+    """Make a loader of streams; 2,000 samples are about 57 batches of 4 packs.
+
+    Args:
+        streams: One, or several.
+        num_workers: Reading processes.
+        batch_size: Packs a batch.
+        max_seq_len: Tokens a pack.
+        shuffle_block_size: Samples that are shuffled together; 500 are about 8 shards.
+        seed: Of the order.
+        shuffle: Whether samples are shuffled at all.
+        num_lanes: Lanes; None: the default.
+        epoch_size: Samples an epoch.
+        epoch_end: "pad", "drop" or "carry".
+        buffers: Bounds, and the cache limit.
+        world: This process among others; None: alone.
+        **loader: More arguments of `PackedDataLoader`.
+    """
+    dataset = PackedStreamingDataset(
+        [streams] if isinstance(streams, Stream) else list(streams),
+        packing=Packing(max_seq_len=max_seq_len),
+        mixing=Mixing(epoch_size=epoch_size, epoch_end=epoch_end),
+        order=Order(
+            seed=seed,
+            shuffle=shuffle,
+            shuffle_block_size=shuffle_block_size if shuffle else None,
+            num_lanes=num_lanes,
+        ),
+        buffers=buffers,
+        batch_size=batch_size,
+        world=world or World(),
+    )
+    return PackedDataLoader(dataset, num_workers=num_workers, **loader)
+
+
+def run_epoch(
+    make: Callable[[], Iterable[Mapping[str, Any]]],
+    datasets: DataSet | Sequence[DataSet],
+    *,
+    limit_s: float = LIMIT_S,
+    on_batch: Callable[[int], None] | None = None,
+    keep_states: bool = False,
+    audit: Audit | None = None,
+) -> Outcome:
+    """Make a loader, iterate one epoch of it, and check all that comes.
+
+    Args:
+        make: Makes the loader; its errors count too.
+        datasets: What must come, in the order of the loader's streams.
+        limit_s: After this long it is a hang.
+        on_batch: Called with the number of batches so far, after each; for faults in mid-run.
+        keep_states: Whether to keep `loader.state_dict()` after each batch.
+        audit: Go on with this one, for a run that is resumed.
+    """
+    known = [datasets] if isinstance(datasets, DataSet) else list(datasets)
+    audit = audit or Audit(known)
+    error: BaseException | None = None
+    num_batches, states = 0, []
+    begin = time.monotonic()
+    try:
+        with deadline(limit_s):
+            loader = make()
+            for batch in loader:
+                audit.add(batch)
+                num_batches += 1
+                if keep_states:
+                    states.append(loader.state_dict())  # type: ignore[attr-defined]
+                if on_batch is not None:
+                    on_batch(num_batches)
+    except (Exception, Hang) as raised:
+        error = raised
+    wall_s = time.monotonic() - begin
+    loader = None
+    return Outcome(audit=audit, error=error, wall_s=wall_s, num_batches=num_batches, states=states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """A folder of this test's own in a store, and where its streams are kept here."""
+
+    server: Any
+    """The `FaultServer` before it."""
+    root: Path
+    """What the store serves; its first level are the buckets."""
+    folder: Path
+    """This test's own folder there."""
+    caches: Path
+    """Where `local=` folders go."""
+
+    @property
+    def bucket(self) -> str:
+        """The bucket, and the prefix in it that is this test's own."""
+        return self.folder.relative_to(self.root).as_posix()
+
+    def put(self, dataset: DataSet, name: str = "ds") -> DataSet:
+        """Copy a data set into the bucket, so that a test may damage it."""
+        shutil.copytree(dataset.folder, self.folder / name)
+        return DataSet(
+            folder=self.folder / name,
+            lengths=dataset.lengths,
+            seed=dataset.seed,
+            dtype=dataset.dtype,
+        )
+
+    def put_in_cache(self, dataset: DataSet, but: str, name: str = "ds") -> None:
+        """Copy a data set's files to where `stream` keeps them, but for those that begin so."""
+        shutil.copytree(
+            dataset.folder, self.caches / name, ignore=shutil.ignore_patterns(f"{but}*")
+        )
+
+    def stream(self, name: str = "ds", **options: Any) -> Stream:
+        """Return a stream of it that is kept in `caches / name` (or `local=`)."""
+        options = {"local": str(self.caches / name), **options}
+        return Stream(remote=f"s3://{self.bucket}/{name}", **options)
+
+    def uri(self, basename: str, name: str = "ds") -> str:
+        """Return how messages call a file."""
+        return f"s3://{self.bucket}/{name}/{basename}"
+
+
+def temporary_names(folder: Path) -> list[str]:
+    """Return what is left in a cache folder of downloads that did not end."""
+    with contextlib.suppress(FileNotFoundError):
+        names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        return sorted(name for name in names if ".tmp" in name or ".partial" in name)
+    return []

@@ -1,0 +1,243 @@
+"""A small training job to be killed: iterates a loader and writes down each batch it was given.
+
+::
+
+    test --fork this--> server (everything imported) --> minder --> job --> workers of the loader
+                                                           |         |
+    test <------------------ exit STATUS ------------------'         |
+    test <------------------ pid N, then one message a batch --------'
+
+    log.jsonl    {"began": [epoch, position]}                          at each start
+                 {"epoch", "position", "digest", "segments", "altered", "state"}   a batch
+                 {"outcome": "ok" | class of the error, "message", ...}            at the end
+
+A batch's line is one write, made before the test hears of the batch; the kernel keeps it whatever
+becomes of the job, but a kill may cut the last one at the end of a page. The next start removes
+what was cut, reads the last state and goes on.
+
+Cost: about 4 s of imports for the server, once; a job is a fork, 0.1 s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.errors import StreampackError
+from streampack.loader.loader import PackedDataLoader
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.streams import Stream
+from streampack.world import World
+from tests.helpers.builders import tokens_of, write_stream_files
+
+__all__ = ["LOG", "num_altered", "read_log", "run"]
+
+LOG = "log.jsonl"
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a job's log; a last one that was cut short is left out."""
+    path = folder / LOG
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def _remove_cut_line(path: Path) -> None:
+    """Remove a last line that a kill cut short; nobody has heard of its batch."""
+    if path.is_file():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
+def num_altered(batch: dict[str, Any]) -> int:
+    """Return how many tokens of a batch are not those that the streams were written with."""
+    tokens = batch["tokens"].numpy()
+    filled = [0] * len(tokens)
+    wrong = 0
+    for row, stream, _, sample, start, length in batch["segments"].tolist():
+        here = tokens[row, filled[row] : filled[row] + length]
+        wrong += int((here != tokens_of(stream, sample, start + length)[start:]).sum())
+        filled[row] += length
+    return wrong
+
+
+def digest(batch: dict[str, Any]) -> str:
+    """Return a hash of all that a batch holds."""
+    whole = hashlib.blake2s()
+    for key, value in sorted(batch.items()):
+        whole.update(key.encode())
+        whole.update(str(value).encode() if isinstance(value, int) else value.numpy().tobytes())
+    return whole.hexdigest()
+
+
+def make_dataset(config: dict[str, Any]) -> PackedStreamingDataset:
+    """Make the dataset that a config asks for; see `tests.helpers.faults.launch.Bench.config`."""
+    return PackedStreamingDataset(
+        streams=[Stream(**stream) for stream in config["streams"]],
+        packing=Packing(**config["packing"]),
+        mixing=Mixing(**config["mixing"]),
+        order=Order(**config["order"]),
+        buffers=Buffers(**config["buffers"]),
+        batch_size=config["batch_size"],
+        world=World(**config["world"]),
+    )
+
+
+class _Job:
+    def __init__(self, config: dict[str, Any], events: socket.socket) -> None:
+        self._config = config
+        self._events = events
+        self._folder = Path(config["folder"])
+        self._num_batches = 0
+        _remove_cut_line(self._folder / LOG)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._log = os.open(self._folder / LOG, flags, 0o600)
+
+    def write(self, line: dict[str, Any]) -> None:
+        os.write(self._log, json.dumps(line).encode() + b"\n")
+
+    def last_state(self) -> dict[str, Any] | None:
+        states = [line["state"] for line in read_log(self._folder) if "state" in line]
+        return states[-1] if states else None
+
+    def iterate(self) -> None:
+        dataset = make_dataset(self._config)
+        loader: Any
+        if self._config["torch_loader"]:
+            loader, owner = DataLoader(dataset, batch_size=None, **self._config["loader"]), dataset
+        else:
+            loader = owner = PackedDataLoader(dataset, **self._config["loader"])
+        state = self._config["state"]
+        if state == "last":
+            state = self.last_state()
+        if state is not None:
+            owner.load_state_dict(state)
+        self.write({"began": [state["epoch"], state["position"]] if state else [0, 0]})
+        for _ in range(self._config["num_epochs"]):
+            for batch in loader:
+                own = owner is loader
+                self._deliver(batch, owner.state_dict() if own else dataset.state_after(batch))
+        stats = loader.stats() if owner is loader else None
+        self.write({"outcome": "ok", "stats": stats})
+
+    def _deliver(self, batch: dict[str, Any], state: dict[str, Any]) -> None:
+        self.write(
+            {
+                "epoch": batch["epoch"],
+                "position": batch["position"],
+                "digest": digest(batch),
+                "segments": batch["segments"][:, 1:].tolist(),
+                "altered": num_altered(batch),
+                "state": state,
+            }
+        )
+        self._events.send(b"batch")
+        self._num_batches += 1
+        if self._config["in_step"] or self._num_batches == self._config["pause_at"]:
+            self._events.recv(10)  # until the test lets it go on
+
+    def run(self) -> int:
+        try:
+            self.iterate()
+        except StreampackError as error:
+            known = ("uri", "shard", "attempts", "elapsed_s")
+            self.write(
+                {
+                    "outcome": type(error).__name__,
+                    "message": str(error),
+                    "at_s": time.monotonic(),
+                    **{name: getattr(error, name, None) for name in known},
+                }
+            )
+            traceback.print_exc()
+            return 3
+        except BaseException as error:
+            self.write({"outcome": type(error).__name__, "message": str(error)})
+            traceback.print_exc()
+            return 4
+        return 0
+
+
+def run(config: dict[str, Any], events: socket.socket) -> int:
+    """Run one job in this process and return its exit status.
+
+    Args:
+        config: See `tests.helpers.faults.launch.Bench.config`.
+        events: Hears of each batch, once that is in the log.
+    """
+    os.environ.update(config["environment"])
+    tempfile.tempdir = None  # the environment may name another
+    torch.set_num_threads(1)
+    return _Job(config, events).run()
+
+
+def _mind(config: dict[str, Any], events: socket.socket) -> None:
+    """Start a job, wait for its end, and tell how it ended."""
+    errors = os.open(Path(config["folder"], "stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(errors, stream)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()  # so that the job and its workers can be killed as a group
+        # A shell that starts the tests in the background has it ignored in all of them.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        events.send(f"pid {os.getpid()}".encode())
+        status = run(config, events)
+        # A script's end: what is registered to be done then is done, workers are joined.
+        sys.exit(status)
+    _, status = os.waitpid(pid, 0)
+    events.send(f"exit {os.waitstatus_to_exitcode(status)}".encode())
+
+
+def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], socket.socket]]:
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 1)
+        if not message:
+            return
+        yield json.loads(message), socket.socket(fileno=descriptors[0])
+
+
+def warm_up() -> None:
+    """Iterate a small stream once, so that jobs are forked with the compiled kernels in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_stream_files(Path(folder, "s0"), [5, 300])
+        dataset = PackedStreamingDataset(
+            local=os.path.join(folder, "s0"), packing=Packing(max_seq_len=256), world=World()
+        )
+        for _ in PackedDataLoader(dataset):
+            pass
+
+
+def serve(control: socket.socket) -> None:
+    """Start a job for each request until the other side closes.
+
+    Args:
+        control: Hears when all is imported and compiled; then it brings configs as JSON, each with
+            the socket that hears of the job.
+    """
+    warm_up()
+    control.send(b"ready")
+    for config, events in _requests(control):
+        if os.fork() == 0:
+            control.close()
+            _mind(config, events)
+            sys.exit(0)
+        events.close()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,306 @@
+"""Every row of the reliability table, and the test that holds it.
+
+::
+
+    "net_500_forever" --> tests/faults/test_network.py, function ...
+
+The table's 94 cases broke or bent a widely used loader; the promise for each is what its test asks
+for. `test_rows.py` sees to it that no row is without a test.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+__all__ = ["NAMES", "ROWS"]
+
+NETWORK = "test_network.py"
+BYTES = "test_bytes.py"
+INDEX = "test_index.py"
+DISK = "test_disk.py"
+FORK = "test_fork.py"
+JOBS = "test_jobs.py"
+PROCESSES = "test_processes.py"
+RESUME = "test_resume.py"
+
+NAMES = (
+    "base_ok",
+    "bytes_empty_shard",
+    "bytes_flip_hash",
+    "bytes_flip_hash_1worker",
+    "bytes_flip_nohash",
+    "bytes_flip_offsets_nohash",
+    "bytes_flip_zstd_hash",
+    "bytes_flip_zstd_nohash",
+    "bytes_hash_asked_not_present",
+    "bytes_local_flip_between_runs_hash",
+    "bytes_local_rot_between_runs",
+    "bytes_missing_shard",
+    "bytes_missing_shard_0workers",
+    "bytes_missing_shard_1worker",
+    "bytes_origin_replaced_same_names",
+    "bytes_trunc_hash",
+    "bytes_trunc_midsample_bytescol_nohash",
+    "bytes_trunc_nohash",
+    "bytes_trunc_zstd_nohash",
+    "disk_cache_deleted_midrun",
+    "disk_evict_4workers",
+    "disk_evict_local_only_stream",
+    "disk_full",
+    "disk_full_1worker",
+    "disk_full_2ranks",
+    "disk_full_zstd_rawfull",
+    "disk_shm_full",
+    "eight_jobs_start_at_once",
+    "fork_shared_connection",
+    "index_bytes_wrong",
+    "index_cut",
+    "index_dup_basename",
+    "index_empty",
+    "index_encoding_swapped",
+    "index_encoding_unknown",
+    "index_html",
+    "index_list",
+    "index_no_shards",
+    "index_samples_1e12",
+    "index_samples_less",
+    "index_samples_more",
+    "index_samples_negative",
+    "index_samples_str",
+    "index_traversal_delete",
+    "index_traversal_delete_zip",
+    "index_traversal_read",
+    "index_traversal_write",
+    "index_version",
+    "index_zip_bomb",
+    "net_403_midrun",
+    "net_500_forever",
+    "net_500_twice",
+    "net_503_burst_of_20",
+    "net_close_short_once",
+    "net_down_20s_midrun",
+    "net_down_at_start",
+    "net_flip_in_flight_once",
+    "net_flip_in_flight_once_hash",
+    "net_reset_forever",
+    "net_reset_once_each",
+    "net_shorter_object",
+    "net_stall_body",
+    "net_stall_headers",
+    "net_stall_headers_once",
+    "net_trickle",
+    "net_trickle_no_retry_seen",
+    "pickle_colon_bypass",
+    "pickle_default",
+    "pickle_opt_in",
+    "pickle_state_dict",
+    "proc_kill_mid_download_restart",
+    "proc_rank_kill_peer_next_epoch",
+    "proc_restart_after_cgroup",
+    "proc_restart_after_group",
+    "proc_restart_after_int",
+    "proc_restart_after_main",
+    "proc_restart_after_term",
+    "proc_worker_kill_1rank",
+    "proc_worker_kill_2ranks",
+    "resume_batch_8_to_12",
+    "resume_block_size_changed",
+    "resume_dataset_grew",
+    "resume_epoch_boundary",
+    "resume_list_collate",
+    "resume_odd_stop_3_workers",
+    "resume_ranks_1_to_2",
+    "resume_ranks_2_to_1",
+    "resume_same",
+    "resume_shuffle_algo_changed",
+    "resume_workers_2_to_0",
+    "resume_workers_2_to_3",
+    "tmp_lockfile_owned_by_other",
+    "two_jobs_same_cache_same_host",
+    "two_jobs_same_cache_two_containers_evict",
+)
+"""The rows, in the table's order."""
+
+STORES: dict[tuple[str, str], tuple[str, ...]] = {
+    (NETWORK, "test_base_ok_an_epoch_without_faults_is_exact"): ("base_ok",),
+    (BYTES, "test_a_damaged_shard_is_a_typed_error_until_its_origin_is_mended"): (
+        "bytes_empty_shard",
+        "bytes_flip_hash",
+        "bytes_flip_hash_1worker",
+        "bytes_flip_offsets_nohash",
+        "bytes_flip_zstd_hash",
+        "bytes_trunc_hash",
+        "bytes_trunc_midsample_bytescol_nohash",
+        "bytes_trunc_nohash",
+        "bytes_trunc_zstd_nohash",
+    ),
+    (BYTES, "test_a_flip_at_the_origin_without_hashes_is_an_error_once_the_stream_is_indexed"): (
+        "bytes_flip_nohash",
+        "bytes_flip_zstd_nohash",
+    ),
+    (BYTES, "test_bytes_hash_asked_not_present_is_refused_at_construction"): (
+        "bytes_hash_asked_not_present",
+    ),
+    (BYTES, "test_a_cached_shard_that_rots_between_runs_is_fetched_again"): (
+        "bytes_local_flip_between_runs_hash",
+        "bytes_local_rot_between_runs",
+    ),
+    (BYTES, "test_a_missing_shard_is_a_typed_error_within_10_s"): (
+        "bytes_missing_shard",
+        "bytes_missing_shard_0workers",
+        "bytes_missing_shard_1worker",
+    ),
+    (BYTES, "test_bytes_origin_replaced_same_names_is_refused_and_never_mixed"): (
+        "bytes_origin_replaced_same_names",
+    ),
+    (INDEX, "test_what_only_the_shard_can_tell_is_refused_before_a_sample_of_it"): (
+        "index_bytes_wrong",
+        "index_encoding_swapped",
+        "index_samples_less",
+        "index_samples_more",
+    ),
+    (INDEX, "test_a_hostile_index_is_refused_at_construction"): (
+        "index_cut",
+        "index_dup_basename",
+        "index_empty",
+        "index_encoding_unknown",
+        "index_html",
+        "index_list",
+        "index_no_shards",
+        "index_samples_1e12",
+        "index_samples_negative",
+        "index_samples_str",
+        "index_traversal_read",
+        "index_traversal_write",
+        "index_version",
+    ),
+    (INDEX, "test_no_index_makes_a_file_outside_the_cache_vanish"): (
+        "index_traversal_delete",
+        "index_traversal_delete_zip",
+    ),
+    (INDEX, "test_index_zip_bomb_stops_at_the_stated_bytes"): ("index_zip_bomb",),
+    (NETWORK, "test_what_no_retry_can_mend_is_an_error_at_once"): ("net_403_midrun",),
+    (NETWORK, "test_a_fault_that_stays_ends_in_a_typed_error_in_time"): (
+        "net_500_forever",
+        "net_reset_forever",
+        "net_shorter_object",
+        "net_stall_body",
+        "net_stall_headers",
+        "net_trickle",
+    ),
+    (NETWORK, "test_a_fault_that_passes_is_ridden_out"): (
+        "net_500_twice",
+        "net_503_burst_of_20",
+        "net_close_short_once",
+        "net_reset_once_each",
+        "net_stall_headers_once",
+    ),
+    (NETWORK, "test_a_bit_that_flips_in_flight_is_caught_by_the_stores_own_sum"): (
+        "net_flip_in_flight_once",
+    ),
+    (NETWORK, "test_an_outage_within_the_budget_is_ridden_out"): ("net_down_20s_midrun",),
+    (NETWORK, "test_net_down_at_start_is_a_typed_error_within_30_s"): ("net_down_at_start",),
+    (NETWORK, "test_a_bit_that_flips_in_flight_is_caught_by_the_hash_that_was_asked_for"): (
+        "net_flip_in_flight_once_hash",
+    ),
+    (NETWORK, "test_bytes_that_drip_on_do_not_keep_a_download_alive"): (
+        "net_trickle_no_retry_seen",
+    ),
+    (INDEX, "test_pickle_colon_bypass_is_refused_at_construction"): ("pickle_colon_bypass",),
+    (INDEX, "test_a_pickled_column_is_refused_at_construction"): ("pickle_default",),
+    (INDEX, "test_pickle_opt_in_there_is_none_and_what_lies_beside_the_tokens_is_never_read"): (
+        "pickle_opt_in",
+    ),
+    (INDEX, "test_pickle_state_dict_is_json_and_an_alien_one_is_refused"): ("pickle_state_dict",),
+}
+"""Base, network, bytes, index and pickle: (file, function) to the rows it holds."""
+
+MACHINES: dict[tuple[str, str], tuple[str, ...]] = {
+    (DISK, "test_a_full_disk_is_an_error_that_names_the_path_and_the_bytes_needed"): (
+        "disk_full",
+        "disk_full_1worker",
+    ),
+    (DISK, "test_a_disk_that_fills_up_stops_both_ranks_of_a_node"): ("disk_full_2ranks",),
+    (DISK, "test_a_disk_that_fills_up_while_unpacking_is_the_same_error"): (
+        "disk_full_zstd_rawfull",
+    ),
+    (DISK, "test_a_cache_that_is_deleted_in_mid_run_is_fetched_again"): (
+        "disk_cache_deleted_midrun",
+    ),
+    (DISK, "test_a_full_dev_shm_is_an_error_at_construction_and_none_without_workers"): (
+        "disk_shm_full",
+    ),
+    (DISK, "test_readers_under_a_limit_of_a_quarter_are_exact_and_within_it"): (
+        "disk_evict_4workers",
+    ),
+    (DISK, "test_a_local_only_stream_loses_no_file_to_a_cache_limit"): (
+        "disk_evict_local_only_stream",
+    ),
+    (FORK, "test_forked_workers_never_get_the_bytes_of_another_shard"): ("fork_shared_connection",),
+    (JOBS, "test_two_jobs_on_one_cache_are_exact_and_fetch_each_shard_once"): (
+        "two_jobs_same_cache_same_host",
+    ),
+    (JOBS, "test_two_jobs_under_a_limit_below_their_data_are_exact"): (
+        "two_jobs_same_cache_two_containers_evict",
+    ),
+    (JOBS, "test_eight_jobs_that_start_at_once_all_run_and_fetch_each_shard_once"): (
+        "eight_jobs_start_at_once",
+    ),
+    (JOBS, "test_files_of_others_in_the_temporary_folder_cannot_stop_a_job"): (
+        "tmp_lockfile_owned_by_other",
+    ),
+    (
+        PROCESSES,
+        "test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_from_its_last_state",
+    ): ("proc_worker_kill_1rank",),
+    (PROCESSES, "test_a_killed_worker_of_one_rank_stops_that_rank_alone"): (
+        "proc_worker_kill_2ranks",
+    ),
+    (PROCESSES, "test_a_rank_goes_on_into_the_next_epoch_when_its_peer_was_killed"): (
+        "proc_rank_kill_peer_next_epoch",
+    ),
+    (PROCESSES, "test_a_killed_job_starts_again_at_once_and_its_epoch_is_exact"): (
+        "proc_restart_after_group",
+    ),
+    (PROCESSES, "test_a_job_killed_in_mid_download_never_reads_half_a_shard"): (
+        "proc_kill_mid_download_restart",
+    ),
+    (PROCESSES, "test_a_restart_beside_the_orphans_of_a_killed_trainer_is_exact_and_they_end"): (
+        "proc_restart_after_main",
+    ),
+    (PROCESSES, "test_a_job_that_was_interrupted_starts_again_at_once"): (
+        "proc_restart_after_int",
+        "proc_restart_after_term",
+    ),
+    (PROCESSES, "test_a_job_whose_every_process_is_killed_one_by_one_starts_again_at_once"): (
+        "proc_restart_after_cgroup",
+    ),
+    (RESUME, "test_the_same_config_goes_on_bit_for_bit"): ("resume_same",),
+    (RESUME, "test_other_numbers_of_workers_go_on_with_the_same_packs"): (
+        "resume_odd_stop_3_workers",
+        "resume_workers_2_to_0",
+        "resume_workers_2_to_3",
+    ),
+    (RESUME, "test_other_numbers_of_ranks_take_every_sample_once"): (
+        "resume_ranks_1_to_2",
+        "resume_ranks_2_to_1",
+    ),
+    (RESUME, "test_another_batch_size_takes_every_sample_once_or_is_refused"): (
+        "resume_batch_8_to_12",
+    ),
+    (RESUME, "test_a_state_at_the_epochs_end_goes_on_with_the_next_epoch"): (
+        "resume_epoch_boundary",
+    ),
+    (RESUME, "test_another_order_is_refused_by_its_field"): (
+        "resume_block_size_changed",
+        "resume_shuffle_algo_changed",
+    ),
+    (RESUME, "test_a_stream_that_grew_is_refused"): ("resume_dataset_grew",),
+    (RESUME, "test_the_state_counts_whatever_a_collate_makes_of_the_batches"): (
+        "resume_list_collate",
+    ),
+}
+"""Disks, processes, jobs, forks and resumption: likewise."""
+
+ROWS = {row: test for test, rows in (STORES | MACHINES).items() for row in rows}
+"""Row to the test that holds it: (file beside this one, function)."""

@@ -1,0 +1,651 @@
+"""A training job in one process, without clock or threads, that is delayed, killed and resumed.
+
+::
+
+    seed --> setup, worlds, faults, who moves next        (nothing else is left to chance)
+
+    rank 0    plan | plan, gather | step 0 | save |   step 1  x killed at its 93rd use of the disk
+    fetcher     bring 0.0 ....waits for the store....| bring 0.1
+    worker               gather .waits for the lock..|  gather
+    job 2     another world, from the last saved state --> end of the epoch
+
+What runs is the real plan, shard cache and gatherer; what is made up is the store, the disk
+(`memorydisk.py`) and who moves when. Whoever waits, for the store or for a lock, is stopped there
+with its locks held, and begins that one thing again later.
+
+The checker: every device batch is that of the unbroken run; by the states resumed from each slot of
+the epoch counts once; no file has wrong bytes under a final name; cache limits hold; nobody waits
+for ever; no error without a fault; leftovers are gone after the next start.
+
+``python -m tests.helpers.faults.simulation SEED`` plays one schedule again and tells what happens.
+
+Cost: some 20 to 30 ms a schedule, half a second for the setups that schedules share.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import DataError, StreampackError, WorkerError
+from streampack.gather.gather import Gatherer
+from streampack.plan import DeviceView, Progress, Recipe, pack_state, run_shape, unpack_state
+from streampack.storage.download_errors import DamagedError
+from streampack.storage.materialize import Downloader
+from streampack.streams import MdsStream
+from streampack.streams import shard_pool as recent_module
+from streampack.streams.shard_pool import ShardPool
+from streampack.types import Int64Array
+from streampack.world import World
+from tests.helpers.faults.memorydisk import Killed, MemoryDisk, Waits
+from tests.helpers.faults.setups import Planner, Setup, make_setups, open_remote
+
+__all__ = ["BrokenPromiseError", "Simulation", "simulate"]
+
+MAX_JOBS = 3
+MAX_TURNS = 20_000
+Steps = Iterator[Callable[[], bool] | None]
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise was broken."""
+
+
+# ---------------------------------------------------------------------------- one start of the job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong in one start of the job; probabilities are per use."""
+
+    victim: int | None = None
+    """Which process is killed ..."""
+    uses: int = 0
+    """... at which of its uses of the disk."""
+    end_turn: int | None = None
+    """At which turn all are killed at once."""
+    loss_turn: int | None = None
+    """At which turn a node's cache is lost."""
+    delay: float = 0.0
+    """The store takes its time."""
+    damage: float = 0.0
+    """What it sends is damaged."""
+    refusal: float = 0.0
+    """It gives up."""
+    disk_error: float = 0.0
+    """The disk fails."""
+
+    @property
+    def may_raise(self) -> bool:
+        """Whether a process may end with an error."""
+        return bool(self.damage or self.refusal or self.disk_error)
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """A rank or a worker: what it has in memory dies with it."""
+
+    name: str
+    node: int
+    recent: ShardPool = field(default_factory=lambda: ShardPool(512, 4_000_000))
+    uses_left: int = -1
+    is_alive: bool = True
+    planned: deque[Any] = field(default_factory=deque)
+    num_planned: int = 0
+    needed: deque[tuple[int, int]] = field(default_factory=deque)
+    inbox: deque[tuple[int, Any]] = field(default_factory=deque)
+    rows: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Actor:
+    """A thread of a process, which moves when it is its turn."""
+
+    name: str
+    process: Process
+    steps: Steps
+    is_ready: Callable[[], bool] | None = None
+
+
+class Job:
+    """The ranks and workers of one start, from a state until they end or die."""
+
+    def __init__(
+        self, simulation: Simulation, state: dict[str, Any] | None, faults: Faults
+    ) -> None:
+        self.simulation = simulation
+        self.disk = simulation.disk
+        self.rng = simulation.rng
+        self.setup = simulation.setup
+        self.faults = faults
+        self.state = state
+        self.alarms: list[float] = []
+        self.num_turns = 0
+        self.turns_left = MAX_TURNS
+        self.is_dying = False
+        self._choose_world()
+        self.delivered = [0] * self.num_ranks
+        self.ended = [False] * self.num_ranks
+        self.actors: list[Actor] = []
+        self.processes: list[Process] = []
+        for rank in range(self.num_ranks):
+            process = self._process(f"rank {rank}", rank // self.per_node)
+            self._add(process, process.name, self._rank(process, rank))
+
+    def _choose_world(self) -> None:
+        rng, start = self.rng, self.simulation.start
+        self.num_nodes, self.per_node = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
+        self.num_ranks = self.num_nodes * self.per_node
+        is_odd = start.position % 2 and start.position < self.setup.num_packs[start.epoch]
+        self.batch_size = 1 if is_odd else rng.choice([1, 2])
+        self.num_workers = rng.choice([0, 0, 1, 2])
+        self.num_processes = self.num_ranks * (1 + self.num_workers)
+        self.is_limited = self.setup.is_large or rng.random() < 0.4
+        self.tell(
+            f"job of {self.num_nodes} x {self.per_node} ranks, {self.num_workers} workers, "
+            f"batch_size {self.batch_size}, limited: {self.is_limited}, from {start.position}; "
+            f"{self.faults}"
+        )
+
+    def world(self, rank: int) -> World:
+        """Return where a rank stands."""
+        return World(rank=rank, num_ranks=self.num_ranks, ranks_per_node=self.per_node)
+
+    @property
+    def num_readers(self) -> int:
+        """Who may bring a shard at once on a node: rank, its fetcher and its workers."""
+        return self.per_node * (2 + self.num_workers)
+
+    def tell(self, text: str) -> None:
+        """Write down what happens."""
+        self.simulation.tell(text)
+
+    def _process(self, name: str, node: int) -> Process:
+        process = Process(name=name, node=node)
+        victim = self.faults.victim
+        if victim is not None and len(self.processes) == victim % self.num_processes:
+            process.uses_left = self.faults.uses
+        self.processes.append(process)
+        return process
+
+    def _add(self, process: Process, name: str, steps: Steps) -> None:
+        self.actors.append(Actor(name=name, process=process, steps=steps))
+
+    # Who moves.
+
+    def run(self) -> bool:
+        """Let them move until all have ended or died; return whether the epoch was finished."""
+        while self.actors and self.turns_left > 0:
+            self.num_turns += 1
+            self.turns_left -= 1
+            self.disk.now += 0.01
+            self._events()
+            ready = [a for a in self.actors if a.is_ready is None or a.is_ready()]
+            if ready:
+                self._move(self.rng.choice(ready))
+            elif self.alarms:
+                self.disk.now = max(
+                    self.disk.now, self.alarms.pop(self.alarms.index(min(self.alarms)))
+                )
+            elif self.is_dying:
+                break
+            else:
+                raise BrokenPromiseError(
+                    f"all wait for ever: {[actor.name for actor in self.actors]}"
+                )
+        if self.actors and not self.is_dying:
+            raise BrokenPromiseError(
+                f"not done after {MAX_TURNS} turns: {[a.name for a in self.actors]}"
+            )
+        for process in self.processes:
+            self._end(process)
+        return all(self.ended)
+
+    def _events(self) -> None:
+        if self.num_turns == self.faults.end_turn:
+            self.tell("all are killed")
+            self.is_dying, self.turns_left = True, 0
+            self.actors_stop()
+        if self.num_turns == self.faults.loss_turn:
+            node = self.rng.randrange(self.num_nodes)
+            self.tell(f"the cache of node {node} is lost")
+            self.disk.lose(self.simulation.folder(node))
+
+    def actors_stop(self) -> None:
+        """End every process."""
+        for process in self.processes:
+            self._end(process)
+
+    def _move(self, actor: Actor) -> None:
+        self.disk.begin(actor.name)
+        self.simulation.actor = actor
+        recent_module._recent_shards = {os.getpid(): actor.process.recent}
+        try:
+            actor.is_ready = next(actor.steps)
+        except StopIteration:
+            self.actors.remove(actor)
+        except Killed:
+            self._die(actor.process, "killed")
+        except StreampackError as error:
+            if not (self.faults.may_raise or self.is_dying):
+                raise BrokenPromiseError(f"{actor.name} raised without a fault: {error}") from error
+            self._die(actor.process, f"raises {type(error).__name__}: {error}")
+
+    def _die(self, process: Process, why: str) -> None:
+        self.tell(f"{process.name} {why}")
+        self._end(process)
+        if not self.is_dying:
+            # The launcher ends the others, but not at once.
+            self.is_dying = True
+            self.turns_left = self.rng.randrange(30)
+
+    def _end(self, process: Process) -> None:
+        process.is_alive = False
+        own = [actor for actor in self.actors if actor.process is process]
+        # It is dead before its generators are closed: what they would clean up is not done.
+        self.disk.stop(Killed())
+        for actor in own:
+            self.actors.remove(actor)
+            actor.steps.close()  # type: ignore[attr-defined]
+        self.disk.release(actor.name for actor in own)
+
+    def again(self, call: Callable[[], Any]) -> Any:
+        """Do one thing, begun anew after each wait; a generator."""
+        while True:
+            try:
+                result = call()
+            except Waits as stop:
+                self.tell(f"{self.disk.actor} waits {stop.why}")
+                yield stop.is_ready
+            else:
+                held = self.disk.held_by(self.disk.actor)
+                if held:
+                    raise BrokenPromiseError(
+                        f"{self.disk.actor} has done its work and still holds {held}"
+                    )
+                return result
+
+    # What they do.
+
+    def _rank(self, process: Process, rank: int) -> Steps:
+        setup, world = self.setup, self.world(rank)
+        limit = None
+        if self.is_limited:
+            limit = setup.limit_for(world, self.batch_size, 1 + self.num_workers)
+        streams = yield from self.again(lambda: self.simulation.open(process.node, limit))
+        recipe, digests = setup.recipe_for(streams), [stream.digest for stream in streams]
+        start = self.simulation.start
+        if self.state is not None:
+            assert run_shape(self.state) == setup.shape()
+            start = unpack_state(self.state, recipe, digests)
+        view = DeviceView(
+            place=world.place, num_devices=world.num_devices, batch_size=self.batch_size
+        )
+        planner, gatherer = Planner(recipe, view, start), Gatherer(streams, recipe.packing)
+        self._add(process, f"fetcher {rank}", self._fetcher(process, streams))
+        workers = self._start_workers(process, rank, gatherer)
+        step = 0
+        while True:
+            yield from self._plan_ahead(process, planner, streams, workers)
+            if not process.planned:
+                break
+            plan, slot, needs, snapshots = process.planned.popleft()
+            rows = yield from self._rows_of(plan, step, workers, gatherer)
+            self.simulation.check_batch(plan, rows, view.first_slot(slot))
+            step += 1
+            self.delivered[rank] = step
+            # A step of the optimizer is done once all ranks have theirs.
+            yield lambda s=step: min(self.delivered) >= s
+            if needs is not None:
+                yield from self.again(lambda n=needs.finished: _note(streams, n, "finished"))
+            if rank == 0:
+                progress = Progress(epoch=plan.epoch, position=plan.position, snapshots=snapshots)
+                self.simulation.save(recipe, digests, progress)
+            yield None
+        planner.close()
+        self.ended[rank] = True
+        process.is_alive = False  # its workers and its fetcher end with it
+
+    def _plan_ahead(
+        self,
+        process: Process,
+        planner: Planner,
+        streams: tuple[MdsStream, ...],
+        workers: list[Process],
+    ) -> Steps:
+        """Plan as many batches ahead as workers may read, and tell them and the fetcher."""
+        while len(process.planned) < max(1, 2 * len(workers)):
+            planned = yield from self.again(planner.next)
+            if planned is None:
+                return
+            plan, _, needs, _ = planned
+            if needs is not None:
+                process.needed = deque(map(tuple, needs.ahead.tolist()))
+                yield from self.again(lambda n=needs.ahead: _note(streams, n, "planned"))
+            if workers:
+                number = process.num_planned
+                workers[number % len(workers)].inbox.append((number, plan))
+            process.num_planned += 1
+            process.planned.append(planned)
+            yield None
+
+    def _start_workers(self, process: Process, rank: int, gatherer: Gatherer) -> list[Process]:
+        workers = []
+        for number in range(self.num_workers):
+            name = f"worker {rank}.{number}"
+            worker = self._process(name, process.node)
+            workers.append(worker)
+            own = self.simulation.send(gatherer)
+            self._add(worker, name, self._worker(worker, process, own))
+        return workers
+
+    def _rows_of(self, plan: Any, step: int, workers: list[Process], gatherer: Gatherer) -> Any:
+        """Read a batch, or wait for the worker that does; a generator."""
+        if not workers:
+            rows = yield from self.again(lambda: gatherer.gather(plan.packs, plan.num_rows))
+            return rows
+        worker = workers[step % len(workers)]
+        yield lambda: step in worker.rows or not all(each.is_alive for each in workers)
+        if step not in worker.rows:
+            raise WorkerError("a worker died")
+        return worker.rows.pop(step)
+
+    def _worker(self, worker: Process, rank: Process, gatherer: Gatherer) -> Steps:
+        while True:
+            yield lambda: bool(worker.inbox) or not rank.is_alive
+            if not rank.is_alive:
+                return
+            step, plan = worker.inbox.popleft()
+            rows = yield from self.again(lambda p=plan: gatherer.gather(p.packs, p.num_rows))
+            worker.rows[step] = rows
+
+    def _fetcher(self, process: Process, streams: tuple[MdsStream, ...]) -> Steps:
+        while True:
+            yield lambda: bool(process.needed) or not process.is_alive
+            if not process.is_alive:
+                return
+            stream, shard = process.needed.popleft()
+            if not streams[stream].is_here(shard):
+                yield from self.again(lambda s=stream, i=shard: streams[s].bring(i))
+
+
+def _note(streams: tuple[MdsStream, ...], rows: Int64Array, what: str) -> None:
+    for number, stream in enumerate(streams):
+        shards = rows[rows[:, 0] == number, 1]
+        if len(shards):
+            getattr(stream, what)(shards)
+
+
+# ---------------------------------------------------------------------------- one schedule
+
+
+class _Copier(pickle.Pickler):
+    """Pickles what goes to a worker; the disk and the store are the same for all."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._ids = {id(each): number for number, each in enumerate(shared)}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._ids.get(id(obj))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._shared[number]
+
+
+class Simulation:
+    """One schedule: a training job that is started until its epoch is done.
+
+    Args:
+        setups: What schedules share.
+        seed: Which schedule.
+        tell: What takes the story.
+    """
+
+    def __init__(
+        self, setups: list[Setup], seed: int, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self.rng = random.Random(seed)
+        # The large ones take long, and need not come as often.
+        self.setup = self.rng.choices(setups, [1 if each.is_large else 3 for each in setups])[0]
+        self.disk = MemoryDisk(self._on_use)
+        self.store = Downloader(fetch=self._fetch, fetch_if_there=lambda *_: False)
+        self.start = Progress(epoch=self.rng.randrange(2))
+        self.actor: Actor | None = None
+        self.num_jobs = 0
+        self._tell = tell
+        self._state: dict[str, Any] | None = None
+        self._counts = np.zeros(self.setup.num_packs[self.start.epoch], np.int64)
+        self._job: Job | None = None
+        self._limit: int | None = None
+
+    def tell(self, text: str) -> None:
+        """Write down what happens, if somebody wants to know."""
+        if self._tell is not None:
+            self._tell(f"{self.disk.now:8.2f}  {text}")
+
+    @staticmethod
+    def folder(node: int) -> Path:
+        """Return where a node keeps its streams."""
+        return Path(f"/sim/node{node}")
+
+    def run(self) -> None:
+        """Start the job until it is done.
+
+        Raises:
+            BrokenPromiseError: If a promise was broken.
+        """
+        before = recent_module._recent_shards
+        try:
+            is_done = False
+            while not is_done:
+                is_done = self._start_job(is_last=self.num_jobs >= MAX_JOBS)
+            self._check_end()
+        finally:
+            recent_module._recent_shards = before
+
+    def _start_job(self, *, is_last: bool) -> bool:
+        self.num_jobs += 1
+        faults = Faults() if is_last else self._choose_faults()
+        state = self._state
+        if state is not None:
+            self.start = Progress(epoch=state["epoch"], position=state["position"])
+        self._counts[self.start.position :] = 0  # what was delivered after the state does not count
+        job = self._job = Job(self, state, faults)
+        return job.run()
+
+    def _choose_faults(self) -> Faults:
+        rng = self.rng
+        kind = rng.randrange(8)
+        faults = Faults(
+            delay=rng.choice([0.0, 0.1, 0.5]),
+            loss_turn=rng.randrange(200) if rng.random() < 0.15 else None,
+            damage=rng.choice([0.0, 0.0, 0.05, 0.3]),
+        )
+        if kind < 4:
+            return replace(faults, victim=rng.randrange(12), uses=rng.randrange(1, 250))
+        if kind == 4:
+            return replace(faults, end_turn=rng.randrange(200))
+        if kind == 5:
+            return replace(faults, refusal=0.1)
+        return replace(faults, disk_error=0.005) if kind == 6 else faults
+
+    # What the ranks do with it.
+
+    def open(self, node: int, limit: int | None) -> tuple[MdsStream, ...]:
+        """Open the streams on a node."""
+        self._limit = limit
+        return open_remote(self.setup, self.folder(node), self.disk, self.store, limit)
+
+    def send(self, gatherer: Gatherer) -> Gatherer:
+        """Return a gatherer as it comes to a worker."""
+        shared = [self.disk, self.store]
+        file = io.BytesIO()
+        _Copier(file, shared).dump(gatherer)
+        copied: Gatherer = _Unpickler(io.BytesIO(file.getvalue()), shared).load()
+        return copied
+
+    def save(self, recipe: Recipe, digests: list[str], progress: Progress) -> None:
+        """Maybe save the state of rank 0."""
+        if self.rng.random() < 0.5:
+            with_snapshots = self.rng.random() < 0.5
+            progress = progress if with_snapshots else replace(progress, snapshots=[])
+            self._state = json.loads(json.dumps(pack_state(recipe, digests, progress)))
+            self.tell(f"saved at {progress.position}, snapshots: {with_snapshots}")
+
+    def check_batch(self, plan: Any, rows: Any, first: int) -> None:
+        """Compare a device batch with the unbroken run."""
+        whole = self.setup.tokens[plan.epoch][first : first + plan.num_rows]
+        padding = plan.num_rows - len(whole)  # where a window reaches past the epoch's end
+        if not np.array_equal(rows.tokens, np.pad(whole, ((0, padding), (0, 0)))):
+            raise BrokenPromiseError(
+                f"the batch of slots {first} ... is not that of the unbroken run"
+            )
+        self._counts[first : first + plan.num_rows] += 1
+
+    def _check_end(self) -> None:
+        if not (self._counts == 1).all():
+            raise BrokenPromiseError(f"slots were delivered {self._counts.tolist()} times")
+        self.disk.begin("the end")
+        self.actor = None
+        for node in range(2):
+            if self.disk.files_in(self.folder(node)):
+                open_remote(self.setup, self.folder(node), self.disk, self.store, None)
+            for name, content in self.disk.files_in(self.folder(node)).items():
+                self._check_file(name, content)
+
+    def _check_file(self, name: str, content: bytes) -> None:
+        if ".tmp" in name or name.endswith(".failed"):
+            raise BrokenPromiseError(f"{name} is left over after a start")
+        if ".streampack" not in name and content != self.setup.shards.get(name):
+            raise BrokenPromiseError(f"{name} has other bytes than it should have")
+
+    # Store and disk.
+
+    def _on_use(self, kind: str, path: Path) -> None:
+        if self.actor is None or self._job is None:
+            return
+        process = self.actor.process
+        process.uses_left -= 1
+        if process.uses_left == 0:
+            self.tell(f"{self.disk.actor} dies at {kind} {path}")
+            raise self.disk.stop(Killed())
+        if self._job.faults.disk_error and self.rng.random() < self._job.faults.disk_error:
+            self.tell(f"{self.disk.actor}: the disk fails at {kind} {path}")
+            raise OSError(5, "Input/output error", str(path))
+
+    def _fetch(
+        self,
+        files: Any,
+        basename: str,
+        to: Path,
+        *,
+        num_bytes: int | None = None,  # noqa: ARG002
+        check: Callable[[Path], None] | None = None,
+        is_hashed: bool = False,  # noqa: ARG002
+    ) -> None:
+        job, rng, disk = self._job, self.rng, self.disk
+        faults = job.faults if job is not None and self.actor is not None else Faults()
+        if job is not None and rng.random() < faults.delay:
+            until = disk.now + rng.random() * 2
+            job.alarms.append(until)
+            raise disk.stop(Waits(f"for the store's {basename}", lambda: disk.now >= until))
+        uri = f"{files.remote}/{basename}"
+        if rng.random() < faults.refusal:
+            raise DataError(f"{uri}: refused", uri=uri, shard=basename)
+        whole = self.setup.object_at(uri)
+        for _ in range(4):
+            is_damaged = rng.random() < faults.damage
+            disk.write(to, [self._damaged(basename, whole) if is_damaged else whole])
+            self._check_room(to)
+            try:
+                if check is not None:
+                    check(to)
+            except DamagedError as error:
+                failure = error
+                disk.remove(to)
+                continue
+            if is_damaged and not faults.disk_error:  # a disk that failed is told of later
+                raise BrokenPromiseError(f"nobody saw that {uri} was damaged")
+            return
+        raise DataError(f"{uri}: damaged ({failure})", uri=uri, shard=basename) from failure
+
+    def _damaged(self, basename: str, whole: bytes) -> bytes:
+        at = self.rng.randrange(len(whole))
+        if basename == "index.json":
+            return whole[:at]  # it has no hash: other damage of it cannot be seen
+        changed = bytearray(whole)
+        match self.rng.randrange(4):
+            case 0:
+                changed[at] ^= 1 << self.rng.randrange(8)
+            case 1:
+                del changed[at:]
+            case 2:
+                changed += b"\0"
+            case _:
+                changed = bytearray(whole[::-1])
+        return bytes(changed)
+
+    def _check_room(self, to: Path) -> None:
+        """See that a node's shards, those under way too, take no more than their limit."""
+        job = self._job
+        if self._limit is None or job is None or self.actor is None:
+            return
+        node = self.folder(self.actor.process.node)
+        taken = sum(
+            len(content)
+            for name, content in self.disk.files_in(node).items()
+            if ".mds" in name and not name.endswith((".lock", ".json", ".failed"))
+        )
+        most = self._limit + job.num_readers * self.setup.shard_bytes
+        if taken > most:
+            raise BrokenPromiseError(
+                f"{taken} bytes of shards on a node, more than {most}, with {to}"
+            )
+
+
+def simulate(setups: list[Setup], seed: int, tell: Callable[[str], None] | None = None) -> int:
+    """Play one schedule; return how often the job was started.
+
+    Raises:
+        BrokenPromiseError: Naming the seed, if a promise was broken.
+    """
+    simulation = Simulation(setups, seed, tell)
+    try:
+        simulation.run()
+    except Exception as error:
+        raise BrokenPromiseError(
+            f"seed {seed}: {error}; play it again: python -m tests.helpers.faults.simulation {seed}"
+        ) from error
+    return simulation.num_jobs
+
+
+def main() -> None:
+    """Play the schedules that the command line names: SEED, or FIRST LAST."""
+    first, *last = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        setups = make_setups(Path(folder))
+        for seed in range(first, last[0] if last else first + 1):
+            simulate(setups, seed, None if last else lambda text: sys.stdout.write(f"{text}\n"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The runs whose states and batches are pinned, byte for byte, in `expected.json`.
+
+``python -m tests.helpers.golden.cases`` writes the file again. Do that only in a change that means
+to alter packs or states, and say so in its message: a diff of the file is a change for every user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from streampack import (
+    BucketedIterableDataset,
+    Bucketing,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    World,
+)
+from streampack.write import write_stream
+
+EXPECTED = Path(__file__).with_name("expected.json")
+NUM_BATCHES = 24
+SAVED_AT = (1, 16)
+SIZES = {"web": (300, 700), "code": (120, 2000), "chat": (40, 90)}
+
+Dataset = PackedStreamingDataset | PackedIterableDataset | BucketedIterableDataset
+
+
+def samples(name: str) -> list[np.ndarray]:
+    """Return a stream's samples: equal on every machine, lengths skewed as those of text."""
+    number, longest = SIZES[name]
+    rng = np.random.Generator(np.random.PCG64(sum(name.encode())))
+    lengths = 1 + (longest * rng.random(number) ** 3).astype(np.int64)
+    return [rng.integers(0, 50_000, n, dtype=np.int32) for n in lengths]
+
+
+def write_streams(folder: Path) -> None:
+    """Write the streams of all planned cases."""
+    for name in SIZES:
+        write_stream(samples(name), folder / name, compression=None, size_limit=1 << 14)
+
+
+def _planned(**options: Any) -> Callable[[Path], Dataset]:
+    def make(folder: Path) -> Dataset:
+        weights = options.get("weights", {"web": 0.5, "code": 0.3, "chat": 0.2})
+        return PackedStreamingDataset(
+            [Stream(local=folder / name, proportion=share) for name, share in weights.items()],
+            packing=options.get("packing", Packing(max_seq_len=512)),
+            mixing=options.get("mixing"),
+            order=options.get("order", Order(seed=17)),
+            batch_size=options.get("batch_size", 2),
+            batch_format=options.get("batch_format", "native"),
+            world=options.get("world", World(rank=0, num_ranks=1)),
+        )
+
+    return make
+
+
+def _online(**options: Any) -> Callable[[Path], Dataset]:
+    def make(folder: Path) -> Dataset:
+        del folder
+        return PackedIterableDataset(
+            [IterableStream(samples(name), name=name, **options.get(name, {})) for name in SIZES],
+            packing=options.get("packing", Packing(max_seq_len=512)),
+            mixing=options.get("mixing"),
+            order=options.get("order"),
+            batch_size=2,
+            batch_format=options.get("batch_format", "native"),
+            world=World(rank=0, num_ranks=1),
+        )
+
+    return make
+
+
+def _bucketed(folder: Path) -> Dataset:
+    del folder
+    return BucketedIterableDataset(
+        [IterableStream(samples(name), name=name) for name in SIZES],
+        bucketing=Bucketing(max_tokens=4096, max_seq_len=1024),
+        order=Order(seed=17),
+        world=World(rank=0, num_ranks=1),
+    )
+
+
+TWO_RANKS = World(rank=1, num_ranks=2)
+CASES: dict[str, Callable[[Path], Dataset]] = {
+    "random": _planned(),
+    "random-tokens": _planned(mixing=Mixing(weight_unit="tokens")),
+    "random-tokens-lanes": _planned(
+        mixing=Mixing(weight_unit="tokens", epoch_end="carry", global_batch_size=8),
+        order=Order(seed=17, num_lanes=4),
+        world=TWO_RANKS,
+    ),
+    "stratified": _planned(mixing=Mixing(batching_method="stratified")),
+    "stratified-lanes": _planned(
+        mixing=Mixing(batching_method="stratified", global_batch_size=8),
+        order=Order(seed=17, num_lanes=4),
+        world=TWO_RANKS,
+    ),
+    "per_stream": _planned(mixing=Mixing(batching_method="per_stream")),
+    "device_per_stream": _planned(
+        mixing=Mixing(batching_method="device_per_stream", global_batch_size=8), world=TWO_RANKS
+    ),
+    "carry": _planned(
+        mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
+        order=Order(seed=17, num_lanes=4),
+    ),
+    "drop": _planned(mixing=Mixing(epoch_end="drop", epoch_size=300)),
+    "repeat": _planned(weights={"chat": 1}, mixing=Mixing(epoch_size=2000)),
+    "unshuffled": _planned(order=Order(shuffle=False)),
+    "knapsack": _planned(packing=Packing(max_seq_len=512, method="knapsack", overflow="truncate")),
+    "best_fit": _planned(packing=Packing(max_seq_len=512, method="best_fit", overflow="drop")),
+    "next_fit": _planned(packing=Packing(max_seq_len=512, method="next_fit", eos_id=1, bos_id=2)),
+    "concat": _planned(packing=Packing(max_seq_len=512, method="concat", positions="continue")),
+    "two_tiers": _planned(packing=Packing(max_seq_len=512, method="two_tiers", short_seq_len=128)),
+    "multiples": _planned(
+        packing=Packing(max_seq_len=512, pad_to_multiple=8, max_samples_per_pack=6, guard=64)
+    ),
+    "compact": _planned(batch_format="compact"),
+    "hf": _planned(batch_format="hf"),
+    "online": _online(web={"proportion": 0.6}, code={"proportion": 0.3}, chat={"proportion": 0.1}),
+    "online-shuffled": _online(order=Order(seed=17), mixing=Mixing(weight_unit="tokens")),
+    "online-stratified": _online(mixing=Mixing(batching_method="stratified")),
+    "online-edges": _online(packing=Packing(max_seq_len=512, method="next_fit", eos_id=1)),
+    "online-compact": _online(batch_format="compact"),
+    "bucketed": _bucketed,
+}
+
+
+def digest(batch: Any) -> str:
+    """Return a hash of a batch: names, types, shapes and every byte."""
+    hashed = hashlib.blake2b(digest_size=12)
+    for value in _leaves(batch):
+        hashed.update(value)
+    return hashed.hexdigest()
+
+
+def _leaves(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield key.encode()
+            yield from _leaves(value[key])
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, torch.Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.contiguous().numpy().tobytes()
+    else:
+        yield repr(value).encode()
+
+
+def batches(loader: PackedDataLoader, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the hash and the state of so many batches, over as many epochs as they take."""
+    while count > 0:
+        for batch in islice(loader, count):
+            count -= 1
+            yield digest(batch), loader.state_dict()
+
+
+def run(make: Callable[[Path], Dataset], folder: Path) -> dict[str, Any]:
+    """Return what `expected.json` holds of a case."""
+    seen = list(batches(PackedDataLoader(make(folder)), NUM_BATCHES))
+    return {
+        "batches": [hashed for hashed, _ in seen],
+        "states": {str(number): seen[number - 1][1] for number in SAVED_AT},
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        write_streams(Path(name))
+        found = {case: run(make, Path(name)) for case, make in CASES.items()}
+    lines = (f"{json.dumps(case)}: {json.dumps(found[case])}" for case in found)
+    EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -1,0 +1,178 @@
+"""Recipes over made-up lengths, and what tests read off the sequence they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from streampack.config import Mixing, Order, Packing
+from streampack.mix import Quota, Weight, resolve_weights
+from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.sequence import DeviceView, EpochSequence
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
+
+
+def plan_stream(lengths: Int64Array, number: int, shard_size: int = 64, **kwargs) -> PlanStream:
+    """A stream of these lengths, in shards of `shard_size` samples."""
+    lengths = np.asarray(lengths, np.int64)
+    bounds = np.append(np.arange(0, len(lengths), shard_size), len(lengths))
+    shards = [lengths[a:b] for a, b in pairwise(bounds)]
+    return PlanStream(
+        name=f"s{number}",
+        first_sample=bounds.astype(np.int64),
+        raw_bytes=np.array([4 * int(s.sum()) for s in shards], np.int64),
+        num_tokens=int(lengths.sum()),
+        lengths_of=lambda shard: shards[shard],
+        quota=None,
+        **kwargs,
+    )
+
+
+def recipe(
+    all_lengths: list[Int64Array],
+    *,
+    weights: list[dict] | None = None,
+    packing: Packing | None = None,
+    mixing: Mixing | None = None,
+    order: Order | None = None,
+    num_lanes: int = 1,
+    lane_run: int = 1,
+    global_batch_size: int = 8,
+) -> Recipe:
+    """The recipe over streams of these lengths."""
+    mixing = mixing or Mixing()
+    order = order or Order(seed=3)
+    streams = [plan_stream(lengths, number) for number, lengths in enumerate(all_lengths)]
+    quotas = resolve_weights(
+        [
+            Weight(name=s.name, **w)
+            for s, w in zip(streams, weights or [{}] * len(streams), strict=True)
+        ],
+        [(s.num_samples, s.num_tokens) for s in streams],
+        epoch_size=mixing.epoch_size,
+        unit=mixing.weight_unit,
+    )
+    return Recipe(
+        streams=tuple(replace(s, quota=q) for s, q in zip(streams, quotas, strict=True)),
+        packing=packing or Packing(max_seq_len=64),
+        mixing=mixing,
+        order=order,
+        num_lanes=num_lanes,
+        lane_run=lane_run,
+        global_batch_size=global_batch_size,
+    )
+
+
+def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:
+    """All of one device's batches of an epoch."""
+    sequence = EpochSequence(recipe, view, epoch=epoch, **kwargs)
+    batches = []
+    while (batch := sequence.next()) is not None:
+        batches.append(batch)
+    sequence.close()
+    return batches
+
+
+def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs) -> list[list]:
+    """The packs of the canonical sequence, read by all devices of a world, in order."""
+    per_device = [device_batches(recipe, view, epoch, **kwargs) for view in views]
+    steps = {len(batches) for batches in per_device}
+    assert len(steps) == 1, f"devices take {steps} steps"
+    packs = []
+    # Batch k goes to the device at place k mod devices, wherever the run goes on.
+    first = kwargs.get("position", 0) // views[0].batch_size % len(views)
+    for step in zip(*per_device[first:], *per_device[:first], strict=True):
+        assert len({batch.position for batch in step}) == 1
+        for batch in step:
+            packs += [batch.packs[i].tolist() for i in range(len(batch.packs))]
+    return packs
+
+
+def world_views(num_devices: int, batch_size: int) -> list[DeviceView]:
+    """The views of all devices of a world."""
+    return [
+        DeviceView(place=place, num_devices=num_devices, batch_size=batch_size)
+        for place in range(num_devices)
+    ]
+
+
+def covered(
+    packs: list[list], num_streams: int
+) -> list[dict[tuple[int, int], list[tuple[int, int]]]]:
+    """Per stream: (pass, sample) -> its (start, length) pieces, sorted."""
+    pieces: list[dict] = [{} for _ in range(num_streams)]
+    for pack in packs:
+        for row in pack:
+            key = (row[PASS], row[SAMPLE])
+            pieces[row[STREAM]].setdefault(key, []).append((row[START], row[LENGTH]))
+    for stream in pieces:
+        for value in stream.values():
+            value.sort()
+    return pieces
+
+
+def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list, bool]]:
+    """The packs of each global batch, and whether no stream had run out in any lane by then."""
+    size = recipe.global_batch_size
+    sequence = EpochSequence(recipe, DeviceView(batch_size=size), epoch=epoch, **kwargs)
+    batches = []
+    while (batch := sequence.next()) is not None:
+        packs = [batch.packs[i].tolist() for i in range(len(batch.packs))]
+        batches.append((packs, sequence.substituted == 0))
+    return batches
+
+
+def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
+    """The samples of each lane's part of a stream."""
+    lanes = [recipe.lane_stream(stream, lane) for lane in range(recipe.num_lanes)]
+    return [
+        sorted(set(own.take(0, recipe.streams[stream].num_samples).samples.tolist()))
+        for own in lanes
+        if not own.is_empty
+    ]
+
+
+def synthetic_stream(
+    num_samples: int,
+    number: int = 0,
+    shard_size: int = 50_000,
+    asked: list[int] | None = None,
+    *,
+    has_totals: bool = False,
+) -> PlanStream:
+    """A stream of any size whose lengths are made when a shard is asked for."""
+    bounds = np.append(np.arange(0, num_samples, shard_size), num_samples)
+    sizes = np.diff(bounds)
+
+    some = np.random.default_rng(number).lognormal(6, 1.27, shard_size)
+    lengths = np.clip(some, 1, 100_000).astype(np.int64)
+
+    def lengths_of(shard: int) -> Int64Array:
+        if asked is not None:
+            asked.append(shard)
+        return np.roll(lengths[: sizes[shard]], shard)
+
+    shard_tokens = np.cumsum(lengths)[sizes - 1]
+    return PlanStream(
+        name=f"s{number}",
+        first_sample=bounds.astype(np.int64),
+        raw_bytes=sizes * 3600,
+        num_tokens=int(shard_tokens.sum()),
+        lengths_of=lengths_of,
+        quota=Quota(amount=num_samples),
+        shard_tokens=shard_tokens if has_totals else None,
+    )
+
+
+def column_packs(planner: PackQueue) -> Iterator[list]:
+    """The packs of one column of a lane, one after the other; for ever with epoch_end="carry"."""
+    number = 0
+    while planner.know(number):
+        [begin], [size] = planner.places(np.array([number]))
+        yield planner.segments[begin : begin + size].tolist()
+        number += 1
+        planner.release(number)

@@ -1,0 +1,121 @@
+"""What a model was trained on, seen from outside: hooks of torch, nothing of the trainer.
+
+::
+
+    seen = run(name, [...])          every nn.Embedding of VOCABULARY rows --> tokens it reads
+                                     every optimizer                       --> the end of a step
+    seen.steps                       digests of packs, step by step
+
+A trainer may read ahead, skip, repeat or shard as it likes: what counts is what went through the
+model before the weights changed.
+
+Cost: a hash of each pack.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+from unittest import mock
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from streampack.mds import mosaic
+
+assert mosaic  # before accelerate, which imports torchvision
+
+from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+VOCABULARY = 256
+MAX_SEQ_LEN = 128
+
+
+class StoppedError(Exception):
+    """A run was stopped in the middle."""
+
+
+def digest_of(row: Tensor) -> str:
+    """A name for the tokens of a pack."""
+    return blake2b(row.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+class Seen:
+    """Records packs and gradients while it is entered.
+
+    Args:
+        stop_after: Break the run off after so many (micro-)batches, as the next one comes.
+    """
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.steps: list[list[str]] = []
+        self.gradient: dict[str, Tensor] = {}
+        """Of the first step."""
+        self.model: nn.Module | None = None
+        self._stop_after = stop_after
+        self._num_batches = 0
+        self._now: list[str] = []
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Seen:
+        self._handles = [
+            register_module_forward_pre_hook(self._on_forward),
+            register_optimizer_step_post_hook(self._on_step),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> bool:
+        for handle in self._handles:
+            handle.remove()
+        return kind is StoppedError
+
+    def _on_forward(self, module: nn.Module, arguments: Any) -> None:
+        if self.model is None:
+            # A model is called before its parts. DDP's wrapper must not outlive the run.
+            self.model = module.module if isinstance(module, DistributedDataParallel) else module
+        if not (isinstance(module, nn.Embedding) and module.num_embeddings == VOCABULARY):
+            return
+        if self._num_batches == self._stop_after:
+            raise StoppedError
+        self._num_batches += 1
+        self._now += [digest_of(row) for row in arguments[0].view(-1, MAX_SEQ_LEN)]
+
+    def _on_step(self, *_: Any) -> None:
+        if not self.steps:
+            self.gradient = {
+                name: parameter.grad.clone() for name, parameter in self.model.named_parameters()
+            }
+        self.steps.append(self._now)
+        self._now = []
+
+
+def load_example(name: str) -> ModuleType:
+    """Import examples/`name`.py."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def run(name: str, arguments: Sequence[Any], *, stop_after: int | None = None) -> Seen:
+    """Run an example in this process as it would in a fresh one, and return what was seen."""
+    example = load_example(name)
+    # accelerate keeps in its classes how the last run ended, or broke off.
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    # Trainer and accelerate set some variables for good.
+    with mock.patch.dict(os.environ), Seen(stop_after) as seen:
+        example.main([str(argument) for argument in arguments])
+    return seen

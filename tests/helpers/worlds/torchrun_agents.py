@@ -1,0 +1,139 @@
+"""torchrun from a test: one agent a node, all on this machine, none of it outliving the test.
+
+::
+
+    with torchrun(script, arguments, log=..., num_ranks=4, num_nodes=2) as job:
+        job.wait()           exit codes are 0, or the end of the log is in the error
+
+Cost: two seconds for an agent, and what its ranks import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 300.0  # a tenth does on a machine that has nothing else to do
+SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """Agents that run, and where they write."""
+
+    agents: list[subprocess.Popen[bytes]]
+    log: Path
+
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until all agents have ended well.
+
+        Raises:
+            AssertionError: If one did not, or not in time; the end of the log is in it.
+        """
+        end = time.monotonic() + timeout_s
+        for agent in self.agents:
+            try:
+                code = agent.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                code = None
+            assert code == 0, f"exit code {code} (None: not in time)\n{self.tail()}"
+
+    def tail(self) -> str:
+        """Return the end of what was written."""
+        return self.log.read_text(errors="replace")[-6000:]
+
+
+def free_port() -> int:
+    """Return a loopback port that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def environment() -> dict[str, str]:
+    """Return the variables for an agent: one thread a rank, byte code kept, no world of ours."""
+    kept = {key: value for key, value in os.environ.items() if key not in SET_BY_TORCHRUN}
+    # Without it every one of a job's ranks would compile torch's sources anew.
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def torchrun(
+    script: Path,
+    arguments: Sequence[Any],
+    *,
+    log: Path,
+    num_ranks: int,
+    num_nodes: int = 1,
+    max_restarts: int = 0,
+    options: Sequence[str] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Job]:
+    """Start a script as a job, and end it with the block, whatever happens in there.
+
+    Args:
+        script: What every rank runs.
+        arguments: What it is called with.
+        log: Where agents and ranks write.
+        num_ranks: Over all nodes.
+        num_nodes: Agents, each a node to its ranks.
+        max_restarts: How often an agent starts its ranks again.
+        options: More of torchrun's; None: those that make nodes meet on a free port.
+        variables: More of the environment.
+    """
+    if options is None:
+        options = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    command += [f"--nproc-per-node={num_ranks // num_nodes}", "--monitor-interval=0.1"]
+    command.append(f"--max-restarts={max_restarts}")
+    if not any(option.startswith("--nnodes") for option in options):
+        command.append(f"--nnodes={num_nodes}")
+    is_static = any(option.startswith("--master-port") for option in options)
+    agents: list[subprocess.Popen[bytes]] = []
+    try:
+        with log.open("ab") as out:
+            for node in range(num_nodes):
+                own = [f"--node-rank={node}"] if is_static else []
+                line = [*command, *own, str(script), *map(str, arguments)]
+                agents.append(
+                    subprocess.Popen(
+                        line,
+                        cwd=ROOT,
+                        env=environment() | dict(variables or {}),
+                        stdout=out,
+                        stderr=out,
+                    )
+                )
+        yield Job(agents=agents, log=log)
+    finally:
+        stop(agents)
+
+
+def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End agents and, through them, their ranks; SIGTERM is what an agent passes on."""
+    for agent in agents:
+        if agent.poll() is None:
+            agent.terminate()
+    for agent in agents:
+        try:
+            agent.wait(40)  # an agent gives its ranks 30 s
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+
+def kill(pid: int) -> None:
+    """Kill a process without warning."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,445 @@
+"""`PackedDataLoader`: its counts, its failures, its workers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from streampack.config import Packing
+from streampack.errors import ConfigError, DataError
+from streampack.loader.loader import PackedDataLoader
+from streampack.online.bucketed import BucketedIterableDataset
+from streampack.online.bucketing import Bucketing
+from streampack.online.dataset import PackedIterableDataset
+from streampack.streams import IterableStream, Stream
+from tests.helpers import conformance
+from tests.helpers.conformance import Written, show, worlds
+
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    return write(tmp_path_factory.mktemp("streams"))
+
+
+def write(folder: Path, **options: Any) -> Written:
+    rng = np.random.default_rng(6)
+    lengths = [rng.integers(1, 50, 120).tolist(), rng.integers(1, 200, 60).tolist()]
+    return conformance.write_streams(folder, lengths, **options)
+
+
+# What was delivered.
+
+
+def recount(batches: list[dict[str, Any]], written: Written, max_seq_len: int) -> dict[str, Any]:
+    """What stats() should say, counted from batches."""
+    segments = np.concatenate([batch["segments"].numpy() for batch in batches])
+    streams = {}
+    for stream in range(len(written.tokens)):
+        own = segments[segments[:, 1] == stream]
+        begins = own[own[:, 4] == 0]
+        wholes = np.array(written.lengths[stream])[begins[:, 3]]
+        streams[f"s{stream}"] = {
+            "samples": len(begins),
+            "tokens": int(own[:, 5].sum()),
+            "split": int((begins[:, 5] < wholes).sum()),
+        }
+    packs = sum(len(np.unique(batch["segments"][:, 0])) for batch in batches)
+    tokens = int(segments[:, 5].sum())
+    real = sum(int((batch["document_ids"] > 0).sum()) for batch in batches)
+    assert tokens == real
+    return {
+        "streams": streams,
+        "packs": packs,
+        "tokens": tokens,
+        "fill": tokens / (packs * max_seq_len),
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_stats_are_what_a_recount_of_the_batches_gives(written, method, num_workers):
+    mixing = {"batching_method": method, "global_batch_size": 20}
+    dataset = conformance.make(written, mixing=mixing)
+    loader = PackedDataLoader(dataset, num_workers=num_workers)
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        stats = loader.stats()
+        wanted = recount(batches, written, 64)
+        for name, counts in wanted["streams"].items():
+            own = stats["streams"][name]
+            assert {key: own[key] for key in counts} == counts
+            assert own["share_samples"] == pytest.approx(
+                counts["samples"] / sum(s["samples"] for s in wanted["streams"].values())
+            )
+            assert own["share_tokens"] == pytest.approx(counts["tokens"] / wanted["tokens"])
+        assert {key: stats[key] for key in ("packs", "tokens", "fill")} == {
+            key: wanted[key] for key in ("packs", "tokens", "fill")
+        }
+    assert stats["tokens"] == sum(map(sum, written.lengths))
+    assert stats["streams"]["s1"]["split"] == sum(length > 64 for length in written.lengths[1])
+    assert stats["fill"] > 0.9
+
+
+def test_stats_of_all_ranks_add_up(written):
+    per_rank = []
+    for world in worlds(3):
+        loader = PackedDataLoader(conformance.make(written, world=world))
+        for _ in loader:
+            pass
+        per_rank.append(loader.stats())
+    assert sum(stats["tokens"] for stats in per_rank) == sum(map(sum, written.lengths))
+    for name, lengths in zip(("s0", "s1"), written.lengths, strict=True):
+        assert sum(stats["streams"][name]["samples"] for stats in per_rank) == len(lengths)
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop"])
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+def test_truncated_and_dropped_samples_are_counted(written, overflow, epoch_end):
+    # One pack a batch: an epoch's last batch is never incomplete, so "drop" leaves none out.
+    mixing = {"epoch_end": epoch_end, "global_batch_size": 1}
+    loader = PackedDataLoader(
+        conformance.make(written, packing={"overflow": overflow}, mixing=mixing, batch_size=1)
+    )
+    for _ in loader:
+        pass
+    counted = {"truncated": 0, "dropped": 0, "split": 0}
+    num_long = sum(length > 64 for length in written.lengths[1])
+    assert num_long > 10
+    key = {"truncate": "truncated", "drop": "dropped"}[overflow]
+    own = loader.stats()["streams"]["s1"]
+    assert {name: own[name] for name in counted} == {**counted, key: num_long}
+    other = loader.stats()["streams"]["s0"]
+    assert {name: other[name] for name in counted} == counted
+
+
+def test_a_truncated_sample_is_counted_once_in_however_many_packs_it_lies(written):
+    packing = {"overflow": "truncate", "method": "concat"}
+    loader = PackedDataLoader(conformance.make(written, packing=packing))
+    for _ in loader:
+        pass
+    own = loader.stats()["streams"]["s1"]
+    assert own["truncated"] == sum(length > 64 for length in written.lengths[1])
+    assert own["split"] > own["truncated"] / 2
+
+
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+def test_losses_add_up_over_epochs_ranks_and_resumes(written, overflow):
+    key = {"truncate": "truncated", "drop": "dropped"}[overflow]
+    num_long = sum(length > 64 for length in written.lengths[1])
+    loaders = [
+        PackedDataLoader(
+            conformance.make(written, packing={"overflow": overflow}, world=world, batch_size=1)
+        )
+        for world in worlds(3)
+    ]
+    state = {}
+    for epoch in range(2):
+        for loader in loaders:
+            for done, _ in enumerate(loader, 1):
+                if done == 5:
+                    state = loader.state_dict()
+        lost = [loader.stats()["streams"]["s1"][key] for loader in loaders]
+        assert sum(lost) == (epoch + 1) * num_long
+    again = loaders[-1]
+    again.load_state_dict(state)
+    for _ in again:
+        pass
+    # Only what came after the state, though the epoch is planned again from its start.
+    assert again.stats()["streams"]["s1"][key] < num_long
+
+
+def test_truncated_samples_are_counted_when_they_are_delivered(written):
+    loader = PackedDataLoader(conformance.make(written, packing={"overflow": "truncate"}))
+    batch = next(iter(loader))
+    full = (batch["segments"][:, 5] == 64).sum()
+    assert loader.stats()["streams"]["s1"]["truncated"] <= full
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_targets_are_the_shares_asked_for_in_their_unit(written, unit):
+    weights = [{"proportion": 0.25}, {"proportion": 0.75}]
+    dataset = conformance.make(written, weights=weights, mixing={"weight_unit": unit})
+    loader = PackedDataLoader(dataset)
+    for _ in loader:
+        pass
+    streams = loader.stats()["streams"]
+    for name, share in (("s0", 0.25), ("s1", 0.75)):
+        assert streams[name]["target"] == pytest.approx(share, abs=0.01)
+        assert streams[name][f"share_{unit}"] == pytest.approx(share, abs=0.03)
+
+
+def test_stats_begin_anew_when_a_state_is_loaded(written):
+    dataset = conformance.make(written)
+    loader = PackedDataLoader(dataset)
+    states = []
+    for _ in loader:
+        states.append(loader.state_dict())
+    loader.load_state_dict(states[9])
+    rest = list(iter(loader))
+    assert loader.stats()["packs"] == recount(rest, written, 64)["packs"]
+
+
+# What goes wrong.
+
+
+def truncate_shard(written: Written, stream: int, shard: int) -> Path:
+    path = written.paths[stream] / f"shard.{shard:05}.mds"
+    path.write_bytes(path.read_bytes()[:-40])
+    return path
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "loader", ["threads", "workers", pytest.param("spawned", marks=pytest.mark.slow), "torch"]
+)
+def test_a_truncated_shard_is_a_data_error_in_the_loop_at_once(tmp_path, loader):
+    written = write(tmp_path)
+    dataset = conformance.make(written)
+    path = truncate_shard(written, 1, 2)  # a shard that was short before would be refused above
+    loaders = {
+        "threads": lambda: PackedDataLoader(dataset),
+        "workers": lambda: PackedDataLoader(dataset, num_workers=2),
+        "spawned": lambda: PackedDataLoader(
+            dataset, num_workers=1, multiprocessing_context="spawn"
+        ),
+        "torch": lambda: DataLoader(dataset, batch_size=None, num_workers=2),
+    }
+    with pytest.raises(DataError, match=rf"(?s){path.name}.*\d+ bytes"):
+        for _ in loaders[loader]():
+            pass
+    assert not [t for t in threading.enumerate() if t.name.startswith("streampack-read")]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_mended_shard_can_be_gone_on_with_from_the_last_batch(tmp_path, num_workers):
+    written = write(tmp_path)
+    wanted = [show(batch) for batch in conformance.make(written)]
+    path = written.paths[1] / "shard.00002.mds"
+    whole = path.read_bytes()
+    # Opened shards are kept by where they lie: a copy was never opened.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for own in written.paths:
+        own.rename(copy / own.name)
+    moved = Written(paths=tuple(copy / p.name for p in written.paths), tokens=written.tokens)
+    loader = PackedDataLoader(conformance.make(moved), num_workers=num_workers)
+    truncate_shard(moved, 1, 2)
+    shown = []
+    with pytest.raises(DataError, match=path.name):
+        shown.extend(show(batch) for batch in loader)
+    state = loader.state_dict()
+    (copy / "s1" / path.name).write_bytes(whole)
+    loader.load_state_dict(state)
+    assert shown + [show(batch) for batch in loader] == wanted
+
+
+def test_a_sample_over_the_limit_is_refused_by_name(written):
+    loader = PackedDataLoader(conformance.make(written, packing={"overflow": "error"}))
+    with pytest.raises(DataError, match=r"s1.*sample \d+.*max_seq_len.*64") as caught:
+        for _ in loader:
+            pass
+    sample = int(re.search(r"sample (\d+)", str(caught.value))[1])
+    assert f"{written.lengths[1][sample]} tokens" in str(caught.value)
+    assert written.lengths[1][sample] > 64
+
+
+# Its workers.
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_workers_that_are_not_forked_deliver_the_same(written, context):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    loader = PackedDataLoader(
+        conformance.make(written), num_workers=1, multiprocessing_context=context
+    )
+    assert [show(batch) for batch in loader] == wanted
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_spawned_workers_of_another_loader_advance_their_epochs_too(written):
+    dataset = conformance.make(written)
+    wanted = [[show(batch) for batch in conformance.make(written)]]
+    other = conformance.make(written)
+    other.set_epoch(1)
+    wanted.append([show(batch) for batch in other])
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert [[show(batch) for batch in loader] for _ in range(2)] == wanted
+
+
+@pytest.mark.processes
+def test_iterating_in_this_process_first_and_then_in_forked_workers_works(written):
+    dataset = conformance.make(written)
+    first = [show(batch) for batch in PackedDataLoader(dataset)]
+    dataset.set_epoch(0)
+    assert [show(batch) for batch in PackedDataLoader(dataset, num_workers=2)] == first
+    dataset.set_epoch(0)
+    plain = DataLoader(dataset, batch_size=None, num_workers=2)
+    assert [show(batch) for batch in plain] == first
+
+
+def test_a_loop_left_early_leaves_no_threads(written):
+    loader = PackedDataLoader(conformance.make(written, order={"num_lanes": 3}), prefetch_factor=4)
+    for _ in loader:
+        break
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name.startswith("streampack-read")]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
+    # As of trainers that call iter() to see whether a loader can be iterated.
+    wanted = [show(batch) for batch in PackedDataLoader(conformance.make(written))]
+    loader = PackedDataLoader(conformance.make(written), num_workers=num_workers)
+    iter(loader)
+    taken = iter(loader)
+    iter(loader)
+    assert [show(next(taken)), show(next(taken))] == wanted[:2]
+    state = loader.state_dict()
+
+    loader.load_state_dict(state)
+    iter(loader)
+    assert loader.state_dict()["position"] == state["position"]
+    assert [show(batch) for batch in loader] == wanted[2:]
+
+    next(iter(loader))
+    begun = iter(loader)  # the epoch before was left after a batch
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (2, 0)
+    assert next(begun)["epoch"] == 2
+
+
+def test_a_state_taken_before_the_first_batch_is_the_beginning(written):
+    loader = PackedDataLoader(conformance.make(written))
+    iterator = iter(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 0)
+    wanted = [show(batch) for batch in iterator]
+    loader.load_state_dict(state)
+    assert [show(batch) for batch in loader] == wanted
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": -1}, r"num_workers=-1 must be at least 0; 0 reads in threads"),
+        ({"num_workers": "2"}, r"num_workers='2' is no integer; 0 reads in threads"),
+        ({"num_workers": 1.5}, r"num_workers=1.5 is no integer"),
+        ({"prefetch_factor": 0}, r"prefetch_factor=0 must be at least 1"),
+        ({"prefetch_factor": None}, r"prefetch_factor=None is no integer; leave it out for 2"),
+        ({"prefetch_threads": 0.5}, r"prefetch_threads=0.5 is no integer; leave it out for 1"),
+    ],
+)
+def test_impossible_loaders_are_refused(written, options, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedDataLoader(conformance.make(written), **options)
+
+
+def test_only_what_can_be_planned_is_taken():
+    with pytest.raises(ConfigError, match=r"takes a PackedStreamingDataset, .*, got list; iterate"):
+        PackedDataLoader([1, 2])
+
+
+@pytest.mark.processes
+def test_a_remote_stream_is_fetched_by_workers_that_find_it_missing(tmp_path):
+    written = write(tmp_path / "remote", compression="zstd")
+    streams = [
+        Stream(remote=str(path), local=str(tmp_path / "local" / path.name))
+        for path in written.paths
+    ]
+    blueprint = conformance.make(written)
+    dataset = type(blueprint)(
+        streams=streams,
+        packing=blueprint.recipe.packing,
+        order=blueprint.recipe.order,
+        batch_size=2,
+        world=blueprint.world,
+    )
+    loader = PackedDataLoader(dataset, num_workers=2)
+    assert [show(batch) for batch in loader] == [show(batch) for batch in blueprint]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin for")
+def test_pinning_memory_without_a_gpu_does_nothing(written):
+    loader = PackedDataLoader(conformance.make(written), pin_memory=True)
+    assert not next(iter(loader))["tokens"].is_pinned()
+
+
+class Scaled:
+    """A format of one's own: it has no hash, and can be compared with its like alone."""
+
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+
+    def __call__(self, batch: dict[str, Any]) -> Any:
+        return batch["tokens"] * self.scale
+
+    def __eq__(self, other: Any) -> bool:
+        return self.scale == other.scale
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_format_may_be_of_a_class_without_a_hash(written, num_workers):
+    packing = {"positions": "continue"}
+    wanted = [3 * batch["tokens"] for batch in conformance.make(written, packing=packing)]
+    dataset = conformance.make(written, packing=packing, batch_format=Scaled(3))
+    for loader in (dataset, PackedDataLoader(dataset, num_workers=num_workers)):
+        found = list(loader)
+        assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
+        dataset.set_epoch(0)
+
+
+@pytest.mark.processes
+def test_a_start_method_that_is_none_is_refused(written):
+    with pytest.raises(ConfigError, match=r"context='forkk' is not one of fork.* mean 'fork'\?"):
+        PackedDataLoader(conformance.make(written), num_workers=1, multiprocessing_context="forkk")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_copy_of_a_loader_goes_on_with_its_state_and_its_own_workers(written, num_workers):
+    loader = PackedDataLoader(conformance.make(written), num_workers=num_workers)
+    batches = iter(loader)
+    first = show(next(batches))
+
+    copied = copy.deepcopy(loader)
+
+    assert copied.stats()["packs"] == loader.stats()["packs"]
+    copied.load_state_dict(loader.state_dict())
+    assert [first, *map(show, copied)] == [first, *map(show, batches)]
+
+
+def test_datasets_and_loaders_show_in_a_line_what_they_are(written):
+    dataset = conformance.make(written, batch_size=2)
+    names = [path.name for path in written.paths]
+    shown = (
+        f"PackedStreamingDataset(streams={names}, max_seq_len=64, batch_size=2, "
+        "rank=0, num_ranks=1)"
+    )
+    assert repr(dataset) == shown
+    assert repr(PackedDataLoader(dataset)) == f"PackedDataLoader({shown}, num_workers=0)"
+    streams = [IterableStream([[1, 2]], name="a")]
+    assert repr(PackedIterableDataset(streams, packing=Packing(max_seq_len=8))) == (
+        "PackedIterableDataset(streams=['a'], max_seq_len=8, batch_size=1, rank=0, num_ranks=1)"
+    )
+    assert repr(BucketedIterableDataset(streams, bucketing=Bucketing(max_tokens=9))) == (
+        "BucketedIterableDataset(streams=['a'], max_tokens=9, batch_size=1, rank=0, num_ranks=1)"
+    )

@@ -1,0 +1,203 @@
+"""Places in shards: what is found is right, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.mds.columns import find_column, sample_places
+from streampack.mds.index import parse_index
+from tests.helpers import builders
+from tests.helpers.index_json import index_text
+
+
+def layout_of(encoding: str, size: int | None = None) -> Any:
+    text = index_text(
+        column_names=["a", "tokens"],
+        column_encodings=["str", encoding],
+        column_sizes=[None, size],
+        raw_data__bytes=100_000,
+    )
+    return parse_index(text, "x").shards[0].layout
+
+
+@pytest.mark.parametrize(
+    ("encoding", "size", "message"),
+    [
+        (
+            "str",
+            None,
+            r"column 'tokens' is stored as 'str' \(column_encodings\), but tokens, labels",
+        ),
+        ("pkl", None, "column 'tokens' is stored as 'pkl'"),
+        ("bytes", None, "stored as 'bytes', which say no dtype; set tokens_dtype="),
+        (
+            "ndarray:float32",
+            None,
+            "holds float32, but must hold one of int8, int16",
+        ),
+        (
+            "ndarray:uint64",
+            None,
+            "holds uint64, but must hold one of",
+        ),
+        ("ndarray:int32:4,x", None, r"'ndarray:int32:4,x' \(column_encodings\) states no shape"),
+        ("ndarray:int32:0", None, r"'ndarray:int32:0' \(column_encodings\) states no shape"),
+        ("ndarray:int32:4", 8, r"has column_sizes 8, but such values take 16"),
+        ("ndarray:int32", 8, "has column_sizes 8, but such values take a size of their own"),
+    ],
+)
+def test_a_column_that_holds_no_integers_is_refused(encoding: str, size: int, message: str):
+    with pytest.raises(DataError, match=message) as caught:
+        find_column(layout_of(encoding, size), ("tokens",), None, "stream 'x'", "tokens")
+    assert "stream 'x'" in str(caught.value)
+
+
+def test_a_missing_column_names_those_there_are():
+    message = r"no column 'tokns'; it holds 'a', 'tokens' - did you mean 'tokens'\?; set tokens="
+    with pytest.raises(DataError, match=message):
+        find_column(layout_of("ndarray:int32"), ("tokns",), None, "stream 'x'", "tokens")
+
+
+def test_the_first_name_that_is_there_is_taken():
+    column = find_column(layout_of("ndarray:int32"), ("b", "tokens", "a"), None, "x", "tokens")
+    assert column.name == "tokens"
+
+
+def write_shard(folder, lengths, **options):
+    path, samples = builders.write_stream_files(
+        folder, lengths, size_limit=None, lengths_file=False, **options
+    )
+    index = parse_index((path / "index.json").read_bytes(), str(path))
+    (shard,) = index.shards
+    data = np.fromfile(path / shard.raw.basename, np.uint8)
+    return data, shard, samples
+
+
+def places_of(data, shard, num_samples=None, dtype=None):
+    column = find_column(shard.layout, ("tokens",), dtype, "stream 'x'", "tokens")
+    num_samples = shard.num_samples if num_samples is None else num_samples
+    return sample_places(data, num_samples, shard.layout, column, "stream 'x', shard 4")
+
+
+LENGTHS = [1, 7, 255, 256, 300, 65_535, 65_536, 2]
+
+
+@pytest.mark.parametrize("extra_columns", [False, True])
+@pytest.mark.parametrize("dtype", sorted(builders.PRIMES))
+@pytest.mark.parametrize("encoding", ["ndarray:{}", "ndarray", "bytes"])
+def test_places_find_every_token(tmp_path, encoding, dtype, extra_columns):
+    encoding = encoding.format(dtype)
+    data, shard, samples = write_shard(
+        tmp_path / "s", LENGTHS, dtype=dtype, encoding=encoding, extra_columns=extra_columns
+    )
+
+    places = places_of(data, shard, dtype=dtype)
+
+    assert places.dtype == dtype
+    assert places.counts.tolist() == LENGTHS
+    for i, tokens in enumerate(samples):
+        np.testing.assert_array_equal(places.read(data, i), tokens)
+    last = places.at(data, places.counts - 1)
+    assert last.tolist() == [int(tokens[-1]) for tokens in samples]
+
+
+@pytest.mark.parametrize("extra_columns", [False, True])
+def test_places_of_a_fixed_shape_find_every_token(tmp_path, extra_columns):
+    data, shard, samples = write_shard(
+        tmp_path / "s", [6] * 9, dtype="uint16", encoding="ndarray:uint16:6",
+        extra_columns=extra_columns,
+    )  # fmt: skip
+    places = places_of(data, shard)
+    for i, tokens in enumerate(samples):
+        np.testing.assert_array_equal(places.read(data, i), tokens)
+
+
+@pytest.mark.parametrize("encoding", ["ndarray", "ndarray:int32", "ndarray:int32:2,3"])
+def test_places_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
+    rows = [np.arange(6, dtype=np.int32).reshape(2, 3) + i for i in range(4)]
+    with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": encoding}) as writer:
+        for row in rows:
+            writer.write({"tokens": row})
+    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
+    data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
+    places = places_of(data, index.shards[0])
+    assert [places.read(data, i).tolist() for i in range(4)] == [
+        row.ravel().tolist() for row in rows
+    ]
+
+
+def test_empty_bytes_have_a_place_of_no_tokens(tmp_path):
+    data, shard, _ = write_shard(tmp_path / "s", [3, 0, 2], encoding="bytes")
+    assert places_of(data, shard, dtype="int32").counts.tolist() == [3, 0, 2]
+
+
+def test_a_count_that_is_not_the_indexs_is_refused(tmp_path):
+    data, shard, _ = write_shard(tmp_path / "s", [3, 4])
+    with pytest.raises(DataError, match=r"shard 4: the shard of .* says it holds 2 samples, but"):
+        places_of(data, shard, num_samples=3)
+
+
+def test_a_shard_cut_short_is_refused(tmp_path):
+    data, shard, _ = write_shard(tmp_path / "s", [30, 40])
+    for num_bytes in (0, 3, 7, 12, 100, len(data) - 1):
+        with pytest.raises(DataError, match="stream 'x', shard 4"):
+            places_of(data[:num_bytes], shard)
+
+
+def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path):
+    data, shard, _ = write_shard(tmp_path / "s", [3, 5], dtype="uint16", encoding="bytes")
+    with pytest.raises(DataError, match="sample 0 of the shard: column 'tokens' has 6 bytes of"):
+        places_of(data, shard, dtype="int32")
+
+
+def test_two_dtypes_in_one_shard_are_refused(tmp_path):
+    with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
+        for dtype in ("int32", "int64"):
+            writer.write({"tokens": np.arange(3, dtype=dtype)})
+    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
+    data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
+    with pytest.raises(DataError, match="column 'tokens' holds int32, int64 in one shard"):
+        places_of(data, index.shards[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint64"])
+def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
+    with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
+        writer.write({"tokens": np.arange(3, dtype=dtype)})
+    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
+    data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
+    with pytest.raises(DataError, match=f"holds {dtype}, but must hold one of"):
+        places_of(data, index.shards[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6)
+)
+def test_a_flipped_head_gives_places_inside_the_shard_or_a_data_error(flippable, changes):
+    original, shard = flippable
+    data = original.copy()
+    for place, value in changes:
+        data[place % 400] = value
+    try:
+        places = places_of(data, shard)
+    except DataError:
+        return
+    ends = places.begins + places.counts * np.dtype(places.dtype).itemsize
+    assert (places.begins >= 0).all()
+    assert (places.counts >= 0).all()
+    assert (ends <= len(data)).all()
+
+
+@pytest.fixture(scope="module")
+def flippable(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flip")
+    data, shard, _ = write_shard(folder / "s", [3, 40, 5], encoding="ndarray", extra_columns=True)
+    return data, shard

@@ -1,0 +1,103 @@
+"""index.json: what it says is taken over, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import DataError
+from streampack.mds.index import parse_index
+from tests.helpers.index_json import SHARD, index_text
+
+
+def test_index_gives_first_samples_sizes_and_parts():
+    second = copy.deepcopy(SHARD) | {"samples": 4, "zip_data": None, "compression": None}
+    second["raw_data"] = {"basename": "00001/shard.mds", "bytes": 500, "hashes": {"md5": "ab"}}
+    text = json.dumps({"version": 2, "shards": [SHARD, second]}).encode()
+
+    index = parse_index(text, "s3://a/index.json")
+
+    assert index.first_sample.tolist() == [0, 3, 7]
+    assert index.raw_bytes.tolist() == [400, 500]
+    assert index.num_samples == 7
+    assert index.shards[0].packed is not None
+    assert index.shards[1].packed is None
+    assert index.shards[1].raw.hashes == {"md5": "ab"}
+    assert index.shards[0].layout is index.shards[1].layout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "0 bytes that are no JSON"),
+        (b"<html>404</html>", "16 bytes that are no JSON"),
+        (index_text()[:100], "100 bytes that are no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", r"holds \[\], but an index.json is an object"),
+        (b'{"version": 1, "shards": []}', "version is 1, but only MDS version 2"),
+        (b'{"version": 2, "shards": []}', r"shards is \[\], but a stream needs 1 or more"),
+        (b'{"version": 2}', "shards is None"),
+        (b'{"version": 2, "shards": [3]}', r"shards\.0 is 3, but a shard is an object"),
+        (index_text(version=3), r"shards\.0\.version is 3, but must be 2"),
+        (index_text(format="json"), r"shards\.0\.format is 'json', but must be 'mds'"),
+        (index_text(samples=0), "the stream is empty: its 1 shards hold 0 samples"),
+        (index_text(samples=-1), r"shards\.0\.samples is -1, but must be an integer of 0 to"),
+        (index_text(samples=True), r"shards\.0\.samples is True"),
+        (index_text(samples="3"), r"shards\.0\.samples is '3'"),
+        (index_text(samples=2.0), r"shards\.0\.samples is 2.0"),
+        (index_text(samples=90), "samples is 90, which takes 1088 bytes or more, but raw_data.byt"),
+        (index_text(raw_data__bytes=-5), r"raw_data\.bytes is -5"),
+        (index_text(raw_data__bytes=2**40), r"raw_data\.bytes is 1099511627776"),
+        (index_text(raw_data=None), r"raw_data is None, but must say basename"),
+        (index_text(raw_data__hashes=[1]), r"raw_data\.hashes is \[1\]"),
+        (index_text(raw_data__hashes={"md5": 1}), r"hashes is \{'md5': 1\}"),
+        (index_text(zip_data__basename="../x"), r"zip_data\.basename is '../x', but must name a"),
+        (index_text(raw_data__basename="/etc/passwd"), r"basename is '/etc/passwd'"),
+        (index_text(raw_data__basename="a/../../b"), r"basename is 'a/../../b'"),
+        (index_text(raw_data__basename=""), r"basename is ''"),
+        (index_text(raw_data__basename="."), r"basename is '\.'"),
+        (index_text(raw_data__basename="a\x00b"), r"basename is 'a\\x00b'"),
+        (index_text(raw_data__basename="c:\\x"), r"basename is 'c:"),
+        (index_text(raw_data__basename=".streampack/x.lock"), r"basename is '.streampack"),
+        (index_text(raw_data__basename=7), r"basename is 7"),
+        (index_text(zip_data__basename="shard.00000.MDS"), "'shard.00000.MDS' is used twice"),
+        (index_text(compression=3), r"compression is 3, but a shard with zip_data is compressed"),
+        (
+            index_text(column_names="tokens"),
+            r"shards\.0: .*, column_encodings and column_sizes must be lists, got .*; write",
+        ),
+        (
+            index_text(column_names=["tokens"]),
+            r"shards\.0: .*, column_encodings and column_sizes do not match: .*; write the",
+        ),
+        (index_text(column_names=[1, 2]), "do not match"),
+        (index_text(column_sizes=[None, 0]), "do not match"),
+        (index_text(column_sizes=[None, "8"]), "do not match"),
+    ],
+)
+def test_a_wrong_index_is_refused_with_its_uri_and_field(text: bytes, message: str):
+    with pytest.raises(DataError, match=message) as caught:
+        parse_index(text, "s3://bucket/index.json")
+    assert str(caught.value).startswith("s3://bucket/index.json: ")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(field=st.sampled_from(sorted(SHARD)), value=json_values)
+def test_any_value_in_any_field_is_taken_or_refused_with_a_data_error(field: str, value: Any):
+    try:
+        index = parse_index(index_text(**{field: value}), "x")
+    except DataError:
+        return
+    assert index.num_samples >= 1

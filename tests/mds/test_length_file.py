@@ -1,0 +1,146 @@
+"""The length file: says what the shards hold, and is refused where it does not belong."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from streampack.errors import DataError
+from streampack.mds.index import parse_index
+from streampack.mds.length_file import LENGTH_FILE, open_length_file, write_length_file
+from streampack.streams import Stream, open_stream
+from streampack.write import write_lengths
+from tests.helpers import builders
+
+LENGTHS = [1 + (i * 37) % 200 for i in range(50)]
+
+
+@pytest.fixture
+def stream(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "code", LENGTHS, seed=3)
+    text = (path / "index.json").read_bytes()
+    return path, text, parse_index(text, str(path / "index.json")), samples
+
+
+def test_length_file_says_what_the_shards_hold(stream):
+    path, text, index, samples = stream
+    file = open_length_file(path / LENGTH_FILE, text, index)
+
+    assert (file.column, file.num_samples, file.num_tokens) == ("tokens", 50, sum(LENGTHS))
+    assert (file.num_shards, file.min_tokens) == (len(index.shards), min(LENGTHS))
+    for shard in range(len(index.shards)):
+        first, last = (int(end) for end in index.first_sample[shard : shard + 2])
+        assert file.shard_lengths(first, last, shard).tolist() == LENGTHS[first:last]
+        assert file.shard_entry(shard) == (first, sum(LENGTHS[first:last]))
+        edges = [[int(tokens[0]), int(tokens[-1])] for tokens in samples[first:last]]
+        assert file.shard_edges(first, last).tolist() == edges
+    ends = index.first_sample.tolist()
+    totals = [sum(LENGTHS[first:last]) for first, last in pairwise(ends)]
+    assert file.shard_tokens().tolist() == totals
+
+
+def test_length_file_leaves_no_temporary_file(stream):
+    path, *_ = stream
+    assert not [file.name for file in path.iterdir() if file.name.startswith(".")]
+
+
+def test_length_file_of_another_index_is_stale(stream):
+    path, text, index, _ = stream
+    with pytest.raises(
+        DataError, match=r"lengths\.bin: is stale: .*; write it anew: streampack in"
+    ):
+        open_length_file(path / LENGTH_FILE, text + b" ", index)
+
+
+def test_stale_length_file_refuses_the_stream_and_indexing_mends_it(stream):
+    path, *_ = stream
+    file = path / "index.json"
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(DataError, match=f"is stale.*streampack index {path}"):
+        open_stream(Stream(local=str(path)), 0)
+    write_lengths(path)
+    assert open_stream(Stream(local=str(path)), 0).has_length_file
+
+
+def test_length_file_of_another_size_is_refused_with_both(stream):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    num_bytes = file.stat().st_size
+    file.write_bytes(file.read_bytes() + b"x")
+    message = (
+        rf"lengths\.bin: has {num_bytes + 1} bytes, but should have {num_bytes}; write it anew"
+    )
+    with pytest.raises(DataError, match=message):
+        open_length_file(file, text, index)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 20, 95, 97, 300])
+def test_length_file_cut_short_is_refused(stream, num_bytes):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    with pytest.raises(DataError, match=r"lengths\.bin: .* write it anew: streampack index"):
+        open_length_file(file, text, index)
+
+
+def test_length_file_of_another_version_is_refused(stream):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    content = bytearray(file.read_bytes())
+    content[8] = 9
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="is of version 9, but 1 and 2 are known"):
+        open_length_file(file, text, index)
+
+
+def test_flipped_length_is_refused_when_its_shard_is_asked_for(stream):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    content = bytearray(file.read_bytes())
+    opened = open_length_file(file, text, index)
+    content[opened.head_bytes + 16 * opened.num_shards] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="shard 0 starts at sample 0 and its lengths add up to"):
+        opened.shard_lengths(0, int(index.first_sample[1]), 0)
+
+
+@pytest.mark.parametrize("byte", [0, 7])
+def test_a_shards_total_that_does_not_fit_the_streams_is_refused(stream, byte):
+    path, text, index, _ = stream
+    file = path / LENGTH_FILE
+    opened = open_length_file(file, text, index)
+    content = bytearray(file.read_bytes())
+    content[opened.head_bytes + 8 + byte] ^= 128
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"its shards' tokens add up to -?\d+, but its head says"):
+        opened.shard_tokens()
+
+
+def test_lengths_that_are_not_the_shards_are_refused_when_it_is_opened(stream):
+    path, text, index, _ = stream
+    wrong = np.array(LENGTHS, np.uint32)
+    wrong[[0, 1]] = wrong[[1, 0]]
+    edges = np.zeros((len(wrong), 2), np.uint32)
+    write_length_file(path / LENGTH_FILE, text, index, "tokens", wrong, edges)
+    opened = open_stream(Stream(local=str(path)), 0)
+    with pytest.raises(DataError, match=f"sample 0: 1 tokens, but .*lengths.bin says {LENGTHS[1]}"):
+        opened.open_shard(0)
+
+
+def test_as_many_lengths_as_samples_are_asked_for(stream):
+    path, text, index, _ = stream
+    few = np.ones(3, np.uint32)
+    with pytest.raises(DataError, match="3 lengths and 3 edges for 50 samples"):
+        write_length_file(path / "x", text, index, "tokens", few, np.ones((3, 2), np.uint32))
+
+
+def test_length_file_of_another_column_is_as_good_as_none(tmp_path):
+    values = {"other": [np.ones(2, np.int32)] * 3}
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", [3, 4, 5], columns={"other": "ndarray:int32"}, values=values
+    )
+    opened = open_stream(Stream(local=str(path), tokens="other"), 0)
+    assert not opened.has_length_file
+    assert opened.shard_lengths(0).tolist() == [2, 2, 2]

@@ -1,0 +1,167 @@
+"""Draws: exact over an epoch by samples, near their share at every moment by tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.mix import parts, scaled_shares
+from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places, drawn_before
+
+quotas = st.lists(st.integers(0, 9000), min_size=1, max_size=6)
+lengths = st.one_of(st.integers(1, 20), st.integers(1, 3000))
+
+
+def draw_by_samples(quotas: list[int], chunk: int, seed: int, place: tuple[int, ...]) -> np.ndarray:
+    """The stream of each draw of a chunk, shape (up to CHUNK,); empty after the last."""
+    counts = np.diff([drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)], axis=0)[0]
+    draws = np.empty(counts.sum(), np.int64)
+    draws[draw_places(counts, chunk, seed, place)] = np.repeat(np.arange(len(counts)), counts)
+    return draws
+
+
+def chunks(quotas: list[int], seed: int = 3) -> list[np.ndarray]:
+    drawn = []
+    while len(chunk := draw_by_samples(quotas, len(drawn), seed, (0, 0))):
+        drawn.append(chunk)
+    return drawn
+
+
+@given(quotas=quotas, seed=st.integers(0, 99))
+def test_an_epoch_draws_each_stream_exactly_as_often_as_its_quota_says(quotas, seed):
+    drawn = np.concatenate([np.zeros(0, np.int64), *chunks(quotas, seed)])
+
+    assert np.bincount(drawn, minlength=len(quotas)).tolist() == quotas
+
+
+@given(quotas=quotas)
+def test_every_chunk_holds_the_cumulative_apportionment_of_the_shares(quotas):
+    counts = np.zeros(len(quotas), np.int64)
+    total = sum(quotas)
+    for number, chunk in enumerate(chunks(quotas), start=1):
+        counts += np.bincount(chunk, minlength=len(quotas))
+        drawn = min(number * CHUNK, total)
+        assert counts.tolist() == parts(drawn, quotas)
+        assert np.abs(counts - drawn * np.array(quotas) / total).max() < len(quotas)
+
+
+def test_the_order_inside_a_chunk_depends_on_seed_epoch_and_lane_alone():
+    def drawn(seed: int, *place: int) -> list[int]:
+        return draw_by_samples([50, 50], 0, seed, place).tolist()
+
+    assert drawn(1, 0, 0) == drawn(1, 0, 0)
+    assert len({tuple(drawn(*key)) for key in [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]}) == 4
+
+
+def draw_tokens(weights: list[int], lengths: list[list[int]], num_draws: int) -> list[int]:
+    """Draw from streams that end after their lengths."""
+    ends = np.cumsum([len(own) for own in lengths])
+    out = np.empty(num_draws, np.int64)
+    made = draw_by_tokens(
+        scaled_shares(weights, TOKEN_SCALE) * [bool(own) for own in lengths],
+        np.zeros(len(weights), np.int64),
+        np.array([length for own in lengths for length in own], np.int64),
+        ends,
+        ends - [len(own) for own in lengths],
+        np.ones(len(weights), np.int64),
+        out,
+    )
+    return out[:made].tolist()
+
+
+@given(
+    weights=st.lists(st.integers(1, 100), min_size=1, max_size=5),
+    lengths=st.lists(st.lists(lengths, min_size=30, max_size=60), min_size=5, max_size=5),
+)
+def test_by_tokens_no_stream_is_ahead_or_behind_by_more_than_one_longest_sample(weights, lengths):
+    lengths = lengths[: len(weights)]
+    longest = max(max(own) for own in lengths)
+    shares = np.array(weights) / sum(weights)
+    got, nexts = np.zeros(len(weights)), [0] * len(weights)
+
+    for stream in draw_tokens(weights, lengths, 400):
+        got[stream] += lengths[stream][nexts[stream]]
+        nexts[stream] += 1
+        error = got - got.sum() * shares
+        assert error.max() <= longest + 1e-3, "ahead"
+        assert error.min() >= -longest - 1e-3, "behind"
+        if nexts[stream] == len(lengths[stream]):
+            break  # a stream has run out
+
+
+def test_by_tokens_a_large_share_waits_for_its_turns_among_many_small_ones():
+    drawn = draw_tokens([10] + [1] * 10, [[1] * 100] + [[1] * 10] * 10, 200)
+
+    # Half of every stretch is its own: it never runs ahead by more than one of its samples.
+    assert np.abs(np.cumsum(np.array(drawn) == 0) - np.arange(1, 201) / 2).max() <= 1
+
+
+@given(
+    weights=st.lists(st.integers(1, 100), min_size=3, max_size=5),
+    lengths=st.lists(st.lists(lengths, min_size=1, max_size=60), min_size=5, max_size=5),
+)
+def test_by_tokens_streams_that_are_left_share_what_follows_as_they_shared_before(weights, lengths):
+    lengths = lengths[: len(weights)]
+    nexts, got = [0] * len(weights), np.zeros(len(weights))
+
+    for stream in draw_tokens(weights, lengths, 400):
+        live = [n < len(own) for n, own in zip(nexts, lengths, strict=True)]
+        shares = np.array(weights) * live / np.dot(weights, live)
+        longest = max(max(own) for own, is_live in zip(lengths, live, strict=True) if is_live)
+        got[stream] += lengths[stream][nexts[stream]]
+        nexts[stream] += 1
+        assert np.abs(got - got.sum() * shares).max() <= longest + 1e-3
+        if nexts[stream] == len(lengths[stream]):
+            got[:] = 0  # the count begins anew
+
+
+@given(
+    weights=st.lists(st.integers(0, 100), min_size=1, max_size=5).filter(any),
+    lengths=st.lists(st.lists(lengths, max_size=30), min_size=5, max_size=5),
+)
+def test_by_tokens_everything_is_drawn_in_the_end(weights, lengths):
+    lengths = lengths[: len(weights)]
+    drawn = draw_tokens(weights, lengths, 400)
+
+    counts = np.bincount(drawn, minlength=len(weights))
+    assert counts.tolist() == [len(own) for own in lengths]
+
+
+def test_by_tokens_it_waits_where_a_stream_s_next_length_is_not_known_yet():
+    out = np.empty(10, np.int64)
+    nexts = np.array([0, 2])
+    made = draw_by_tokens(
+        scaled_shares([1, 1], TOKEN_SCALE),
+        np.zeros(2, np.int64),
+        np.array([5, 5, 1, 1, 1, 1, 1, 1], np.int64),
+        np.array([2, 8]),
+        nexts,
+        np.zeros(2, np.int64),
+        out,
+    )
+
+    assert nexts[1] == 8
+    assert made == nexts[0] + nexts[1] - 2 < len(out)
+
+
+@given(
+    lengths=st.lists(st.lists(lengths, min_size=20, max_size=40), min_size=3, max_size=3),
+    cut=st.integers(1, 30),
+)
+def test_by_tokens_stopping_and_going_on_with_the_same_deficits_changes_nothing(lengths, cut):
+    shares = scaled_shares([5, 3, 2], TOKEN_SCALE)
+    flat = np.array([length for own in lengths for length in own], np.int64)
+    ends = np.cumsum([len(own) for own in lengths])
+
+    def run(*sizes: int) -> list[int]:
+        deficits, nexts = np.zeros(3, np.int64), ends - [len(own) for own in lengths]
+        drawn: list[int] = []
+        for size in sizes:
+            out = np.empty(size, np.int64)
+            live = shares * (nexts < ends)
+            made = draw_by_tokens(live, deficits, flat, ends, nexts, np.ones(3, np.int64), out)
+            drawn += out[:made].tolist()
+        return drawn
+
+    assert run(cut, 60 - cut) == run(60)

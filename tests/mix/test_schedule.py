@@ -1,0 +1,96 @@
+"""Law 7's arithmetic: shares of slots hold at every moment, in every place the same."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.mix import Schedule
+
+amounts = st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any)
+
+
+def streams(amounts: list[int], block: int, seed: int, num: int) -> np.ndarray:
+    schedule = Schedule(amounts, block=block, seed=seed, place=("epoch", 0))
+    return np.concatenate(list(islice(schedule.blocks(), -(-num // block))))[:num]
+
+
+def drift(order: np.ndarray, amounts: list[int]) -> np.ndarray:
+    """Count minus share after every slot, shape (slots, streams)."""
+    counts = np.cumsum(order[:, None] == np.arange(len(amounts)), axis=0)
+    shares = np.array([amount / sum(amounts) for amount in amounts])
+    return counts - np.arange(1, len(order) + 1)[:, None] * shares
+
+
+@settings(max_examples=60, deadline=None)
+@given(amounts=amounts, seed=st.integers(0, 99))
+def test_without_blocks_each_stream_is_within_one_slot_of_its_share_after_every_slot(amounts, seed):
+    order = streams(amounts, 1, seed, 300)
+
+    assert np.abs(drift(order, amounts)).max() < 1 + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(amounts=amounts, block=st.integers(2, 40), seed=st.integers(0, 99))
+def test_with_blocks_each_stream_is_within_one_slot_of_its_share_after_every_block(
+    amounts, block, seed
+):
+    order = streams(amounts, block, seed, 12 * block)
+
+    assert np.abs(drift(order, amounts)[block - 1 :: block]).max() < 1 + 1e-6
+
+
+def test_a_stream_of_no_share_is_never_scheduled():
+    assert set(streams([5, 0, 3], 1, 1, 500)) == {0, 2}
+
+
+def test_the_order_differs_between_seeds_and_not_between_runs():
+    first, again, other = (streams([5, 3, 2], 1, seed, 200) for seed in (1, 1, 2))
+
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_every_place_in_a_block_sees_every_stream():
+    order = streams([1, 1], 8, 3, 8 * 50).reshape(50, 8)
+
+    assert all(set(column) == {0, 1} for column in order.T)
+
+
+LANE_BOUND = 8  # units of a stream by which two lanes may differ; 5 is the most that is usual
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shares=st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any),
+    block=st.integers(1, 70),
+    num_lanes=st.integers(2, 16),
+    run=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+def test_lanes_get_each_stream_alike_and_blocks_keep_their_promise(
+    shares, block, num_lanes, run, seed
+):
+    schedule = Schedule(
+        shares, block=block, seed=seed, place=("run",), num_lanes=num_lanes, run=run
+    )
+    order = np.concatenate(list(islice(schedule.blocks(), -(-6000 // block))))
+    assert np.abs(drift(order, shares)[block - 1 :: block]).max() < 1 + 1e-6
+
+    lanes = np.arange(len(order)) // run % num_lanes
+    for stream in np.flatnonzero(shares):
+        counts = np.cumsum((order == stream)[:, None] & (lanes[:, None] == range(num_lanes)), 0)
+        counts = counts[run * num_lanes - 1 :: run * num_lanes]  # after every round of the lanes
+        assert (counts.max(axis=1) - counts.min(axis=1)).max(initial=0) <= LANE_BOUND
+
+
+@pytest.mark.parametrize(("run", "block"), [(1, 8), (8, 8), (8, 64), (1, 1)])
+def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(run, block):
+    schedule = Schedule([99, 1], block=block, seed=3, place=("run",), num_lanes=8, run=run)
+    order = np.concatenate(list(islice(schedule.blocks(), 200_000 // block)))
+    counts = np.bincount(np.flatnonzero(order == 1) // run % 8, minlength=8)
+    assert counts.max() - counts.min() <= 3

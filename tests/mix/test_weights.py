@@ -1,0 +1,284 @@
+"""Law 7, first half: what an epoch takes of each stream, in both arithmetics."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError
+from streampack.mds import mosaic
+from streampack.mix import Weight, check_weights, resolve_weights
+
+SEED_SIZES = [100, 200]
+
+sizes = st.lists(st.integers(1, 10**7), min_size=1, max_size=8)
+proportions = st.one_of(
+    st.integers(0, 1000), st.floats(0, 1e6, allow_subnormal=False).map(lambda x: round(x, 6))
+)
+
+
+def resolve(asked: list[dict], num_samples: list[int], **kwargs) -> list[int]:
+    weights = [Weight(name=f"s{number}", **weight) for number, weight in enumerate(asked)]
+    # tokens: seven a sample, so that a mix-up of the two units shows.
+    quotas = resolve_weights(weights, [(num, 7 * num) for num in num_samples], **kwargs)
+    return [quota.amount for quota in quotas]
+
+
+@pytest.mark.parametrize(
+    ("asked", "epoch_size", "expected"),
+    [
+        ([{"proportion": 0.25}, {"proportion": 0.75}], None, [75, 225]),
+        ([{"proportion": 2}, {"proportion": 6}], None, [75, 225]),
+        ([{"proportion": 0.25}, {"proportion": 0.75}], 400, [100, 300]),
+        ([{}, {}], None, [100, 200]),
+        ([{}, {}], 150, [50, 100]),
+        ([{"repeat": 3}, {}], None, [300, 200]),
+        ([{}, {"repeat": 0.25}], None, [100, 50]),
+        ([{"choose": 250}, {}], None, [250, 200]),
+        ([{"repeat": 0.29}, {"choose": 0}], None, [29, 0]),
+        ([{"repeat": 0}, {}], None, [0, 200]),
+    ],
+)
+def test_the_seed_s_numbers_come_out(asked, epoch_size, expected):
+    assert resolve(asked, SEED_SIZES, epoch_size=epoch_size) == expected
+
+
+@given(weights=st.lists(proportions, min_size=1, max_size=8), total=st.integers(1, 10**9))
+def test_proportions_give_an_epoch_of_exactly_its_size_each_within_one_of_its_share(weights, total):
+    if not any(weights):
+        return
+    amounts = resolve([{"proportion": w} for w in weights], [5] * len(weights), epoch_size=total)
+
+    exact = [Fraction(repr(w)) for w in weights]
+    assert sum(amounts) == total
+    for amount, share in zip(amounts, exact, strict=True):
+        assert abs(amount - total * share / sum(exact)) < 1
+
+
+@given(
+    weights=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any),
+    total=st.integers(1, 10**6),
+)
+def test_the_shortfall_goes_to_the_largest_remainders_then_the_lower_index(weights, total):
+    amounts = resolve([{"proportion": w} for w in weights], [5] * len(weights), epoch_size=total)
+
+    floors = [total * w // sum(weights) for w in weights]
+    remainders = [total * w % sum(weights) for w in weights]
+    by_rank = sorted(range(len(weights)), key=lambda i: (-remainders[i], i))
+    for index in by_rank[: total - sum(floors)]:
+        floors[index] += 1
+    assert amounts == floors
+
+
+@given(
+    weights=st.lists(st.sampled_from([0, 0.0, 1, 0.3, 7]), min_size=2, max_size=8).filter(any),
+    total=st.integers(1, 100),
+)
+def test_a_stream_of_no_proportion_never_gets_the_shortfall(weights, total):
+    amounts = resolve([{"proportion": w} for w in weights], [9] * len(weights), epoch_size=total)
+
+    assert all(amount == 0 for amount, w in zip(amounts, weights, strict=True) if w == 0)
+
+
+def test_a_tie_of_remainders_goes_to_the_lower_index():
+    assert resolve([{"proportion": 1}] * 4, [1] * 4, epoch_size=6) == [2, 2, 1, 1]
+
+
+@given(percent=st.integers(0, 400), num_samples=st.integers(1, 10**7))
+def test_repeat_is_read_as_it_is_written(percent, num_samples):
+    (amount, _) = resolve([{"repeat": percent / 100}, {"choose": 1}], [num_samples, 1])
+
+    assert amount == percent * num_samples // 100
+
+
+def test_weight_unit_tokens_counts_all_in_tokens_but_repeat():
+    pair = [Weight(name="a", proportion=1), Weight(name="b", proportion=3)]
+    held = [(100, 700), (200, 1400)]
+
+    by_tokens = resolve_weights(pair, held, unit="tokens")
+    assert [(q.amount, q.unit) for q in by_tokens] == [(525, "tokens"), (1575, "tokens")]
+    sized = resolve_weights(pair, held, unit="tokens", epoch_size=800)
+    assert [(q.amount, q.unit) for q in sized] == [(200, "tokens"), (600, "tokens")]
+    absolute = [Weight(name="a", choose=50), Weight(name="b", repeat=0.5)]
+    mixed = resolve_weights(absolute, held, unit="tokens")
+    assert [(q.amount, q.unit) for q in mixed] == [(50, "tokens"), (100, "samples")]
+    plain = resolve_weights([Weight(name="a")] * 2, held, unit="tokens", epoch_size=300)
+    assert [(q.amount, q.unit) for q in plain] == [(100, "tokens"), (200, "tokens")]
+
+
+def mosaic_amounts(asked: list[dict], num_samples: list[int], epoch_size: int | None, seed: int):
+    streams = [mosaic.Stream(local=f"nowhere/{i}", **weight) for i, weight in enumerate(asked)]
+    total = mosaic.Stream.apply_weights(
+        streams, np.array(num_samples, np.int64), epoch_size, seed=seed
+    )
+    amounts = [int(stream.choose) for stream in streams]
+    assert sum(amounts) == total
+    return amounts
+
+
+@given(
+    num_samples=sizes,
+    weights=st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=8, max_size=8),
+    epoch_size=st.none() | st.integers(1, 10**8),
+    seed=st.integers(0, 2**31),
+)
+def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_proportions(
+    num_samples, weights, epoch_size, seed
+):
+    asked = [{"proportion": weight} for weight in weights[: len(num_samples)]]
+    asked[0] = {"proportion": weights[0] or 0.7}
+
+    ours = resolve(asked, num_samples, epoch_size=epoch_size, arithmetic="mosaicml", seed=seed)
+    assert ours == mosaic_amounts(asked, num_samples, epoch_size, seed)
+
+
+@given(num_samples=sizes, epoch_size=st.integers(1, 10**8), seed=st.integers(0, 2**31))
+def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_an_epoch_size_alone(
+    num_samples, epoch_size, seed
+):
+    asked: list[dict] = [{} for _ in num_samples]
+
+    ours = resolve(asked, num_samples, epoch_size=epoch_size, arithmetic="mosaicml", seed=seed)
+    assert ours == mosaic_amounts(asked, num_samples, epoch_size, seed)
+
+
+@example(num_samples=[1], kinds=[{"repeat": 0.5}])
+@given(
+    num_samples=sizes,
+    kinds=st.lists(
+        st.one_of(
+            st.just({}),
+            st.floats(1e-3, 50).map(lambda x: {"repeat": x}),
+            st.integers(1, 10**7).map(lambda x: {"choose": x}),
+        ),
+        min_size=8,
+        max_size=8,
+    ),
+)
+def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_repeat_and_choose(num_samples, kinds):
+    asked = kinds[: len(num_samples)]
+    with np.errstate(invalid="ignore"):  # theirs divides by the samples chosen
+        if not any(mosaic_amounts(asked, num_samples, None, 1)):
+            return  # nothing chosen: an error of ours, see below
+
+    ours = resolve(asked, num_samples, arithmetic="mosaicml")
+    assert ours == mosaic_amounts(asked, num_samples, None, 1)
+
+
+def test_mosaicml_s_own_rounding_of_repeat_differs_from_the_exact_one():
+    assert resolve([{"repeat": 0.29}], [100], arithmetic="mosaicml") == [28]
+    assert resolve([{"repeat": 0.29}], [100], arithmetic="exact") == [29]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([], r"streams=\[\] is empty; pass at least one Stream"),
+        (
+            [{"proportion": 1, "repeat": 2}],
+            r"stream 0 \('s0'\) sets proportion and repeat; set at most one",
+        ),
+        ([{}, {"repeat": 1, "choose": 2}], r"stream 1 \('s1'\) sets repeat and choose"),
+        (
+            [{"proportion": 1}, {"repeat": 2}],
+            r"stream 1 \('s1'\) has no proportion, but others have one; every stream must",
+        ),
+        ([{}, {"proportion": 2}], r"stream 0 \('s0'\) has no proportion"),
+        ([{"proportion": -1}, {"proportion": 2}], r"proportion=-1 must be .* at least 0"),
+        ([{"repeat": -0.5}], r"stream 0 \('s0'\): repeat=-0.5 must be a number of at least 0"),
+        ([{"choose": -3}], r"choose=-3 must be a number of at least 0"),
+        ([{"repeat": math.nan}], r"repeat=nan must be a number"),
+        ([{"proportion": math.inf}], r"proportion=inf must be a number"),
+        ([{"repeat": "2"}], r"stream 0 \('s0'\): repeat='2' must be a number of at least 0"),
+        ([{"proportion": True}], r"stream 0 \('s0'\): proportion=True must be a number"),
+        ([{}, {"choose": [3]}], r"stream 1 \('s1'\): choose=\[3\] must be a number"),
+        ([{"repeat": 1j}], r"stream 0 \('s0'\): repeat=1j must be a number"),
+        ([{"repeat": Decimal("NaN")}], r"repeat=NaN must be a number"),
+        ([{"repeat": Decimal("-Infinity")}], r"repeat=-Infinity must be a number"),
+        ([{"proportion": np.float32("inf")}], r"proportion=inf must be a number"),
+        ([{"proportion": Fraction(-1, 3)}], r"proportion=-1/3 must be .* 0 leaves the stream out"),
+        ([{"choose": 2.5}], r"stream 0 \('s0'\): choose=2.5 must be a whole number of samples"),
+        ([{"choose": Decimal("0.1")}], r"choose=0.1 must be a whole number .* or use repeat"),
+        ([{"proportion": 0}, {"proportion": 0.0}], r"all 2 proportions are 0; give at least one"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused_by_name(asked, message):
+    weights = [Weight(name=f"s{number}", **weight) for number, weight in enumerate(asked)]
+
+    with pytest.raises(ConfigError, match=message):
+        check_weights(weights)
+    with pytest.raises(ConfigError, match=message):
+        resolve_weights(weights, [(10, 100)] * len(weights))
+
+
+@pytest.mark.parametrize("asked", [[{"repeat": 2}, {}], [{"choose": 5}, {"choose": 2}]])
+def test_an_epoch_size_beside_absolute_weights_is_refused(asked):
+    with pytest.raises(ConfigError, match=r"epoch_size=40 needs proportions, .* leave epoch_size"):
+        resolve(asked, SEED_SIZES, epoch_size=40)
+
+
+@pytest.mark.parametrize("asked", [[{"repeat": 0}, {"choose": 0}], [{"repeat": 0.001}]])
+def test_weights_that_choose_nothing_are_refused(asked):
+    with pytest.raises(ConfigError, match=r"the weights choose 0 samples of \d streams; raise"):
+        resolve(asked, [10] * len(asked))
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "mosaicml"])
+def test_resolving_writes_nothing_to_its_inputs_so_they_serve_twice(arithmetic):
+    weights = [Weight(name="a", proportion=0.1), Weight(name="b", proportion=0.7)]
+    held = [(100, 900), (200, 800)]
+    before = copy.deepcopy((weights, held))
+
+    first = resolve_weights(weights, held, epoch_size=33, arithmetic=arithmetic, seed=5)
+    assert (weights, held) == before
+    assert resolve_weights(weights, held, epoch_size=33, arithmetic=arithmetic, seed=5) == first
+
+
+KINDS = [
+    float,
+    np.float64,
+    np.float32,
+    Decimal,
+    Fraction,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_of_any_kind_of_number_is_read_as_it_is_written(kind):
+    assert resolve([{"repeat": kind("0.29")}, {}], [100, 1]) == [29, 1]
+    thirds = [{"proportion": kind("0.1")}, {"proportion": kind("0.2")}]
+    assert resolve(thirds, [1, 1], epoch_size=3 * 10**12) == [10**12, 2 * 10**12]
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, float, np.float32, Decimal, Fraction])
+@pytest.mark.parametrize("arithmetic", ["exact", "mosaicml"])
+def test_whole_weights_of_any_kind_of_number_are_counts(kind, arithmetic):
+    asked = [{"choose": kind("7")}, {"repeat": kind("2")}]
+    amounts = resolve(asked, [1, 200], arithmetic=arithmetic)
+
+    assert amounts == [7, 400]
+    assert {type(amount) for amount in amounts} == {int}
+
+
+def test_a_fraction_that_no_float_can_hold_is_kept():
+    assert resolve([{"repeat": Fraction(1, 3)}], [3 * 10**17 + 3]) == [10**17 + 1]
+    assert resolve([{"proportion": Fraction(1, 3)}, {"proportion": Fraction(2, 3)}], [1, 2]) == [
+        1,
+        2,
+    ]
+
+
+def test_relative_weights_of_thousands_of_streams_are_resolved_at_once():
+    weights = [Weight(name=f"s{i}", proportion=1 / (i + 1)) for i in range(2000)]
+    begin = time.perf_counter()
+    quotas = resolve_weights(weights, [(1000, 100_000)] * 2000, epoch_size=10**6)
+    assert sum(quota.amount for quota in quotas) == 10**6
+    assert time.perf_counter() - begin < 3

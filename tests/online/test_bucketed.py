@@ -1,0 +1,325 @@
+"""Length-bucketed batches of iterables: every sample once, under the budget, resumed exactly."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from streampack import (
+    BucketedIterableDataset,
+    Bucketing,
+    Buffers,
+    ConfigError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    ResumeError,
+    World,
+)
+from streampack.online.bucketing import BucketPacker
+from tests.helpers.iterables import Again, WithState, rows_of, same
+
+LENGTHS = np.random.Generator(np.random.Philox(key=1)).integers(1, 60, 150).tolist()
+
+
+def dataset(kind: type = list, **kwargs) -> BucketedIterableDataset:
+    """Two sources of 150 and 50 samples."""
+    return BucketedIterableDataset(
+        [
+            IterableStream(kind(rows_of(0, LENGTHS)), proportion=3, name="a"),
+            IterableStream(kind(rows_of(1, LENGTHS[:50])), proportion=1, name="b"),
+        ],
+        bucketing=kwargs.pop("bucketing", Bucketing(max_tokens=128, buffer_samples=20)),
+        mixing=Mixing(batching_method=kwargs.pop("method", "random")),
+        **kwargs,
+    )
+
+
+def samples_of(batches: list[dict]) -> dict[tuple[int, int, int], list[int]]:
+    """(stream, sample, first token) -> tokens of the row; each row is checked for its padding."""
+    found = {}
+    for batch in batches:
+        for row, stream, _, sample, start, length in batch["segments"].tolist():
+            tokens = batch["tokens"][row].tolist()
+            assert (stream, sample, start) not in found, "it came twice"
+            assert tokens[length:] == [0] * (len(tokens) - length)
+            found[stream, sample, start] = tokens[:length]
+    return found
+
+
+def expected() -> dict[tuple[int, int, int], list[int]]:
+    """All samples of both sources."""
+    return {
+        (stream, index, 0): tokens
+        for stream, lengths in enumerate((LENGTHS, LENGTHS[:50]))
+        for index, tokens in enumerate(rows_of(stream, lengths))
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=80),
+    max_tokens=st.integers(20, 100),
+    include_padding=st.booleans(),
+    max_samples=st.none() | st.integers(1, 4),
+    buffer_samples=st.integers(1, 20),
+)
+def test_every_token_comes_once_and_no_batch_is_over_its_limits(
+    lengths, max_tokens, include_padding, max_samples, buffer_samples
+):
+    bucketing = Bucketing(
+        max_tokens=max_tokens,
+        include_padding=include_padding,
+        max_samples=max_samples,
+        buffer_samples=buffer_samples,
+        max_seq_len=20,
+    )
+    rows = rows_of(0, lengths)
+
+    batches = list(BucketedIterableDataset([IterableStream(rows)], bucketing=bucketing))
+
+    pieces: dict[int, list[int]] = {}
+    for (_, sample, _), tokens in sorted(samples_of(batches).items()):
+        pieces.setdefault(sample, []).extend(tokens)
+    assert [pieces[index] for index in range(len(rows))] == rows
+    for batch in batches:
+        num_rows, longest = batch["tokens"].shape
+        assert longest == int(batch["seq_lens"].max()) <= 20
+        cost = num_rows * longest if include_padding else int(batch["seq_lens"].sum())
+        assert cost <= max_tokens
+        assert num_rows <= min(max_samples or buffer_samples, buffer_samples)
+        assert batch["tokens"].numel() <= bucketing.most_slots
+
+
+def test_no_sample_waits_for_more_batches_than_the_buffer_holds():
+    # One long sample among many short ones, which fill batches without it.
+    rows = [[7] * (100 if index == 50 else 2) for index in range(2000)]
+    bucketing = Bucketing(max_tokens=100, buffer_samples=10)
+
+    batches = list(BucketedIterableDataset([IterableStream(rows)], bucketing=bucketing))
+
+    number = {
+        sample: at
+        for at, batch in enumerate(batches)
+        for sample in batch["segments"][:, 3].tolist()
+    }
+    # What came 10 samples before it left no later than 10 batches before it.
+    assert number[50] - number[40] <= 10
+    assert len(batches[number[50]]["tokens"]) == 1
+
+
+def test_a_batch_says_where_its_tokens_labels_and_documents_are():
+    rows = [[5, 6, 7, 8], [1, 2]]
+    bucketing = Bucketing(max_tokens=16, eos_id=9, padding_id=3)
+
+    (batch,) = BucketedIterableDataset([IterableStream(rows)], bucketing=bucketing)
+
+    assert batch["tokens"].tolist() == [[5, 6, 7, 8, 9], [1, 2, 9, 3, 3]]
+    assert batch["labels"].tolist() == [[6, 7, 8, 9, -100], [2, 9, -100, -100, -100]]
+    assert batch["input_pos"].tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]]
+    assert batch["document_ids"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch["seq_lens"].tolist() == [5, 3]
+    assert batch["cu_seqlens"].tolist() == [0, 5, 8, 10]
+    assert batch["segments"].tolist() == [[0, 0, 0, 0, 0, 5], [1, 0, 0, 1, 0, 3]]
+    assert (batch["epoch"], batch["position"]) == (0, 1)
+    assert batch["tokens"].dtype == batch["seq_lens"].dtype == torch.int64
+
+
+def test_extra_fields_and_objects_stay_with_their_rows():
+    rows = [
+        {"tokens": [4, 5, 6], "weight": [1, 2, 3], "image": "x"},
+        {"tokens": [7], "weight": [4], "image": "y"},
+    ]
+    stream = IterableStream(rows, token_fields={"weight": "float32"}, payloads={"image": None})
+
+    (batch,) = BucketedIterableDataset([stream], bucketing=Bucketing(max_tokens=6))
+
+    assert batch["weight"].tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert batch["image"] == ["x", "y"]
+    assert batch["image_at"].tolist() == [[0, 0, 3], [1, 0, 1]]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ranks_and_workers_take_every_sample_once(num_workers):
+    batches = []
+    for rank in range(2):
+        part = dataset(world=World(rank=rank, num_ranks=2))
+        batches += list(PackedDataLoader(part, num_workers=num_workers))
+
+    assert samples_of(batches) == expected()
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
+    original = dataset(kind, method=method, order=Order(seed=3))
+    states, batches = [json.dumps(original.state_dict())], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+    assert samples_of(batches) == expected()
+
+    for at in [0, 1, 2, *range(3, len(batches), 9), len(batches) - 1]:
+        resumed = dataset(kind, method=method, order=Order(seed=3))
+        resumed.load_state_dict(json.loads(states[at]))
+        rest = list(resumed)
+        assert len(rest) == len(batches) - at
+        assert all(map(same, rest, batches[at:])), f"differs after {at}"
+
+
+def test_a_state_in_the_middle_of_a_long_samples_pieces_goes_on_bit_for_bit():
+    bucketing = Bucketing(max_tokens=16, max_seq_len=8, buffer_samples=3)
+    original = dataset(bucketing=bucketing)
+    batches, states = [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+
+    for at in range(0, len(batches), 13):
+        resumed = dataset(bucketing=bucketing)
+        resumed.load_state_dict(json.loads(states[at]))
+        assert all(map(same, list(resumed), batches[at + 1 :])), f"differs after {at}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_resumes_exactly_with_its_workers(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    batches = iter(loader)
+    for _ in range(7):
+        next(batches)
+
+    resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+
+    assert all(map(same, list(resumed), whole[7:]))
+
+
+@pytest.mark.processes
+def test_torchs_own_loader_delivers_the_same_batches():
+    under_torch = DataLoader(dataset(), batch_size=None, num_workers=2)
+
+    assert all(map(same, under_torch, PackedDataLoader(dataset(), num_workers=2)))
+
+
+def test_stats_count_samples_tokens_and_padding():
+    whole = list(PackedDataLoader(dataset()))
+    loader = PackedDataLoader(dataset())
+    batches = iter(loader)
+    for _ in whole:
+        next(batches)
+
+    stats = loader.stats()
+
+    assert stats["streams"]["a"]["samples"] == 150
+    assert stats["tokens"] == sum(LENGTHS) + sum(LENGTHS[:50])
+    assert stats["packs"] == len(whole)
+    assert stats["fill"] == stats["tokens"] / sum(batch["tokens"].numel() for batch in whole)
+    assert stats["buffers"]["worker_tokens"] <= 20 * 128 + 2 * 128
+
+
+def test_mixing_keeps_the_shares_of_the_streams():
+    streams = [
+        IterableStream(Again(rows_of(n, LENGTHS)), proportion=share)
+        for n, share in enumerate((0.75, 0.25))
+    ]
+    mixed = BucketedIterableDataset(
+        streams,
+        bucketing=Bucketing(max_tokens=128, buffer_samples=20),
+        mixing=Mixing(epoch_size=160),
+    )
+
+    found = np.bincount([stream for stream, _, _ in samples_of(list(mixed))])
+
+    assert found.tolist() == [120, 40]
+
+
+def test_the_buffers_bounds_are_refused_with_the_least_that_works():
+    with pytest.raises(ConfigError, match=r"worker_tokens=100\).*to at least 2688"):
+        dataset(buffers=Buffers(worker_tokens=100))
+
+    dataset(buffers=Buffers(worker_tokens=2688))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
+        ({"max_tokens": None}, "max_tokens=None is no integer"),
+        ({"max_tokens": 8, "max_seq_len": 9}, "max_seq_len=9 is over max_tokens=8"),
+        ({"max_tokens": 8, "buffer_samples": 0}, "buffer_samples=0 must be at least 1"),
+        ({"max_tokens": 8, "max_samples": -1}, "max_samples=-1 must be at least 1"),
+        ({"max_tokens": 8, "include_padding": 1}, "include_padding=1 is no bool"),
+        ({"max_tokens": 8, "overflow": "spilt"}, "overflow='spilt' is not one of"),
+        ({"max_tokens": 8, "eos_id": -2}, "eos_id=-2 is no token id"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_its_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Bucketing(**options)
+
+
+def test_what_the_dataset_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match=r"bucketing=<Packing> is no Bucketing; pass"):
+        dataset(bucketing=Packing(max_seq_len=8))
+    with pytest.raises(ConfigError, match="BucketedIterableDataset cannot do epoch_end='drop'"):
+        BucketedIterableDataset(
+            [IterableStream([[1]])],
+            bucketing=Bucketing(max_tokens=8),
+            mixing=Mixing(epoch_end="drop"),
+        )
+    with pytest.raises(ConfigError, match="extra field 'seq_lens', which is a key of every batch"):
+        BucketedIterableDataset(
+            [IterableStream([{"tokens": [1]}], token_fields={"seq_lens": "int64"})],
+            bucketing=Bucketing(max_tokens=8),
+        )
+
+
+def test_a_state_of_other_buckets_or_of_packs_is_refused():
+    state = dataset().state_dict()
+
+    with pytest.raises(ResumeError, match=r"bucketing=.*'max_tokens': 128"):
+        dataset(
+            bucketing=Bucketing(max_tokens=128, buffer_samples=20, max_samples=5)
+        ).load_state_dict(state)
+    packed = PackedIterableDataset(dataset().plan.streams, packing=Packing(max_seq_len=128))
+    with pytest.raises(ResumeError, match="the state was saved with"):
+        packed.load_state_dict(state)
+
+
+@given(lengths=st.lists(st.integers(1, 40), max_size=60), at=st.integers(0, 60))
+@settings(deadline=None)
+def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
+    rows = np.array([[0, 0, n, 0, length, length] for n, length in enumerate(lengths)], np.int64)
+    rows = rows.reshape(-1, 6)
+    bucketing = Bucketing(max_tokens=40, buffer_samples=8)
+    packer, resumed = BucketPacker(bucketing), BucketPacker(bucketing)
+    packer.add(rows[:at])
+    resumed.load_state_dict(json.loads(json.dumps(packer.state_dict())))
+
+    for each in (packer, resumed):
+        assert each.num_buffered_samples < 8
+        assert each.high_water_samples <= 8
+        assert each.num_buffered_tokens <= each.high_water_tokens <= 8 * 40
+    left = packer.num_buffered_samples
+    assert len(packer.buffered) == left
+    assert packer.buffered[:, 4].sum() == packer.num_buffered_tokens
+    later, again = packer.add(rows[at:]), resumed.add(rows[at:])
+    flushed, flushed_again = packer.flush(), resumed.flush()
+
+    assert later.segments.tolist() == again.segments.tolist()
+    assert later.ends.tolist() == again.ends.tolist()
+    assert flushed.segments.tolist() == flushed_again.segments.tolist()
+    assert len(later.segments) + len(flushed.segments) == left + len(rows[at:])
+    assert packer.num_buffered_tokens == packer.num_buffered_samples == 0

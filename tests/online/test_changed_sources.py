@@ -1,0 +1,280 @@
+"""Sources that changed since a state was saved: refused by name, never packed into other rows."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import (
+    BucketedIterableDataset,
+    Bucketing,
+    DataError,
+    IterableStream,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    ResumeError,
+)
+from tests.helpers.iterables import Again, WithState, rows_of, same
+
+LENGTHS = [7, 12, 30, 2, 9, 11, 31, 3, 5, 21] * 8
+WAY_OUT = r"; a source must give the same samples .* or start anew without the state"
+
+
+def dataset(source, order: Order | None = None, **stream) -> PackedIterableDataset:
+    """One source, named "a", in packs of 32."""
+    options = {"tokens": "tokens"} | stream
+    return PackedIterableDataset(
+        [IterableStream(source, name="a", **options)],
+        packing=Packing(max_seq_len=32, buffer_tokens=256),
+        order=order,
+    )
+
+
+def state_after(made, num_batches: int):
+    """The state of a dataset that has delivered so many batches, as JSON gives it back."""
+    batches = iter(made)
+    for _ in range(num_batches):
+        next(batches)
+    return json.loads(json.dumps(made.state_dict()))
+
+
+def resumed(made, state):
+    made.load_state_dict(state)
+    return next(iter(made))
+
+
+def held_of(state) -> list[int]:
+    """The numbers of the samples that a state holds all of."""
+    return [address[2] for address in state["flow"]["held"]]
+
+
+@pytest.mark.parametrize("order", [None, Order(seed=3)])
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+def test_samples_in_another_order_are_refused(kind, order):
+    rows = rows_of(0, LENGTHS)
+    state = state_after(dataset(kind(rows), order), 9)
+    random.Random(1).shuffle(rows)
+
+    with pytest.raises(DataError, match=r"stream 'a', sample \d+ of pass 0 .*" + WAY_OUT):
+        resumed(dataset(kind(rows), order), state)
+
+
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+@pytest.mark.parametrize("swap", [lambda row: [*row[:-1], row[-1] + 1], lambda row: row[::-1]])
+def test_a_held_sample_that_became_another_of_its_length_is_named(kind, swap):
+    rows = rows_of(0, LENGTHS)
+    state = state_after(dataset(kind(rows)), 9)
+    number = held_of(state)[0]
+    rows[number] = swap(rows[number])
+
+    message = rf"stream 'a', sample {number} of pass 0 has other tokens.* than when the state"
+    with pytest.raises(DataError, match=message + ".*" + WAY_OUT):
+        resumed(dataset(kind(rows)), state)
+
+
+@pytest.mark.parametrize("by", [-1, 1, 40])
+@pytest.mark.parametrize("kind", [list, Again])
+def test_a_held_sample_that_became_longer_or_shorter_is_named(kind, by):
+    rows = rows_of(0, LENGTHS)
+    state = state_after(dataset(kind(rows)), 9)
+    number = held_of(state)[0]
+    size = len(rows[number])
+    rows[number] = (rows[number] * 9)[: size + by]
+
+    message = rf"stream 'a', sample {number} of pass 0 has {size + by} tokens, .* holds {size}"
+    with pytest.raises(DataError, match=message + ".*" + WAY_OUT):
+        resumed(dataset(kind(rows)), state)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("order", [None, Order(seed=3)])
+def test_a_list_that_lost_or_got_a_sample_is_refused(order, at):
+    rows = rows_of(0, LENGTHS)
+    state = state_after(dataset(rows, order), 9)
+    fewer = rows[1:] if at == 0 else rows[:-1]
+
+    for others in (fewer, [*rows, [5, 6]]):
+        message = rf"stream 'a': its source has {len(others)} samples, but had 80 when" + ".*"
+        with pytest.raises(DataError, match=message + WAY_OUT):
+            resumed(dataset(others, order), state)
+
+
+@pytest.mark.parametrize("kind", [Again, WithState])
+def test_an_iterable_that_lost_an_earlier_sample_is_refused(kind):
+    rows = rows_of(0, LENGTHS)
+    state = state_after(dataset(kind(rows)), 9)
+
+    with pytest.raises(DataError, match=r"stream 'a', sample \d+ of pass 0 has .*" + WAY_OUT):
+        resumed(dataset(kind(rows[1:])), state)
+
+
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+def test_where_nothing_is_held_the_last_sample_tells(kind):
+    rows = rows_of(0, [32] * 90)
+    state = state_after(dataset(kind(rows)), 70)
+    assert not held_of(state)
+    assert same(resumed(dataset(kind(rows)), state), list(dataset(kind(rows)))[70])
+
+    rows[69] = rows[69][::-1]
+    with pytest.raises(DataError, match="stream 'a', sample 69 of pass 0 has other tokens"):
+        resumed(dataset(kind(rows)), state)
+
+
+def test_the_rest_of_a_sample_that_is_being_sliced_is_looked_at_too():
+    rows = rows_of(0, [400, 8])
+    state = state_after(dataset(Again(rows)), 2)
+    assert state["flow"]["lanes"][0]["pending"] is not None
+
+    rows[0][-1] += 1
+    with pytest.raises(DataError, match="stream 'a', sample 0 of pass 0 has other tokens"):
+        resumed(dataset(Again(rows)), state)
+
+
+@pytest.mark.parametrize("field", ["labels", "mask", "weight", "span"])
+def test_what_lies_beside_the_tokens_is_looked_at_too(field):
+    rows = [
+        {
+            "tokens": row,
+            "labels": list(row),
+            "mask": [1] * len(row),
+            "weight": [0.5] * len(row),
+            "image": b"x",
+            "span": [0, 1],
+        }
+        for row in rows_of(0, LENGTHS)
+    ]
+    options = {
+        "labels": {"labels": "labels", "labels_shifted": False},
+        "mask": {"loss_mask": "mask"},
+        "weight": {"token_fields": {"weight": "float32"}},
+        "span": {"payloads": {"image": "span"}},
+    }[field]
+    state = state_after(dataset(rows, **options), 9)
+    number = held_of(state)[0]
+    rows[number][field] = {
+        "labels": [-100] * len(rows[number]["tokens"]),
+        "mask": [0] * len(rows[number]["tokens"]),
+        "weight": [0.25] * len(rows[number]["tokens"]),
+        "span": [0, 2],
+    }[field]
+
+    with pytest.raises(DataError, match=f"stream 'a', sample {number} of pass 0 has other tokens"):
+        resumed(dataset(rows, **options), state)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_no_change_of_any_held_token_goes_unseen(data):
+    lengths = data.draw(st.lists(st.integers(1, 90), min_size=8, max_size=40), "lengths")
+    rows = [
+        [data.draw(st.integers(0, 3)) for _ in range(min(n, 3))] * (n // 3 + 1) for n in lengths
+    ]
+    made = dataset(rows)
+    num_batches = sum(1 for _ in made)
+    state = state_after(dataset(rows), data.draw(st.integers(1, num_batches), "batches"))
+    assert not held_of(state) or resumed(dataset(rows), state) is not None
+    if not held_of(state):
+        return
+    address = data.draw(st.sampled_from(state["flow"]["held"]), "held")
+    number, start, length = address[2:5]
+    place = data.draw(st.integers(start, start + length - 1), "place")
+    changed = list(rows[number])
+    changed[place] += data.draw(st.sampled_from([1, 2, 1000, 2**20]), "by")
+    rows[number] = changed
+
+    with pytest.raises(DataError, match=f"stream 'a', sample {number} of pass 0 has other"):
+        resumed(dataset(rows), state)
+
+
+class ByChar:
+    """A tokenizer that takes each character for a token, counted from `first`."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[self.first + ord(character) for character in text] for text in texts]
+
+
+def test_another_tokenizer_of_the_same_kind_is_refused():
+    texts = ["abc" * n for n in (3, 4, 7, 2, 9) * 8]
+    state = state_after(dataset(texts, tokenizer=ByChar()), 5)
+
+    with pytest.raises(DataError, match=r"stream 'a', sample \d+ of pass 0 has other tokens"):
+        resumed(dataset(texts, tokenizer=ByChar(1)), state)
+
+
+@pytest.mark.processes
+def test_another_order_of_a_hugging_face_table_is_refused():
+    table = datasets.Dataset.from_dict({"input_ids": rows_of(0, LENGTHS)})
+    state = state_after(dataset(table), 9)
+
+    assert resumed(dataset(table), state) is not None
+    with pytest.raises(DataError, match=r"stream 'a', sample \d+ of pass 0 has"):
+        resumed(dataset(table.shuffle(seed=1)), state)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_and_its_workers_refuse_it_too(num_workers):
+    rows = rows_of(0, LENGTHS)
+    loader = PackedDataLoader(dataset(rows), num_workers=num_workers)
+    batches = iter(loader)
+    for _ in range(6):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = PackedDataLoader(dataset(rows[::-1]), num_workers=num_workers)
+    again.load_state_dict(state)
+
+    with pytest.raises(DataError, match=r"stream 'a', sample \d+ of pass 0 has .*" + WAY_OUT):
+        list(again)
+
+
+def test_buckets_refuse_it_too():
+    rows = rows_of(0, [9, 12, 7, 3] * 20)
+    bucketing = Bucketing(max_tokens=64, buffer_samples=12)
+    make = lambda: BucketedIterableDataset(  # noqa: E731
+        [IterableStream(rows, name="a")], bucketing=bucketing
+    )
+    state = state_after(make(), 5)
+    number = held_of(state)[-1]
+    rows[number] = rows[number][::-1]
+
+    with pytest.raises(DataError, match=f"stream 'a', sample {number} of pass 0 has other tokens"):
+        resumed(make(), state)
+
+
+def test_lists_and_arrays_of_the_same_tokens_are_the_same():
+    rows = rows_of(0, LENGTHS)
+    state = state_after(dataset(rows), 9)
+    expected = list(dataset(rows))[9]
+
+    for kind in (np.array, tuple):
+        assert same(resumed(dataset([kind(row) for row in rows]), state), expected)
+
+
+def test_a_last_sample_long_ago_keeps_no_states_of_the_source():
+    rows = [[1] * 32, *[[1] * 40] * 900, [2] * 32, [3] * 32]
+    source = WithState(rows)
+    made = PackedIterableDataset(
+        [IterableStream(source, name="a")], packing=Packing(max_seq_len=32, overflow="drop")
+    )
+    batches = iter(made)
+    next(batches)
+    next(batches)
+    assert made.state_dict()["flow"]["sources"][0]["base"]["taken"] >= 832
+
+
+def test_a_state_of_an_earlier_version_is_refused_with_what_to_do():
+    state = dataset(rows_of(0, LENGTHS)).state_dict() | {"version": 1}
+
+    with pytest.raises(ResumeError, match=r"version 1, this release reads 2; .*release that saved"):
+        dataset(rows_of(0, LENGTHS)).load_state_dict(state)

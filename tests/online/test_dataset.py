@@ -1,0 +1,409 @@
+"""The buffered way: iterables in, the same batches out, one bounded buffer a worker."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+
+from streampack import (
+    Buffers,
+    ConfigError,
+    DataError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedIterableDataset,
+    Packing,
+    Stream,
+    World,
+)
+from tests.helpers import iterables
+
+KEYS = {
+    "tokens",
+    "labels",
+    "input_pos",
+    "document_ids",
+    "cu_seqlens",
+    "max_seqlen",
+    "segments",
+    "epoch",
+    "position",
+}
+
+
+def samples(number: int, lengths: list[int]) -> list[list[int]]:
+    """Token lists in which every token tells stream, sample and place."""
+    return [
+        [number * 10**6 + index * 10**3 + i for i in range(length)]
+        for index, length in enumerate(lengths)
+    ]
+
+
+def pieces(batches: list[dict]) -> dict[tuple[int, int], list[int]]:
+    """(stream, sample) -> its tokens, put together from the batches' segments of one pass."""
+    found = iterables.pieces(batches)
+    together = {(stream, sample): tokens for (stream, _, sample), tokens in found.items()}
+    assert len(together) == len(found)
+    return together
+
+
+def dataset(*lengths: list[int], **kwargs) -> PackedIterableDataset:
+    """A dataset over lists of samples of these lengths."""
+    streams = [IterableStream(samples(n, each), name=f"s{n}") for n, each in enumerate(lengths)]
+    packing = kwargs.pop("packing", Packing(max_seq_len=32))
+    return PackedIterableDataset(streams, packing=packing, **kwargs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(
+        st.lists(st.integers(1, 100), min_size=1, max_size=30), min_size=1, max_size=3
+    ),
+    batch_size=st.integers(1, 3),
+)
+def test_every_token_comes_exactly_once_and_splits_concatenate_back(lengths, batch_size):
+    batches = list(dataset(*lengths, batch_size=batch_size))
+
+    assert pieces(batches) == {
+        (number, index): tokens
+        for number, each in enumerate(lengths)
+        for index, tokens in enumerate(samples(number, each))
+    }
+
+
+def test_batches_have_the_keys_and_types_of_the_planned_way():
+    batch = next(iter(dataset([5, 40, 9], batch_size=2)))
+
+    assert set(batch) == KEYS
+    assert batch["tokens"].dtype == batch["labels"].dtype == torch.int64
+    assert batch["document_ids"].dtype == batch["cu_seqlens"].dtype == torch.int32
+    assert batch["tokens"].shape == batch["input_pos"].shape == (2, 32)
+    assert (batch["epoch"], batch["position"]) == (0, 2)
+
+
+def test_labels_are_next_tokens_within_a_sample_and_at_a_cut_the_first_of_the_rest():
+    for batch in dataset([5, 40, 9, 33, 70]):
+        tokens, labels = batch["tokens"][0].tolist(), batch["labels"][0].tolist()
+        filled = 0
+        for _, _, _, sample, start, length in batch["segments"].tolist():
+            total = [5, 40, 9, 33, 70][sample]
+            for i in range(length):
+                last = start + i == total - 1
+                assert labels[filled + i] == (-100 if last else tokens[filled + i] + 1)
+            filled += length
+        assert labels[filled:] == [-100] * (32 - filled)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_and_ranks_take_every_sample_once(num_workers):
+    lengths = [[7, 12, 30, 2, 9, 11, 40, 3, 5, 21], [4] * 15]
+    batches = []
+    for rank in range(2):
+        part = dataset(*lengths, world=World(rank=rank, num_ranks=2))
+        batches += list(DataLoader(part, batch_size=None, num_workers=num_workers))
+
+    found = pieces(batches)
+
+    assert sorted(found) == [(0, i) for i in range(10)] + [(1, i) for i in range(15)]
+
+
+def test_a_process_group_that_came_after_the_dataset_is_refused_not_ignored():
+    early, own = dataset([9] * 20, world=None), dataset([9] * 20, world=World())
+    distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        late = dataset([9] * 20, world=None)
+        for use in (iter, pickle.dumps):
+            with pytest.raises(
+                ConfigError, match=r"rank 0 of 1, but now .* says rank 1 of 2; make"
+            ):
+                use(early)
+        assert [late.world, next(iter(late))["epoch"]] == [World(rank=1, num_ranks=2), 0]
+        assert next(iter(own))["epoch"] == 0
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epochs_advance_under_torchs_loader(num_workers):
+    loader = DataLoader(dataset([9] * 20), batch_size=None, num_workers=num_workers)
+
+    assert [next(iter(loader))["epoch"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_mixing_is_off_by_at_most_one_sample_a_source():
+    lengths = [10] * 400
+    streams = [
+        IterableStream(samples(n, lengths), proportion=p) for n, p in enumerate([0.5, 0.3, 0.2])
+    ]
+    mixed = PackedIterableDataset(
+        streams, packing=Packing(max_seq_len=10, method="next_fit"), batch_size=1
+    )
+    counts = np.zeros(3)
+
+    for number, batch in enumerate(itertools.islice(mixed, 600), start=1):
+        counts[int(batch["segments"][0, 1])] += 1
+        assert np.abs(counts - number * np.array([0.5, 0.3, 0.2])).max() <= 1
+
+
+def test_mixing_by_tokens_is_off_by_at_most_one_longest_sample():
+    streams = [
+        IterableStream(itertools.repeat(list(range(length))), proportion=p)
+        for length, p in [(30, 0.5), (3, 0.5)]
+    ]
+    mixed = PackedIterableDataset(
+        streams, packing=Packing(max_seq_len=64), mixing=Mixing(weight_unit="tokens")
+    )
+    tokens = np.zeros(2)
+
+    for batch in itertools.islice(mixed, 100):
+        segments = batch["segments"].numpy()
+        tokens += np.bincount(segments[:, 1], weights=segments[:, 5], minlength=2)
+
+    # What the packer still holds may differ by its buffer, on either side.
+    assert abs(tokens[0] - tokens[1]) <= 30 + 512
+
+
+def test_an_endless_source_with_huge_samples_in_between_stays_under_the_bound():
+    rng = np.random.default_rng(0)
+    seen = {"given": 0}
+
+    def source():
+        while True:
+            length = 50_000 if rng.random() < 0.01 else int(rng.integers(1, 60))
+            seen["given"] += length
+            yield np.arange(length)
+
+    packing = Packing(max_seq_len=64, buffer_tokens=640)
+    taken = 0
+    for batch in itertools.islice(
+        PackedIterableDataset([IterableStream(source())], packing=packing, batch_size=2), 3000
+    ):
+        taken += int(batch["segments"][:, 5].sum())
+        # Held: the packer's buffer, the batch being put together, and the sample being sliced.
+        assert seen["given"] - taken <= 640 + 2 * 64 + 50_000
+
+
+def test_an_added_eos_is_a_target_only_where_the_last_own_token_is_one():
+    rows = [
+        {"tokens": [5, 6, 7, 8], "mask": [0, 0, 1, 1]},
+        {"tokens": [1, 2, 3], "mask": [1, 1, 0]},
+    ]
+    stream = IterableStream(rows, loss_mask="mask")
+    [batch] = PackedIterableDataset([stream], packing=Packing(max_seq_len=9, eos_id=9))
+
+    assert batch["tokens"][0].tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 9]
+    assert batch["labels"][0].tolist() == [-100, 7, 8, 9, -100, 2, -100, -100, -100]
+
+
+@pytest.mark.parametrize(
+    ("labels", "shifted", "expected"),
+    [
+        ([-100, -100, 7, 8], None, [-100, 7, 8, -100]),
+        ([-100, 7, 8, -100], None, [-100, 7, 8, -100]),
+        ([-100, 6, 7, 8], False, [6, 7, 8, -100]),
+    ],
+)
+def test_labels_may_be_shifted_or_not(labels, shifted, expected):
+    stream = IterableStream(
+        [{"tokens": [5, 6, 7, 8], "labels": labels}], labels="labels", labels_shifted=shifted
+    )
+    [batch] = PackedIterableDataset([stream], packing=Packing(max_seq_len=6))
+
+    assert batch["labels"][0].tolist() == [*expected, -100, -100]
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "told"),
+    [
+        ({"labels": [-100, 6, 7]}, {}, ["labels"]),
+        ({"assistant_masks": [0, 1, 1]}, {}, ["assistant_masks"]),
+        ({"loss_mask": np.array([0, 1, 1])}, {}, ["loss_mask"]),
+        ({"loss_mask": [0, 1, 1]}, {"loss_mask": "loss_mask"}, []),
+        ({"labels": [-100, 6, 7], "loss_mask": [0, 1, 1]}, {"loss_mask": "loss_mask"}, []),
+        ({"loss_mask": [0, 1, 1]}, {"token_fields": {"loss_mask": "int8"}}, []),
+        ({"labels": 3}, {}, []),
+        ({"labels": "yes"}, {}, []),
+    ],
+)
+def test_a_field_of_targets_that_nobody_asked_for_is_told_of_once(fields, options, told, caplog):
+    stream = IterableStream([{"input_ids": [5, 6, 7], **fields}] * 9, name="chat", **options)
+    part = PackedIterableDataset([stream], packing=Packing(max_seq_len=8))
+    with caplog.at_level("WARNING", logger="streampack"):
+        assert [len(list(part)) for _ in range(2)] == [5, 5]
+    assert len(caplog.messages) == len(told)
+    for name in told:
+        assert f"stream 'chat': its '{name}' is not read, so every token is a" in caplog.text
+        assert f"={name!r}) to read it, or, if it is left out on purpose, silence" in caplog.text
+
+
+@pytest.mark.parametrize("value", [-100, 2, -1])
+@pytest.mark.parametrize("make", [list, np.array, tuple])
+def test_a_loss_mask_of_other_values_than_0_and_1_is_refused(value, make):
+    rows = [{"tokens": make([5, 6, 7]), "mask": make([1, 0, 1])}]
+    rows += [{"tokens": make([5, 6, 7]), "mask": make([0, value, 1])}]
+    stream = IterableStream(rows, loss_mask="mask", name="chat")
+    message = rf"stream 'chat', sample 1: 'mask' holds {value}, but a loss mask holds 1 .* labels="
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "uint64"])
+def test_a_loss_mask_may_have_any_type_of_integers(dtype):
+    rows = [{"tokens": [5, 6, 7], "mask": np.array([1, 0, 1], dtype)}]
+    stream = IterableStream(rows, loss_mask="mask")
+    batch = next(iter(PackedIterableDataset([stream], packing=Packing(max_seq_len=3))))
+    assert batch["labels"].tolist() == [[-100, 7, -100]]
+
+
+def test_a_loss_mask_decides_the_label_before_its_token():
+    stream = IterableStream([{"tokens": [5, 6, 7, 8], "mask": [1, 0, 1, 1]}], loss_mask="mask")
+    [batch] = PackedIterableDataset([stream], packing=Packing(max_seq_len=6, bos_id=1, eos_id=2))
+
+    assert batch["tokens"][0].tolist() == [1, 5, 6, 7, 8, 2]
+    assert batch["labels"][0].tolist() == [5, -100, 7, 8, 2, -100]
+
+
+def test_a_truncated_sample_ends_where_it_was_cut():
+    [batch] = dataset([9], packing=Packing(max_seq_len=4, overflow="truncate"))
+
+    assert batch["labels"][0].tolist() == [1, 2, 3, -100]
+
+
+def test_a_pack_leaves_as_soon_as_it_is_full():
+    given_out = []
+
+    def source():
+        for number in range(100):
+            given_out.append(number)
+            yield [number] * 8
+
+    batches = iter(
+        PackedIterableDataset([IterableStream(source())], packing=Packing(max_seq_len=16))
+    )
+    next(batches)
+
+    assert len(given_out) == 2
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"mixing": Mixing(global_batch_size=8)}, "cannot do global_batch_size=8"),
+        ({"mixing": Mixing(epoch_end="carry")}, "cannot do epoch_end='carry'"),
+        ({"order": Order(num_lanes=2)}, "cannot do num_lanes=2, only None"),
+        ({"buffers": Buffers(cache_limit="1gb")}, "cannot do cache_limit=1073741824, only None"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"buffers": Buffers(worker_tokens=100)}, r"set worker_tokens to at least 65568"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        dataset([3], **kwargs)
+
+
+def test_no_streams_are_refused():
+    with pytest.raises(ConfigError, match="pass at least one Stream"):
+        PackedIterableDataset([], packing=Packing(max_seq_len=8))
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ([], "sample 1: 0 tokens"),
+        ({"text": "x"}, "no field 'tokens'"),
+        ([0.5], "must hold integers"),
+    ],
+)
+def test_a_bad_sample_is_named(item, message):
+    stream = IterableStream([[1, 2], item], name="mine")
+
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
+
+
+def test_labels_that_fit_both_ways_ask_to_be_told():
+    stream = IterableStream([{"tokens": [5, 5], "labels": [5, 5]}], labels="labels")
+
+    with pytest.raises(DataError, match="say so with labels_shifted=True"):
+        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
+
+
+def test_a_generator_is_refused_at_its_second_epoch_with_the_way_out():
+    source = ([number] * 8 for number in range(10))
+    once = PackedIterableDataset(
+        [IterableStream([[1]]), IterableStream(source, name="once")], packing=Packing(max_seq_len=8)
+    )
+    assert len(list(once)) == 11
+
+    with pytest.raises(
+        DataError,
+        match=r"stream 'once': its source \(generator\) can be iterated only once and was, so "
+        r"epoch 1 would lack its samples; pass something that can be iterated again",
+    ):
+        list(once)
+
+
+def test_a_generator_that_nobody_read_from_is_not_used_up():
+    source = ([number] * 8 for number in range(10))
+    once = PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=8))
+    iter(once)
+
+    assert len(list(once)) == 10
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epochs_advance_where_the_base_seed_is_set_back_each_time(num_workers):
+    loader = DataLoader(dataset([9] * 20), batch_size=None, num_workers=num_workers)
+    epochs = []
+    for _ in range(3):
+        torch.manual_seed(42)
+        epochs.append({batch["epoch"] for batch in loader})
+
+    assert epochs == [{0}, {1}, {2}]
+
+
+def test_tiny_proportions_keep_their_ratio():
+    streams = [
+        IterableStream(itertools.repeat([number]), proportion=share)
+        for number, share in enumerate([3e-12, 1e-12])
+    ]
+    mixed = PackedIterableDataset(streams, packing=Packing(max_seq_len=1))
+
+    seen = [int(batch["tokens"][0, 0]) for batch in itertools.islice(mixed, 400)]
+
+    assert abs(sum(seen) - 100) <= 1
+
+
+@pytest.mark.parametrize(
+    ("streams", "kwargs", "message"),
+    [
+        (IterableStream([[1]]), {}, r"streams=<IterableStream> is no list of streams; pass a list"),
+        ([Stream(local="x")], {}, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
+        ([[[1, 2]]], {}, r"streams\[0\]=<list> is no IterableStream; wrap it: IterableStream"),
+        ([IterableStream([[1]])], {"packing": 8}, r"packing=8 is no Packing; pass packing="),
+        ([IterableStream([[1]])], {"mixing": "random"}, r"mixing='random' is no Mixing"),
+        ([IterableStream([[1]])], {"batch_size": 2.5}, r"batch_size=2.5 is no integer"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_construction(streams, kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedIterableDataset(streams, **{"packing": Packing(max_seq_len=8), **kwargs})
+
+
+def test_a_numpy_batch_size_gives_positions_that_are_ints():
+    batch = next(iter(dataset([3], batch_size=np.int64(2))))
+
+    assert type(batch["position"]) is int

@@ -1,0 +1,711 @@
+"""States of the buffered way: exact at every batch, through every loader, in one world only."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streampack import (
+    ConfigError,
+    DataError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    ResumeError,
+    WorkerError,
+    World,
+)
+from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
+
+# torchdata's own call into torch.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+LENGTHS = [7, 12, 30, 2, 9, 11, 70, 3, 5, 21] * 8
+
+
+def dataset(kind: type = list, **kwargs) -> PackedIterableDataset:
+    """Two sources of 80 and 40 samples, of a few packs each."""
+    method = kwargs.pop("method", "random")
+    return PackedIterableDataset(
+        [
+            IterableStream(kind(rows_of(0, LENGTHS)), proportion=2, name="a"),
+            IterableStream(kind(rows_of(1, LENGTHS[:40])), proportion=1, name="b"),
+        ],
+        packing=kwargs.pop("packing", Packing(max_seq_len=32)),
+        mixing=Mixing(batching_method=method),
+        order=Order(seed=3),
+        batch_size=2,
+        **kwargs,
+    )
+
+
+class KnowsLate(WithState):
+    """As most generators: where it stands is known once it was asked for an item again."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.next = 0
+
+    def __iter__(self):
+        start, self.next = self.next, 0
+        for index in range(start, len(self.rows)):
+            self.at = index + 1
+            yield self.rows[index]
+
+    def load_state_dict(self, state):
+        self.next = state["at"]
+
+
+def dataset_of(source) -> PackedIterableDataset:
+    """One source in packs of two of its samples."""
+    return PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=16))
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
+    original = dataset(kind, method=method)
+    states, batches = [json.dumps(original.state_dict())], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+    assert len(pieces(batches)) == 120
+
+    for at in [0, 1, 2, 3, *range(4, len(batches), 7), len(batches) - 1]:
+        resumed = dataset(kind, method=method)
+        resumed.load_state_dict(json.loads(states[at]))
+        rest = list(resumed)
+        assert len(rest) == len(batches) - at
+        assert all(map(same, rest, batches[at:])), f"differs after {at}"
+
+
+@pytest.mark.parametrize("method", ["next_fit", "first_fit", "best_fit", "concat", "knapsack"])
+def test_every_packer_goes_on_bit_for_bit(method):
+    packing = Packing(max_seq_len=32, method=method, buffer_samples=16, buffer_tokens=4096)
+    original = dataset(packing=packing)
+    states, batches = [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+
+    for at in (1, 5, len(batches) // 2):
+        resumed = dataset(packing=packing)
+        resumed.load_state_dict(json.loads(states[at - 1]))
+        assert all(map(same, list(resumed), batches[at:]))
+
+
+def test_a_sources_state_may_be_what_it_goes_on_to_change():
+    class Live(KnowsLate):
+        def __init__(self, rows):
+            super().__init__(rows)
+            self.state = {"at": 0}
+
+        def __iter__(self):
+            for row in super().__iter__():
+                self.state["at"] = self.at
+                yield row
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.state = state
+
+    original, states, saved, batches = dataset_of(Live(rows_of(0, [8] * 200))), [], [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(original.state_dict())
+        saved.append(json.dumps(states[-1]))
+    for at in (33, 40, 70):
+        resumed = dataset_of(Live(rows_of(0, [8] * 200)))
+        resumed.load_state_dict(states[at])
+        assert all(map(same, list(resumed), batches[at + 1 :])), at
+    assert [json.dumps(state) for state in states] == saved
+
+
+@pytest.mark.parametrize("at", [33, 47, 60, 70])
+def test_a_source_with_a_state_is_put_there_twice(at):
+    make = lambda: dataset_of(KnowsLate(rows_of(0, [8] * 200)))  # noqa: E731
+    original = make()
+    states, batches = [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(json.dumps(original.state_dict()))
+
+    for _ in range(2):
+        resumed = make()
+        resumed.load_state_dict(json.loads(states[at]))
+        at += 1
+        assert same(next(iter(resumed)), batches[at])
+        states[at] = json.dumps(resumed.state_dict())
+
+
+def test_a_source_with_a_state_is_put_there_and_not_gone_through_again():
+    rows = rows_of(0, [8] * 900)
+    make = lambda: WithState(rows)  # noqa: E731
+    packing = Packing(max_seq_len=32)
+    original = PackedIterableDataset([IterableStream(make())], packing=packing)
+    batches = iter(original)
+    for _ in range(200):
+        next(batches)
+
+    source = make()
+    resumed = PackedIterableDataset([IterableStream(source)], packing=packing)
+    resumed.load_state_dict(json.loads(json.dumps(original.state_dict())))
+
+    assert same(next(iter(resumed)), next(batches))
+    assert source.num_given < 130, "64 items between two states, and one pack"
+
+
+def test_replay_is_used_where_it_is_asked_for():
+    source = WithState(rows_of(0, [8] * 300))
+    stream = IterableStream(source, replay=True)
+    original = PackedIterableDataset([stream], packing=Packing(max_seq_len=32))
+    batches = iter(original)
+    for _ in range(50):
+        next(batches)
+
+    assert set(original.state_dict()["flow"]["sources"][0]["base"]) == {"pass", "taken"}
+
+
+def spoil(state: Any) -> None:
+    """Change whatever a state holds, as whoever was given it may."""
+    for value in state.values() if isinstance(state, dict) else state:
+        if isinstance(value, dict | list):
+            spoil(value)
+    state.clear()
+
+
+def test_a_state_that_was_handed_over_is_nobody_elses():
+    original, resumed = dataset(WithState), dataset(WithState)
+    whole = list(dataset(WithState))
+    spoil(original.state_dict())
+    batches = iter(original)
+    next(batches)
+    spoil(original.state_dict())
+    state = original.state_dict()
+    resumed.load_state_dict(state)
+    spoil(state)
+    rest = list(batches)
+
+    assert all(map(same, rest, whole[1:]))
+    assert all(map(same, list(resumed), whole[1:]))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("at", [1, 4, 7])
+def test_torchdatas_loader_resumes_exactly(num_workers, at):
+    options = {"batch_size": None, "num_workers": num_workers}
+    whole = list(StatefulDataLoader(dataset(Again), **options))
+    loader = StatefulDataLoader(dataset(Again), **options)
+    batches = iter(loader)
+    for _ in range(at):
+        next(batches)
+    state = loader.state_dict()
+
+    resumed = StatefulDataLoader(dataset(Again), **options)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+
+    assert len(rest) == len(whole) - at
+    assert all(map(same, rest, whole[at:]))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_our_loader_resumes_exactly_whichever_worker_was_last(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    assert len(pieces(whole)) == 120
+    last = len(whole) - 1
+    for at in (1, 4, 7, last):
+        loader = PackedDataLoader(dataset(), num_workers=num_workers)
+        batches = iter(loader)
+        for _ in range(at):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+
+        resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+        resumed.load_state_dict(state)
+        rest = list(resumed)
+
+        assert len(rest) == len(whole) - at
+        assert all(map(same, rest, whole[at:]))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_beside_a_later_one_is_refused_and_the_later_one_is_whole(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    first = iter(loader)
+    second = iter(loader)
+    got = [next(second)]
+    with pytest.raises(ConfigError, match="a later iteration of this loader has begun"):
+        next(first)
+    got += second
+    assert len(got) == len(whole)
+    assert all(map(same, got, whole))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_from_before_a_state_was_loaded_does_not_move_it(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    before = iter(loader)
+    next(before)
+    state = loader.state_dict()
+    next(before)
+    loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="or a state was loaded"):
+        next(before)
+    assert loader.state_dict() == state
+    assert same(next(iter(loader)), whole[1])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iteration_that_nobody_took_a_batch_of_leaves_the_loaded_state(num_workers):
+    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    iter(loader)
+    assert same(next(iter(loader)), whole[1])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_after_the_last_batch_goes_on_with_the_next_epoch(num_workers):
+    loader = PackedDataLoader(dataset(), num_workers=num_workers)
+    batches = iter(loader)
+    num_batches = sum(1 for _ in PackedDataLoader(dataset(), num_workers=num_workers))
+    for _ in range(num_batches):
+        next(batches)
+    state = loader.state_dict()
+
+    resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+    resumed.load_state_dict(state)
+
+    assert {batch["epoch"] for batch in resumed} == {1}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("persistent_workers", [True, False])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_epochs_go_on_after_a_resume_with_workers(persistent_workers, is_over):
+    options = {"num_workers": 2, "persistent_workers": persistent_workers}
+    loader = PackedDataLoader(dataset(), **options)
+    states = [loader.state_dict() for _ in loader]
+    resumed = PackedDataLoader(dataset(), **options)
+    resumed.load_state_dict(states[-1 if is_over else 0])
+
+    got = [[batch["epoch"] for batch in resumed] for _ in range(3)]
+    assert [set(epochs) for epochs in got] == [{e} for e in ((1, 2, 3) if is_over else (0, 1, 2))]
+    assert len(got[1]) == len(got[2]) > 20
+
+
+@pytest.mark.processes
+def test_an_iteration_after_a_dead_worker_does_not_go_back_to_the_state():
+    loader = PackedDataLoader(dataset(), num_workers=2)
+    next(iter(loader))
+    resumed = PackedDataLoader(dataset(), num_workers=2)
+    resumed.load_state_dict(loader.state_dict())
+    batches = iter(resumed)
+    next(batches)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    with pytest.raises(WorkerError, match="died"):
+        list(batches)
+
+    assert {batch["epoch"] for batch in resumed} == {1}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_before_the_first_batch_names_the_epoch_that_begins(num_workers):
+    ours = dataset()
+    loader = PackedDataLoader(ours, num_workers=num_workers)
+    epoch_of = lambda: {each["epoch"] for each in loader.state_dict()["workers"]}  # noqa: E731
+    ours.set_epoch(3)
+    assert epoch_of() == {3}
+    next(iter(loader))
+    assert epoch_of() == {3}
+    batches = iter(loader)  # the epoch before was left after a batch
+    state = loader.state_dict()
+    assert epoch_of() == {4}
+    first = next(batches)
+
+    resumed = PackedDataLoader(dataset(), num_workers=num_workers)
+    resumed.load_state_dict(state)
+    assert same(next(iter(resumed)), first)
+
+
+def test_a_loader_begins_where_a_state_of_its_dataset_says():
+    original = dataset()
+    batches = iter(original)
+    next(batches)
+    resumed = dataset()
+    resumed.load_state_dict(original.state_dict())
+    state = PackedDataLoader(resumed).state_dict()
+
+    loader = PackedDataLoader(dataset())
+    loader.load_state_dict(state)
+    assert same(next(iter(loader)), next(batches))
+
+
+LOADERS = {
+    "torch": lambda dataset, num: DataLoader(dataset, batch_size=None, num_workers=num),
+    "ours": lambda dataset, num: PackedDataLoader(dataset, num_workers=num),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_workers_refuse_a_state_that_was_loaded_beside_them_and_is_not_theirs(kind):
+    original = dataset()
+    next(iter(original))
+    resumed = dataset()
+    resumed.load_state_dict(original.state_dict())
+    loader = LOADERS[kind](resumed, 2)
+
+    with pytest.raises(ResumeError, match=r"of worker 0 of 1, but is loaded in [01] of 2; .* as"):
+        list(loader)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_worker_goes_on_once_from_a_state_that_was_loaded_beside_it(kind):
+    original = dataset()
+    next(iter(original))
+    rest = len(list(dataset())) - 1
+    resumed = dataset()
+    resumed.load_state_dict(original.state_dict())
+    loader = LOADERS[kind](resumed, 1)
+
+    got = [[int(batch["epoch"]) for batch in loader] for _ in range(2)]
+    assert got == [[0] * rest, [1] * (rest + 1)]
+    # What this process still holds of the state is not gone on from, either.
+    assert {int(batch["epoch"]) for batch in resumed} == {2}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("has_iterated", [False, True])
+def test_a_state_is_refused_where_workers_of_another_loader_iterate(has_iterated):
+    ours = dataset()
+    if has_iterated:
+        next(iter(ours))
+    batches = iter(DataLoader(ours, batch_size=None, num_workers=1))
+    next(batches)
+
+    with pytest.raises(ResumeError, match=r"delivered by a loader.*; use PackedDataLoader or"):
+        ours.state_dict()
+    ours.set_epoch(3)
+    assert ours.state_dict()["epoch"] == 3
+
+
+@pytest.mark.processes
+def test_an_iteration_without_workers_tells_its_state_while_workers_iterate_too():
+    ours = dataset()
+    loader = PackedDataLoader(ours)
+    batches = iter(loader)
+    next(batches)
+    others = iter(DataLoader(ours, batch_size=None, num_workers=1))
+    next(others)
+
+    assert int(next(batches)["epoch"]) == loader.state_dict()["workers"][0]["epoch"] == 0
+
+
+@pytest.mark.processes
+def test_another_number_of_workers_is_refused():
+    state = PackedDataLoader(dataset(), num_workers=2).state_dict()
+
+    with pytest.raises(ResumeError, match=r"num_workers=2, but this loader has num_workers=0; .*"):
+        PackedDataLoader(dataset()).load_state_dict(state)
+
+
+def test_another_world_is_refused():
+    state = dataset(world=World(rank=1, num_ranks=4)).state_dict()
+
+    with pytest.raises(ResumeError, match=r"rank .* 1 of 4, but is loaded in 0 of 2; .* as many"):
+        dataset(world=World(rank=0, num_ranks=2)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "other"}, "of kind 'other', not of a PackedIterableDataset"),
+        ({"version": 99}, "version 99, this release reads 2"),
+        ({"fingerprint": {}}, "saved with max_seq_len=None, but this dataset has max_seq_len=32"),
+        ({"worker": [1, 2]}, "of worker 1 of 2, but is loaded in 0 of 1"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(change, message):
+    state = dataset().state_dict() | change
+
+    with pytest.raises(ResumeError, match=message):
+        dataset().load_state_dict(state)
+
+
+class ByChar:
+    """A tokenizer that takes each character for a token."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[ord(character) for character in text] for text in texts]
+
+
+TEXTS = {"tokenizer": ByChar()}
+LABELS = {"labels": "labels", "labels_shifted": False}
+IMAGES = {"payloads": {"images": "spans"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"tokens": "ids"}, r"tokens=\['tokens'\], but this dataset has tokens=\['ids'\]"),
+        (TEXTS, TEXTS | {"text": "body"}, r"text=\['text'\], but .* text=\['body'\]"),
+        ({}, LABELS, r"labels=\[None\], but .* labels=\['labels'\]"),
+        (LABELS, LABELS | {"labels_shifted": True}, r"labels_shifted=\[False\], but .*=\[True\]"),
+        ({"loss_mask": "mask"}, {"loss_mask": "m"}, r"loss_mask=\['mask'\], but .*=\['m'\]"),
+        (
+            {"token_fields": {"w": "int32"}},
+            {"token_fields": {"w": "f4"}},
+            r"token_fields=\[{'w': 'i",
+        ),
+        (IMAGES, {"payloads": {"images": None}}, r"payloads=\[{'images': 'spans'}\], but .*: None"),
+        (IMAGES, IMAGES | {"split_payloads": True}, r"split_payloads=\[False\], but .*=\[True\]"),
+        (IMAGES, IMAGES | {"length_fn": len}, r"length_fns=\[False\], but .*=\[True\]"),
+        ({}, {"on_bad_sample": "skip"}, r"on_bad_sample=\['raise'\], but .*=\['skip'\]"),
+        ({}, {"sharded": True}, r"sharded=\[False\], but .*=\[True\]"),
+        ({"repeat": 1.5}, {"repeat": 2}, r"repeats=\[1.5\], but this dataset has repeats=\[2.0\]"),
+        ({"proportion": 3}, {"choose": 3}, r"are_quotas=False, but .*are_quotas=True"),
+    ],
+)
+def test_a_state_is_refused_where_samples_are_read_or_counted_otherwise(before, after, message):
+    make = lambda options: PackedIterableDataset(  # noqa: E731
+        [IterableStream(Again([]), name="a", **options)], packing=Packing(max_seq_len=32)
+    )
+    state = json.loads(json.dumps(make(before).state_dict()))
+    make(before).load_state_dict(state)
+
+    with pytest.raises(ResumeError, match=message):
+        make(after).load_state_dict(state)
+
+
+def test_a_state_fits_where_what_differs_does_not_decide_the_batches():
+    make = lambda **options: PackedIterableDataset(  # noqa: E731
+        [IterableStream(Again([]), name="a", **options)], packing=Packing(max_seq_len=32)
+    )
+    make(text="body", max_bad_samples=3, repeat=2.0).load_state_dict(
+        make(replay=True, repeat=2).state_dict()
+    )
+    make(token_fields={"w": "f4"}).load_state_dict(
+        make(token_fields={"w": np.dtype("float32")}).state_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"worker": 3}, "the state's worker is 3, not two numbers; load what"),
+        ({"device": [0]}, r"the state's device is \[0\], not two numbers; load what"),
+        ({"epoch": "x"}, "the state's epoch is 'x', not an integer of at least 0 .*; load what"),
+        ({"epoch": -1}, "the state's epoch is -1, not an integer"),
+        (
+            {"epoch": 2**40},
+            "the state's epoch is 1099511627776, not an integer .* 1000000; load",
+        ),
+        ({"fingerprint": "abc"}, "the state has no fingerprint; load what"),
+        ({"flow": []}, r"the state's flow is \[\], neither None nor .*; load what"),
+    ],
+)
+def test_a_damaged_state_is_refused(change, message):
+    state = dataset().state_dict() | change
+
+    with pytest.raises(ResumeError, match=message):
+        dataset().load_state_dict(state)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": []}, r"the state holds 0 workers', but this loader has 2; load what"),
+        ({"workers": 5}, r"the state holds no workers', but this loader has 2; load what"),
+        ({"next_worker": None}, r"the state's next_worker is None, not a worker from 0 to 1; load"),
+        ({"next_worker": 2}, r"the state's next_worker is 2, not a worker"),
+        ({"num_workers": None}, r"saved with num_workers=None, but"),
+    ],
+)
+def test_a_damaged_state_is_refused_by_the_loader(change, message):
+    loader = PackedDataLoader(dataset(), num_workers=2)
+    state = loader.state_dict() | change
+
+    with pytest.raises(ResumeError, match=message):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == PackedDataLoader(dataset(), num_workers=2).state_dict()
+
+
+def places_in(node, above=()):
+    """Where each value of a state lies; what must be equal counts as one."""
+    if above:
+        yield above
+    numbered = enumerate(node) if isinstance(node, list) else ()
+    for key, value in node.items() if isinstance(node, dict) else numbered:
+        yield from [(*above, key)] if key == "fingerprint" else places_in(value, (*above, key))
+
+
+@pytest.mark.parametrize("damage", ["del", None, "x", []])
+def test_no_damage_of_a_state_is_an_error_of_anyone_elses(damage):
+    loader = PackedDataLoader(dataset(WithState), num_workers=0)
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    saved = json.dumps(loader.state_dict())
+
+    num_refused = 0
+    for *above, last in places_in(json.loads(saved)):
+        state = node = json.loads(saved)
+        for key in above:
+            node = node[key]
+        if damage == "del":
+            del node[last]
+        else:
+            node[last] = damage
+        resumed = PackedDataLoader(dataset(WithState))
+        try:
+            resumed.load_state_dict(state)
+            next(iter(resumed))
+        except (DataError, ResumeError):
+            num_refused += 1
+    assert num_refused > 100
+
+
+def changed(state, path, value):
+    """A state whose value at a dotted path is another."""
+    state = json.loads(json.dumps(state))
+    *above, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    node = state
+    for key in above:
+        node = node[key]
+    node[last] = value
+    return state
+
+
+@pytest.fixture(scope="module")
+def after_9():
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("counts", [], r"flow\.counts is \[\], not a list of 2; load what"),
+        ("counts.1", [0] * 4, r"flow\.counts\.1 is \[0, 0, 0, 0\], not a list of 5; load"),
+        ("counts.1.0", -1, r"flow\.counts\.1 is -1, not an integer of at least 0"),
+        ("num_slots", None, r"flow\.num_slots is None, not an integer"),
+        ("high_water_tokens", 1.5, r"flow\.high_water_tokens is 1\.5, not an integer"),
+        ("served.0", True, r"flow\.served\.0 is True, not an integer"),
+        ("sources.1", 3, r"flow\.sources\.1 is 3, not a dict; load"),
+        ("sources.0.bad", "x", r"flow\.sources\.0\.bad is 'x', not an integer"),
+        ("sources.0.pass", 10**30, r"flow\.sources\.0\.pass is 10+, not an integer .* most 92233"),
+        ("sources.0.base", 3, r"flow\.sources\.0\.base is 3, not None or a dict; load"),
+        ("sources.0.base.taken", None, r"flow\.sources\.0\.base\.taken is None, not an integer"),
+        ("epoch", 1, r"flow\.epoch is 1, not 0, which is the state's epoch; load"),
+        ("num_batches", 10**15, r"flow counts 10+ batches, 18 packs, \d+ tokens and \d+ slots"),
+        ("num_packs", 10**15, r"flow counts 9 batches, 10+ packs, .*, which do not"),
+        ("num_slots", 3, r"flow counts 9 batches, 18 packs, \d+ tokens and 3 slots"),
+    ],
+)
+def test_counts_and_places_that_cannot_be_are_refused_where_they_are_loaded(
+    after_9, path, value, message
+):
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    with pytest.raises(ResumeError, match=message):
+        loader.load_state_dict(changed(after_9, f"workers.0.flow.{path}", value))
+    assert loader.stats()["packs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("pass", 10**15, r"stream 'a': the state is \d+ samples into pass 10+, but took only"),
+        ("taken", 10**15, r"stream 'a': the state is 10+ samples into pass 0, but took only"),
+        ("base.pass", 1, r"stream 'a': the state goes on from 0 samples into pass 1, but its old"),
+        ("base.taken", 999, r"stream 'a': the state goes on from 999 samples into pass 0, but"),
+    ],
+)
+def test_a_place_that_nobody_can_have_come_to_is_refused_and_not_walked_to(
+    after_9, path, value, message
+):
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    loader.load_state_dict(changed(after_9, f"workers.0.flow.sources.0.{path}", value))
+    with pytest.raises(ResumeError, match=message):
+        next(iter(loader))
+
+
+def test_a_damaged_place_in_a_worker_is_named():
+    original = dataset()
+    next(iter(original))
+    state = original.state_dict()
+    del state["flow"]["lanes"]
+    resumed = dataset()
+    resumed.load_state_dict(state)
+
+    with pytest.raises(ResumeError, match=r"is damaged, or .* \(KeyError: 'lanes'\); load what"):
+        next(iter(resumed))
+
+
+def test_a_planned_state_is_refused_by_the_loader():
+    with pytest.raises(ResumeError, match="not of a PackedDataLoader over a PackedIterable"):
+        PackedDataLoader(dataset()).load_state_dict({"version": 1, "epoch": 0})
+
+
+def test_a_source_that_gives_other_samples_is_named():
+    original = dataset(Again)
+    batches = iter(original)
+    for _ in range(20):
+        next(batches)
+    short = PackedIterableDataset(
+        [
+            IterableStream(Again(rows_of(0, LENGTHS)[:5]), proportion=2, name="a"),
+            IterableStream(Again(rows_of(1, LENGTHS[:40])), proportion=1, name="b"),
+        ],
+        packing=Packing(max_seq_len=32),
+        order=Order(seed=3),
+        batch_size=2,
+    )
+    short.load_state_dict(original.state_dict())
+
+    with pytest.raises(DataError, match=r"stream 'a': the state is .* but the source gave 5"):
+        next(iter(short))
+
+
+def test_a_state_of_the_source_needs_a_source_that_takes_it():
+    original = PackedIterableDataset(
+        [IterableStream(WithState(rows_of(0, [8] * 300)))], packing=Packing(max_seq_len=32)
+    )
+    batches = iter(original)
+    for _ in range(50):
+        next(batches)
+    other = PackedIterableDataset(
+        [IterableStream(Again(rows_of(0, [8] * 300)))], packing=Packing(max_seq_len=32)
+    )
+    other.load_state_dict(original.state_dict())
+
+    with pytest.raises(ConfigError, match="Again has no load_state_dict"):
+        next(iter(other))

@@ -1,0 +1,273 @@
+"""What a worker of the buffered way holds: found again, let go of, moved; and never drawn early."""
+
+from __future__ import annotations
+
+import itertools
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import (
+    BucketedIterableDataset,
+    Bucketing,
+    DataError,
+    IterableStream,
+    Order,
+    PackedIterableDataset,
+    Packing,
+    World,
+)
+from streampack.online.lookahead import least_tokens
+from streampack.online.sample_buffer import SampleBuffer
+from streampack.online.samples import prepare
+from streampack.pack import fit_samples, make_packer
+from streampack.streams import IterableSample
+from streampack.types import Packs
+from tests.helpers.iterables import Again, pieces, rows_of, same
+
+
+def refuse(key, tokens):
+    raise DataError(f"{key} {tokens.tolist()}")
+
+
+def one_pack(rows) -> Packs:
+    return Packs(segments=np.array(rows, np.int64), ends=np.array([len(rows)]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=300),
+    seed=st.integers(0, 99),
+    has_labels=st.booleans(),
+)
+def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, has_labels):
+    held = SampleBuffer(Packing(max_seq_len=402, bos_id=1), has_labels=has_labels)
+    generator, waiting = np.random.default_rng(seed), {}
+    for number, length in enumerate(lengths):
+        tokens = np.arange(2, length + 2) + number
+        held.put((0, 0, number), (tokens, None, None), None)
+        [row] = held.settle(refuse)
+        assert row[4] == length + 1
+        waiting[number] = row, [1, *tokens.tolist()]
+        if generator.random() < 0.6:
+            row, expected = waiting.pop(int(generator.choice(list(waiting))))
+            rows, _ = held.rows(one_pack([row]), 1)
+            assert rows.tokens[0, : len(expected)].tolist() == expected
+            if has_labels:
+                assert rows.labels[0, : len(expected)].tolist() == [*expected[1:], -100]
+        assert held.num_tokens == sum(len(tokens) for _, tokens in waiting.values())
+    assert [address[2] for address in held.state_dict()] == list(waiting)
+    assert held.high_water_tokens >= held.num_tokens
+
+
+def test_pieces_of_a_sample_keep_its_place_and_join_in_a_pack():
+    packing = Packing(max_seq_len=4)
+    held = SampleBuffer(packing, has_labels=False)
+    sample = IterableSample(tokens=np.arange(10, 20), labels=None, loss_mask=None)
+    ready = prepare(sample, packing, labels_shifted=False)
+    held.hold((0, 0, 5), ready, 0, 4, 10)
+    held.put((0, 0, 6), ([7], None, None), None)
+    held.settle(refuse)
+    held.hold((0, 0, 5), ready, 4, 4, 10)
+
+    assert [address[2:5] for address in held.state_dict()] == [[5, 0, 4], [5, 4, 4], [6, 0, 1]]
+    rows, _ = held.rows(one_pack([[0, 0, 5, 2, 4, 10]]), 1)
+    assert rows.tokens.tolist() == [[12, 13, 14, 15]]
+    assert rows.next_tokens.tolist() == [16], "what follows the cut"
+    assert [address[5] for address in held.state_dict()] == [2, 2, 1]
+
+
+def test_what_is_packed_twice_is_named():
+    held = SampleBuffer(Packing(max_seq_len=4))
+    held.put((2, 0, 8), ([7], None, None), None)
+    [row] = held.settle(refuse)
+    held.rows(one_pack([row]), 1)
+
+    with pytest.raises(DataError, match="stream 2, sample 8 is packed but not held"):
+        held.rows(one_pack([row]), 1)
+
+
+PACKERS = [
+    {"method": method, **options}
+    for method in ("exact_fit", "next_fit", "first_fit", "best_fit", "concat", "knapsack")
+    for options in ({}, {"buffer_tokens": 80})
+]
+PACKERS += [{"split_gap": 0.1}, {"guard": 2}, {"method": "first_fit", "guard": 1}]
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60))
+@pytest.mark.parametrize("options", PACKERS)
+def test_no_packer_closes_so_many_packs_with_fewer_tokens_wherever_it_stands(options, lengths):
+    packing = Packing(max_seq_len=64, **options)
+    packer = make_packer(packing)
+    stood = [(0, 0)]  # packs that left, and tokens that came before what was buffered then
+    num_packs = num_tokens = 0
+    for number, length in enumerate(lengths):
+        num_tokens += length
+        packs = packer.add(fit_samples(np.array([[0, 0, number, length]]), 64, "split", ["s"]))
+        num_packs += len(packs)
+        for packs_then, tokens_gone in stood:
+            if num_packs > packs_then:
+                assert num_tokens - tokens_gone >= least_tokens(packing, num_packs - packs_then)
+        stood.append((num_packs, num_tokens - packer.num_buffered_tokens))
+
+
+@pytest.mark.parametrize("method", ["exact_fit", "next_fit", "first_fit", "knapsack"])
+def test_a_batch_draws_up_to_the_sample_that_closes_its_last_pack(method):
+    lengths = [3, 9, 14, 5, 7, 16, 2, 11, 6, 1, 8, 4] * 8
+    drawn = []
+
+    def source():
+        for row in rows_of(0, lengths):
+            drawn.append(len(row))
+            yield row
+
+    packing = Packing(max_seq_len=16, method=method, buffer_tokens=128)
+    flow = iter(PackedIterableDataset([IterableStream(source())], packing=packing, batch_size=4))
+    packer = make_packer(packing)
+    num_packs = num_given = 0
+    for batch in range(1, 6):
+        next(flow)
+        while num_packs < 4 * batch:
+            num_packs += len(
+                packer.add(np.array([[0, 0, num_given, 0, *2 * [lengths[num_given]]]]))
+            )
+            num_given += 1
+        assert len(drawn) == num_given
+
+
+def test_a_bucket_draws_up_to_the_sample_that_makes_a_batch_leave():
+    drawn = []
+
+    def source():
+        for number in itertools.count():
+            drawn.append(number)
+            yield [number] * 4
+
+    bucketing = Bucketing(max_tokens=8, buffer_samples=5)
+    batches = iter(BucketedIterableDataset([IterableStream(source())], bucketing=bucketing))
+    assert [len(drawn) for _ in itertools.islice(batches, 3)] == [5, 7, 9]
+
+
+def test_a_source_may_give_the_same_array_again_and_again():
+    rows = rows_of(0, [5, 9, 2] * 20)
+
+    class SameArray(Again):
+        def __iter__(self):
+            array = np.zeros(9, np.int32)
+            for row in self.rows:
+                array[: len(row)] = row
+                yield array[: len(row)]
+
+    found = pieces(
+        PackedIterableDataset([IterableStream(SameArray(rows))], packing=Packing(max_seq_len=32))
+    )
+    assert [found[key] for key in sorted(found)] == rows
+
+
+def test_lists_and_arrays_of_every_integer_type_give_the_same_batches():
+    rows = [[1, 0, 1], [0, 1], [1] * 5] * 9
+
+    def batches(make):
+        stream = IterableStream([make(row) for row in rows])
+        return list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8, eos_id=1)))
+
+    expected = batches(list)
+    makers = [tuple, np.array, lambda row: np.array(row)[None]]
+    makers += [lambda row, t=t: np.array(row, t) for t in ("?", "u1", "i2", "u4", "u8", ">i4")]
+    for make in makers:
+        assert all(map(same, batches(make), expected))
+
+
+@pytest.mark.parametrize("bad", [[3, -1], np.array([2**63 + 1], np.uint64)])
+def test_a_negative_token_is_named_before_what_is_wrong_behind_it(bad):
+    def source():
+        yield from ([1, 2], bad, [4])
+        raise OSError("gone")
+
+    with pytest.raises(DataError, match=r"stream 'mine', sample 1: token -\d+ is negative"):
+        list(
+            PackedIterableDataset(
+                [IterableStream(source(), name="mine")], packing=Packing(max_seq_len=64)
+            )
+        )
+    stream = IterableStream([[1, 2], bad, [4]], on_bad_sample="skip")
+    assert len(pieces(PackedIterableDataset([stream], packing=Packing(max_seq_len=64)))) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"overflow": "truncate", "max_seq_len": 2}])
+@pytest.mark.parametrize("token", [2**31, 2**40])
+@pytest.mark.parametrize("make", [list, np.array, tuple])
+def test_a_token_beyond_int32_is_refused_in_every_format(make, token, options):
+    rows = [make([1, 2, 3]), make([4, 5, token]), make([2**31 - 1])]
+    packing = Packing(**{"max_seq_len": 8, **options})
+    message = rf"stream 'mine', sample 1: token {token} is no token id; .* 0 to 2147483647"
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([IterableStream(rows, name="mine")], packing=packing))
+    stream = IterableStream(rows, on_bad_sample="skip")
+    assert len(pieces(PackedIterableDataset([stream], packing=packing))) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", [None, "numpy", "torch"])
+@pytest.mark.parametrize("order", [None, Order(seed=1, shuffle_block_size=24)])
+def test_rows_of_a_hugging_face_dataset_are_those_that_it_gives_one_by_one(form, order):
+    table = datasets.Dataset.from_dict({"input_ids": rows_of(0, [5, 9, 2, 20] * 15)})
+
+    def batches(source):
+        part = PackedIterableDataset(
+            [IterableStream(source)],
+            packing=Packing(max_seq_len=16),
+            order=order,
+            world=World(rank=1, num_ranks=3),
+        )
+        return list(part)
+
+    expected = batches(rows_of(0, [5, 9, 2, 20] * 15))
+    assert all(map(same, batches(table.with_format(form)), expected))
+    # What a transform sees is one row, however many could be read.
+    sizes = []
+    table.set_transform(lambda rows: sizes.append(len(rows["input_ids"])) or rows)
+    batches(table)
+    assert set(sizes) == {1}
+
+
+@pytest.mark.parametrize("options", [{}, {"overflow": "truncate", "max_seq_len": 2}])
+@pytest.mark.parametrize("label", [2**31, -(2**31), 2**40])
+@pytest.mark.parametrize("make", [list, np.array, tuple])
+@pytest.mark.parametrize("mask", [None, "mask"])
+def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, mask):
+    rows = [
+        {"tokens": make([1, 2, 3]), "said": make(said), "mask": make([1, 1, 1])}
+        for said in ([1, 2, -100], [1, label, 3], [2**31 - 1, -(2**31) + 1, 0])
+    ]
+    packing = Packing(**{"max_seq_len": 8, **options})
+    stream = {"labels": "said", "labels_shifted": True, "loss_mask": mask}
+    message = rf"stream 'mine', sample 1: 'said' holds {label}, which lies outside int32, .* -100"
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
+    skipping = IterableStream(rows, on_bad_sample="skip", **stream)
+    assert len(pieces(PackedIterableDataset([skipping], packing=packing))) == 2
+
+
+def test_a_label_beyond_int32_is_named_after_what_is_wrong_before_it():
+    good = {"tokens": [1, 2], "labels": [1, 2]}
+    rows = [good, {"tokens": [-3, 2], "labels": [-3, 2]}, good, {"tokens": [1], "labels": [2**31]}]
+    for first, message in ((0, "sample 1: token -3 is negative"), (2, "sample 1: 'labels' holds")):
+        stream = IterableStream(rows[first:], labels="labels", labels_shifted=False)
+        with pytest.raises(DataError, match=message):
+            list(PackedIterableDataset([stream], packing=Packing(max_seq_len=64)))
+
+
+@pytest.mark.parametrize("field", ["tokens", "labels", "mask"])
+def test_rows_of_several_samples_are_not_taken_for_one(field):
+    row = {"tokens": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "mask": [1, 1, 1, 1]}
+    row[field] = np.array(row[field]).reshape(2, 2)
+    stream = IterableStream([row], labels="labels", labels_shifted=False, loss_mask="mask")
+    message = rf"sample 0: field '{field}' holds 2 x 2 values, but a sample is one row; give"
+    with pytest.raises(DataError, match=message):
+        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))

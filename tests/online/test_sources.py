@@ -1,0 +1,386 @@
+"""Every kind of source in the buffered way, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import datasets
+import pytest
+from streaming import StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from streampack import (
+    Buffers,
+    ConfigError,
+    DataError,
+    IterableStream,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    World,
+)
+from streampack.mds import mosaic  # noqa: F401 - before anything of `streaming`
+from streampack.online.source_slice import SourceSlice, WorkerSlice
+from tests.helpers.builders import write_stream_files
+from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
+from tests.helpers.words import words
+
+PACKING = Packing(max_seq_len=16)
+
+
+def dataset(*streams, **kwargs) -> PackedIterableDataset:
+    return PackedIterableDataset(streams, packing=kwargs.pop("packing", PACKING), **kwargs)
+
+
+def tokens_of(batches) -> list[list[int]]:
+    return sorted(pieces(batches).values())
+
+
+class MapStyle(Dataset):
+    """Has a length and an index, and cannot be iterated."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        if self.rows[index] is None:
+            raise OSError("unreadable")
+        return self.rows[index]
+
+
+class ShardsItself(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        yield from rows_of(0, [5] * 20)[first::step]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_map_style_dataset_is_split_by_index(num_workers):
+    rows = rows_of(0, [5, 9, 20] * 7)
+    mapped = dataset(IterableStream(MapStyle(rows)))
+
+    assert tokens_of(DataLoader(mapped, batch_size=None, num_workers=num_workers)) == rows
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_source_that_shards_itself_is_not_sharded_twice(num_workers):
+    own = dataset(IterableStream(ShardsItself(), sharded=True))
+    batches = list(DataLoader(own, batch_size=None, num_workers=num_workers))
+
+    assert tokens_of(batches) == rows_of(0, [5] * 20)
+
+
+def hugging_face(rows, num_shards=4):
+    table = datasets.Dataset.from_dict({"input_ids": rows})
+    return table.to_iterable_dataset(num_shards=num_shards)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_hugging_face_iterable_splits_itself_over_ranks_and_workers(num_workers):
+    rows = rows_of(0, [5, 9, 20] * 8)
+    batches = []
+    for rank in range(2):
+        part = dataset(IterableStream(hugging_face(rows)), world=World(rank=rank, num_ranks=2))
+        batches += list(DataLoader(part, batch_size=None, num_workers=num_workers))
+
+    assert tokens_of(batches) == rows
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuffled):
+    def make():
+        source = hugging_face(rows_of(0, [5, 9, 20] * 70))
+        if shuffled:
+            source = source.shuffle(seed=3, buffer_size=16)
+        return dataset(IterableStream(source))
+
+    original, batches, states = make(), [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(original.state_dict())
+    for at in (1, 40, 90):
+        resumed = make()
+        resumed.load_state_dict(json.loads(json.dumps(states[at - 1])))
+        assert all(map(same, list(resumed), batches[at:])), at
+    has_state = "source" in states[100]["flow"]["sources"][0]["base"]
+    assert has_state != shuffled
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("weight", [{"repeat": 0.5}, {"choose": 350}])
+def test_a_hugging_face_iterable_that_was_put_somewhere_begins_its_next_pass_at_the_start(weight):
+    make = lambda: dataset(IterableStream(hugging_face(rows_of(0, [8] * 200), 1), **weight))  # noqa: E731
+    original, epochs, states = make(), [[], []], []
+    for epoch in epochs:
+        for batch in original:
+            epoch.append(batch)
+            states.append(json.dumps(original.state_dict()))
+
+    resumed = make()
+    for at in (len(epochs[0]) - 2, 5):  # the second one is before a state of the source's own
+        resumed.load_state_dict(json.loads(states[at]))
+        for rest in (epochs[0][at + 1 :], epochs[1]):
+            again = list(resumed)
+            assert len(again) == len(rest)
+            assert all(map(same, again, rest)), at
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_mosaicmls_streaming_dataset_splits_itself_and_resumes_exactly(tmp_path, num_workers):
+    folder, samples = write_stream_files(tmp_path / "mds", [5, 9, 20] * 10)
+
+    def make():
+        source = StreamingDataset(local=str(folder), shuffle=False, batch_size=1)
+        return PackedDataLoader(dataset(IterableStream(source)), num_workers=num_workers)
+
+    clean_stale_shared_memory()
+    loader, batches, states = make(), [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(loader.state_dict())
+    assert tokens_of(batches) == sorted(tokens.tolist() for tokens in samples)
+    del loader
+    clean_stale_shared_memory()
+    resumed = make()
+    resumed.load_state_dict(states[6])
+    assert all(map(same, list(resumed), batches[7:]))
+
+
+def test_texts_are_tokenized_in_batches_and_resume_exactly():
+    texts = [{"text": "a text more " * (1 + n % 5)} for n in range(300)]
+
+    def make():
+        return dataset(IterableStream(Again(texts), tokenizer=words()))
+
+    original, batches, states = make(), [], []
+    for batch in original:
+        batches.append(batch)
+        states.append(original.state_dict())
+    assert tokens_of(batches) == sorted([1, 2, 3] * (1 + n % 5) for n in range(300))
+    for at in (1, 13, 70):
+        resumed = make()
+        resumed.load_state_dict(states[at - 1])
+        assert all(map(same, list(resumed), batches[at:]))
+
+
+@pytest.mark.processes
+def test_texts_are_tokenized_in_workers():
+    texts = ["a text more " * (1 + n % 5) for n in range(100)]
+    loader = PackedDataLoader(dataset(IterableStream(texts, tokenizer=words())), num_workers=2)
+
+    assert tokens_of(loader) == sorted([1, 2, 3] * (1 + n % 5) for n in range(100))
+
+
+# Bad input.
+
+
+class Refuses:
+    """Cannot encode texts with an x."""
+
+    def encode(self, texts):
+        if any("x" in text for text in texts):
+            raise ValueError("an x")
+        return [[1] * len(text) for text in texts]
+
+
+BAD = [
+    ({}, [[1, 2], []], "sample 1: 0 tokens, but a sample needs 1 or more"),
+    ({}, [[1, 2], [3, -4]], "sample 1: token -4 is negative"),
+    ({}, [[1, 2], {"y": 1}], "sample 1: no field 'tokens'"),
+    ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' holds text, .*set tokenizer="),
+    ({}, [[1, 2], [[1], [2, 3]]], "no row of integers"),
+    (
+        {"labels": "y", "labels_shifted": False},
+        [{"tokens": [1, 2], "y": [1]}],
+        "2 tokens, but 1 values in 'y'",
+    ),
+    ({"tokenizer": Refuses()}, ["abc", "x"], "sample 1: the tokenizer raised ValueError: an x"),
+    (
+        {"tokenizer": Refuses()},
+        ["abc", {"text": 5}],
+        "sample 1: has 'text', and no text in 'text', but .*; give texts",
+    ),
+    ({"tokenizer": Refuses()}, ["abc", ""], "sample 1: 0 tokens"),
+    ({}, MapStyle([[1, 2], None]), r"\(MapStyle\) raised OSError: unreadable, .* sample 1"),
+]
+
+
+@pytest.mark.parametrize(("stream", "source", "message"), BAD)
+def test_a_bad_sample_is_named(stream, source, message):
+    with pytest.raises(DataError, match=message):
+        list(dataset(IterableStream(source, name="mine", **stream)))
+
+
+def test_a_bad_sample_of_a_stream_without_a_name_is_named_as_the_stats_name_it():
+    streams = [IterableStream([[1]] * 9), IterableStream([[2], [-3]])]
+    with pytest.raises(DataError, match="stream 'stream-1', sample 1: token -3 is negative"):
+        list(PackedIterableDataset(streams, packing=Packing(max_seq_len=8)))
+
+
+@pytest.mark.parametrize(("stream", "source"), [case[:2] for case in BAD])
+def test_a_bad_sample_is_skipped_named_in_the_log_and_counted(stream, source, caplog):
+    good = "good" if "tokenizer" in stream else {"tokens": [7] * 4, "y": [7] * 4}
+    rows = MapStyle([*source.rows, good]) if isinstance(source, MapStyle) else [*source, good]
+    loader = PackedDataLoader(
+        dataset(IterableStream(rows, name="mine", on_bad_sample="skip", **stream))
+    )
+    batches = iter(loader)
+    with caplog.at_level(logging.WARNING):
+        [batch] = [next(batches)]
+
+    assert [7] * 4 in tokens_of([batch]) or [1] * 4 in tokens_of([batch])
+    assert "skipped bad sample 1" in caplog.text
+    assert loader.stats()["streams"]["mine"]["skipped"] == 1
+
+
+def test_zero_length_samples_in_a_row_are_skipped_up_to_a_bound():
+    rows = [[1, 2], *[[]] * 11, [3]]
+    few = IterableStream(rows, on_bad_sample="skip", max_bad_samples=10)
+    enough = IterableStream(rows, on_bad_sample="skip", max_bad_samples=11)
+
+    assert tokens_of(dataset(enough)) == [[1, 2], [3]]
+    with pytest.raises(DataError, match="more than max_bad_samples=10 bad samples in a worker"):
+        list(dataset(few))
+
+
+def test_an_iterator_that_raises_is_named_with_its_sample_and_never_skipped():
+    def source():
+        yield [1, 2]
+        raise KeyError("gone")
+
+    broken = IterableStream(source(), name="mine", on_bad_sample="skip")
+    with pytest.raises(
+        DataError, match=r"'mine': its source \(generator\) raised KeyError: 'gone', .* sample 1"
+    ):
+        list(dataset(broken))
+
+
+@pytest.mark.parametrize("source", [[], iter([]), Again([])])
+def test_an_empty_source_is_named(source):
+    with pytest.raises(
+        DataError, match=r"stream 'none': its source \(.*\) is empty; leave it|empty"
+    ):
+        list(dataset(IterableStream(source, name="none")))
+
+
+@pytest.mark.processes
+def test_a_worker_without_samples_is_no_error():
+    loader = DataLoader(dataset(IterableStream([[1, 2]])), batch_size=None, num_workers=2)
+
+    assert tokens_of(loader) == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("overflow", "expected"),
+    [("split", [list(range(20))]), ("truncate", [list(range(16))]), ("drop", [])],
+)
+def test_a_sample_longer_than_a_pack_follows_the_overflow_policy(overflow, expected):
+    packing = Packing(max_seq_len=16, overflow=overflow)
+    found = tokens_of(dataset(IterableStream([list(range(20)), [7]]), packing=packing))
+
+    assert found == sorted([*expected, [7]])
+
+
+def test_a_sample_longer_than_a_pack_is_an_error_where_that_is_asked_for():
+    packing = Packing(max_seq_len=16, overflow="error")
+    with pytest.raises(DataError, match=r"of 20 tokens .* does not fit max_seq_len=16"):
+        list(dataset(IterableStream([list(range(20))]), packing=packing))
+
+
+def test_a_buffer_smaller_than_one_pack_is_refused():
+    with pytest.raises(ConfigError, match="buffer_tokens=8 cannot hold one pack"):
+        Packing(max_seq_len=16, buffer_tokens=8)
+
+
+class CountsStates(WithState):
+    """Knows how often it was asked for its state."""
+
+    num_asked = 0
+
+    def state_dict(self):
+        self.num_asked += 1
+        return super().state_dict()
+
+
+@pytest.mark.processes
+def test_a_source_that_is_skipped_through_is_asked_for_its_state_once_where_that_ends():
+    rows = rows_of(0, [3] * 1000)
+    source = CountsStates(rows)
+    part = SourceSlice(source, "a", WorkerSlice(worker=1, num_workers=2))
+
+    assert part.count() == 500
+    assert source.num_asked == 0
+
+    part.begin(0, 400)
+    assert source.num_asked == 1
+    item = part.next()
+    assert item.value == rows[801]
+    base = part.base(0, 400)
+    assert (base["taken"], source.num_asked) == (400, 1)
+
+    resumed = SourceSlice(WithState(rows), "a", WorkerSlice(worker=1, num_workers=2))
+    resumed.resume(base)
+    assert resumed.next() == item
+    part.begin(0, 600)  # the pass has only 500: no state is of its item 600
+    assert part.base(0, 500) == {"pass": 0, "taken": 0}
+
+
+def test_there_is_no_len():
+    unsized = dataset(IterableStream([[1]]))
+
+    with pytest.raises(TypeError):
+        len(unsized)
+    with pytest.raises(TypeError, match="has no len"):
+        len(PackedDataLoader(unsized))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on_bad_sample": "ignore"}, "on_bad_sample='ignore' is not one of raise|skip"),
+        ({"max_bad_samples": -1}, "max_bad_samples=-1 is negative"),
+        ({"tokenizer": 5}, "tokenizer=<int> has no encode"),
+    ],
+)
+def test_impossible_streams_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message.replace("|", r"\|")):
+        IterableStream([[1]], **arguments)
+
+
+# Bounds.
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_workers_and_the_rank_hold_stays_under_the_bounds(num_workers):
+    rows = [[1] * (1 + 37 * n % 90) for n in range(400)]
+    rows[50:50] = [[1] * 5000, [1] * 3000]
+    packing = Packing(max_seq_len=64, buffer_tokens=512)
+    least = 512 + 2 * 64
+    buffers = Buffers(worker_tokens=least, rank_tokens=num_workers * least)
+    bounded = dataset(IterableStream(rows), packing=packing, buffers=buffers, batch_size=2)
+    loader = PackedDataLoader(bounded, num_workers=num_workers)
+    for _ in loader:
+        held = loader.stats()["buffers"]
+        assert held["rank_tokens"] <= num_workers * least + 64 * num_workers
+
+
+@pytest.mark.processes
+def test_bounds_that_cannot_hold_all_workers_are_refused_with_the_least_that_works():
+    packing = Packing(max_seq_len=64, buffer_tokens=512)
+    bounded = dataset(
+        IterableStream([[1]]), packing=packing, buffers=Buffers(rank_tokens=1000), batch_size=2
+    )
+    with pytest.raises(ConfigError, match="set rank_tokens to at least 1280"):
+        PackedDataLoader(bounded, num_workers=2)

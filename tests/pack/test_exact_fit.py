@@ -1,0 +1,257 @@
+"""What exact fit promises beyond a packer's laws: the best subset, the oldest first, full packs."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Packing
+from streampack.pack import Packer, fit_samples, kernels, make_packer
+from streampack.report import synthetic_lengths
+from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers import oracles
+from tests.helpers.oracles import rows_of
+
+
+def web_lengths(count: int, max_seq_len: int) -> np.ndarray:
+    """Lognormal lengths, median 400 and mean 900, as pieces no longer than a pack."""
+    bits = np.random.Generator(np.random.Philox(key=17))
+    samples = np.zeros((count, 4), np.int64)
+    samples[:, 3] = np.exp(np.log(400) + 1.2735 * bits.standard_normal(count)) + 1
+    rows = np.array(oracles.fit_samples(samples.tolist(), max_seq_len, "split"))
+    return rows[:, LENGTH]
+
+
+def steady_fill(packer: Packer, lengths: np.ndarray, max_seq_len: int) -> float:
+    """Fill of the packs that close before the flush."""
+    packs = packer.add(rows_of(lengths))
+    return int(packs.segments[:, LENGTH].sum()) / (len(packs) * max_seq_len)
+
+
+def samples_of(packs: Packs) -> list[list[int]]:
+    return [packs[pack][:, SAMPLE].tolist() for pack in range(len(packs))]
+
+
+@given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=11))
+def test_the_subset_is_the_best_there_is_and_the_oldest_that_is_as_good(lengths):
+    # Under 1,000 tokens a pack there is no tolerance: only a full pack ends the search.
+    size = 401
+    packer = make_packer(Packing(max_seq_len=size))
+
+    packs = Packs.join([packer.add(rows_of(lengths)), packer.flush()])
+
+    first = samples_of(packs)[0]
+    best = lengths[0] + oracles.largest_sum(lengths[1:], size - lengths[0])
+    assert sum(lengths[sample] for sample in first) == best
+    newest = first[-1]
+    if newest:
+        without = oracles.largest_sum(lengths[1:newest], size - lengths[0])
+        assert lengths[0] + without < best
+
+
+@given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=10), most=st.integers(1, 5))
+def test_of_at_most_so_many_samples_the_best_subset_is_taken(lengths, most):
+    size = 401
+    packer = make_packer(Packing(max_seq_len=size, max_samples_per_pack=most))
+
+    packs = Packs.join([packer.add(rows_of(lengths)), packer.flush()])
+
+    left = size - lengths[0]
+    best = max(
+        sum(some)
+        for count in range(most)
+        for some in combinations(lengths[1:], count)
+        if sum(some) <= left
+    )
+    assert sum(lengths[sample] for sample in samples_of(packs)[0]) == lengths[0] + best
+
+
+@given(
+    lengths=st.lists(st.integers(1, 99), min_size=1, max_size=60),
+    buffer_tokens=st.integers(100, 1000),
+)
+def test_the_oldest_sample_left_opens_the_next_pack(lengths, buffer_tokens):
+    packer = make_packer(Packing(max_seq_len=100, buffer_tokens=buffer_tokens))
+
+    packs = samples_of(Packs.join([packer.add(rows_of(lengths)), packer.flush()]))
+
+    waiting = set(range(len(lengths)))
+    for pack in packs:
+        assert pack[0] == min(waiting)
+        assert pack == sorted(pack)
+        waiting -= set(pack)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 100), max_size=60),
+    full=st.lists(st.integers(0, 60), max_size=10),
+    split_gap=st.sampled_from([None, 0.0, 0.1]),
+)
+def test_full_samples_pass_through_and_change_no_other_pack(lengths, full, split_gap):
+    packing = Packing(max_seq_len=100, buffer_tokens=300, split_gap=split_gap)
+    rows = rows_of([min(length, 99) for length in lengths])
+    places = sorted(min(place, len(rows)) for place in full)
+    extra = rows_of([100] * len(places))
+    extra[:, SAMPLE] += 1000
+    plain, mixed = make_packer(packing), make_packer(packing)
+
+    expected = samples_of(Packs.join([plain.add(rows), plain.flush()]))
+    found = samples_of(
+        Packs.join([mixed.add(np.insert(rows, places, extra, axis=0)), mixed.flush()])
+    )
+
+    assert [pack for pack in found if pack[0] < 1000] == expected
+    assert [pack for pack in found if pack[0] >= 1000] == [[s] for s in extra[:, SAMPLE].tolist()]
+
+
+def test_a_full_sample_is_out_at_once_though_a_pack_is_being_built():
+    packer = make_packer(Packing(max_seq_len=100))
+
+    assert samples_of(packer.add(rows_of([60, 100]))) == [[1]]
+    assert packer.num_buffered_samples == 1
+
+
+@pytest.mark.parametrize("max_seq_len", [512, 2048, 8192, 20_000])
+@pytest.mark.parametrize("buffer_packs", [1, 3, 8])
+@pytest.mark.parametrize("split_gap", [None, 0.01])
+def test_web_text_is_packed_as_plain_python_packs_it(max_seq_len, buffer_packs, split_gap):
+    packing = Packing(
+        max_seq_len=max_seq_len, buffer_tokens=buffer_packs * max_seq_len, split_gap=split_gap
+    )
+    rules = oracles.Rules(
+        max_seq_len=max_seq_len,
+        buffer_tokens=packing.buffer_limit,
+        buffer_samples=packing.buffer_samples,
+        split_gap=split_gap,
+    )
+    rows = rows_of(web_lengths(600, max_seq_len))
+    packer = make_packer(packing)
+
+    packs = Packs.join([packer.add(rows), packer.flush()])
+
+    oracle = oracles.exact_fit(rules, rows.tolist(), final=True)
+    assert [packs[pack].tolist() for pack in range(len(packs))] == oracle.packs
+
+
+@pytest.mark.parametrize("length", [1, 2, 64, 1000, 4097, 8191])
+@pytest.mark.parametrize("max_seq_len", [8191, 8192, 20_000])
+def test_equal_lengths_are_packed_as_tight_as_they_can_be(length, max_seq_len):
+    packer = make_packer(Packing(max_seq_len=max_seq_len, buffer_samples=40_000))
+
+    packs = packer.add(rows_of([length] * 50_000))
+
+    in_one = max_seq_len // length
+    counts = np.diff(packs.ends, prepend=0)
+    # Within 0.1 % of a pack is as good as full.
+    assert (counts <= in_one).all()
+    assert (max_seq_len - counts * length <= max(max_seq_len // 1000, max_seq_len % length)).all()
+
+
+@pytest.mark.parametrize("max_seq_len", [2048, 8192, 32768])
+@pytest.mark.parametrize("kind", ["web", "sft", "code"])
+def test_the_default_packer_and_buffer_fill_999_slots_of_a_thousand(kind, max_seq_len):
+    samples = np.zeros((60_000, 4), np.int64)
+    samples[:, 3] = synthetic_lengths(kind, len(samples))
+    rows = fit_samples(samples, max_seq_len, "split", [kind])
+
+    packs = make_packer(Packing(max_seq_len=max_seq_len)).add(rows)
+
+    assert packs.segments[:, LENGTH].sum() / (max_seq_len * len(packs)) >= 0.999
+
+
+@pytest.mark.parametrize("max_seq_len", [2048, 8192])
+@pytest.mark.parametrize("kind", ["web", "sft", "code"])
+def test_packs_leave_steadily_after_the_first(kind, max_seq_len):
+    rows = rows_of(synthetic_lengths(kind, 4_000).clip(max=max_seq_len))
+    packer = make_packer(Packing(max_seq_len=max_seq_len))
+
+    left_at = [row for row in range(len(rows)) for _ in range(len(packer.add(rows[row : row + 1])))]
+
+    between = np.diff(left_at)
+    assert np.median(between) <= 2 * between.mean()
+    assert between.max() < 20 * between.mean()
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "least"), [(2048, 0.9995), (8192, 0.9999), (32768, 0.9999)]
+)
+def test_web_text_fills_packs_in_steady_state(max_seq_len, least):
+    lengths = web_lengths(100_000, max_seq_len)
+
+    fill = steady_fill(make_packer(Packing(max_seq_len=max_seq_len)), lengths, max_seq_len)
+
+    assert fill >= least
+
+
+def test_samples_over_half_a_pack_fill_it_only_with_cuts():
+    size = 2048
+    bits = np.random.Generator(np.random.Philox(key=17))
+    lengths = bits.integers(size // 2 + 1, size // 2 + 60, 20_000)
+
+    whole = steady_fill(make_packer(Packing(max_seq_len=size)), lengths, size)
+    cut = steady_fill(make_packer(Packing(max_seq_len=size, split_gap=0.01)), lengths, size)
+
+    assert whole < 0.53
+    assert cut > 0.99
+
+
+def test_a_gap_no_larger_than_split_gap_is_left():
+    lengths = [71, 80, 80]
+    # The gap is 29 tokens of 100, which is 0.29 exactly, though not in floating point.
+    uncut = make_packer(Packing(max_seq_len=100, split_gap=0.29, buffer_tokens=160))
+    cut = make_packer(Packing(max_seq_len=100, split_gap=0.28, buffer_tokens=160))
+
+    assert uncut.add(rows_of(lengths)).segments[:, LENGTH].tolist() == [71]
+    assert cut.add(rows_of(lengths)).segments[:, LENGTH].tolist() == [71, 29]
+
+
+def test_a_sample_waits_for_a_few_packs_at_most():
+    lengths = web_lengths(20_000, 8192)
+    packs = samples_of(make_packer(Packing(max_seq_len=8192)).add(rows_of(lengths)))
+
+    pool_packs = [pack for pack in packs if lengths[pack[0]] < 8192]
+    newest = np.maximum.accumulate([pack[-1] for pack in pool_packs])
+    # Samples between the oldest of a pack and the newest of any before it: the reach of the buffer.
+    spread = newest - np.array([pack[0] for pack in pool_packs])
+    assert np.median(spread) < 40
+    assert spread.max() < 250
+
+
+@settings(max_examples=200)
+@given(
+    sums=st.sets(st.integers(0, 700), max_size=30),
+    length=st.one_of(st.integers(1, 700), st.sampled_from([63, 64, 65, 128, 640])),
+    limit=st.integers(1, 700),
+)
+def test_a_row_of_sums_is_the_row_before_or_its_shift(sums, length, limit):
+    assume(length <= limit)
+    num_words = limit // 64 + 1
+    before = sum(1 << s for s in sums if s < 64 * num_words)
+    words = np.zeros(2 * num_words + 1, np.uint64)
+    words[:num_words] = np.frombuffer(before.to_bytes(8 * num_words, "little"), np.uint64)
+    words[-1] = 12345
+
+    kernels.add_length(words, 0, num_words, num_words, length)
+
+    after = int.from_bytes(words[num_words : 2 * num_words].tobytes(), "little")
+    assert after == (before | before << length) & ((1 << 64 * num_words) - 1)
+    assert words[-1] == 12345
+
+
+@settings(max_examples=200)
+@given(
+    sums=st.sets(st.integers(0, 319), max_size=20),
+    last=st.integers(0, 319),
+    span=st.integers(0, 319),
+)
+def test_the_highest_bit_is_the_largest_sum_in_its_range(sums, last, span):
+    first = max(last - span, 0)
+    words = np.frombuffer(sum(1 << s for s in sums).to_bytes(40, "little"), np.uint64)
+
+    found = kernels.highest_bit(np.append(np.uint64(1), words), 1, last, first)
+
+    assert found == max((s for s in sums if first <= s <= last), default=-1)

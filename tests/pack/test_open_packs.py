@@ -1,0 +1,85 @@
+"""What first fit and best fit promise beyond a packer's laws: who goes where, who closes."""
+
+from __future__ import annotations
+
+import pytest
+
+from streampack.config import Packing
+from streampack.errors import ResumeError
+from streampack.pack import make_packer
+from streampack.report import synthetic_lengths
+from streampack.types import LENGTH, SAMPLE, START, Packs
+from tests.helpers.oracles import rows_of
+
+
+def samples_of(packs: Packs) -> list[list[int]]:
+    return [packs[pack][:, SAMPLE].tolist() for pack in range(len(packs))]
+
+
+@pytest.mark.parametrize(
+    ("method", "closed", "left"),
+    [("first_fit", [[0, 2]], [[1], [3]]), ("best_fit", [[1, 2], [0, 3]], [])],
+)
+def test_first_fit_takes_the_oldest_pack_with_room_and_best_fit_the_fullest(method, closed, left):
+    packer = make_packer(Packing(max_seq_len=8, method=method, open_packs=2))
+
+    assert samples_of(packer.add(rows_of([4, 5, 3, 4]))) == closed
+    assert samples_of(packer.flush()) == left
+
+
+@pytest.mark.parametrize(("method", "closed"), [("first_fit", [0]), ("best_fit", [1])])
+def test_for_a_sample_that_fits_nowhere_the_oldest_or_the_fullest_closes(method, closed):
+    packer = make_packer(Packing(max_seq_len=10, method=method, open_packs=2))
+
+    assert samples_of(packer.add(rows_of([5, 7, 6]))) == [closed]
+
+
+@pytest.mark.parametrize("method", ["first_fit", "best_fit"])
+def test_a_pack_that_closes_with_a_large_gap_takes_the_head_of_who_fits_nowhere(method):
+    packing = Packing(max_seq_len=100, method=method, open_packs=1, split_gap=0.2, min_fragment=10)
+    packer = make_packer(packing)
+
+    packs = packer.add(rows_of([70, 60, 75]))
+
+    # Sample 2 is cut before its last 10 tokens, not at the gap of 70: no shorter piece is left.
+    rows = packs.segments[:, [SAMPLE, START, LENGTH]].tolist()
+    assert rows == [[0, 0, 70], [1, 0, 30], [1, 30, 30], [2, 0, 65]]
+    assert packer.num_buffered_tokens == 10
+
+
+@pytest.mark.parametrize("method", ["first_fit", "best_fit"])
+def test_a_guard_lets_out_what_nobody_joins(method):
+    lengths = [60] + [50] * 20
+
+    def place(**options):
+        packing = Packing(max_seq_len=100, method=method, open_packs=3, **options)
+        packer = make_packer(packing)
+        packs = samples_of(Packs.join([packer.add(rows_of(lengths)), packer.flush()]))
+        return [0 in pack for pack in packs].index(True)
+
+    assert place() == 10
+    assert place(guard=4) == 4
+
+
+@pytest.mark.parametrize("kind", ["web", "code"])
+def test_best_fit_fills_more_than_first_fit_and_that_more_than_next_fit(kind):
+    rows = rows_of(synthetic_lengths(kind, 20_000).clip(max=2048))
+    fills = [
+        packs.segments[:, LENGTH].sum() / (2048 * len(packs))
+        for method in ("best_fit", "first_fit", "next_fit")
+        for packs in [make_packer(Packing(max_seq_len=2048, method=method)).add(rows)]
+    ]
+
+    assert fills[0] > fills[1] > fills[2] + 0.05
+    assert fills[1] > 0.98
+
+
+@pytest.mark.parametrize("packs", [[1], [2, 1, 1], [3, 1]])
+def test_a_state_whose_packs_are_none_is_refused(packs):
+    packer = make_packer(Packing(max_seq_len=100, method="best_fit", open_packs=2))
+    packer.add(rows_of([60, 30, 70, 20]))
+    state = packer.state_dict()
+    assert state["packs"] == [2, 2]
+
+    with pytest.raises(ResumeError, match=r"packs of .* samples, which are not 4 samples in at mo"):
+        packer.load_state_dict({**state, "packs": packs})

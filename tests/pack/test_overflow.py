@@ -1,0 +1,85 @@
+"""Long samples are split, truncated, dropped or refused, and nothing else happens to any."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.errors import DataError
+from streampack.pack import count_long, fit_samples
+from streampack.types import LENGTH, SAMPLE, START, TOTAL
+from tests.helpers import oracles
+
+NAMES = ["web", "code", "chat"]
+
+samples_lists = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 99), st.integers(1, 50)),
+    max_size=40,
+).map(lambda rows: np.array([list(row) for row in rows], np.int64).reshape(-1, 4))
+
+
+@given(
+    samples=samples_lists,
+    max_seq_len=st.integers(1, 50),
+    overflow=st.sampled_from(["split", "truncate", "drop"]),
+)
+def test_segments_equal_those_made_one_sample_at_a_time(samples, max_seq_len, overflow):
+    before = samples.copy()
+
+    segments = fit_samples(samples, max_seq_len, overflow, NAMES)
+
+    assert segments.dtype == np.int64
+    assert segments.shape[1] == 6
+    assert segments.tolist() == oracles.fit_samples(samples.tolist(), max_seq_len, overflow)
+    assert np.array_equal(samples, before)
+
+
+@given(samples=samples_lists, max_seq_len=st.integers(1, 50))
+def test_splits_concatenate_back(samples, max_seq_len):
+    samples[:, 2] = np.arange(len(samples))
+
+    segments = fit_samples(samples, max_seq_len, "split", NAMES)
+
+    for stream, number, sample, tokens in samples.tolist():
+        pieces = segments[segments[:, SAMPLE] == sample]
+        places = [s + i for s, n in pieces[:, [START, LENGTH]].tolist() for i in range(n)]
+        assert places == list(range(tokens))
+        assert (pieces[:, :3] == [stream, number, sample]).all()
+        assert (pieces[:, TOTAL] == tokens).all()
+
+
+@given(samples=samples_lists, max_seq_len=st.integers(1, 50))
+def test_long_samples_are_counted_by_stream(samples, max_seq_len):
+    counts = count_long(samples, max_seq_len, len(NAMES))
+
+    long = [stream for stream, _, _, tokens in samples.tolist() if tokens > max_seq_len]
+    assert counts.tolist() == [long.count(stream) for stream in range(len(NAMES))]
+
+
+def test_overflow_error_names_stream_sample_length_limit_and_way_out():
+    samples = np.array([[0, 0, 5, 8], [1, 2, 1812, 9], [1, 2, 7, 10]])
+
+    assert len(fit_samples(samples[:1], 8, "error", NAMES)) == 1
+    with pytest.raises(
+        DataError,
+        match=r"stream 'code', sample 1812 of 9 tokens .*max_seq_len=8; set overflow to split, "
+        r"truncate or drop",
+    ):
+        fit_samples(samples, 8, "error", NAMES)
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop", "error"])
+def test_a_sample_without_tokens_is_refused_by_name(overflow):
+    samples = np.array([[0, 0, 5, 8], [2, 0, 13, 0]])
+
+    with pytest.raises(DataError, match=r"stream 'chat', sample 13 of 0 tokens .*rewrite the stre"):
+        fit_samples(samples, 8, overflow, NAMES)
+
+
+def test_a_sample_of_a_million_packs_is_split_without_a_loop():
+    segments = fit_samples(np.array([[0, 0, 3, 10**6 * 4 + 1]]), 4, "split", NAMES)
+
+    assert segments.shape == (10**6 + 1, 6)
+    assert segments[-1].tolist() == [0, 0, 3, 4 * 10**6, 1, 4 * 10**6 + 1]

@@ -1,0 +1,418 @@
+"""Laws that every packer keeps: 1 (nothing lost), 2 (packs fit, one cut), 3 (bounds), 4, 5."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import OPTION_METHODS, Method, Packing
+from streampack.errors import DataError, ResumeError
+from streampack.pack import Packer, make_packer
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Packs, no_segments
+from tests.helpers import oracles
+from tests.helpers.oracles import rows_of
+
+METHODS = get_args(Method)
+ORACLES = {method: getattr(oracles, method) for method in METHODS if method != "two_tiers"}
+SIZES = [1, 2, 3, 7, 8, 16, 63, 64, 65, 128, 500, 1000, 3000, 8192, 20_000]
+
+
+def options_of(method: str) -> dict[str, Any]:
+    """Strategies for what a method can do beside filling packs."""
+    values = {
+        "split_gap": [None, 0.0, 0.01, 0.3],
+        "guard": [None, 1, 2, 5],
+        "max_samples_per_pack": [None, 1, 2, 3, 7],
+        "open_packs": [None, 1, 2, 3],
+    }
+    return {
+        name: st.sampled_from(choices)
+        for name, choices in values.items()
+        if method in OPTION_METHODS[name]
+    }
+
+
+def packing_of(method: str, size: int, **options: Any) -> Packing:
+    """A packing of any method; two_tiers needs to know what is short."""
+    if method == "two_tiers":
+        options = {"short_seq_len": max(1, size // 4), **options}
+    return Packing(max_seq_len=size, method=method, **options)
+
+
+@st.composite
+def cases(draw, methods: tuple[str, ...] = METHODS) -> tuple[Packing, np.ndarray]:
+    """A packing and segments that it may meet: tiny, full, just over a half, all alike, pieces."""
+    method = draw(st.sampled_from(methods))
+    multiple = draw(st.sampled_from([None, None, 2, 8]))
+    size = draw(st.sampled_from(SIZES))
+    if multiple or method == "two_tiers":
+        size = 32 * max(1, size // 32)
+    one_length = st.one_of(
+        st.integers(1, size),
+        st.integers(1, max(1, size // 8)),
+        st.sampled_from([1, size, size // 2 + 1, max(1, size - 1), max(1, size // 3)]),
+        st.integers(1, max(1, size // 64)).map(lambda count: min(64 * count, size)),
+    )
+    lengths = draw(st.lists(one_length, max_size=60))
+    least = size if method != "two_tiers" else size + size // 4
+    options = {name: draw(values) for name, values in options_of(method).items()}
+    if options.get("split_gap") is not None and size >= 16:
+        options["min_fragment"] = draw(st.sampled_from([None, 1, 8]))
+    packing = packing_of(
+        method,
+        size,
+        buffer_tokens=draw(st.sampled_from([least, least + 1, 2 * size, 8 * size, None])),
+        buffer_samples=draw(st.sampled_from([1, 2, 3, 10, 4096])),
+        pad_to_multiple=multiple,
+        **options,
+    )
+    rows = rows_of(lengths)
+    # Some are pieces of longer samples: a cut must go on counting from their start.
+    starts = draw(st.lists(st.sampled_from([0, size]), min_size=len(rows), max_size=len(rows)))
+    rows[:, START] = starts
+    rows[:, TOTAL] += rows[:, START]
+    return packing, rows
+
+
+def pack_all(packer: Packer, rows: np.ndarray) -> Packs:
+    return Packs.join([packer.add(rows), packer.flush()])
+
+
+def as_lists(packs: Packs) -> list[list[list[int]]]:
+    return [packs[pack].tolist() for pack in range(len(packs))]
+
+
+def rules_of(packing: Packing) -> oracles.Rules:
+    return oracles.Rules(
+        max_seq_len=packing.max_seq_len,
+        buffer_tokens=packing.buffer_limit,
+        buffer_samples=packing.buffer_samples,
+        split_gap=packing.split_gap,
+        fragment=packing.min_fragment,
+        guard=packing.guard,
+        max_samples=packing.max_samples_per_pack,
+        open_packs=packing.open_packs or 8,
+        multiple=packing.pad_to_multiple or 1,
+    )
+
+
+def taken(packing: Packing, segments: np.ndarray) -> int:
+    """Slots that segments take in a pack."""
+    return sum(packing.room_of(length) for length in segments[:, LENGTH].tolist())
+
+
+@settings(max_examples=600)
+@given(case=cases(tuple(ORACLES)))
+def test_kernels_equal_plain_python_segment_by_segment(case):
+    packing, rows = case
+    oracle = ORACLES[packing.method]
+    before = oracles.in_rooms(oracle, rules_of(packing), rows.tolist(), final=False)
+    after = oracles.in_rooms(oracle, rules_of(packing), rows.tolist(), final=True)
+    packer = make_packer(packing)
+
+    added = as_lists(packer.add(rows))
+
+    assert added == before.packs
+    assert packer.state_dict()["buffered"] == before.pool
+    assert added + as_lists(packer.flush()) == after.packs
+    if packing.method in ("exact_fit", "next_fit", "knapsack"):
+        high_water = packer.high_water_tokens, packer.high_water_samples
+        assert high_water == (after.high_tokens, after.high_samples)
+
+
+@given(case=cases())
+def test_every_token_is_packed_exactly_once_and_pieces_stay_in_order(case):
+    packing, rows = case
+    packer = make_packer(packing)
+
+    segments = pack_all(packer, rows).segments
+
+    assert packer.num_buffered_samples == packer.num_buffered_tokens == 0
+    for row in rows:
+        pieces = segments[segments[:, SAMPLE] == row[SAMPLE]]
+        edges = np.append(pieces[:, START], row[START] + row[LENGTH])
+        assert edges[0] == row[START]
+        assert np.array_equal(edges[:-1] + pieces[:, LENGTH], edges[1:])
+        assert (pieces[:, LENGTH] > 0).all()
+        assert (pieces[:, [STREAM, PASS, TOTAL]] == row[[STREAM, PASS, TOTAL]]).all()
+
+
+@given(case=cases())
+def test_no_pack_is_empty_or_holds_more_than_max_seq_len(case):
+    packing, rows = case
+
+    packs = pack_all(make_packer(packing), rows)
+
+    for pack in range(len(packs)):
+        assert 1 <= taken(packing, packs[pack]) <= packing.max_seq_len
+        assert len(packs[pack]) <= (packing.max_samples_per_pack or len(rows))
+
+
+@given(case=cases())
+def test_with_pad_to_multiple_only_the_end_of_a_sample_has_padding(case):
+    packing, rows = case
+
+    segments = pack_all(make_packer(packing), rows).segments
+
+    inner = segments[:, START] + segments[:, LENGTH] < segments[:, TOTAL]
+    assert not (segments[inner, LENGTH] % (packing.pad_to_multiple or 1)).any()
+
+
+@given(case=cases())
+def test_a_pack_has_one_cut_at_most_and_none_without_split_gap(case):
+    packing, rows = case
+
+    packs = pack_all(make_packer(packing), rows)
+
+    ends = rows[:, START] + rows[:, LENGTH]
+    fragment = packing.min_fragment or min(64, max(1, packing.max_seq_len // 8))
+    is_ordered = packing.method in ("exact_fit", "next_fit")
+    for pack in range(len(packs)):
+        segments = packs[pack]
+        cuts = np.flatnonzero(segments[:, START] + segments[:, LENGTH] < ends[segments[:, SAMPLE]])
+        tails = np.flatnonzero(segments[:, START] > rows[segments[:, SAMPLE], START])
+        # A cut segment is the last of its pack.
+        assert cuts.tolist() in ([], [len(segments) - 1])
+        if is_ordered:  # ... and its tail the first of a later one
+            assert tails.tolist() in ([], [0])
+        if packing.method != "concat":
+            assert (segments[np.append(cuts, tails), LENGTH] >= fragment).all()
+            assert packing.split_gap is not None or not len(cuts)
+
+
+@settings(max_examples=300)
+@given(case=cases(OPTION_METHODS["guard"]))
+def test_with_a_guard_no_segment_waits_for_longer_than_its_bound(case):
+    packing, rows = case
+    packing = replace(packing, guard=packing.guard or 1)
+    packer = make_packer(packing)
+    size, arrived, num_closed = packing.max_seq_len, {}, 0
+    waited = [0]
+
+    for row in [*range(len(rows)), None]:
+        packs = packer.flush() if row is None else packer.add(rows[row : row + 1])
+        if row is not None:
+            arrived[row] = num_closed
+        for pack in range(len(packs)):
+            is_pooled = packing.room_of(packs[pack][0, LENGTH]) < size
+            ends = packs[pack][:, START] + packs[pack][:, LENGTH]
+            wholes = rows[packs[pack][:, SAMPLE]]
+            if is_pooled:
+                whole = ends == wholes[:, START] + wholes[:, LENGTH]
+                waited += [num_closed - arrived[s] for s in packs[pack][whole, SAMPLE].tolist()]
+            num_closed += is_pooled
+
+    if packing.method == "exact_fit":
+        limit = packing.guard + 2 * packing.buffer_limit / size + 1
+        # A limit on samples makes more packs of as much, and so does one that lies before a cut.
+        is_plain = packing.max_samples_per_pack is None and packing.split_gap is None
+    else:
+        limit, is_plain = packing.guard + (packing.open_packs or 8) - 1, packing.split_gap is None
+    assert not is_plain or max(waited) <= limit
+
+
+@given(case=cases(), chunks=st.lists(st.integers(1, 9), min_size=1))
+def test_buffers_stay_within_their_bounds_and_high_water_is_the_most_seen(case, chunks):
+    packing, rows = case
+    packer = make_packer(packing)
+
+    begin, most = 0, (0, 0)
+    num_out = 0
+    while begin < len(rows):
+        size = chunks[begin % len(chunks)]
+        num_out += packer.add(rows[begin : begin + size]).segments[:, LENGTH].sum()
+        begin += size
+        held = packer.num_buffered_tokens, packer.num_buffered_samples
+        most = max(most[0], held[0]), max(most[1], held[1])
+        assert len(packer.buffered) == packer.num_buffered_samples
+        assert num_out + packer.buffered[:, LENGTH].sum() == rows[:begin, LENGTH].sum()
+    packer.flush()
+
+    assert most[0] <= packer.high_water_tokens <= packing.buffer_limit
+    assert most[1] <= packer.high_water_samples <= packing.buffer_samples
+
+
+@given(case=cases(), size=st.integers(1, 20))
+def test_packs_do_not_depend_on_how_segments_are_dealt_to_calls(case, size):
+    packing, rows = case
+    whole, dealt = make_packer(packing), make_packer(packing)
+
+    expected = as_lists(whole.add(rows))
+    found = [
+        pack
+        for begin in range(0, len(rows), size)
+        for pack in as_lists(dealt.add(rows[begin : begin + size]))
+    ]
+
+    assert found == expected
+    assert dealt.state_dict() == whole.state_dict()
+    assert as_lists(dealt.flush()) == as_lists(whole.flush())
+
+
+@given(case=cases())
+def test_a_packer_saved_and_loaded_between_any_two_calls_goes_on_the_same(case):
+    packing, rows = case
+    straight, packer = make_packer(packing), make_packer(packing)
+
+    for place in range(len(rows)):
+        state = json.loads(json.dumps(packer.state_dict()))
+        assert packer.state_dict() == state  # asking changes nothing
+        packer = make_packer(packing)
+        packer.load_state_dict(state)
+        expected = straight.add(rows[place : place + 1])
+        assert as_lists(packer.add(rows[place : place + 1])) == as_lists(expected)
+
+    assert packer.state_dict() == straight.state_dict()
+    assert as_lists(packer.flush()) == as_lists(straight.flush())
+
+
+@given(case=cases(), more=st.lists(st.integers(1, 8), max_size=10))
+def test_packs_depend_only_on_segments_that_came_before_them(case, more):
+    packing, rows = case
+    lengths = [min(length, packing.max_seq_len) for length in more]
+
+    first = as_lists(make_packer(packing).add(rows))
+    longer = np.concatenate([rows, rows_of(lengths)])
+
+    assert as_lists(make_packer(packing).add(longer))[: len(first)] == first
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adding_leaves_the_callers_rows_alone(method):
+    rows = rows_of([70] * 50)
+    can_cut = method in OPTION_METHODS["split_gap"]
+    packer = make_packer(packing_of(method, 100, split_gap=0.0 if can_cut else None))
+
+    packs = pack_all(packer, rows)
+
+    assert (len(packs.segments) > len(rows)) == (can_cut or method == "concat")
+    assert np.array_equal(rows, rows_of([70] * 50))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_segments_give_no_packs(method):
+    packer = make_packer(packing_of(method, 8))
+
+    assert len(packer.add(no_segments())) == 0
+    assert len(packer.flush()) == 0
+    assert packer.state_dict()["buffered"] == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_packer_survives_pickling(method):
+    packer = make_packer(packing_of(method, 100))
+    packer.add(rows_of([60, 60, 60, 7]))
+
+    copied = pickle.loads(pickle.dumps(packer))
+
+    assert copied.state_dict() == packer.state_dict()
+    assert as_lists(copied.flush()) == as_lists(packer.flush())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("length", [0, 9])
+def test_a_segment_that_no_pack_can_hold_is_refused_by_name(method, length):
+    packer = make_packer(packing_of(method, 8))
+
+    with pytest.raises(
+        DataError,
+        match=rf"stream \d, sample 1: a segment of {length} tokens.*1 to .*=8: pass .*fit_samples",
+    ):
+        packer.add(rows_of([3, length]))
+    assert packer.num_buffered_samples == 0
+
+
+SCRIPT = """
+import hashlib, sys
+import numpy as np
+from streampack.config import Packing
+from streampack.pack import make_packer
+from streampack.types import Packs
+for method in sys.argv[1:]:
+    short = {"short_seq_len": 512} if method == "two_tiers" else {}
+    packer = make_packer(Packing(max_seq_len=2048, method=method, **short))
+    lengths = np.random.Generator(np.random.Philox(key=5)).integers(1, 1500, 3000)
+    rows = np.array([[0, 0, s, 0, n, n] for s, n in enumerate(lengths)])
+    packs = Packs.join([packer.add(rows), packer.flush()])
+    print(method, hashlib.sha256(packs.segments.tobytes() + packs.ends.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.processes
+def test_packs_are_the_same_in_every_process_and_with_every_hash_seed():
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, *METHODS],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "17")
+    ]
+
+    assert printed[0] == printed[1]
+    assert len(printed[0].splitlines()) == len(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["sorted", "reversed", "equal", "halves", "one", "multiples"])
+def test_hard_inputs_lose_nothing_and_fill_what_can_be_filled(method, kind):
+    size = 256
+    count = np.arange(400)
+    lengths = {
+        "sorted": 1 + count % size,
+        "reversed": size - count % size,
+        "equal": 0 * count + 64,
+        "halves": 0 * count + size // 2 + 1,
+        "one": count[:1] + 7,
+        "multiples": 1 + 3 * (1 + count % 80),
+    }[kind]
+    packs = pack_all(make_packer(packing_of(method, size)), rows_of(lengths))
+
+    assert packs.segments[:, LENGTH].sum() == lengths.sum()
+    fewest = -(-int(lengths.sum()) // size)
+    if kind in ("equal", "one"):
+        assert len(packs) == fewest
+    if kind == "halves":
+        assert len(packs) == (fewest if method == "concat" else len(lengths))
+
+
+def test_a_state_of_another_method_is_refused():
+    state = make_packer(Packing(max_seq_len=8, method="next_fit")).state_dict()
+
+    with pytest.raises(ResumeError, match="'next_fit', this packer is 'exact_fit'; resume with"):
+        make_packer(Packing(max_seq_len=8)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "small",
+    [Packing(max_seq_len=100, buffer_tokens=100), Packing(max_seq_len=100, buffer_samples=1)],
+)
+def test_a_state_that_passes_the_buffers_bounds_is_refused(small):
+    packer = make_packer(Packing(max_seq_len=100))
+    packer.add(rows_of([60, 60]))
+
+    with pytest.raises(ResumeError, match="buffers 120 tokens in 2 samples, more than buffer_tok"):
+        make_packer(small).load_state_dict(packer.state_dict())
+
+
+def test_a_state_with_a_segment_longer_than_a_pack_is_refused():
+    packer = make_packer(Packing(max_seq_len=100))
+    packer.add(rows_of([60]))
+
+    with pytest.raises(
+        ResumeError,
+        match=r"state buffers stream .* 60 tokens.*=50; resume with the packing that was saved",
+    ):
+        make_packer(Packing(max_seq_len=50)).load_state_dict(packer.state_dict())

@@ -1,0 +1,82 @@
+"""Two tiers: shorts in runs of at most short_seq_len, longs around them, everything whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Packing
+from streampack.errors import ResumeError
+from streampack.pack import make_packer
+from streampack.report import synthetic_lengths
+from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers.oracles import rows_of
+
+
+def packing_of(**options) -> Packing:
+    return Packing(**{"max_seq_len": 64, "method": "two_tiers", "short_seq_len": 16, **options})
+
+
+def pack_all(packing: Packing, lengths) -> Packs:
+    packer = make_packer(packing)
+    return Packs.join([packer.add(rows_of(lengths)), packer.flush()])
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 64), max_size=120))
+def test_samples_stay_whole_and_rows_hold_what_they_can(lengths):
+    packs = pack_all(packing_of(), lengths)
+
+    assert sorted(packs.segments[:, SAMPLE].tolist()) == list(range(len(lengths)))
+    assert (packs.segments[:, LENGTH] == np.array(lengths, int)[packs.segments[:, SAMPLE]]).all()
+    assert all(packs[pack][:, LENGTH].sum() <= 64 for pack in range(len(packs)))
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 16), min_size=200, max_size=300))
+def test_a_block_is_a_run_of_shorts_of_at_most_short_seq_len(lengths):
+    """The blocks of rows of shorts alone are found again by filling up from the left."""
+    packs = pack_all(packing_of(), lengths)
+
+    for pack in range(len(packs)):
+        blocks, filled = 1, 0
+        for length in packs[pack][:, LENGTH].tolist():
+            blocks, filled = (
+                (blocks, filled + length) if filled + length <= 16 else (blocks + 1, length)
+            )
+        # Four blocks to a row, and one more of what filled the gap.
+        assert blocks <= 5
+
+
+@pytest.mark.parametrize(("kind", "least"), [("web", 0.998), ("long", 0.998), ("sft", 0.998)])
+def test_long_rows_are_as_full_as_shorts_can_make_them(kind, least):
+    lengths = synthetic_lengths(kind, 30_000).clip(max=32_768)
+    packing = Packing(max_seq_len=32_768, method="two_tiers", short_seq_len=4096)
+
+    packs = make_packer(packing).add(rows_of(lengths))
+
+    assert packs.segments[:, LENGTH].sum() / (32_768 * len(packs)) >= least
+
+
+def test_shorts_alone_and_longs_alone_are_packed_too():
+    shorts = pack_all(packing_of(), [8] * 80)
+    longs = pack_all(packing_of(), [32] * 20)
+
+    assert len(shorts) == len(longs) == 10
+
+
+def test_a_state_with_more_samples_than_the_buffer_takes_is_refused():
+    packer = make_packer(packing_of())
+    packer.add(rows_of([20, 21, 3]))
+
+    with pytest.raises(ResumeError, match="buffers 3 samples, more than buffer_samples=2; resume"):
+        make_packer(packing_of(buffer_samples=2)).load_state_dict(packer.state_dict())
+
+
+def test_a_state_that_collects_what_is_no_short_is_refused():
+    packer = make_packer(packing_of())
+    packer.add(rows_of([9, 7]))
+    with pytest.raises(ResumeError, match=r"segment of 9 tokens.*short_seq_len=8; resume"):
+        make_packer(packing_of(short_seq_len=8)).load_state_dict(packer.state_dict())

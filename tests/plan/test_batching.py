@@ -1,0 +1,244 @@
+"""Law 7, second half: each batching method keeps its promise, global batch by global batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import Recipe
+from streampack.plan import sample_order as arrivals_module
+from streampack.plan.sample_order import make_arrivals
+from streampack.types import STREAM
+from tests.helpers.planning import global_batches, recipe
+
+LENGTHS = [
+    np.random.default_rng(n).integers(1, top, n) for n, top in [(3000, 60), (800, 120), (700, 64)]
+]
+WEIGHTS = st.lists(st.sampled_from([1, 2, 3, 5.5, 8]), min_size=3, max_size=3)
+
+
+def make(method: str, weights: list, num_lanes: int, run: int, size: int, **mixing) -> Recipe:
+    return recipe(
+        LENGTHS,
+        weights=[{"proportion": weight} for weight in weights],
+        mixing=Mixing(batching_method=method, **mixing),
+        order=Order(seed=5),
+        num_lanes=num_lanes,
+        lane_run=run,
+        global_batch_size=size,
+    )
+
+
+def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
+    """Packs of each stream in each global batch, shape (batches, streams), while all streams live.
+
+    At least the fraction `least` of the epoch must pass before one runs out in some lane.
+    """
+    batches = global_batches(r)
+    counts = [
+        np.bincount([pack[0][STREAM] for pack in packs], minlength=len(r.streams))
+        for packs, all_live in batches
+        if all_live and len(packs) == r.global_batch_size
+    ]
+    assert len(counts) >= least * len(batches) - 1
+    return np.array(counts)
+
+
+def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
+    """The samples of a lane in the order in which its packer takes them."""
+    arrivals = make_arrivals(r, lane, 0, epoch)
+    parts = []
+    while len(rows := arrivals.next()):
+        parts.append(rows)
+    return np.concatenate(parts)
+
+
+def drift(counts: np.ndarray, r: Recipe) -> np.ndarray:
+    """Packs delivered less the share of them, after every global batch, shape as `counts`."""
+    shares = np.array([stream.chosen_tokens for stream in r.streams]) / r.chosen_tokens
+    total = np.cumsum(counts, axis=0)
+    return total - total.sum(axis=1, keepdims=True) * shares
+
+
+@settings(max_examples=25)
+@given(
+    weights=WEIGHTS,
+    num_lanes=st.sampled_from([1, 2, 3]),
+    size=st.sampled_from([1, 4, 6, 12, 32]),
+    unit=st.sampled_from(["samples", "tokens"]),
+)
+def test_stratified_is_within_one_pack_of_each_share_after_every_global_batch(
+    weights, num_lanes, size, unit
+):
+    r = make("stratified", weights, num_lanes, 2, size, weight_unit=unit)
+    counts = counts_until_one_runs_out(r, 0.6)
+
+    assert np.abs(drift(counts, r)).max() < 1 + 1e-6
+
+
+@settings(max_examples=25)
+@given(
+    weights=WEIGHTS,
+    num_lanes=st.sampled_from([1, 2, 3]),
+    run=st.integers(1, 3),
+    unit=st.sampled_from(["samples", "tokens"]),
+)
+def test_per_stream_gives_global_batches_of_one_stream_by_their_shares(
+    weights, num_lanes, run, unit
+):
+    r = make("per_stream", weights, num_lanes, run, num_lanes * run * 2, weight_unit=unit)
+    counts = counts_until_one_runs_out(r, 0.5)
+
+    assert ((counts > 0).sum(axis=1) == 1).all()
+    assert np.abs(drift(counts, r)).max() < r.global_batch_size * (1 + 1e-6)
+
+
+@settings(max_examples=25)
+@given(
+    weights=WEIGHTS,
+    num_lanes=st.sampled_from([1, 2, 3]),
+    run=st.integers(1, 4),
+    unit=st.sampled_from(["samples", "tokens"]),
+)
+def test_device_per_stream_gives_device_batches_of_one_stream_by_their_shares(
+    weights, num_lanes, run, unit
+):
+    r = make("device_per_stream", weights, num_lanes, run, run * 6, weight_unit=unit)
+    counts = counts_until_one_runs_out(r, 0.5)
+
+    for packs, all_live in global_batches(r):
+        if all_live:
+            for first in range(0, len(packs), run):
+                assert len({pack[0][STREAM] for pack in packs[first : first + run]}) == 1
+    assert np.abs(drift(counts, r)).max() < run * (1 + 1e-6)
+
+
+def test_device_per_stream_mixes_streams_in_a_global_batch():
+    r = make("device_per_stream", [1, 1, 1], 1, 2, 24)
+    counts = counts_until_one_runs_out(r, 0.5)
+
+    assert (counts > 0).all()
+
+
+def test_stratified_shows_every_stream_to_every_rank():
+    r = make("stratified", [1, 1, 1], 1, 2, 12)
+    streams = [[pack[0][STREAM] for pack in packs] for packs, live in global_batches(r) if live]
+    full = np.array([batch for batch in streams if len(batch) == 12])
+
+    assert all(set(column) == {0, 1, 2} for column in full.T)
+
+
+@pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
+@pytest.mark.parametrize("num_lanes", [1, 2, 4])
+def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method, num_lanes):
+    """Shares come from estimated totals; one that is wrong by far makes a stream run out early."""
+    r = make(method, [1, 1, 1], num_lanes, 2, num_lanes * 4)
+    wrong = replace(r.streams[0], num_tokens=20 * r.streams[0].num_tokens)
+    batches = global_batches(replace(r, streams=(wrong, *r.streams[1:])))
+
+    assert not all(live for _, live in batches)
+    assert all(len(packs) == r.global_batch_size for packs, _ in batches[:-1])
+    expected = global_batches(r)
+    tokens = [
+        sum(row[4] for packs, _ in b for p in packs for row in p) for b in (batches, expected)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+@settings(max_examples=20)
+@given(weights=WEIGHTS, num_lanes=st.sampled_from([1, 2, 3]), epoch=st.integers(0, 2))
+def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_lane(
+    weights, num_lanes, epoch
+):
+    r = make("random", weights, num_lanes, 1, 4 * num_lanes, weight_unit="tokens")
+    shares = np.array([stream.chosen_tokens for stream in r.streams]) / r.chosen_tokens
+    longest = max(int(lengths.max()) for lengths in LENGTHS)
+
+    for lane in range(num_lanes):
+        rows = arriving(r, lane, epoch)
+        got = np.cumsum((rows[:, 0, None] == np.arange(3)) * rows[:, 3, None], axis=0)
+        error = got - got.sum(axis=1, keepdims=True) * shares
+        # The last samples come when a stream may have run out in this lane.
+        assert np.abs(error[: len(error) * 9 // 10]).max() <= longest + 1e-3
+
+
+@settings(max_examples=20)
+@given(
+    amounts=st.lists(st.integers(1, 9), min_size=2, max_size=2),
+    wrong=st.integers(5, 40),
+    num_lanes=st.sampled_from([1, 2, 3]),
+    epoch=st.integers(0, 2),
+)
+def test_random_by_tokens_the_streams_that_are_left_keep_their_shares_of_each_other(
+    amounts, wrong, num_lanes, epoch
+):
+    """A total that was estimated by far too high makes a stream run out early."""
+    rng = np.random.default_rng(7)
+    lengths = [rng.integers(1, 60, 400 * amount) for amount in (3, *amounts)]
+    r = recipe(lengths, mixing=Mixing(weight_unit="tokens"), num_lanes=num_lanes)
+    first = replace(r.streams[0], num_tokens=wrong * r.streams[0].num_tokens)
+    r = replace(r, streams=(first, *r.streams[1:]))
+    left = np.array([stream.chosen_tokens for stream in r.streams[1:]])
+
+    for lane in range(num_lanes):
+        rows = arriving(r, lane, epoch)
+        begin = np.flatnonzero(rows[:, 0] == 0).max() + 1
+        rows = rows[begin:]
+        assert len(rows) > 150
+        got = np.cumsum((rows[:, 0, None] == (1, 2)) * rows[:, 3, None], axis=0)
+        error = got - got.sum(axis=1, keepdims=True) * left / left.sum()
+        assert np.abs(error[: len(error) * 8 // 10]).max() <= 60 + 1e-3
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_how_far_the_draw_by_tokens_looks_ahead_changes_nothing(monkeypatch, unit, num_lanes):
+    # Streams that end with what was looked at, before it, and after it.
+    weights = [{"choose": 64 * num_lanes * (1 if unit == "samples" else 30)}, {}, {"repeat": 0.3}]
+    r = recipe(LENGTHS, weights=weights, mixing=Mixing(weight_unit=unit), num_lanes=num_lanes)
+    r = replace(r, mixing=Mixing(weight_unit="tokens"))
+    for lane in range(num_lanes):
+        whole = arriving(r, lane, 1)
+        for lookahead in (1, 16, 64):
+            monkeypatch.setattr(arrivals_module, "LOOKAHEAD", lookahead)
+            assert (arriving(r, lane, 1) == whole).all()
+        monkeypatch.undo()
+
+
+@settings(max_examples=20)
+@given(weights=WEIGHTS, num_lanes=st.sampled_from([1, 2, 3]), epoch=st.integers(0, 2))
+def test_random_by_samples_holds_each_stream_s_exact_count_in_every_epoch(
+    weights, num_lanes, epoch
+):
+    r = make("random", weights, num_lanes, 1, 4 * num_lanes)
+    counts = np.zeros(3, np.int64)
+    for lane in range(num_lanes):
+        counts += np.bincount(arriving(r, lane, epoch)[:, 0], minlength=3)
+
+    assert counts.tolist() == [stream.quota.amount for stream in r.streams]
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+def test_an_epoch_by_tokens_holds_the_tokens_asked_for_give_or_take_a_sample_a_lane(method):
+    r = recipe(
+        LENGTHS,
+        weights=[{"proportion": 5}, {"proportion": 2}, {"proportion": 3}],
+        mixing=Mixing(batching_method=method, weight_unit="tokens", epoch_size=60_000),
+        packing=Packing(max_seq_len=64),
+        num_lanes=3,
+        global_batch_size=12,
+    )
+    got = np.zeros(3, np.int64)
+    for epoch in range(4):
+        for packs, _ in global_batches(r, epoch):
+            for pack in packs:
+                for row in pack:
+                    got[row[STREAM]] += row[4]
+        for number, asked in enumerate([30_000, 12_000, 18_000]):
+            # A sample belongs to the epoch in which its first token lies: never too few.
+            assert 0 <= got[number] - (epoch + 1) * asked <= 3 * LENGTHS[number].max()

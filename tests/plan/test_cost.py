@@ -1,0 +1,289 @@
+"""Laws 3 and 9: packers keep their bounds; start-up and memory do not grow with the streams."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import DataError
+from streampack.mix import Quota
+from streampack.order import assign_to_lanes
+from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
+from streampack.plan import recipe as recipe_module
+from streampack.types import LENGTH
+from tests.helpers.planning import covered, global_batches, recipe, synthetic_stream
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+FIFTY_MILLION = 50_000_000
+
+
+def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mixing) -> Recipe:
+    """Streams of which an epoch takes everything, or four fifths of their tokens."""
+    by_tokens = mixing.get("weight_unit") == "tokens"
+    streams = [
+        synthetic_stream(num_samples, 0, asked=asked, has_totals=by_tokens),
+        synthetic_stream(num_samples // 2, 1, asked=asked, has_totals=by_tokens),
+        synthetic_stream(60, 2, shard_size=20),
+    ]
+    if by_tokens:
+        quotas = [Quota(amount=each.num_tokens * 4 // 5, unit="tokens") for each in streams]
+        streams = [replace(s, quota=q) for s, q in zip(streams, quotas, strict=True)]
+    return Recipe(
+        streams=tuple(streams),
+        packing=Packing(max_seq_len=8192),
+        mixing=Mixing(batching_method=method, **mixing),
+        order=Order(seed=1),
+        num_lanes=num_lanes,
+        lane_run=4,
+        global_batch_size=8 * num_lanes,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 4])
+@pytest.mark.parametrize(("epoch_end", "epoch"), [("pad", 0), ("carry", 0), ("pad", 1), ("pad", 3)])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
+    method, num_lanes, epoch_end, unit, epoch
+):
+    asked: list[int] = []
+    begin = time.perf_counter()
+    r = large(FIFTY_MILLION, method, num_lanes, asked, epoch_end=epoch_end, weight_unit=unit)
+    view = DeviceView(place=num_lanes - 1, num_devices=num_lanes, batch_size=4)
+    sequence = EpochSequence(r, view, epoch=epoch)
+    for _ in range(3):
+        assert len(sequence.next().packs) == 4
+    sequence.close()
+
+    # A block is 262,144 samples: six or seven shards of 50,000 in each of the two large streams.
+    # Where an epoch begins late in a block or a pass, the next one is asked for, too; and in every
+    # lane the two shards that were cut and the block where its tokens begin.
+    most = 16 if not epoch else 32 if unit == "samples" else 32 * num_lanes
+    assert len(set(asked)) <= most
+    assert time.perf_counter() - begin < 5
+
+
+def counting(r: Recipe, asked: list[int]) -> Recipe:
+    """The recipe, its streams noting the shards whose lengths they are asked for."""
+
+    def counted(stream: PlanStream) -> PlanStream:
+        def ask(shard: int) -> np.ndarray:
+            asked.append(shard)
+            return stream.lengths_of(shard)
+
+        return replace(stream, lengths_of=ask)
+
+    return replace(r, streams=tuple(map(counted, r.streams)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_by_tokens_an_epoch_begins_where_the_one_before_was_seen_to_end(method):
+    asked: list[int] = []
+    r = counting(small(60_000, method, weight_unit="tokens", epoch_size=700_000), asked)
+    r = replace(r, num_lanes=1)
+    for epoch in range(3):
+        asked.clear()
+        sequence = EpochSequence(r, DeviceView(batch_size=64), epoch=epoch)
+        sequence.next()
+        # Of two streams the blocks of a chunk: four of 32 shards and the cut ones.
+        assert len(set(asked)) <= 2 * 4 * 34
+        while sequence.next() is not None:
+            pass
+        sequence.close()
+
+
+def test_by_tokens_going_on_from_snapshots_asks_for_no_lengths_of_what_lies_before():
+    asked: list[int] = []
+    r = counting(small(60_000, weight_unit="tokens", epoch_size=700_000), asked)
+    r = replace(r, num_lanes=1)
+    view = DeviceView(batch_size=64)
+    first = EpochSequence(r, view, epoch=1)
+    for _ in range(40):
+        position = first.next().position
+    state = json.loads(json.dumps(first.snapshots()))
+    first.close()
+    asked.clear()
+    again = EpochSequence(replace(r), view, epoch=1, position=position, snapshots=state)
+    again.next()
+    assert len(set(asked)) <= 2 * 4 * 34
+
+
+def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(monkeypatch):
+    num_deals = 0
+
+    def counting(*args):
+        nonlocal num_deals
+        num_deals += 1
+        return assign_to_lanes(*args)
+
+    monkeypatch.setattr(recipe_module, "assign_to_lanes", counting)
+    lengths = [np.full(n, 9) for n in (4000, 3000, 50)]  # the last one is shared by all lanes
+    r = recipe(lengths, mixing=Mixing(batching_method="stratified"), num_lanes=8)
+    for _ in range(2):
+        sequence = EpochSequence(r, DeviceView(batch_size=4), epoch=0)
+        while sequence.next() is not None:
+            pass
+    assert num_deals == 3
+
+    sizes = [r.lane_stream(number, lane).range_of(0)[1] for number in range(3) for lane in range(8)]
+    other = replace(r, num_lanes=4)
+    assert sum(sizes) == sum(map(len, lengths))
+    assert other.lane_stream(0, 3).range_of(0)[1] == 1000
+
+
+def test_a_recipe_that_was_asked_for_lanes_pickles_no_larger():
+    stream = replace(synthetic_stream(100_000), lengths_of=len)
+    r = replace(recipe([np.ones(9, np.int64)]), streams=(stream,), num_lanes=8)
+    num_bytes = len(pickle.dumps(r))
+    whole = r.lane_stream(0, 5)
+    again = pickle.loads(pickle.dumps(r))
+    assert len(pickle.dumps(r)) == num_bytes
+    assert again.lane_stream(0, 5).shards_in(0).tolist() == whole.shards_in(0).tolist()
+
+
+def peak_bytes(run) -> int:
+    """The most that numpy and Python held beyond what was there before."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def small(num_samples: int, method: str = "random", **kwargs) -> Recipe:
+    lengths = np.random.default_rng(0).integers(1, 40, num_samples)
+    mixing = Mixing(batching_method=method, **kwargs)
+    return recipe(
+        [lengths, lengths[: num_samples // 2]],
+        mixing=mixing,
+        # A block of its own is the bound on what an order holds.
+        order=Order(seed=1, shuffle_block_size=2048),
+        packing=Packing(max_seq_len=64, buffer_tokens=1024),
+        num_lanes=2,
+        global_batch_size=64,
+    )
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+def test_the_memory_of_a_whole_epoch_does_not_grow_with_it(method, epoch_end):
+    def read(r: Recipe) -> None:
+        sequence = EpochSequence(r, DeviceView(batch_size=64), epoch=0)
+        while sequence.next() is not None:
+            sequence.snapshots()
+
+    sizes = [small(num, method, epoch_end=epoch_end) for num in (20_000, 80_000)]
+    read(small(500, method))
+    peaks = [peak_bytes(lambda r=r: read(r)) for r in sizes]
+
+    assert peaks[1] < 1.5 * peaks[0] + 200_000
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+def test_going_on_late_without_snapshots_holds_no_more_than_going_on_early(epoch_end):
+    r = small(60_000, epoch_end=epoch_end)
+
+    def go_on(position: int) -> None:
+        sequence = EpochSequence(r, DeviceView(batch_size=64), epoch=0, position=position)
+        assert sequence.next() is not None
+        sequence.close()
+
+    go_on(0)
+    early, late = (peak_bytes(lambda p=p: go_on(p)) for p in (640, 64 * 200))
+    assert late < 1.5 * early + 200_000
+
+
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=300),
+    method=st.sampled_from(METHODS),
+    buffer_tokens=st.integers(64, 600),
+    buffer_samples=st.integers(1, 12),
+)
+def test_no_packer_ever_holds_more_than_its_bounds(lengths, method, buffer_tokens, buffer_samples):
+    r = recipe(
+        [np.array(lengths), np.array(lengths[::-1])],
+        mixing=Mixing(batching_method=method),
+        packing=Packing(max_seq_len=64, buffer_tokens=buffer_tokens, buffer_samples=buffer_samples),
+        num_lanes=1,
+        global_batch_size=4,
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    while sequence.next() is not None:
+        for own in sequence.snapshots():
+            held = own["packer"]["buffered"]
+            assert len(held) <= buffer_samples
+            assert sum(row[LENGTH] for row in held) <= buffer_tokens
+
+    assert sequence.buffered_tokens <= r.num_columns * buffer_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method, num_lanes):
+    asked: list[tuple[int, int]] = []
+    r = small(30_000, method)
+    r = replace(r, num_lanes=num_lanes, global_batch_size=64 * num_lanes)
+
+    def counted(number: int):
+        lengths_of = r.streams[number].lengths_of
+
+        def ask(shard: int):
+            asked.append((number, shard))
+            return lengths_of(shard)
+
+        return replace(r.streams[number], lengths_of=ask)
+
+    r = replace(r, streams=tuple(counted(number) for number in range(2)))
+    sequence = EpochSequence(r, DeviceView(place=0, num_devices=num_lanes, batch_size=1), epoch=0)
+    while sequence.next() is not None:
+        pass
+    sequence.close()
+
+    # Once to plan; in other lanes once to bound them and once to find where they end. A shard that
+    # two blocks share is asked for by both.
+    assert len(asked) <= 4 * len(set(asked))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 2, 4])
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize(
+    "mixing", [{"epoch_end": "carry"}, {"weight_unit": "tokens", "epoch_size": 5000}]
+)
+def test_streams_of_which_everything_is_dropped_are_an_error_where_they_would_never_end(
+    method, mixing, num_lanes, epoch
+):
+    r = recipe(
+        [np.full(200, 90), np.full(300, 80)],
+        mixing=Mixing(batching_method=method, **mixing),
+        packing=Packing(max_seq_len=64, overflow="drop"),
+    )
+    r = replace(r, num_lanes=num_lanes)
+
+    with pytest.raises(DataError, match=r"stream \['s\d.*longer than max_seq_len=64, and overflow"):
+        EpochSequence(r, DeviceView(batch_size=8), epoch=epoch).next()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_a_stream_of_which_everything_is_dropped_is_passed_over_where_epochs_end(method, num_lanes):
+    r = recipe(
+        [np.full(200, 90), np.full(300, 40)],
+        weights=[{"repeat": 9}, {}],
+        mixing=Mixing(batching_method=method),
+        packing=Packing(max_seq_len=64, overflow="drop"),
+        num_lanes=num_lanes,
+    )
+    packs = [pack for batch, _ in global_batches(r) for pack in batch]
+
+    assert [len(pieces) for pieces in covered(packs, 2)] == [0, 300]

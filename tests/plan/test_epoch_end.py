@@ -1,0 +1,184 @@
+"""Law 6 and the three ends of an epoch: pad fills up, drop cuts off, carry rolls on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Packing
+from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan.pack_queue import PackQueue
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from tests.helpers.planning import (
+    all_packs,
+    column_packs,
+    covered,
+    device_batches,
+    global_batches,
+    recipe,
+    world_views,
+)
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(500, 60), (250, 200)]]
+
+
+def make(method: str, epoch_end: str, num_lanes: int = 1, size: int = 12, **mixing) -> Recipe:
+    return recipe(
+        mixing.pop("lengths", LENGTHS),
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end, **mixing),
+        packing=Packing(max_seq_len=64, buffer_tokens=512),
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=size,
+    )
+
+
+worlds = st.sampled_from([(1, 12), (1, 1), (2, 2), (3, 2), (4, 3), (6, 2), (12, 1)])
+
+
+@settings(max_examples=25)
+@given(
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3]),
+    world=worlds,
+    epoch_end=st.sampled_from(["pad", "drop"]),
+)
+def test_pad_fills_the_last_global_batch_up_and_drop_leaves_it_out(
+    method, num_lanes, world, epoch_end
+):
+    num_devices, batch_size = world
+    size = num_lanes * 12
+    r = make(method, epoch_end, num_lanes, size)
+    every = all_packs(make(method, "pad", num_lanes, size), world_views(1, 1))
+    whole = len(every) // size * size
+    assert whole < len(every), "choose lengths that leave a remainder"
+    slots = whole + size if epoch_end == "pad" else whole
+
+    kept = every if epoch_end == "pad" else every[:whole]
+    assert all_packs(r, world_views(num_devices, batch_size)) == kept
+    for view in world_views(num_devices, batch_size):
+        batches = device_batches(r, view)
+        assert len(batches) == slots // view.window
+        assert all(batch.num_rows == batch_size for batch in batches)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_epoch_of_whole_global_batches_is_neither_padded_nor_cut(method):
+    lengths = [np.full(480, 16)]  # 120 packs of 64
+    for epoch_end in ("pad", "drop"):
+        batches = device_batches(make(method, epoch_end, lengths=lengths), world_views(1, 12)[0])
+        assert [len(batch.packs) for batch in batches] == [12] * 10
+
+
+@settings(max_examples=20)
+@given(method=st.sampled_from(METHODS), world=worlds)
+def test_positions_count_real_packs_over_all_ranks_and_never_go_back(method, world):
+    num_devices, batch_size = world
+    r = make(method, "pad", size=24)
+    num_packs = len(all_packs(r, world_views(1, 1)))
+    view = world_views(num_devices, batch_size)[0]
+    positions = [batch.position for batch in device_batches(r, view)]
+
+    for step, position in enumerate(positions, start=1):
+        end = step * view.window
+        # Steps of nothing but padding have a position of their own, so that each can be resumed.
+        assert position == (min(end, num_packs) if end - view.window < num_packs else end)
+
+
+@settings(max_examples=25)
+@given(
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3]),
+    unit=st.sampled_from(["samples", "tokens"]),
+    repeat=st.booleans(),
+)
+def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothing(
+    method, num_lanes, unit, repeat
+):
+    size = num_lanes * 4
+    r = make(method, "carry", num_lanes, size, weight_unit=unit)
+    if repeat:
+        r = recipe(
+            LENGTHS,
+            weights=[{"repeat": 0.7}, {"repeat": 1.3}],
+            mixing=r.mixing,
+            packing=r.packing,
+            num_lanes=num_lanes,
+            lane_run=2,
+            global_batch_size=size,
+        )
+    per_epoch = r.chosen_tokens // (size * 64)
+    epochs = [[packs for packs, _ in global_batches(r, epoch)] for epoch in range(4)]
+    assert [len(batches) for batches in epochs] == [per_epoch] * 4
+    assert all(len(packs) == size for batches in epochs for packs in batches)
+
+    # What was delivered of each column is where its endless sequence of packs begins.
+    delivered = {str(pack) for batches in epochs for packs in batches for pack in packs}
+    assert len(delivered) == 4 * per_epoch * size
+    for lane in range(num_lanes):
+        for column in range(r.num_columns):
+            for pack in column_packs(PackQueue(r, lane, column, 0)):
+                if str(pack) not in delivered:
+                    break
+                delivered.remove(str(pack))
+    assert not delivered
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_carry_takes_every_sample_of_a_pass_before_long_and_its_pieces_in_full(method, num_lanes):
+    r = make(method, "carry", num_lanes, num_lanes * 4)
+    packs = [p for epoch in range(5) for batch, _ in global_batches(r, epoch) for p in batch]
+
+    # Lanes and buffers are at most a little behind: four passes lie fully in five epochs.
+    for number, pieces in enumerate(covered(packs, 2)):
+        for done in range(3):
+            for sample, length in enumerate(LENGTHS[number]):
+                own = pieces[done, sample]
+                assert sum(n for _, n in own) == length
+    for pack in packs:
+        assert sum(row[LENGTH] for row in pack) <= 64
+        assert len({(row[STREAM], row[PASS], row[SAMPLE], row[START]) for row in pack}) == len(pack)
+
+
+def test_carry_fills_packs_across_epochs_so_no_pack_is_flushed():
+    r = make("random", "carry", lengths=[np.random.default_rng(1).integers(1, 30, 900)])
+    packs = [p for epoch in range(3) for batch, _ in global_batches(r, epoch) for p in batch]
+
+    assert sum(row[LENGTH] for pack in packs for row in pack) >= 0.999 * 64 * len(packs)
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+def test_epochs_do_not_depend_on_those_read_before(epoch_end):
+    r = make("stratified", epoch_end, 2, 8)
+    alone = [[packs for packs, _ in global_batches(r, epoch)] for epoch in (2, 0, 1)]
+
+    assert [[packs for packs, _ in global_batches(r, epoch)] for epoch in range(3)] == [
+        alone[1],
+        alone[2],
+        alone[0],
+    ]
+
+
+def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
+    r = make("random", "pad", lengths=[np.array([30, 20])])
+    batches = [device_batches(r, view) for view in world_views(6, 2)]
+
+    assert [len(own) for own in batches] == [1] * 6
+    assert [len(own[0].packs) for own in batches] == [1, 0, 0, 0, 0, 0]
+    assert batches[0][0].packs[0][:, TOTAL].tolist() in ([30, 20], [20, 30])
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
+    r = recipe([np.full(1000, 9)], mixing=Mixing(epoch_end=epoch_end), global_batch_size=8)
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    sequence._walk_to(10**6)
+    total = sequence._total
+    num_slots = sequence.num_slots
+    assert sequence._total == total
+    assert (num_slots // 8 * 8, num_slots) == (num_slots, sequence.num_slots)
+    assert epoch_end == "pad" or total == num_slots

@@ -1,0 +1,111 @@
+"""Walking ahead and taking packs together is only a speed-up: nothing that can be seen changes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe, sequence
+from streampack.plan.pack_queues import PackQueues
+from tests.helpers.planning import recipe
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(5200, 60), (700, 90)]]
+
+
+def make(method: str, epoch_end: str) -> Recipe:
+    return recipe(
+        LENGTHS,
+        weights=[{}, {"repeat": 0.5}],
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end),
+        packing=Packing(max_seq_len=64, buffer_tokens=512, overflow="drop"),
+        order=Order(seed=3, shuffle_block_size=500),
+        num_lanes=2,
+        lane_run=2,
+        global_batch_size=12,
+    )
+
+
+def seen(r: Recipe, view: DeviceView) -> list:
+    """All that a sequence tells after each batch; every third batch is passed over."""
+    own = EpochSequence(r, view, epoch=1)
+    told: list = []
+    while (batch := own.next(fetch=len(told) % 3 != 1)) is not None:
+        needs = own.shards_ahead()
+        told.append(
+            [
+                batch.packs.segments.tolist(),
+                batch.packs.ends.tolist(),
+                batch.position,
+                json.dumps(own.snapshots()),
+                None if needs is None else [needs.ahead.tolist(), needs.finished.tolist()],
+                [own.substituted, own.buffered_tokens, own.overlong.tolist(), own.num_slots],
+            ]
+        )
+    own.close()
+    return told
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4)])
+def test_batches_planned_together_are_those_planned_one_by_one(
+    method, epoch_end, num_devices, batch_size, monkeypatch
+):
+    r = make(method, epoch_end)
+    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
+    together = seen(r, view)
+    monkeypatch.setattr(sequence, "AHEAD", 0)
+    monkeypatch.setattr(sequence, "TOGETHER", 1)
+
+    assert seen(r, view) == together
+    assert len(together) > 50
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+def test_packs_are_taken_for_many_batches_together(method, epoch_end, monkeypatch):
+    gathered = []
+    gather = PackQueues.gather
+
+    def counted(own, slots, batch_size):
+        gathered.append(len(slots))
+        return gather(own, slots, batch_size)
+
+    monkeypatch.setattr(PackQueues, "gather", counted)
+    batches = seen(make(method, epoch_end), DeviceView(batch_size=2))
+
+    assert len(batches) > 10 * len(gathered)
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4), (2, 1)])
+def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devices, batch_size):
+    r = make(method, epoch_end)
+    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
+
+    def rows(plan: DevicePlan, snapshots: list) -> tuple:
+        packs = plan.packs
+        return packs.segments.tolist(), packs.ends.tolist(), plan.position, json.dumps(snapshots)
+
+    alone, together = (EpochSequence(r, view, epoch=1) for _ in range(2))
+    sizes = []
+    while (plan := together.next(len(sizes) % 7 + 1)) is not None:
+        sizes.append(plan.num_batches)
+        assert 1 <= plan.num_batches <= (len(sizes) - 1) % 7 + 1
+        # Fewer packs than rows: in a batch that comes alone.
+        assert plan.num_batches == 1 or len(plan.packs) == plan.num_batches * plan.num_rows
+        for number in range(plan.num_batches):
+            one, expected = plan.part(number, number + 1), alone.next()
+            assert rows(one, together.snapshots()) == rows(expected, alone.snapshots())
+        assert together.position == alone.position
+        assert together.substituted == alone.substituted
+        assert together.overlong.tolist() == alone.overlong.tolist()
+    assert alone.next() is None
+    assert max(sizes) > 1
+    together.close()
+    alone.close()

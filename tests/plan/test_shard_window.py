@@ -1,0 +1,241 @@
+"""Which shards are needed next and which are finished: sound for every batch, in any world."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Method, Mixing, Order, Packing
+from streampack.order import Extents, Lengths, Passes
+from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan.sequence import touched_lanes
+from streampack.types import SAMPLE, STREAM
+from tests.helpers.planning import recipe, synthetic_stream
+
+METHODS = ["random", "stratified"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(2100, 60), (900, 90)]]
+
+
+def make(method: str, epoch_end: str, num_lanes: int, block: int = 150, **order) -> Recipe:
+    return recipe(
+        LENGTHS,
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end),
+        packing=Packing(max_seq_len=64, buffer_tokens=512),
+        order=Order(seed=3, shuffle_block_size=block, **order),
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=12,
+    )
+
+
+def keys(rows: np.ndarray) -> list[tuple[int, int]]:
+    return [(stream, shard) for stream, shard in rows.tolist()]
+
+
+def shards_of(r: Recipe, batch) -> set[tuple[int, int]]:
+    """The shards that a batch's samples lie in."""
+    return {
+        (
+            row[STREAM],
+            int(np.searchsorted(r.streams[row[STREAM]].first_sample, row[SAMPLE], "right")) - 1,
+        )
+        for row in batch.packs.segments.tolist()
+    }
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("num_lanes", "num_devices"), [(1, 1), (2, 1), (2, 2), (1, 2)])
+def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
+    method, epoch_end, num_lanes, num_devices
+):
+    r = make(method, epoch_end, num_lanes)
+    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=2)
+    sequence = EpochSequence(r, view, epoch=1)
+    # At a padded end a device also comes to lanes that it did not look at.
+    has_all = epoch_end == "carry" or len(touched_lanes(r, view)) == num_lanes
+    needed: set[tuple[int, int]] = set(keys(sequence.shards_ahead().ahead))
+    assert sequence.shards_ahead() is None
+    finished: set[tuple[int, int]] = set()
+    num_finished = 0
+    while (batch := sequence.next()) is not None:
+        own = shards_of(r, batch)
+        assert not has_all or own <= needed, "planned before it was needed"
+        assert not own & finished, "finished, and touched again"
+        needs = sequence.shards_ahead()
+        if needs is not None:
+            # What comes back is needed again: another pass, or a shard that blocks share.
+            finished = (finished | set(keys(needs.finished))) - set(keys(needs.ahead))
+            num_finished += len(needs.finished)
+            assert len(set(keys(needs.ahead))) == len(needs.ahead)
+            assert not set(keys(needs.ahead)) & set(keys(needs.finished))
+            needed = set(keys(needs.ahead))
+    sequence.close()
+    # A chunk of samples is planned at once, and an epoch of these is less than one.
+    assert num_finished > 10 or epoch_end == "carry"
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
+    options = {"short_seq_len": 16} if method == "two_tiers" else {}
+    lengths = np.random.default_rng(4).choice([3, 5, 9, 16, 33, 60], 20_000)
+    r = recipe(
+        [lengths],
+        packing=Packing(max_seq_len=64, method=method, **options),
+        order=Order(seed=3, shuffle_block_size=100),
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=8), epoch=0)
+    needed = set(keys(sequence.shards_ahead().ahead))
+    num_finished = 0
+    while (batch := sequence.next()) is not None:
+        assert shards_of(r, batch) <= needed
+        needs = sequence.shards_ahead()
+        if needs is not None:
+            num_finished += len(needs.finished)
+            needed = set(keys(needs.ahead))
+    assert num_finished > 100
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+def test_shards_are_finished_along_the_way(epoch_end):
+    r = recipe(
+        [np.full(40_000, 8)],
+        mixing=Mixing(epoch_end=epoch_end),
+        order=Order(seed=3, shuffle_block_size=2000),
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=40), epoch=0)
+    most, num_finished = 0, 0
+    while sequence.next() is not None:
+        needs = sequence.shards_ahead()
+        if needs is not None:
+            most = max(most, len(needs.ahead))
+            num_finished += len(needs.finished)
+    # A block lies in 33 shards at most; a chunk of 4,096 samples is two blocks and a bit.
+    assert most < 6 * 33
+    assert num_finished > 400
+
+
+def test_a_shard_is_needed_once_in_a_pass():
+    r = make("random", "pad", 1)
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    came: list[tuple[int, int]] = []
+    needed: set[tuple[int, int]] = set()
+    more = True
+    while more:
+        needs = sequence.shards_ahead()
+        if needs is not None:
+            came += [key for key in keys(needs.ahead) if key not in needed]
+            needed = set(keys(needs.ahead))
+        more = sequence.next() is not None
+    shards = {(s, i) for s, own in enumerate(r.streams) for i in range(len(own.raw_bytes))}
+    assert sorted(came) == sorted(shards)
+
+
+def test_what_comes_first_is_needed_first_and_no_more_than_three_blocks_are_asked_for():
+    r = make("random", "carry", 1, shuffle=False)
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    first = [shard for stream, shard in keys(sequence.shards_ahead().ahead) if stream == 0]
+    # Shards hold 64 samples and blocks 150: block 0 goes through shards 0 to 2, block 1 to 4.
+    assert first == [0, 1, 2, 3, 4]
+    for _ in range(200):
+        sequence.next()
+        needs = sequence.shards_ahead()
+        if needs is not None:
+            assert len([key for key in keys(needs.ahead) if key[0] == 0]) <= 33
+
+
+def test_nothing_beyond_the_epochs_end_is_asked_for():
+    r = recipe(
+        [np.full(1000, 10)],
+        weights=[{"choose": 100}],
+        order=Order(seed=3, shuffle_block_size=128),
+        packing=Packing(max_seq_len=64),
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    needs = sequence.shards_ahead()
+    block = r.lane_stream(0, 0).shards_in(0)
+    assert keys(needs.ahead) == [(0, shard) for shard in block.tolist()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_after_a_resume_the_shards_of_buffered_samples_are_needed_too(method):
+    r = make(method, "pad", 2)
+    view = DeviceView(batch_size=2)
+    sequence = EpochSequence(r, view, epoch=0)
+    for _ in range(150):
+        batch = sequence.next()
+    snapshots = json.loads(json.dumps(sequence.snapshots()))
+    again = EpochSequence(r, view, epoch=0, position=batch.position, snapshots=snapshots)
+    needed = set(keys(again.shards_ahead().ahead))
+    for _ in range(3):
+        assert shards_of(r, again.next()) <= needed
+        needs = again.shards_ahead()
+        needed = needed if needs is None else set(keys(needs.ahead))
+
+
+def test_looking_costs_nothing_like_the_size_of_the_stream():
+    asked: list[int] = []
+    r = recipe([np.ones(10, np.int64)])
+    r = replace(r, streams=(synthetic_stream(50_000_000, asked=asked),))
+    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    assert len(sequence.shards_ahead().ahead) <= 16
+    assert not asked, "no length is needed to look ahead"
+
+
+@settings(max_examples=60)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    block=st.integers(1, 60),
+    seed=st.integers(-1, 5),
+    data=st.data(),
+)
+def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data):
+    num_bytes = np.array([data.draw(st.integers(1, 10_000)) for _ in counts])
+    extents = Extents(
+        shards=np.arange(len(counts)),
+        firsts=np.zeros(len(counts), np.int64),
+        counts=np.array(counts),
+    )
+    first_sample = np.concatenate([[0], np.cumsum(counts)])
+    passes = Passes(
+        extents,
+        Lengths(
+            first_sample=first_sample,
+            of_shard=lambda shard: np.ones(counts[shard], np.int64),
+        ),
+        block_size=block,
+        seed=seed,
+        place=(0,),
+    )
+    most = passes.most_bytes(num_bytes, 0)
+    assert most <= passes.most_bytes(num_bytes, 7) <= num_bytes.sum()
+    last = passes.block_of(3 * sum(counts) - 1)
+    for number in range(last):
+        shards = set(passes.shards_in(number).tolist()) | set(passes.shards_in(number + 1).tolist())
+        assert num_bytes[list(shards)].sum() <= most
+    assert most <= num_bytes.sum()
+
+
+@given(
+    lanes=st.integers(1, 6),
+    run=st.integers(1, 5),
+    devices=st.integers(1, 5),
+    size=st.integers(1, 7),
+    data=st.data(),
+)
+def test_the_lanes_of_a_device_are_those_of_its_slots(lanes, run, devices, size, data):
+    r = make("random", "pad", 1)
+    r = replace(r, num_lanes=lanes, lane_run=run)
+    view = DeviceView(
+        place=data.draw(st.integers(0, devices - 1)), num_devices=devices, batch_size=size
+    )
+    position = data.draw(st.integers(0, 20)) * size
+    first = view.first_slot(position)
+    slots = {first + step * view.window + i for step in range(lanes * run) for i in range(size)}
+    assert touched_lanes(r, view, position) == {slot // run % lanes for slot in slots}

@@ -1,0 +1,479 @@
+"""The state of a run: what it holds, what it forgives, and what it refuses by name."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import config
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ResumeError
+from streampack.plan import (
+    DeviceView,
+    EpochSequence,
+    Progress,
+    Recipe,
+    pack_state,
+    run_shape,
+    saving_worker,
+    unpack_state,
+)
+from streampack.plan.state import STATE_VERSION
+from tests.helpers.planning import all_packs, recipe, world_views
+
+DIGESTS = ["5f2c", "91aa"]
+LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
+
+
+def make(**kwargs) -> Recipe:
+    return recipe(LENGTHS, num_lanes=2, lane_run=4, global_batch_size=16, **kwargs)
+
+
+def snapshots_of(r: Recipe, epoch: int, num_batches: int = 1) -> list[dict]:
+    sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=epoch)
+    for _ in range(num_batches):
+        sequence.next()
+    snapshots = json.loads(json.dumps(sequence.snapshots()))
+    sequence.close()
+    return snapshots
+
+
+def state_of(r: Recipe, **kwargs) -> dict:
+    progress = Progress(epoch=3, position=48, snapshots=snapshots_of(make(), 3))
+    return {**json.loads(json.dumps(pack_state(r, DIGESTS, progress))), **kwargs}
+
+
+def test_a_state_goes_through_json_and_comes_back_whole():
+    state = state_of(make())
+    progress = unpack_state(state, make(), DIGESTS)
+
+    assert (progress.epoch, progress.position) == (3, 48)
+    assert progress.snapshots == snapshots_of(make(), 3)
+    assert len(progress.snapshots) == 2
+    assert run_shape(state) == (2, 4, 16)
+
+
+def test_without_snapshots_it_is_small_and_goes_on_too():
+    state = state_of(make())
+    del state["snapshots"]
+
+    assert unpack_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
+    assert len(json.dumps(state)) < 1000
+
+
+def test_packing_and_unpacking_change_neither_state_nor_progress():
+    progress = Progress(epoch=1, position=2, snapshots=snapshots_of(make(), 1))
+    state = pack_state(make(), DIGESTS, progress)
+    before = copy.deepcopy((state, progress))
+
+    unpack_state(state, make(), DIGESTS)
+    assert (state, progress) == before
+
+
+@pytest.mark.parametrize(
+    "forgiven",
+    [
+        {"packing": Packing(max_seq_len=64, buffer_tokens=65_536)},
+        {"order": Order(seed=3, num_lanes=2)},
+        {"order": Order(seed=3, shuffle_block_size=262_144)},
+        {"mixing": Mixing(global_batch_size=16)},
+        {"mixing": Mixing(arithmetic="mosaicml")},
+    ],
+)
+def test_what_does_not_change_the_sequence_may_change(forgiven):
+    assert unpack_state(state_of(make()), make(**forgiven), DIGESTS).position == 48
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("max_seq_len", {"packing": Packing(max_seq_len=128)}),
+        ("method", {"packing": Packing(max_seq_len=64, method="next_fit")}),
+        ("overflow", {"packing": Packing(max_seq_len=64, overflow="drop")}),
+        ("buffer_limit", {"packing": Packing(max_seq_len=64, buffer_tokens=512)}),
+        ("buffer_samples", {"packing": Packing(max_seq_len=64, buffer_samples=99)}),
+        ("split_gap", {"packing": Packing(max_seq_len=64, split_gap=0.1)}),
+        ("bos_id", {"packing": Packing(max_seq_len=64, bos_id=1)}),
+        ("eos_id", {"packing": Packing(max_seq_len=64, eos_id=2)}),
+        ("padding_id", {"packing": Packing(max_seq_len=64, padding_id=7)}),
+        ("positions", {"packing": Packing(max_seq_len=64, positions="continue")}),
+        ("batching_method", {"mixing": Mixing(batching_method="stratified")}),
+        ("weight_unit", {"mixing": Mixing(weight_unit="tokens")}),
+        ("sampling_method", {"mixing": Mixing(sampling_method="fixed")}),
+        ("epoch_end", {"mixing": Mixing(epoch_end="carry")}),
+        ("seed", {"order": Order(seed=4)}),
+        ("shuffle", {"order": Order(seed=3, shuffle=False)}),
+        ("shuffle_block_size", {"order": Order(seed=3, shuffle_block_size=50)}),
+    ],
+)
+def test_another_sequence_is_refused_with_the_differing_field_and_both_values(field, changed):
+    message = rf"the state was saved with {field}=.*, but this dataset has {field}=.*; resume with"
+
+    with pytest.raises(ResumeError, match=message):
+        unpack_state(state_of(make()), make(**changed), DIGESTS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": [{"repeat": 2}, {}]}, r"59 samples of stream 's0' an .* takes 118 samples: r"),
+        (
+            {"mixing": Mixing(epoch_size=50)},
+            r"59 samples of stream 's0' an epoch, but .*; \d+ samples of .*'s1'",
+        ),
+    ],
+)
+def test_other_weights_are_refused_in_samples_of_each_stream(changed, message):
+    with pytest.raises(ResumeError, match=rf"saved with {message}.* proportion, repeat or choose"):
+        unpack_state(state_of(make()), make(**changed), DIGESTS)
+
+
+@pytest.mark.parametrize(
+    ("digests", "message"),
+    [
+        (["5f2c", "0000"], r"saved stream 's1' \(streams\[1\]\) holds other data, or"),
+        (DIGESTS[:1], r"saved with 2 streams, but this dataset has 1, 's0'"),
+        (DIGESTS[::-1], r"saved with this dataset's streams in another order: 's1', 's0'; pass"),
+    ],
+)
+def test_other_streams_are_refused_by_name_and_place(digests, message):
+    recipe = make()
+    if len(digests) == 1:
+        recipe = replace(recipe, streams=recipe.streams[:1])
+    with pytest.raises(ResumeError, match=message):
+        unpack_state(state_of(make()), recipe, digests)
+
+
+@pytest.mark.parametrize(
+    ("field", "constant", "options"),
+    [
+        ("shuffle_block_size", "SHUFFLE_BLOCK_SIZE", {}),
+        ("buffer_limit", "MIN_BUFFER_TOKENS", {}),
+        ("open_packs", "OPEN_PACKS", {"method": "best_fit"}),
+        ("min_fragment", "MIN_FRAGMENT_TOKENS", {"split_gap": 0.1}),
+    ],
+)
+def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_the_saved_value(
+    monkeypatch, field, constant, options
+):
+    packing = Packing(max_seq_len=1024, **options)
+    saved = pack_state(make(packing=packing), DIGESTS, Progress())
+    value = saved["fingerprint"][field]
+    assert value == getattr(config, constant)
+    monkeypatch.setattr(config, constant, 2 * value)
+
+    with pytest.raises(ResumeError, match=rf"with {field}={value}, but .* has {field}={2 * value}"):
+        unpack_state(saved, make(packing=packing), DIGESTS)
+    key = "buffer_tokens" if field == "buffer_limit" else field
+    if field == "shuffle_block_size":
+        again = make(packing=packing, order=Order(seed=3, shuffle_block_size=value))
+    else:
+        again = make(packing=replace(packing, **{key: value}))
+    assert unpack_state(saved, again, DIGESTS) == Progress()
+
+
+@pytest.mark.parametrize("option", [{"min_fragment": 8}, {"open_packs": 3}])
+def test_a_default_of_what_another_packer_does_is_not_in_the_fingerprint(option):
+    [(key, _)] = option.items()
+    assert pack_state(make(), DIGESTS, Progress())["fingerprint"][key] is None
+
+
+PINNED = [
+    *product(
+        ("samples", "tokens"),
+        ("random", "stratified", "per_stream", "device_per_stream"),
+        ({"method": "exact_fit"},),
+    ),
+    *product(
+        ("samples",),
+        ("random",),
+        (
+            {"method": "next_fit", "split_gap": 0.1},
+            {"method": "first_fit"},
+            {"method": "best_fit", "guard": 3},
+            {"method": "knapsack"},
+            {"method": "concat"},
+            {"method": "two_tiers", "short_seq_len": 16},
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes):
+    """Whoever changes the packs that a config gives counts STATE_VERSION up, and this with it."""
+    seen = hashlib.blake2b(digest_size=8)
+    lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
+    for (unit, method, packing), epoch in product(PINNED, (0, 1)):
+        r = recipe(
+            lengths,
+            weights=[{"choose": 700 if unit == "samples" else 9000}, {"repeat": 1.5}, {}],
+            packing=Packing(max_seq_len=64, buffer_tokens=512, **packing),
+            mixing=Mixing(batching_method=method, weight_unit=unit),
+            num_lanes=num_lanes,
+            lane_run=2,
+            global_batch_size=12,
+        )
+        for pack in all_packs(r, world_views(1, 4), epoch):
+            seen.update(np.array(pack, "<i8").tobytes())
+    # Packs of one lane are those of version 2.
+    expected = {1: "8c99ead19c8e3cb8", 3: "54583c8938ae0408"}[num_lanes]
+    assert (STATE_VERSION, seen.hexdigest()) == (3, expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "epoch_end", "num_lanes", "epoch", "position", "is_read"),
+    [
+        ("stratified", "pad", 1, 3, 8, True),
+        ("stratified", "pad", 2, 0, 0, True),
+        ("stratified", "pad", 2, 3, 0, True),
+        ("stratified", "pad", 2, 0, 8, False),
+        ("device_per_stream", "drop", 2, 1, 8, False),
+        ("per_stream", "pad", 2, 1, 8, True),
+        ("random", "pad", 2, 1, 8, True),
+        ("random", "carry", 1, 3, 8, True),
+        ("random", "carry", 2, 0, 8, True),
+        ("random", "carry", 2, 3, 8, False),
+        ("stratified", "carry", 1, 0, 8, True),
+        ("stratified", "carry", 1, 1, 0, False),
+        ("per_stream", "carry", 2, 1, 0, False),
+    ],
+)
+def test_a_state_of_version_2_is_read_where_the_packs_before_it_are_the_same(
+    method, epoch_end, num_lanes, epoch, position, is_read
+):
+    r = recipe(
+        [np.full(300, 20), np.full(300, 20)],
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end),
+        packing=Packing(max_seq_len=64),
+        num_lanes=num_lanes,
+        lane_run=3,
+        global_batch_size=8,
+    )
+    state = pack_state(r, DIGESTS, Progress(epoch=epoch, position=position)) | {"version": 2}
+    assert run_shape(state) == (num_lanes, 3, 8)
+    if is_read:
+        assert unpack_state(state, r, DIGESTS) == Progress(epoch=epoch, position=position)
+        return
+    message = (
+        rf"version 2, epoch {epoch} and position {position}: .*release that saved it, or start"
+    )
+    with pytest.raises(ResumeError, match=message):
+        unpack_state(state, r, DIGESTS)
+
+
+def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
+    r = make(mixing=Mixing(batching_method="stratified"))
+    other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
+
+    with pytest.raises(ResumeError, match=r"shares=.* dataset has shares=.*bring the length files"):
+        unpack_state(state_of(r), other, DIGESTS)
+
+
+def test_totals_do_not_matter_where_samples_are_counted_and_packs_mix_streams():
+    r = make()
+    other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
+
+    assert unpack_state(state_of(r), other, DIGESTS).position == 48
+
+
+@pytest.mark.parametrize("value", [None, -1, "3", 1.5, True])
+@pytest.mark.parametrize("field", ["epoch", "position"])
+def test_a_position_that_is_no_count_is_refused(field, value):
+    state = state_of(make(), **{field: value})
+
+    with pytest.raises(ResumeError, match=rf"state's {field} is .*, not an integer of at least 0"):
+        unpack_state(state, make(), DIGESTS)
+
+
+@pytest.mark.parametrize("value", [None, 0, "2", 2.0])
+@pytest.mark.parametrize("field", ["num_lanes", "lane_run", "global_batch_size"])
+def test_a_run_shape_that_is_no_positive_count_is_refused(field, value):
+    state = state_of(make(), **{field: value})
+
+    with pytest.raises(ResumeError, match=rf"state's {field} is .*, not an integer of at least 1"):
+        run_shape(state)
+
+
+@pytest.mark.parametrize("fingerprint", [None, "5f2c", []])
+def test_a_state_without_fingerprint_is_refused(fingerprint):
+    with pytest.raises(ResumeError, match="the state has no fingerprint; load what state_dict"):
+        unpack_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
+
+
+@pytest.mark.parametrize("version", [None, 0, 1, 4, "3"])
+def test_a_state_of_another_version_is_refused_with_both(version):
+    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 3"):
+        run_shape(state_of(make(), version=version))
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ([], "list"),
+        (None, "NoneType"),
+        ("state", "str"),
+        (7, "int"),
+        ({}, r"keys \[\]"),
+        ({"model": 1, "loader": 2}, r"keys \['model', 'loader'\]"),
+    ],
+)
+def test_what_is_no_state_is_refused_by_what_it_is(state, found):
+    with pytest.raises(ResumeError, match=rf"no state of a PackedStreamingDataset: {found}; load"):
+        run_shape(state)
+
+
+def test_a_state_of_iterables_is_refused_by_its_kind():
+    with pytest.raises(ResumeError, match="is of a dataset of iterables"):
+        run_shape(state_of(make(), kind="iterable"))
+
+
+def test_the_fingerprint_names_no_paths_ranks_nodes_or_workers():
+    text = json.dumps(state_of(make()))
+
+    assert not any(word in text for word in ("rank", "node", "worker", "local", "remote", "/"))
+
+
+# Damaged and hostile states.
+
+HOSTILE = [None, True, -1, 0, 1, 2**31, 2**42 + 1, 2**63, 2**200, 1.5, float("nan"), float("inf")]
+HOSTILE += ["", "1", "x" * 10_000, b"1", [], [[]], {}, {"lane": 0}, object, {1, 2}, (1,)]
+HOSTILE += [np.arange(3), np.int64(3), [0] * 10_000, [[0] * 6], [["0"] * 6], [[2**70] * 6]]
+RECIPES = [
+    make(mixing=Mixing(batching_method=method, epoch_end=end, weight_unit=unit))
+    for method in ("random", "stratified")
+    for end in ("pad", "carry")
+    for unit in ("samples", "tokens")
+]
+RECIPES += [
+    make(packing=Packing(max_seq_len=64, **options))
+    for options in (
+        {"guard": 2},
+        {"method": "best_fit", "guard": 2},
+        {"method": "first_fit"},
+        {"method": "two_tiers", "short_seq_len": 16},
+        {"method": "knapsack"},
+        {"method": "concat"},
+    )
+]
+
+
+@cache
+def saved(number: int) -> dict:
+    """The state that a run of a recipe was saved with."""
+    r = RECIPES[number]
+    progress = Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1))
+    return pack_state(r, DIGESTS, progress)
+
+
+def places(value: object, path: tuple = ()) -> list[tuple]:
+    """Every place in a state."""
+    if isinstance(value, dict):
+        inner = [place for key, own in value.items() for place in places(own, (*path, key))]
+    elif isinstance(value, list):
+        inner = [place for i, own in enumerate(value) for place in places(own, (*path, i))]
+    else:
+        inner = []
+    return [path, *inner] if path else inner
+
+
+def put(state: dict, path: tuple, value: object) -> None:
+    holder = state
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = copy.deepcopy(value)  # a second damage may lie inside of it
+
+
+@settings(max_examples=3000)
+@given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
+def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):
+    state = json.loads(json.dumps(saved(number)))
+    state["snapshots"] = json.loads(state["snapshots"])  # so that what is inside is damaged too
+    for _ in range(data.draw(st.integers(1, 2))):
+        found = places(state)
+        path = found[data.draw(st.integers(0, len(found) - 1))]
+        hostile = st.sampled_from(HOSTILE) | st.integers() | st.integers(0, 400)
+        put(state, path, data.draw(hostile))
+    with suppress(ResumeError):
+        first_batch(state, RECIPES[number])
+
+
+def first_batch(state: dict, r: Recipe) -> None:
+    num_lanes, lane_run, global_batch_size = run_shape(state)
+    r = replace(
+        r,
+        num_lanes=min(num_lanes, 8),  # more are slow, not wrong
+        lane_run=lane_run,
+        global_batch_size=min(global_batch_size, 4096),
+    )
+    saving_worker(state)
+    progress = unpack_state(state, r, DIGESTS)
+    if progress.epoch > 100 or progress.position > 1000:
+        return  # possible, and long to walk to
+    sequence = EpochSequence(
+        r,
+        DeviceView(batch_size=16),
+        epoch=progress.epoch,
+        position=progress.position,
+        snapshots=progress.snapshots,
+    )
+    batch = sequence.next()
+    sequence.close()
+    assert batch is None or batch.num_rows == 16
+
+
+@pytest.mark.parametrize("key", ["version", "epoch", "position", "num_lanes", "lane_run"])
+@pytest.mark.parametrize("value", [None, True, "1", 1.0, -1, 2**63, [1], {"a": 1}])
+def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
+    state = state_of(make(), **{key: value})
+
+    def load() -> None:
+        run_shape(state)
+        unpack_state(state, make(), DIGESTS)
+
+    with pytest.raises(ResumeError, match=rf"{key} "):
+        load()
+
+
+@pytest.mark.parametrize("state", [{"version": 4}, {"version": True}])
+def test_what_is_no_state_of_this_version_is_refused(state):
+    with pytest.raises(ResumeError, match=r"version"):
+        run_shape(state)
+
+
+def test_a_snapshot_twice_or_of_another_lane_is_refused():
+    saved = state_of(make())
+    state = saved | {"snapshots": json.loads(saved["snapshots"]) * 2}
+    with pytest.raises(ResumeError, match=r"two are of lane 0, column 0"):
+        unpack_state(state, make(), DIGESTS)
+    state = saved | {"snapshots": json.loads(saved["snapshots"])}
+    state["snapshots"][0]["lane"] = 2
+    with pytest.raises(ResumeError, match=r"lane is 2, not an integer from 0 to 1"):
+        unpack_state(state, make(), DIGESTS)
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
+    r = RECIPES[number]
+    sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=1)
+    sequence.next()
+    state = pack_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots()))
+    progress = unpack_state(json.loads(json.dumps(state)), r, DIGESTS)
+    assert progress.snapshots
+    again = EpochSequence(
+        r, DeviceView(batch_size=16), epoch=1, position=16, snapshots=progress.snapshots
+    )
+    wanted, found = sequence.next(), again.next()
+    assert wanted.packs.segments.tolist() == found.packs.segments.tolist()
+    sequence.close()
+    again.close()

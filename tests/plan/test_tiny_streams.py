@@ -1,0 +1,99 @@
+"""Tiny streams and tiny shuffle blocks: the same order as ever, and few calls to plan it."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import product
+
+import numpy as np
+import pytest
+
+from streampack import _permute
+from streampack.config import Mixing, Order, Packing
+from streampack.order import shuffle
+from streampack.plan import Recipe, sample_order
+from tests.helpers.planning import device_batches, recipe, world_views
+
+
+def make(size: int, unit: str, num_lanes: int = 1, **kwargs) -> Recipe:
+    """A stream of 3,000 samples, and one of `size` that is a hundredth of the mixture."""
+    rng = np.random.default_rng(size)
+    lengths = [rng.integers(20, 400, 3000)] + [rng.integers(20, 400, size)] * bool(size)
+    return recipe(
+        lengths,
+        weights=[{"proportion": 0.99}, {"proportion": 0.01}][: len(lengths)],
+        mixing=Mixing(weight_unit=unit, batching_method=kwargs.pop("method", "random")),
+        packing=Packing(max_seq_len=512, buffer_tokens=4096),
+        order=Order(seed=5, shuffle=kwargs.pop("shuffle", True), **kwargs),
+        num_lanes=num_lanes,
+        global_batch_size=4 * num_lanes,
+    )
+
+
+def digest(recipes: list[Recipe]) -> str:
+    seen = hashlib.blake2b(digest_size=8)
+    for r, epoch in product(recipes, (0, 1)):
+        for batch in device_batches(r, world_views(1, r.global_batch_size)[0], epoch):
+            seen.update(batch.packs.segments.astype("<i8").tobytes())
+            seen.update(batch.packs.ends.astype("<i8").tobytes())
+    return seen.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("unit", "num_lanes", "expected"),
+    [
+        ("samples", 1, "880010aecf975a31"),
+        ("samples", 5, "550595408995aa87"),
+        ("tokens", 1, "c26477baf4293e44"),
+        ("tokens", 5, "e6f8bca5607a80d4"),
+    ],
+)
+def test_the_order_of_tiny_streams_is_that_of_one_pass_at_a_time(unit, num_lanes, expected):
+    recipes = [
+        make(size, unit, num_lanes, shuffle_block_size=block)
+        for size, block in product((1, 3, 20, 50), (None, 1, 2, 3))
+    ]
+    recipes += [make(3, unit, num_lanes, method="stratified"), make(3, unit, 1, shuffle=False)]
+    if num_lanes > 1:
+        recipes.pop(-2)
+    assert digest(recipes) == expected
+
+
+def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Calls of kernels and random draws that planning an epoch takes."""
+    calls = 0
+
+    def counted(module, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*args):
+            nonlocal calls
+            calls += 1
+            return function(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in (
+        (shuffle, "permutation"),
+        (shuffle, "shuffle_rows"),
+        (shuffle, "shuffle_blocks"),
+        (shuffle, "random_keys"),
+        (_permute, "random_bits"),
+        (sample_order, "draw_by_tokens"),
+    ):
+        counted(module, name)
+    device_batches(r, world_views(1, r.global_batch_size)[0])
+    monkeypatch.undo()
+    return calls
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("num_lanes", [1, 30])
+def test_tiny_streams_and_blocks_are_planned_in_few_calls(unit, num_lanes, monkeypatch):
+    """A call for each pass or block would be hundreds a lane."""
+    plain = num_calls(make(0, unit, num_lanes), monkeypatch)
+    for size in (1, 3, 20, 50):
+        assert num_calls(make(size, unit, num_lanes), monkeypatch) <= 3 * plain + 8 * num_lanes
+    for block in (1, 2, 3):
+        r = make(0, unit, num_lanes, shuffle_block_size=block)
+        assert num_calls(r, monkeypatch) <= 3 * plain + 8 * num_lanes

@@ -1,0 +1,342 @@
+"""Over several epochs: exact counts, even use of the samples, and what "fixed" fixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import DeviceView, PlanStream, Recipe
+from streampack.plan.sample_order import make_arrivals
+from streampack.types import SAMPLE, START, STREAM
+from tests.helpers.planning import (
+    all_packs,
+    covered,
+    device_batches,
+    global_batches,
+    lane_samples,
+    recipe,
+    world_views,
+)
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+WEIGHT = st.one_of(
+    st.just({}),
+    st.integers(0, 300).map(lambda percent: {"repeat": percent / 100}),
+    st.integers(0, 700).map(lambda count: {"choose": count}),
+)
+
+
+def make(lengths: list, weights: list[dict], method: str, num_lanes: int, **mixing) -> Recipe:
+    return recipe(
+        lengths,
+        weights=weights,
+        mixing=Mixing(batching_method=method, **mixing),
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=4 * num_lanes,
+    )
+
+
+def taken(r: Recipe, epoch: int) -> list[dict]:
+    """Per stream: the (pass, sample) taken in an epoch, with their pieces."""
+    packs = [pack for batch, _ in global_batches(r, epoch) for pack in batch]
+    return covered(packs, len(r.streams))
+
+
+@settings(max_examples=40)
+@given(
+    nums=st.lists(st.integers(1, 500), min_size=1, max_size=3),
+    weights=st.lists(WEIGHT, min_size=3, max_size=3),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3, 4, 7]),
+)
+def test_repeat_and_choose_are_exact_in_every_epoch_and_samples_are_used_evenly(
+    nums, weights, method, num_lanes
+):
+    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in nums]
+    weights = [weights[0] if weights[0] else {"repeat": 1.5}, *weights[1:]][: len(nums)]
+    if not any(
+        w.get("repeat", 1) * n >= 1 and w.get("choose", 1)
+        for w, n in zip(weights, nums, strict=True)
+    ):
+        return
+    r = make(lengths, weights, method, num_lanes)
+
+    seen: list[Counter] = [Counter() for _ in nums]
+    keys: list[set] = [set() for _ in nums]
+    for epoch in range(3):
+        for number, pieces in enumerate(taken(r, epoch)):
+            assert len(pieces) == r.streams[number].quota.amount
+            assert not keys[number] & set(pieces), "a pass took a sample twice"
+            keys[number] |= set(pieces)
+            seen[number].update(sample for _, sample in pieces)
+            for lane in lane_samples(r, number):
+                uses = [seen[number][sample] for sample in lane]
+                assert max(uses) - min(uses) <= 1
+
+
+@settings(max_examples=25)
+@given(
+    nums=st.lists(st.integers(1, 500), min_size=2, max_size=3),
+    weights=st.lists(st.sampled_from([1, 3, 0.5]), min_size=3, max_size=3),
+    epoch_size=st.sampled_from([None, 100, 777]),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3]),
+)
+def test_proportions_are_exact_in_every_epoch(nums, weights, epoch_size, method, num_lanes):
+    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in nums]
+    asked = [{"proportion": w} for w in weights[: len(nums)]]
+    r = make(lengths, asked, method, num_lanes, epoch_size=epoch_size)
+
+    assert sum(stream.quota.amount for stream in r.streams) == (epoch_size or sum(nums))
+    for epoch in range(3):
+        assert [len(pieces) for pieces in taken(r, epoch)] == [
+            stream.quota.amount for stream in r.streams
+        ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method, num_lanes, unit):
+    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in (600, 500)]
+    share = [{"proportion": 1}, {"proportion": 2}]
+
+    def samples(sampling_method: str, epoch: int) -> list[set]:
+        r = make(
+            lengths,
+            share,
+            method,
+            num_lanes,
+            epoch_size=200 if unit == "samples" else 4000,
+            sampling_method=sampling_method,
+            weight_unit=unit,
+        )
+        return [{sample for _, sample in pieces} for pieces in taken(r, epoch)]
+
+    assert samples("fixed", 0) == samples("fixed", 1) == samples("fixed", 2)
+    for first, second in zip(samples("balanced", 0), samples("balanced", 1), strict=True):
+        assert not first & second
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stream_of_nothing_takes_no_part(method):
+    lengths = [np.full(300, 20), np.full(300, 30)]
+    r = make(lengths, [{"proportion": 0}, {"proportion": 1}], method, 2)
+
+    assert [len(pieces) for pieces in taken(r, 0)] == [0, 600]
+
+
+@pytest.mark.parametrize("num_lanes", [2, 5])
+def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_lanes):
+    r = make([np.full(30, 20), np.full(3000, 30)], [{}, {}], "random", num_lanes)
+    per_lane = 60 // num_lanes
+    lanes = [r.lane_stream(0, lane).take(0, per_lane) for lane in range(num_lanes)]
+
+    in_turn = np.stack([own.samples for own in lanes], axis=1).ravel()
+    assert [sorted(in_turn[:30]), sorted(in_turn[30:])] == [list(range(30))] * 2
+    assert (np.stack([own.passes for own in lanes], axis=1).ravel() == np.arange(60) // 30).all()
+    # One order for all: a lane gets other samples in other passes, which a deal would not do.
+    assert set(lanes[0].samples[lanes[0].passes == 0]) != set(
+        lanes[0].samples[lanes[0].passes == 1]
+    )
+    large = [set(samples) for samples in lane_samples(r, 1)]
+    assert sum(map(len, large)) == len(set.union(*large)) == 3000
+
+
+@settings(max_examples=30)
+@given(
+    nums=st.lists(st.integers(20, 900), min_size=1, max_size=3),
+    choose=st.lists(st.integers(1, 12_000), min_size=3, max_size=3),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3, 4]),
+    overflow=st.sampled_from(["split", "drop"]),
+    block_size=st.sampled_from([None, 100]),
+)
+def test_by_tokens_epochs_are_the_same_by_totals_by_lengths_alone_and_one_after_the_other(
+    nums, choose, method, num_lanes, overflow, block_size
+):
+    lengths = [np.random.default_rng(num).integers(1, 80, num) for num in nums]
+    r = make(
+        lengths,
+        [{"choose": tokens} for tokens in choose[: len(nums)]],
+        method,
+        num_lanes,
+        weight_unit="tokens",
+    )
+    packing, order = (
+        Packing(max_seq_len=64, overflow=overflow),
+        Order(shuffle_block_size=block_size),
+    )
+    r = replace(r, packing=packing, order=order)
+
+    def with_totals(stream: PlanStream) -> PlanStream:
+        shards = range(len(stream.raw_bytes))
+        totals = [int(r.weigh(stream.lengths_of(shard)).sum()) for shard in shards]
+        return replace(stream, shard_tokens=np.array(totals))
+
+    by_totals = replace(r, streams=tuple(map(with_totals, r.streams)))
+    for epoch in range(3):
+        # A new recipe has not seen where the epoch before has ended.
+        alone = global_batches(replace(r), epoch)
+        assert global_batches(r, epoch) == alone
+        assert global_batches(replace(by_totals), epoch) == alone
+
+
+def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
+    """Per lane: how often each sample of the one stream arrives in so many epochs."""
+    uses = []
+    for lane in range(r.num_lanes):
+        uses.append(Counter())
+        for epoch in range(num_epochs):
+            arrivals = make_arrivals(r, lane, 0, epoch)
+            while len(rows := arrivals.next()):
+                uses[lane].update(rows[:, 2].tolist())
+    return uses
+
+
+@settings(max_examples=30)
+@given(
+    long=st.integers(300, 1000),
+    short=st.integers(4, 30),
+    num_long=st.integers(5, 60),
+    num_lanes=st.integers(2, 8),
+    method=st.sampled_from(["random", "stratified"]),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_by_tokens_lanes_of_long_samples_are_used_as_often_as_lanes_of_short_ones(
+    long, short, num_long, num_lanes, method, shuffle, seed
+):
+    rng = np.random.default_rng(seed)
+    # The first shards hold long samples, the last ones short ones, some tens of times as many.
+    lengths = [rng.integers(long // 2, long, 64 * num_long), rng.integers(short // 2, short, 9600)]
+    r = recipe(
+        [np.concatenate(lengths)],
+        weights=[{"proportion": 1}],  # by tokens: an epoch is one time through the stream
+        mixing=Mixing(batching_method=method, weight_unit="tokens"),
+        order=Order(seed=seed, shuffle=shuffle),
+        num_lanes=num_lanes,
+    )
+    num_epochs = 3
+    for uses, samples in zip(lane_uses(r, num_epochs), lane_samples(r, 0), strict=True):
+        assert set(uses) == set(samples)
+        assert {num_epochs - 1, num_epochs, num_epochs + 1} >= set(uses.values())
+
+
+def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
+    """How often each sample of each stream begins in so many epochs."""
+    uses = [np.zeros(stream.num_samples, int) for stream in r.streams]
+    view = DeviceView(batch_size=r.global_batch_size)
+    for epoch in range(num_epochs):
+        for batch in device_batches(r, view, epoch):
+            rows = batch.packs.segments[batch.packs.segments[:, START] == 0]
+            for number, own in enumerate(uses):
+                np.add.at(own, rows[rows[:, STREAM] == number, SAMPLE], 1)
+    return uses
+
+
+def test_short_epochs_that_carry_come_to_every_lane():
+    lengths = np.random.default_rng(0).integers(20, 60, 1600)
+    r = recipe(
+        [lengths],
+        weights=[{"proportion": 1}],
+        mixing=Mixing(epoch_end="carry", epoch_size=48),
+        packing=Packing(max_seq_len=64, buffer_tokens=128),
+        num_lanes=8,
+        lane_run=8,
+        global_batch_size=8,
+    )
+    [uses] = starts(r, 60)
+    assert uses.max() - uses.min() <= 2
+    assert uses.min() >= 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3, 5, 8]),
+    run=st.integers(1, 8),
+    size=st.integers(1, 24),
+    epoch_size=st.sampled_from([60, 150, None]),
+    num_epochs=st.integers(1, 20),
+)
+@example(method="random", num_lanes=8, run=5, size=5, epoch_size=60, num_epochs=20)
+def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
+    method, num_lanes, run, size, epoch_size, num_epochs
+):
+    """Lanes of as many tokens, and packers that hold less than a lane's part."""
+    if method == "per_stream":
+        size = num_lanes * run
+    if method == "device_per_stream":
+        size = run * -(-size // run)
+    r = recipe(
+        [np.full(1200, 16)],
+        weights=[{"proportion": 1}],
+        mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
+        packing=Packing(max_seq_len=64, buffer_tokens=128),
+        num_lanes=num_lanes,
+        lane_run=run,
+        global_batch_size=min(size, 60 * 16 // 64),
+    )
+    if method in ("per_stream", "device_per_stream") and r.global_batch_size != size:
+        return
+    [uses] = starts(r, num_epochs)
+    assert uses.max() - uses.min() <= 2
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    method=st.sampled_from(["stratified", "device_per_stream"]),
+    num_lanes=st.sampled_from([1, 2, 3, 8]),
+    shares=st.sampled_from([(99, 1), (5, 3), (1, 1)]),
+    epoch_size=st.sampled_from([150, 700]),
+)
+def test_carry_with_several_streams_uses_samples_as_often_but_for_two_and_the_lanes_bound(
+    method, num_lanes, shares, epoch_size
+):
+    run, num_samples = 2, 800
+    r = recipe(
+        [np.full(num_samples, 16)] * 2,
+        weights=[{"proportion": share} for share in shares],
+        mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
+        packing=Packing(max_seq_len=64, buffer_tokens=128),
+        num_lanes=num_lanes,
+        lane_run=run,
+        global_batch_size=run * 3,
+    )
+    in_unit = 4 * (run if method == "device_per_stream" else 1)
+    bound = 2 + 8 * in_unit * num_lanes / num_samples
+    for uses in starts(r, 6000 // epoch_size):
+        assert uses.sum() > 0, "a stream never comes"
+        assert uses.max() - uses.min() <= bound
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_carry_goes_on_in_any_epoch_as_one_run_does(method):
+    r = make(
+        [np.full(900, 20), np.full(300, 20)], [{"proportion": 9}, {"proportion": 1}], method, 4,
+        epoch_end="carry", epoch_size=100,
+    )  # fmt: skip
+    packing = Packing(max_seq_len=64, buffer_tokens=128)
+    r = replace(r, lane_run=3, global_batch_size=12, packing=packing)
+    # An epoch of seven times the samples is the first seven, where they hold whole batches.
+    whole = make(
+        [np.full(900, 20), np.full(300, 20)], [{"proportion": 9}, {"proportion": 1}], method, 4,
+        epoch_end="carry", epoch_size=700,
+    )  # fmt: skip
+    whole = replace(whole, lane_run=3, global_batch_size=12, packing=packing)
+    assert r.packs_per_carry_epoch % 12 == 0
+    parts = [pack for epoch in range(7) for batch, _ in global_batches(r, epoch) for pack in batch]
+    once = [pack for batch, _ in global_batches(whole) for pack in batch]
+    assert len(parts) > 60
+    if method != "random":  # there the draw of each epoch is its own
+        assert parts == once[: len(parts)]
+    worlds = [all_packs(r, world_views(num, 3), 5) for num in (1, 2, 4)]
+    assert worlds[0] == worlds[1] == worlds[2]

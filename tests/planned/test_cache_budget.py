@@ -1,0 +1,167 @@
+"""Fetching ahead under a loader: the same batches, each shard once, limits that can work."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streampack.config import Buffers, Order, Packing
+from streampack.errors import ConfigError, DataError
+from streampack.loader.loader import PackedDataLoader
+from streampack.planned.cache_budget import CacheWorkingSet, fetch_limits
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.streams import Stream
+from streampack.world import World
+from tests.helpers import conformance
+from tests.helpers.conformance import Written, show, worlds
+
+
+def write(folder: Path, **options: Any) -> Written:
+    rng = np.random.default_rng(6)
+    lengths = [rng.integers(20, 60, 400).tolist(), rng.integers(20, 100, 150).tolist()]
+    return conformance.write_streams(folder, lengths, **options)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["lengths", "no lengths"])
+def written(tmp_path_factory, request) -> Written:
+    folder = tmp_path_factory.mktemp("remote")
+    return write(folder, compression="zstd", hashes=["xxh64"], lengths_file=request.param)
+
+
+def remote(written: Written, local: Path, **options: Any) -> PackedStreamingDataset:
+    return PackedStreamingDataset(
+        [Stream(remote=str(path), local=str(local / path.name)) for path in written.paths],
+        packing=Packing(max_seq_len=64),
+        order=Order(**{"seed": 3, "shuffle_block_size": 60, **options.pop("order", {})}),
+        **{"batch_size": 2, "world": World(), **options},
+    )
+
+
+def fetch_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("streampack-fetch")]
+
+
+LOADERS = {
+    "threads": lambda dataset: PackedDataLoader(dataset),
+    "workers": lambda dataset: PackedDataLoader(dataset, num_workers=1),
+    "plain": lambda dataset: dataset,
+    "torch": lambda dataset: DataLoader(dataset, batch_size=None, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_fetching_ahead_gives_the_batches_of_the_streams_at_rest(written, tmp_path, loader):
+    wanted = [show(batch) for batch in conformance.make(written, order={"shuffle_block_size": 60})]
+    dataset = remote(written, tmp_path)
+    assert [show(batch) for batch in LOADERS[loader](dataset)] == wanted
+    assert not fetch_threads()
+
+
+def test_each_shard_is_fetched_once_and_counted(written, tmp_path):
+    loader = PackedDataLoader(remote(written, tmp_path))
+    for _ in range(2):
+        for _ in loader:
+            pass
+    packed = [path for own in written.paths for path in own.glob("*.mds.zstd")]
+    shards = loader.stats()["shards"]
+    assert shards["fetched"] == len(packed)
+    assert shards["fetched_bytes"] == sum(path.stat().st_size for path in packed)
+    assert 0 <= shards["waited_for"] <= len(packed)
+    assert shards["ahead_bytes"] >= 0
+    loader.load_state_dict(loader.state_dict())
+    next(iter(loader))
+    assert loader.stats()["shards"]["fetched"] == 0
+
+
+def test_no_thread_starts_where_nothing_is_to_be_fetched(tmp_path):
+    written = write(tmp_path)
+    loader = PackedDataLoader(conformance.make(written))
+    for _ in loader:
+        assert not fetch_threads()
+    assert loader.stats()["shards"] == dict.fromkeys(loader.stats()["shards"], 0)
+
+
+@pytest.mark.parametrize("loader", ["threads", "workers", "plain"])
+def test_a_shard_that_cannot_be_had_is_a_data_error_at_once(tmp_path, loader):
+    written = write(tmp_path / "remote", compression="zstd")
+    missing = sorted(written.paths[0].glob("*.mds.zstd"))[3]
+    missing.unlink()
+    dataset = remote(written, tmp_path)
+    with pytest.raises(DataError, match=missing.name):
+        for _ in LOADERS[loader](dataset):
+            pass
+    assert not [t for t in threading.enumerate() if t.name.startswith("streampack-read")]
+
+
+def cached_bytes(local: Path) -> int:
+    sizes = []
+    for path in local.glob("*.mds*"):
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            sizes.append(path.stat().st_size)
+    return sum(sizes)
+
+
+@pytest.mark.processes
+def test_a_limit_below_the_working_set_is_refused_and_the_least_that_works_works(tmp_path):
+    lengths = np.random.default_rng(5).integers(1, 30, 40_000).tolist()
+    written = conformance.write_streams(
+        tmp_path / "remote", [lengths], compression="zstd", size_limit=2**14
+    )
+    with pytest.raises(ConfigError, match=r"cache_limit=1\).*at least \d+") as caught:
+        remote(written, tmp_path, buffers=Buffers(cache_limit=1))
+    least = int(re.search(r"at least (\d+)", str(caught.value))[1])
+    with pytest.raises(ConfigError, match=rf"at least {least}"):
+        remote(written, tmp_path, buffers=Buffers(cache_limit=least - 1))
+    wanted = [show(batch) for batch in conformance.make(written, order={"shuffle_block_size": 60})]
+    dataset = remote(written, tmp_path, buffers=Buffers(cache_limit=least))
+    shown = []
+    for batch in PackedDataLoader(dataset):
+        shown.append(show(batch))
+        assert cached_bytes(tmp_path / "s0") <= least
+    assert shown == wanted
+    assert least < sum(path.stat().st_size for path in written.paths[0].glob("*.zstd")) * 2
+    # Workers have shards in flight of their own: the same message says how much they need.
+    with pytest.raises(ConfigError, match=r"cache_limit"):
+        PackedDataLoader(dataset, num_workers=1)
+    each = int(re.search(r"and (\d+) more for each of num_workers", str(caught.value))[1])
+    dataset = remote(written, tmp_path, buffers=Buffers(cache_limit=least + 2 * each))
+    loader = PackedDataLoader(dataset, num_workers=2)
+    assert [show(batch) for batch in loader] == wanted
+
+
+def test_streams_that_lie_here_need_no_cache(tmp_path):
+    written = write(tmp_path)
+    dataset = conformance.make(written, buffers=Buffers(cache_limit="1kb"))
+    num_batches = len(dataset)
+    assert sum(1 for _ in dataset) == num_batches
+
+
+def test_the_limit_is_the_nodes_whatever_its_ranks_read(tmp_path):
+    written = write(tmp_path / "remote", compression="zstd")
+    least = []
+    for num_ranks, num_lanes in [(1, 1), (2, 1), (2, 2)]:
+        options = {"order": {"num_lanes": num_lanes}, "world": worlds(num_ranks)[0]}
+        with pytest.raises(ConfigError) as caught:
+            remote(written, tmp_path, buffers=Buffers(cache_limit=1), **options)
+        least.append(int(re.search(r"at least (\d+)", str(caught.value))[1]))
+    # Ranks that share a lane share its shards: only what is in flight comes to it.
+    assert least[0] < least[1] < least[2]
+
+
+@pytest.mark.processes
+def test_room_over_the_least_becomes_threads_and_look_ahead():
+    needs = CacheWorkingSet(node_bytes=1000, own_bytes=500, shard_bytes=10, ranks_per_node=2)
+    tight = fetch_limits(1020, needs)
+    assert (tight.num_threads, tight.cache_bytes) == (1, 500)
+    wide = fetch_limits(10_000, needs)
+    assert (wide.num_threads, wide.cache_bytes) == (4, 4960)
+    assert fetch_limits(None, needs).cache_bytes is None
+    with pytest.raises(ConfigError, match="at least 1060"):
+        fetch_limits(1059, needs, num_workers=2)

@@ -1,0 +1,319 @@
+"""`PackedStreamingDataset`: what it accepts, and what it refuses where it is written."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import distributed, multiprocessing
+from torch.utils.data import IterableDataset
+
+from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.errors import ConfigError, DataError
+from streampack.loader.loader import PackedDataLoader
+from streampack.mds import mosaic
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.streams import Stream
+from streampack.world import World
+from tests.helpers import builders, conformance
+from tests.helpers.conformance import Written, all_rows, show, worlds
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(7)
+    lengths = [rng.integers(1, 50, 60).tolist(), rng.integers(1, 80, 40).tolist()]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def dataset_of(streams: Any = None, **options: Any) -> PackedStreamingDataset:
+    return PackedStreamingDataset(streams, packing=Packing(max_seq_len=64), **options)
+
+
+def test_a_single_stream_can_be_named_by_its_place_alone(written, tmp_path):
+    wanted = [show(batch) for batch in dataset_of([Stream(local=str(written.paths[0]))])]
+    local = dataset_of(local=str(written.paths[0]))
+    assert isinstance(local, IterableDataset)
+    assert [show(batch) for batch in local] == wanted
+    remote = dataset_of(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
+    assert [show(batch) for batch in remote] == wanted
+    split = dataset_of(local=str(written.paths[0].parent), split="s0")
+    assert [show(batch) for batch in split] == wanted
+    by_path = dataset_of(
+        remote=written.paths[0], local=tmp_path / "cache", stream_name="streampack"
+    )
+    assert [show(batch) for batch in by_path] == wanted
+
+
+def test_mosaicmls_own_streams_are_taken_with_their_weights(written):
+    weights = [{"repeat": 2}, {"choose": 10}]
+    streams = [
+        mosaic.Stream(local=str(path), **weight)
+        for path, weight in zip(written.paths, weights, strict=True)
+    ]
+    dataset = conformance.make(written, weights=weights)
+    theirs = PackedStreamingDataset(
+        streams, packing=Packing(max_seq_len=64), order=Order(seed=3), batch_size=2, world=World()
+    )
+    rows = all_rows([theirs])
+    assert rows == all_rows([dataset])
+    conformance.check_exactly_once(rows, written, (120, 10))
+
+
+def test_streams_with_the_same_name_are_numbered(written):
+    dataset = dataset_of([Stream(local=str(written.paths[0])), Stream(local=str(written.paths[0]))])
+    assert dataset.stream_names == ["s0-0", "s0-1"]
+    named = dataset_of([Stream(local=str(written.paths[0]), name="code")])
+    assert named.stream_names == ["code"]
+
+
+def test_the_constructor_touches_no_shard(tmp_path):
+    written = conformance.write_streams(tmp_path, [[5, 6, 7]])
+    for shard in written.paths[0].glob("shard.*"):
+        shard.write_bytes(bytes(shard.stat().st_size))  # only its size is looked at
+    dataset = conformance.make(written)
+    assert len(dataset) == 1  # the length file is enough
+    with pytest.raises(DataError, match=r"shard\.00000"):
+        next(iter(dataset))
+
+
+def test_the_world_is_read_from_torchruns_variables(written, monkeypatch):
+    for key, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(key, value)
+    own = conformance.make(written, world=None)
+    assert own.world == World(rank=2, num_ranks=3)
+    assert [show(batch) for batch in own] == [
+        show(batch) for batch in conformance.make(written, world=worlds(3)[2])
+    ]
+
+
+def _packs_of_rank(rank, folder, written):
+    """Iterate as PyTorch's own tutorial does: no variables, a rank that was handed over."""
+    early = conformance.make(written, world=None)
+    meeting = f"file://{folder}/meeting"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    packs = [show(batch) for batch in conformance.make(written, world=None)]
+    refused = []
+    # A copy is what a spawned worker gets, which cannot see the group.
+    for use in (iter, lambda dataset: next(iter(PackedDataLoader(dataset))), pickle.dumps):
+        try:
+            use(early)
+        except ConfigError as error:
+            refused.append(str(error))
+    Path(folder, str(rank)).write_bytes(pickle.dumps([packs, refused]))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_ranks_that_know_each_other_by_torch_distributed_alone_share_the_data(
+    written, tmp_path, monkeypatch
+):
+    for variable in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    # Forked: importing the libraries once more in each rank would take longer than the test.
+    multiprocessing.start_processes(
+        _packs_of_rank, (str(tmp_path), written), nprocs=2, start_method="fork"
+    )
+    for rank in (0, 1):
+        packs, refused = pickle.loads((tmp_path / str(rank)).read_bytes())
+        own = conformance.make(written, world=worlds(2)[rank])
+        assert packs == [show(batch) for batch in own]
+        assert len(refused) == 3
+        for message in refused:
+            assert "the dataset was made as rank 0 of 1, but now torch.distributed says" in message
+            assert f"rank {rank} of 2; make the dataset after init_process_group" in message
+
+
+def test_a_batch_has_the_documented_keys_types_and_shapes(written):
+    for batch in conformance.make(written, batch_size=3):
+        shapes = {key: tuple(value.shape) for key, value in batch.items() if not is_int(value)}
+        types = {
+            key: str(value.dtype).removeprefix("torch.")
+            for key, value in batch.items()
+            if not is_int(value)
+        }
+        num_segments = len(batch["segments"])
+        assert types == {
+            "tokens": "int64",
+            "labels": "int64",
+            "input_pos": "int64",
+            "document_ids": "int32",
+            "cu_seqlens": "int32",
+            "segments": "int64",
+        }
+        for key in ("tokens", "labels", "input_pos", "document_ids"):
+            assert shapes[key] == (3, 64)
+        assert shapes["segments"] == (num_segments, 6)
+        assert {key for key, value in batch.items() if is_int(value)} == {
+            "epoch",
+            "position",
+            "max_seqlen",
+        }
+        assert (batch["cu_seqlens"][0], batch["cu_seqlens"][-1]) == (0, 3 * 64)
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda _: dataset_of([]), r"streams=\[\] is empty; pass at least one Stream"),
+        (
+            lambda paths: dataset_of([Stream(local=str(paths[0]))], local="elsewhere"),
+            r"streams and local='elsewhere' were passed",
+        ),
+        (lambda paths: dataset_of(local=str(paths[0]), batch_size=0), r"batch_size=0 must be at l"),
+        (lambda _: Mixing(batching_method="stratfied"), r"did you mean 'stratified'\?"),
+        (
+            lambda _: Mixing(batching_method="best"),
+            r"batching_method='best' is not one of random\|",
+        ),
+        (lambda _: Packing(max_seq_len=0), r"max_seq_len=0 must be at least 1"),
+        (lambda _: Order(num_lanes=0), r"num_lanes=0 must be at least 1"),
+        (lambda _: Buffers(rank_tokens=0), r"rank_tokens=0 must be at least 1"),
+        (
+            lambda paths: dataset_of(
+                local=str(paths[0]), mixing=Mixing(global_batch_size=10), batch_size=4
+            ),
+            r"size=10 is no multiple of batch_size=4; set it to 12, or set batch_size to 2",
+        ),
+        (
+            lambda paths: dataset_of(
+                local=str(paths[0]),
+                mixing=Mixing(global_batch_size=8, batching_method="per_stream"),
+                order=Order(num_lanes=3),
+                batch_size=4,
+            ),
+            r"'per_stream' needs global_batch_size=8 to be a multiple of.*12, or Order\(",
+        ),
+        (
+            lambda paths: dataset_of(
+                [Stream(local=str(paths[0]), proportion=1), Stream(local=str(paths[1]), repeat=1)]
+            ),
+            r"proportion",
+        ),
+        (
+            lambda paths: dataset_of([Stream(local=str(path), proportion=0) for path in paths]),
+            r"proportion",
+        ),
+        (lambda paths: dataset_of([Stream(local=str(paths[0]), repeat=-1)]), r"repeat"),
+        (lambda paths: dataset_of([Stream(local=str(paths[0]), choose=-5)]), r"choose"),
+    ],
+)
+def test_impossible_arguments_are_refused(written, build, message):
+    with pytest.raises(ConfigError, match=message):
+        build(written.paths)
+
+
+def test_padded_lanes_over_remote_streams_without_lengths_are_refused(written, tmp_path):
+    shutil.copytree(written.paths[0], tmp_path / "remote")
+    (tmp_path / "remote" / "lengths.bin").unlink()
+
+    def build(**options: Any) -> PackedStreamingDataset:
+        stream = Stream(remote=str(tmp_path / "remote"), local=str(tmp_path / "cache"), name="far")
+        return dataset_of([stream], **options)
+
+    message = r"epoch_end='pad' with 2 lanes needs a length file.*\['far'\].*streampack index"
+    with pytest.raises(ConfigError, match=message):
+        build(order=Order(num_lanes=2))
+    assert all_rows([build(order=Order(num_lanes=1))])
+    assert all_rows([build(order=Order(num_lanes=2), mixing=Mixing(epoch_end="carry"))])
+
+
+@pytest.mark.parametrize(
+    ("packing", "has_totals"),
+    [
+        ({}, True),
+        ({"overflow": "error"}, True),
+        ({"overflow": "truncate"}, False),
+        ({"overflow": "drop"}, False),
+        ({"bos_id": 1}, False),
+        ({"eos_id": 1}, False),
+    ],
+)
+def test_totals_of_shards_count_where_samples_are_taken_as_they_are(written, packing, has_totals):
+    for unit in ("samples", "tokens"):
+        dataset = conformance.make(
+            written,
+            max_seq_len=128,
+            packing=packing,
+            mixing={"weight_unit": unit, "epoch_size": 100},
+        )
+        for stream in dataset.recipe.streams:
+            totals = stream.shard_tokens
+            assert (totals is not None) == (has_totals and unit == "tokens")
+            if totals is not None:
+                shards = range(len(totals))
+                assert totals.tolist() == [int(stream.lengths_of(i).sum()) for i in shards]
+
+
+def test_a_missing_column_is_refused_with_the_columns_there_are(written):
+    with pytest.raises(DataError, match=r"s0.*'ids'.*tokens"):
+        dataset_of([Stream(local=str(written.paths[0]), tokens="ids")])
+
+
+def test_a_column_of_another_type_is_refused(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "s", [3, 4], extra_columns=True)
+    with pytest.raises(DataError, match=r"z_half.*float16"):
+        dataset_of([Stream(local=str(path), tokens="z_half")])
+
+
+def test_an_empty_stream_and_a_stale_length_file_are_refused(written, tmp_path):
+    shutil.copytree(written.paths[0], tmp_path / "stale")
+    shutil.copy(written.paths[1] / "lengths.bin", tmp_path / "stale" / "lengths.bin")
+    with pytest.raises(DataError, match=r"lengths\.bin.*streampack index"):
+        dataset_of(local=str(tmp_path / "stale"))
+    path, _ = builders.write_stream_files(tmp_path / "empty", [], lengths_file=False)
+    with pytest.raises(DataError, match=r"empty"):
+        dataset_of(local=str(path))
+
+
+def test_a_sample_without_tokens_is_refused_by_name(tmp_path):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", [4, 0, 6], encoding="bytes", lengths_file=False
+    )
+    dataset = dataset_of([Stream(local=str(path), tokens_dtype="int32")])
+    with pytest.raises(DataError, match=r"stream 's', sample 1: 0 tokens"):
+        next(iter(dataset))
+
+
+def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
+    def lanes(max_seq_len: int, num_nodes: int) -> int:
+        world = worlds(num_nodes, num_nodes)[0]
+        weights = [{"repeat": 100}, {}]
+        return conformance.make(
+            written, weights=weights, max_seq_len=max_seq_len, world=world
+        ).recipe.num_lanes
+
+    tokens = 100 * sum(written.lengths[0]) + sum(written.lengths[1])
+    assert lanes(1, 4) == 4
+    assert lanes(tokens // 4096 // 2 + 1, 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packing": 64}, r"packing=64"),
+        ({"packing": {"max_seq_len": 64}}, r"packing=\{"),
+        ({"world": (0, 1)}, r"world=<tuple> is no World"),
+        ({"batch_size": "2"}, r"batch_size='2'"),
+        ({"batch_size": 2.5}, r"batch_size=2\.5"),
+        ({"streams": "data/code"}, r"data/code"),
+        ({"streams": ["data/code"]}, r"data/code"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_at_once(written, change, message):
+    arguments = {"streams": written.streams(), "packing": Packing(max_seq_len=64)} | change
+    with pytest.raises(ConfigError, match=message):
+        PackedStreamingDataset(**arguments)
+
+
+def test_a_single_stream_that_is_not_in_a_list_is_refused(written):
+    with pytest.raises(ConfigError, match=r"Stream"):
+        PackedStreamingDataset(written.streams()[0], packing=Packing(max_seq_len=64))

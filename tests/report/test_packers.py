@@ -1,0 +1,100 @@
+"""The comparison of packers: what it counts is what the packs say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from streampack import ConfigError
+from streampack.cli.app import build_app
+from streampack.config import Method, Packing
+from streampack.report import (
+    KINDS,
+    packer_markdown,
+    packer_result,
+    packings_to_compare,
+    synthetic_lengths,
+)
+from tests.helpers import builders
+
+
+def call(*arguments: object) -> str:
+    done = CliRunner().invoke(build_app(), ["compare-packers", *map(str, arguments)])
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def test_next_fit_of_six_and_five_tokens_wastes_nine_of_twenty_and_waits_for_one_pack():
+    result = packer_result("x", np.array([6, 5] * 50), Packing(max_seq_len=10, method="next_fit"))
+
+    assert result.fill == pytest.approx(550 / 1000, abs=0.01)
+    assert result.cuts_per_pack == 0
+    # As a sample comes the pack before it leaves, and only the first has none before it.
+    assert result.wait == (pytest.approx(98 / 99), 1, 1)
+
+
+def test_cuts_of_samples_longer_than_a_pack_are_not_counted_and_others_are():
+    long = packer_result("x", np.array([25, 5] * 50), Packing(max_seq_len=10, method="exact_fit"))
+    cut = packer_result("x", np.array([6] * 100), Packing(max_seq_len=10, method="concat"))
+
+    assert (long.fill, long.cuts_per_pack) == (1, 0)
+    # Three of five packs of 10 end within a sample of 6, counting from any multiple of 30 tokens.
+    assert cut.fill == 1
+    assert cut.cuts_per_pack == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_a_sample_that_waits_is_counted_with_the_packs_that_leave_before_it():
+    packing = Packing(max_seq_len=10, method="first_fit", open_packs=2)
+
+    result = packer_result("x", np.array([6, 5, 5, 5, 5, 7, 7]), packing)
+
+    # Packs: 1+2, 3+4, then 0 closes for the last two, which never leave.
+    assert result.wait == (pytest.approx(2 / 5), 2, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lengths_are_positive_and_the_same_every_time(kind):
+    lengths = synthetic_lengths(kind, 1000, seed=3)
+
+    assert lengths.min() >= 1
+    assert np.array_equal(lengths, synthetic_lengths(kind, 1000, seed=3))
+    assert not np.array_equal(lengths, synthetic_lengths(kind, 1000, seed=4))
+
+
+def test_every_method_is_compared():
+    methods = {packing.method for packing in packings_to_compare(8192).values()}
+
+    assert methods == set(Method.__args__)
+
+
+def test_the_markdown_table_has_a_row_for_each_packer():
+    results = [packer_result("next_fit", np.array([3, 4]), Packing(max_seq_len=8))]
+
+    lines = packer_markdown({"web 8": results, "sft 8": results}).splitlines()
+
+    assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[3].startswith("| sft 8 | next_fit |")
+
+
+def test_the_verb_compares_made_up_lengths_and_those_of_a_stream(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    builders.write_stream_files(tmp_path / "news", [5, 40, 7, 30, 12, 33] * 10)
+
+    tables = call(
+        "--max-seq-len", 64, "--samples", 200, "--kind", "sft", "--stream", tmp_path / "news"
+    )
+    one = call("--max-seq-len", 64, "--samples", 200, "--kind", "web", "--markdown")
+
+    assert "sft, packs of 64" in tables
+    assert "news, packs of 64" in tables
+    assert tables.count("exact_fit, split_gap=0.01") == 2
+    assert one.startswith("| lengths | packer | fill % |")
+    assert len(one.splitlines()) == 2 + len(packings_to_compare(64))
+
+
+def test_a_kind_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match=r"--kind wep is not one of web\|.* did you mean 'web'"):
+        call("--kind", "wep", "--samples", 10)

@@ -1,0 +1,148 @@
+"""A simulation says what the run itself will: the numbers of its loaders, and its padding."""
+
+from __future__ import annotations
+
+import pytest
+
+from streampack import ConfigError, DataError, PackedDataLoader
+from streampack.report import simulate
+from streampack.streams.mds_stream import MdsStream
+from tests.helpers import conformance
+from tests.helpers.conformance import worlds
+
+LENGTHS = ([5, 40, 7, 30, 12, 33, 1, 64, 9, 18] * 9, [90, 3, 150, 64, 20, 8] * 11)
+WEIGHTS = [{"repeat": 1.5}, {"repeat": 0.75}]
+SAME = ("streams", "packs", "tokens", "fill", "substituted")
+
+OPTIONS = {
+    "random": {"weights": WEIGHTS},
+    "by tokens": {
+        "weights": [{"proportion": 0.7}, {"proportion": 0.3}],
+        "mixing": {"weight_unit": "tokens"},
+    },
+    "stratified": {"weights": WEIGHTS, "mixing": {"batching_method": "stratified"}},
+    "per_stream": {
+        "weights": WEIGHTS,
+        "mixing": {"batching_method": "per_stream", "global_batch_size": 12},
+    },
+    "accumulated": {"mixing": {"global_batch_size": 12}},
+    "drop": {"mixing": {"epoch_end": "drop", "global_batch_size": 12}},
+    "carry": {"mixing": {"epoch_end": "carry"}},
+    "truncate": {"packing": {"overflow": "truncate"}},
+    "leave out": {"packing": {"overflow": "drop"}},
+    "two lanes": {"order": {"num_lanes": 2}},
+}
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Two streams; the second has samples that are longer than a pack."""
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), LENGTHS)
+
+
+def ran(loader, steps=None):
+    """Take batches, one epoch of them or as many as asked for; return how many, and padding."""
+    num_steps = padding_tokens = padding_packs = num_epochs = 0
+    while num_epochs == 0 or (steps is not None and num_steps < steps):
+        num_epochs += 1
+        for batch in loader:
+            num_steps += 1
+            is_padding = batch["document_ids"] == 0
+            padding_tokens += int(is_padding.sum())
+            padding_packs += int(is_padding.all(1).sum())
+            if num_steps == steps:
+                break
+    return {
+        "epochs": num_epochs,
+        "steps": num_steps,
+        "padding_packs": padding_packs,
+        "padding_tokens": padding_tokens,
+    }
+
+
+def without_repeats(numbers):
+    """Return what a loader's stats have, too."""
+    shown = {key: numbers[key] for key in SAME}
+    shown["streams"] = {
+        name: {key: value for key, value in stream.items() if key != "repeats"}
+        for name, stream in numbers["streams"].items()
+    }
+    return shown
+
+
+@every_option
+def test_a_simulated_epoch_has_the_numbers_of_the_loaders_own(written, options):
+    loader = PackedDataLoader(conformance.make(written, **options))
+    counted = ran(loader)
+    stats = loader.stats()
+
+    numbers = simulate(conformance.make(written, **options))
+
+    assert without_repeats(numbers) == {key: stats[key] for key in SAME}
+    assert {key: numbers[key] for key in counted} == counted
+    for stream, lengths in zip(numbers["streams"].values(), written.lengths, strict=True):
+        assert stream["repeats"] == stream["samples"] / len(lengths)
+    per_step = numbers["global_batch_size"] // 2
+    assert numbers["global_batches"] == -(-numbers["steps"] // per_step)
+
+
+@pytest.mark.parametrize("key", ["random", "stratified", "drop", "carry", "truncate"])
+def test_simulated_steps_go_on_over_epochs_as_the_loaders_do(written, key):
+    def make():
+        return conformance.make(written, batch_size=1, **OPTIONS[key])
+
+    steps = 5 * simulate(make())["steps"] // 2
+    # Where threads read ahead, the loader counts what they lost on the way.
+    loader = PackedDataLoader(make(), prefetch_threads=0)
+    counted = ran(loader, steps)
+    stats = loader.stats()
+
+    numbers = simulate(make(), steps=steps)
+
+    assert numbers["epochs"] >= 3
+    assert without_repeats(numbers) == {key: stats[key] for key in SAME}
+    assert {key: numbers[key] for key in counted} == counted
+
+
+@pytest.mark.parametrize("key", ["random", "stratified", "accumulated", "drop", "carry"])
+def test_the_ranks_of_a_world_add_up_to_its_simulation(written, key):
+    def make(world):
+        return conformance.make(written, world=world, **OPTIONS[key])
+
+    loaders = [PackedDataLoader(make(world)) for world in worlds(3)]
+    counted = [ran(loader) for loader in loaders]
+    stats = [loader.stats() for loader in loaders]
+
+    numbers = simulate(make(worlds(3)[0]))
+
+    assert numbers["ranks"] == 3
+    assert {each["steps"] for each in counted} == {numbers["steps"]}
+    for name in ("padding_packs", "padding_tokens"):
+        assert numbers[name] == sum(each[name] for each in counted)
+    for name in ("packs", "tokens"):
+        assert numbers[name] == sum(each[name] for each in stats)
+    for name, stream in numbers["streams"].items():
+        for count in ("samples", "tokens", "split"):
+            assert stream[count] == sum(each["streams"][name][count] for each in stats)
+
+
+def test_a_simulation_opens_no_shard_where_there_are_length_files(written, monkeypatch):
+    monkeypatch.setattr(MdsStream, "open_shard", None)
+
+    assert simulate(conformance.make(written))["tokens"] == sum(map(sum, written.lengths))
+
+
+def test_epochs_without_a_batch_are_refused_as_the_loader_does(written):
+    mixing = {"epoch_end": "drop", "global_batch_size": 1000}
+    with pytest.raises(ConfigError, match="epoch_end='drop' leaves no batch"):
+        simulate(conformance.make(written, mixing=mixing), steps=1)
+    with pytest.raises(DataError, match="overflow='drop' leaves nothing"):
+        simulate(
+            conformance.make(
+                written,
+                max_seq_len=2,
+                packing={"overflow": "drop"},
+                weights=[{"choose": 0}, {"repeat": 1}],
+            )
+        )

@@ -1,0 +1,172 @@
+"""The datasets' arguments are refused at construction where they are of another kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streampack import (
+    BucketedIterableDataset,
+    Buffers,
+    ConfigError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    World,
+)
+from streampack.mds import mosaic
+from streampack.runtime.arguments import check_batch_size, check_configs, check_epoch
+from streampack.streams.registry import check_streams
+
+PLAIN = mosaic.Stream(local="nowhere")
+OURS = Stream(local="nowhere")
+ITERABLE = IterableStream([[1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("streams", "kind"),
+    [([OURS], mosaic.Stream), ((PLAIN, OURS), mosaic.Stream), ([ITERABLE], IterableStream)],
+)
+def test_lists_and_tuples_of_streams_pass(streams, kind):
+    check_streams(streams, kind)
+
+
+@pytest.mark.parametrize(
+    ("streams", "kind", "message"),
+    [
+        (OURS, mosaic.Stream, r"streams=<Stream> is no list of streams; pass a list: \[Stream"),
+        (ITERABLE, IterableStream, r"=<IterableStream> is no list of streams; pass a list: \[It"),
+        ("data/c4", mosaic.Stream, r"streams='data/c4' is no list .* a path as remote= or local="),
+        ("data/c4", IterableStream, r"streams='data/c4' .*; IterableStream takes samples"),
+        ({"c4": OURS}, mosaic.Stream, r"is no list of streams; pass a list of Stream"),
+        (iter([OURS]), mosaic.Stream, r"streams=<list_iterator> is no list of streams"),
+        (7, mosaic.Stream, r"streams=7 is no list of streams; pass a list of Stream"),
+        (None, IterableStream, r"streams=None is no list of streams"),
+        ([], mosaic.Stream, r"streams=\[\] is empty; pass at least one Stream"),
+        (
+            [OURS, ITERABLE],
+            mosaic.Stream,
+            r"streams\[1\]=<IterableStream> is no Stream; PackedIterableDataset takes it, "
+            r"PackedStreamingDataset takes Stream objects",
+        ),
+        (
+            [OURS],
+            IterableStream,
+            r"streams\[0\]=<Stream> is no IterableStream; PackedStreamingDataset takes it, "
+            r"PackedIterableDataset takes IterableStream objects",
+        ),
+        ([PLAIN], IterableStream, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
+        (["data/c4"], mosaic.Stream, r"streams\[0\]='data/c4' is no Stream; .*Stream\(local="),
+        ([[1, 2]], IterableStream, r"streams\[0\]=<list> .*; wrap it: IterableStream"),
+        ([Stream], mosaic.Stream, r"streams\[0\]=Stream is no Stream; pass an object of a class"),
+    ],
+)
+def test_streams_of_another_kind_are_refused_with_what_takes_them(streams, kind, message):
+    with pytest.raises(ConfigError, match=message):
+        check_streams(streams, kind)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (
+            PackedStreamingDataset,
+            {"shuffle": True},
+            r"shuffle=True: no argument of PackedStreamingDataset, set it with Order\(shuffle=\.",
+        ),
+        (
+            PackedStreamingDataset,
+            {"epoch_size": 9},
+            r"=9: .* set it with Mixing\(epoch_size=\.\.\.\)",
+        ),
+        (PackedStreamingDataset, {"num_workers": 2}, r"set it with PackedDataLoader; it takes str"),
+        (PackedIterableDataset, {"max_seq_len": 8}, r"set it with Packing\(max_seq_len=\.\.\.\)"),
+        (BucketedIterableDataset, {"bukceting": 8}, r"Dataset - did you mean 'bucketing'\?; it"),
+        (PackedDataLoader, {"batch_size": 4}, r"PackedDataLoader, set it with the dataset's batc"),
+        (PackedDataLoader, {"shuffle": True}, r"set it with Order\(shuffle=\.\.\.\); it takes dat"),
+        (PackedDataLoader, {"drop_last": True}, r"set it with Mixing\(epoch_end='drop'\)"),
+        (PackedDataLoader, {"collate_fn": list}, r"collate_fn=list: .* the dataset's batch_format"),
+        (
+            PackedDataLoader,
+            {"sampler": None},
+            r"sampler=None: no argument of .*; it takes dataset,",
+        ),
+    ],
+)
+def test_an_argument_of_another_library_is_refused_with_its_place_here(make, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        make([], **arguments)
+
+
+def test_configs_of_their_class_pass_and_none_stands_for_the_default():
+    check_configs(packing=Packing(max_seq_len=8), mixing=Mixing(), order=Order())
+    check_configs(buffers=Buffers(), world=World())
+    check_configs(mixing=None, order=None, buffers=None, world=None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("packing", 2048, r"packing=2048 is no Packing; .*Packing\(max_seq_len=2048\)"),
+        ("packing", {"max_seq_len": 8}, r"packing=\{'max_seq_len': 8\} is no Packing; pass pack"),
+        ("packing", None, r"packing=None is no Packing; pass packing=.*Packing\(max_seq_len="),
+        ("packing", Packing, r"packing=Packing is no Packing; pass"),
+        ("mixing", Order(), r"mixing=<Order> is no Mixing; pass mixing=streampack.Mixing\("),
+        ("mixing", "per_stream", r"mixing='per_stream' is no Mixing"),
+        ("order", 17, r"order=17 is no Order; pass order=streampack.Order"),
+        ("order", False, r"order=False is no Order"),
+        ("buffers", 65_536, r"buffers=65536 is no Buffers; pass buffers=streampack.Buffers"),
+        ("world", 8, r"world=8 is no World; pass world=streampack.World"),
+        ("world", {}, r"world=\{\} is no World"),
+    ],
+)
+def test_a_config_of_another_class_is_refused_with_the_one_it_takes(key, value, message):
+    with pytest.raises(ConfigError, match=message):
+        check_configs(**{key: value})
+
+
+@pytest.mark.parametrize("size", [3, 3.0, np.int64(3)])
+def test_a_batch_size_is_returned_as_an_int(size):
+    assert type(check_batch_size(size)) is int
+    assert check_batch_size(size) == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, r"batch_size=0 must be at least 1; leave it out"),
+        (-2, r"batch_size=-2 must be at least 1"),
+        (2.5, r"batch_size=2.5 is no integer; write a whole number"),
+        (True, r"batch_size=True is no integer"),
+        ("4", r"batch_size='4' is no integer"),
+        (None, r"batch_size=None says no number of packs; leave it out for 1"),
+    ],
+)
+def test_a_batch_size_that_is_no_positive_integer_is_refused(size, message):
+    with pytest.raises(ConfigError, match=message):
+        check_batch_size(size)
+
+
+@pytest.mark.parametrize("epoch", [0, 3.0, np.int64(7)])
+def test_an_epoch_is_kept_as_an_int(epoch):
+    assert type(check_epoch(epoch)) is int
+    assert check_epoch(epoch) == epoch
+
+
+@pytest.mark.parametrize(
+    ("epoch", "message"),
+    [
+        (-1, "epoch=-1 must be at least 0"),
+        (10**6 + 1, "epoch=1000001 must be at least 0 and at most 1000000"),
+        (0.5, r"epoch=0\.5 is no integer; epochs are counted 0, 1, 2"),
+        (None, "epoch=None is no integer; epochs are counted"),
+    ],
+)
+def test_what_is_no_epoch_is_refused(epoch, message):
+    with pytest.raises(ConfigError, match=message):
+        check_epoch(epoch)

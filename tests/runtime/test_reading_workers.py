@@ -1,0 +1,414 @@
+"""Reading processes that die: an error that names them, at once, and an exact way on."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from streampack.config import Packing
+from streampack.errors import ConfigError, DataError, WorkerError
+from streampack.loader.loader import PackedDataLoader
+from streampack.online.dataset import PackedIterableDataset
+from streampack.runtime.reading_workers import SharedMemory, pin
+from streampack.runtime.worker_pool import Pool, WorkerOptions
+from streampack.streams import IterableStream
+from tests.helpers import conformance
+from tests.helpers.conformance import Written, show
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(6)
+    lengths = [rng.integers(1, 50, 120).tolist(), rng.integers(1, 200, 60).tolist()]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def worker_pids(loader: PackedDataLoader) -> list[int]:
+    return [process.pid for process in workers_of(loader)]
+
+
+def workers_of(loader: PackedDataLoader) -> list[Any]:
+    return loader._loading._workers._session.kept.processes
+
+
+def until_dead(pid: int) -> None:
+    """Wait until a child is a zombie, which nobody has asked for yet."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize("after", [1, 2, 9])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_exactly(written, after, number):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    loader = PackedDataLoader(conformance.make(written), num_workers=2)
+    shown: list[Any] = []
+    state = {}
+    victim = 0
+
+    def train() -> None:
+        nonlocal state, victim
+        for batch in loader:
+            shown.append(show(batch))
+            state = loader.state_dict()
+            if len(shown) == after:
+                victim = worker_pids(loader)[1]
+                os.kill(victim, number)
+                until_dead(victim)
+
+    begin_s = time.monotonic()
+    with pytest.raises(WorkerError, match=rf"worker 1 \(pid \d+\) died: killed by {number.name}"):
+        train()
+    assert time.monotonic() - begin_s < 60  # the bound of 10 s, on a machine that is shared
+    assert shown == wanted[:after]
+    loader.load_state_dict(state)
+    assert shown + [show(batch) for batch in loader] == wanted
+    assert victim not in worker_pids(loader)
+
+
+def test_the_training_step_is_never_interrupted_by_a_workers_death(written):
+    loader = PackedDataLoader(conformance.make(written), num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    pid = worker_pids(loader)[0]
+    os.kill(pid, signal.SIGKILL)
+    until_dead(pid)
+    assert sum(range(100_000)) > 0  # a handler of SIGCHLD would raise here
+    with pytest.raises(WorkerError, match=rf"pid {pid}\).*memory"):
+        next(batches)
+
+
+def test_a_workers_own_error_keeps_its_type_and_what_is_known_of_it(written, tmp_path):
+    copy = conformance.write_streams(tmp_path, written.lengths)
+    dataset = conformance.make(copy)
+    path = copy.paths[1] / "shard.00002.mds"
+    path.write_bytes(path.read_bytes()[:-40])
+    loader = PackedDataLoader(dataset, num_workers=1)
+    with pytest.raises(DataError, match=path.name) as caught:
+        list(loader)
+    assert "Traceback" not in str(caught.value)
+    assert any("reading worker" in note for note in caught.value.__notes__)
+
+
+def test_what_was_read_before_an_error_is_delivered_before_it(written, tmp_path):
+    copy = conformance.write_streams(tmp_path, written.lengths)
+    path = copy.paths[1] / "shard.00002.mds"
+
+    def delivered(**options: Any) -> list[Any]:
+        dataset = conformance.make(copy, order={"shuffle": False})
+        loader = PackedDataLoader(dataset, **options)
+        shown: list[Any] = []
+        content = path.read_bytes()
+        path.write_bytes(content[:-40])
+        with pytest.raises(DataError, match=path.name):
+            shown.extend(show(batch) for batch in loader)
+        path.write_bytes(content)
+        return shown
+
+    wanted = delivered(prefetch_threads=0)
+    assert 2 < len(wanted) < len(conformance.make(copy)) - 2
+    for num_workers in (1, 2):
+        assert delivered(num_workers=num_workers) == wanted
+
+
+def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(written):
+    dataset = conformance.make(written, max_seq_len=1 << 20, batch_size=2047)
+    with pytest.raises(ConfigError, match=r"/dev/shm has \d+ bytes free.*num_workers=0"):
+        PackedDataLoader(dataset, num_workers=1)
+    PackedDataLoader(dataset)
+
+
+def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    SharedMemory.asked(1, tmp_path).check(free // 3)
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has \d+ bytes free"):
+        SharedMemory.asked(4, tmp_path).check(free // 3)
+    SharedMemory.asked(4, tmp_path / "not there").check(free // 3)
+
+
+@pytest.mark.parametrize(("part_free", "at_once"), [(1.0, 8), (0.5, 4), (0.1, 1), (0.05, None)])
+def test_fewer_batches_go_together_where_shared_memory_is_small(
+    written, monkeypatch, part_free, at_once
+):
+    dataset = conformance.make(written)
+    asked = SharedMemory.asked(1)
+    eight = (2 * 2 + 2) * 8 * 2 * 64 * 4  # slots of two rows of 64 tokens of int32
+    small = replace(asked, free=int(part_free * 2 * eight))
+    monkeypatch.setattr(SharedMemory, "asked", lambda *_: small)
+    if at_once is None:
+        with pytest.raises(ConfigError, match=rf"has {small.free} bytes free"):
+            PackedDataLoader(dataset, num_workers=2)
+        return
+    loader = PackedDataLoader(dataset, num_workers=2)
+    assert loader._loading._group == at_once
+    assert [show(batch) for batch in loader] == [show(batch) for batch in conformance.make(written)]
+
+
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_workers_end_where_the_collector_finds_their_loader(written, persistent_workers):
+    dataset = conformance.make(written)
+    others = multiprocessing.active_children()
+    loader = PackedDataLoader(dataset, num_workers=2, persistent_workers=persistent_workers)
+    batches = iter(loader)
+    next(batches)
+    workers = [child for child in multiprocessing.active_children() if child not in others]
+    assert len(workers) == 2
+    cycle = [loader, batches]
+    cycle.append(cycle)
+    del loader, batches, cycle
+    gc.collect()
+    until_ended(workers)
+
+
+def until_ended(workers: list[Any]) -> None:
+    """Wait for processes that are about to end."""
+    for worker in workers:
+        worker.join(20)
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def of_each(_given: None) -> Callable[[Any], list[Any]]:
+    """Serve: the results of a task are the task."""
+    return lambda task: [task]
+
+
+def pool_of(num_workers: int, *, persistent_workers: bool = False) -> Pool:
+    options = WorkerOptions(
+        num_workers=num_workers, prefetch_factor=2, persistent_workers=persistent_workers
+    )
+    return Pool(of_each, options)
+
+
+def test_workers_end_where_the_first_plan_is_an_error():
+    def plans() -> Iterator[int]:
+        yield 0
+        raise DataError("no lengths")
+
+    others, threads = multiprocessing.active_children(), set(threading.enumerate())
+    pool = pool_of(2)
+    with pytest.raises(DataError, match="no lengths") as kept:
+        next(pool.results(plans()))
+    assert kept.value is not None  # its traceback holds the iteration
+    assert multiprocessing.active_children() == others
+    assert set(threading.enumerate()) == threads
+
+
+def test_a_forked_child_does_not_end_its_parents_workers():
+    held = [pool_of(1).results(range(8))]
+    assert next(held[0]) == 0
+    child = multiprocessing.get_context("fork").Process(target=held.clear)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert list(held[0]) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("persistent_workers", [True, False])
+def test_workers_serve_the_latest_iteration_and_the_one_before_is_refused(
+    written, persistent_workers
+):
+    dataset = conformance.make(written)
+    wanted = [[show(batch) for batch in dataset] for _ in range(2)]
+    loader = PackedDataLoader(
+        conformance.make(written), num_workers=1, persistent_workers=persistent_workers
+    )
+    first, second = iter(loader), iter(loader)
+    assert show(next(first)) == wanted[0][0]
+    assert show(next(second)) == wanted[1][0]
+    with pytest.raises(ConfigError, match="a later iteration of this loader has begun"):
+        next(first)
+    assert [show(batch) for batch in second] == wanted[1][1:]
+
+
+def test_a_forked_child_reads_with_workers_of_its_own(written):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    loader = PackedDataLoader(conformance.make(written), num_workers=1)
+    batches = iter(loader)
+    assert show(next(batches)) == wanted[0]
+    state = loader.state_dict()
+
+    def iterate() -> None:
+        with pytest.raises(ConfigError, match=f"begun in process {os.getppid()}"):
+            next(batches)
+        loader.load_state_dict(state)
+        assert [show(batch) for batch in loader] == wanted[1:]
+
+    child = multiprocessing.get_context("fork").Process(target=iterate)
+    child.start()
+    rest: list[Any] = []
+    within(20, lambda: rest.extend(show(batch) for batch in batches))
+    child.join(20)
+    assert child.exitcode == 0
+    assert rest == wanted[1:]
+
+
+def test_a_forked_child_of_a_loader_whose_workers_last_has_workers_of_its_own():
+    pool = pool_of(1, persistent_workers=True)
+    items = pool.results(range(8))
+    assert next(items) == 0
+    pid = pool._session.kept.processes[0].pid
+
+    def begin() -> None:
+        assert list(pool.results(range(3))) == [0, 1, 2]
+        assert pool._session.kept.processes[0].pid != pid
+
+    child = multiprocessing.get_context("fork").Process(target=begin)
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    assert list(items) == list(range(1, 8))
+
+
+def test_a_worker_that_is_killed_between_epochs_is_named_too(written):
+    loader = PackedDataLoader(conformance.make(written), num_workers=2)
+    assert sum(1 for _ in loader) > 0
+    pid = worker_pids(loader)[1]
+    os.kill(pid, signal.SIGKILL)
+    until_dead(pid)
+    with pytest.raises(WorkerError, match=rf"worker 1 \(pid {pid}\) died: killed by SIGKILL"):
+        next(iter(loader))
+    assert sum(1 for _ in loader) > 0
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_killed_worker_of_the_buffered_way_is_named_too(num_workers):
+    samples = [{"tokens": np.arange(50, dtype=np.int32)} for _ in range(300)]
+    stream = IterableStream(samples)
+    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=64))
+    loader = PackedDataLoader(dataset, num_workers=num_workers)
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    victim = min(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)
+    os.kill(victim.pid, signal.SIGKILL)
+    until_dead(victim.pid)
+    with pytest.raises(WorkerError, match=rf"worker 0 \(pid {victim.pid}\) died: killed by SIGKI"):
+        next(batches)
+    loader.load_state_dict(state)
+    assert sum(1 for _ in loader) > 0
+
+
+def children_since(before: set[Any]) -> list[Any]:
+    """Processes of this one that were started since, in that order."""
+    return sorted(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)
+
+
+def of_iterables() -> PackedIterableDataset:
+    samples = [{"tokens": np.arange(50, dtype=np.int32)} for _ in range(300)]
+    return PackedIterableDataset([IterableStream(samples)], packing=Packing(max_seq_len=64))
+
+
+@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("way", ["planned", "buffered"])
+def test_a_worker_that_is_stopped_is_named_once_time_is_up_and_the_run_goes_on_exactly(
+    written, way, num_workers, number
+):
+    def make() -> Any:
+        return of_iterables() if way == "buffered" else conformance.make(written)
+
+    wanted = [show(batch) for batch in PackedDataLoader(make(), num_workers=num_workers)]
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    loader = PackedDataLoader(make(), num_workers=num_workers, timeout=1.5)
+    batches = iter(loader)
+    shown = [show(next(batches)) for _ in range(2)]
+    workers = children_since(before)
+    os.kill(workers[number].pid, signal.SIGSTOP)
+    message = rf"worker {number} \(pid {workers[number].pid}\) gave nothing for 1\.5 s \(timeout\)"
+
+    def train() -> None:
+        with pytest.raises(WorkerError, match=message + r".*; load the last state into the"):
+            shown.extend(show(batch) for batch in batches)
+
+    within(20, train)
+    assert not any(worker.is_alive() for worker in workers)
+    assert len(shown) < len(wanted)
+    loader.load_state_dict(loader.state_dict())
+    within(20, lambda: shown.extend(show(batch) for batch in loader))
+    assert shown == wanted
+
+
+def test_a_worker_that_is_stopped_does_not_outlive_its_loader(written):
+    before = set(multiprocessing.active_children())
+    loader = PackedDataLoader(conformance.make(written), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    workers = children_since(before)
+    os.kill(workers[1].pid, signal.SIGSTOP)
+    del batches, loader
+    within(20, gc.collect)
+    until_ended(workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"timeout": -1},
+            r"timeout=-1 must be a number of seconds, at least 0 and at most 1000000;",
+        ),
+        ({"timeout": 1e9}, r"timeout=1000000000\.0 must be .* at most 1000000; 0 or None waits"),
+        ({"timeout": True}, r"timeout=True must be a number of seconds"),
+        ({"timeout": "60"}, r"timeout='60' must be a number of seconds"),
+        ({"timeout": 60, "num_workers": 0}, r"timeout=60 is for worker .* or set num_workers"),
+    ],
+)
+def test_timeouts_that_cannot_be_are_refused(written, options, message):
+    with pytest.raises(ConfigError, match=message):
+        PackedDataLoader(conformance.make(written), **({"num_workers": 1} | options))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_timeout_may_be_written_out(written, num_workers):
+    for timeout in (None, 0):
+        PackedDataLoader(conformance.make(written), num_workers=num_workers, timeout=timeout)
+
+
+def within(bound_s: float, work: Callable[[], None]) -> None:
+    """Do something that may hang, in a thread that is left alone then."""
+    done = threading.Thread(target=work, daemon=True)
+    done.start()
+    done.join(bound_s)
+    assert not done.is_alive(), f"it still runs after {bound_s} s"
+
+
+class Pinnable:
+    """Something that says whether it was pinned."""
+
+    is_pinned = False
+
+    def pin_memory(self) -> Pinnable:
+        pinned = Pinnable()
+        pinned.is_pinned = True
+        return pinned
+
+
+class Pair(NamedTuple):
+    """A batch as some formats make it."""
+
+    tokens: Any
+    labels: Any
+
+
+def test_batches_of_every_form_are_pinned_and_keep_their_form():
+    batch = {"a": Pair(Pinnable(), [Pinnable(), 3]), "b": (Pinnable(), "x")}
+    pinned = pin(batch)
+    assert isinstance(pinned["a"], Pair)
+    assert pinned["a"].tokens.is_pinned
+    assert isinstance(pinned["a"].labels, list)
+    assert pinned["a"].labels[0].is_pinned
+    assert isinstance(pinned["b"], tuple)
+    assert pinned["b"][0].is_pinned
+    assert (pinned["a"].labels[1], pinned["b"][1]) == (3, "x")

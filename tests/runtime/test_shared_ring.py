@@ -1,0 +1,94 @@
+"""Tokens handed over through shared memory: exact, whatever is held, left or labelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streampack import Stream, formats
+from streampack.loader.loader import PackedDataLoader
+from streampack.runtime.batch_reader import BatchReader
+from streampack.runtime.flat_batch import WholeReader
+from streampack.runtime.shared_ring import RingReader
+from tests.helpers.batches import LENGTHS, dataset_of, same
+from tests.helpers.builders import stream_of
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("batch_format", ["native", "compact", "hf"])
+def test_batches_that_are_all_held_are_those_of_the_dataset(
+    stream: Stream, batch_format: str
+) -> None:
+    expected = list(dataset_of(stream, batch_format))
+    loader = PackedDataLoader(dataset_of(stream, batch_format), num_workers=2, prefetch_factor=3)
+    assert isinstance(loader._loading._handing, RingReader)  # type: ignore[union-attr]
+    found = list(loader)
+    assert len(found) == len(expected) > 100
+    assert all(map(same, found, expected))
+
+
+@pytest.mark.parametrize(("batch_format", "used"), [("native", 2), ("hf", 1)])
+def test_a_batch_is_made_by_one_of_torchs_threads_beside_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_format: str, used: int
+) -> None:
+    seen: list[int] = []
+
+    def noted(method: Any) -> Any:
+        def finish(*arguments: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return method(*arguments)
+
+        return finish
+
+    monkeypatch.setattr(BatchReader, "finish", noted(BatchReader.finish))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        dataset = dataset_of(stream_of(tmp_path / "s", LENGTHS[:60]), batch_format)
+        for _ in PackedDataLoader(dataset, num_workers=1):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(num_threads)
+    assert set(seen) == {used}
+
+
+def test_epochs_that_are_left_early_do_not_write_into_those_that_follow(stream: Stream) -> None:
+    loader = PackedDataLoader(dataset_of(stream), num_workers=2, prefetch_factor=4)
+    here = PackedDataLoader(dataset_of(stream))
+    for left_after in (1, 5, 2, 10_000):
+        shown, wanted = [], []
+        for batches, kept in ((iter(loader), shown), (iter(here), wanted)):
+            for number, batch in enumerate(batches, 1):
+                kept.append(batch)
+                if number == left_after:
+                    break
+        assert len(shown) == len(wanted)
+        assert all(map(same, shown, wanted))
+
+
+def test_workers_make_whole_batches_only_where_the_loop_should_not(tmp_path: Path) -> None:
+    def mine(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": batch["tokens"] + 1, "epoch": batch["epoch"]}
+
+    stream = stream_of(tmp_path / "s", LENGTHS)
+    for batch_format in ("torchtune", mine):
+        loader = PackedDataLoader(dataset_of(stream, batch_format), num_workers=1)
+        assert isinstance(loader._loading._handing, WholeReader)  # type: ignore[union-attr]
+        assert all(map(same, loader, dataset_of(stream, batch_format)))
+    assert set(formats.FORMATS) >= {"torchtune", "compact"}
+
+
+def test_a_slow_loop_never_sees_a_slot_that_was_filled_anew(stream: Stream) -> None:
+    # Workers are far ahead all the time; each batch is looked at when the next one is there.
+    dataset = dataset_of(stream, "compact")
+    wanted = list(dataset_of(stream, "compact"))
+    before = None
+    for number, batch in enumerate(PackedDataLoader(dataset, num_workers=2, prefetch_factor=2)):
+        if before is not None:
+            assert same(before, wanted[number - 1])
+        torch.zeros(20_000).sum()
+        before = batch

@@ -1,0 +1,229 @@
+"""Working ahead: in order, within the bound, and failures where the result is asked for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from itertools import count, islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.runtime import thread_map
+from streampack.runtime.thread_map import ordered_thread_map
+
+
+@given(
+    items=st.lists(st.integers(), max_size=20),
+    depth=st.integers(1, 5),
+    num_threads=st.integers(1, 4),
+)
+def test_results_come_in_order_and_none_is_lost(items, depth, num_threads):
+    assert list(ordered_thread_map(items, lambda i: (i, i * i), depth, num_threads)) == [
+        (item, item * item) for item in items
+    ]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_result_may_be_anything(num_threads):
+    results = [None, ValueError("a result, not a failure"), 0, None]
+    assert list(ordered_thread_map(results, lambda item: item, 2, num_threads)) == results
+
+
+@given(depth=st.integers(1, 6), taken=st.integers(1, 12), num_threads=st.integers(1, 3))
+def test_never_more_than_depth_results_are_alive(depth, taken, num_threads):
+    asked = 0
+
+    def items():
+        nonlocal asked
+        for item in count():
+            asked += 1
+            yield item
+
+    ahead = ordered_thread_map(items(), lambda item: item, depth, num_threads)
+    for delivered in range(taken):
+        assert next(ahead) == delivered
+        assert asked <= delivered + depth
+    ahead.close()
+
+
+def test_nothing_is_asked_for_and_no_thread_starts_before_the_first_item():
+    before = threading.active_count()
+    ahead = ordered_thread_map((1 // 0 for _ in range(1)), lambda item: item, 2)
+    assert threading.active_count() == before
+    with pytest.raises(ZeroDivisionError):
+        next(ahead)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_failure_surfaces_at_its_own_item_and_ends_the_threads(num_threads):
+    def work(item: int) -> int:
+        if item == 3:
+            raise ValueError(f"item {item} is bad")
+        return item
+
+    ahead = ordered_thread_map(range(10), work, 3, num_threads)
+    assert list(islice(ahead, 3)) == [0, 1, 2]
+    with pytest.raises(ValueError, match="item 3 is bad"):
+        next(ahead)
+    assert not reading_threads()
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_threads_end_with_the_iteration_also_when_it_is_left_early(num_threads):
+    ahead = ordered_thread_map(count(), lambda item: item, 2, num_threads)
+    next(ahead)
+    assert len(reading_threads()) == num_threads
+    ahead.close()
+    assert not reading_threads()
+
+
+def test_items_are_made_in_one_other_thread_and_so_are_results_that_nobody_waits_for():
+    makers, workers = set(), set()
+    made: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def items():
+        for item in range(8):
+            makers.add(threading.get_ident())
+            yield item
+
+    def work(item: int) -> int:
+        workers.add(threading.get_ident())
+        made.put(item)
+        return item
+
+    ahead = ordered_thread_map(items(), work, depth=3)
+    delivered = [next(ahead)]
+    workers.clear()
+    for item in range(1, 8):
+        while made.get(timeout=60) != item:
+            pass
+        delivered.append(next(ahead))
+    assert delivered == list(range(8))
+    assert next(ahead, None) is None
+    assert makers == workers
+    assert threading.get_ident() not in makers
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_who_would_wait_helps(num_threads):
+    helped, workers = threading.Event(), []
+
+    def work(item: int) -> int:
+        workers.append(threading.get_ident())
+        if threading.get_ident() == caller:
+            helped.set()
+        else:
+            assert helped.wait(60)  # no thread ends its first item before the caller did one
+        return item
+
+    caller = threading.get_ident()
+    assert list(ordered_thread_map(range(9), work, 4, num_threads)) == list(range(9))
+    assert caller in workers
+
+
+def test_an_interrupt_while_the_caller_helps_is_raised_at_once():
+    helped = threading.Event()
+
+    def work(item: int) -> int:
+        if threading.get_ident() == caller:
+            helped.set()
+            raise KeyboardInterrupt
+        assert helped.wait(60)
+        return item
+
+    caller = threading.get_ident()
+    with pytest.raises(KeyboardInterrupt):
+        next(ordered_thread_map(count(), work, 4))
+    assert not reading_threads()
+
+
+def test_a_callers_own_failure_surfaces_at_its_item():
+    helped = threading.Event()
+
+    def work(item: int) -> int:
+        if threading.get_ident() == caller:
+            helped.set()
+            raise ValueError(f"item {item} is bad")
+        assert helped.wait(60)
+        return item
+
+    caller, delivered = threading.get_ident(), []
+    with pytest.raises(ValueError, match=r"item \d is bad") as caught:  # noqa: PT012 - a loop
+        for item in ordered_thread_map(count(), work, 4):
+            delivered.append(item)
+    assert str(caught.value) == f"item {len(delivered)} is bad"
+    assert delivered == list(range(len(delivered)))
+
+
+def test_several_threads_work_at_the_same_time_on_items_asked_for_one_by_one():
+    together = threading.Barrier(3, timeout=60)
+    asking = threading.Lock()
+
+    def items():
+        for item in range(6):
+            assert asking.acquire(blocking=False)
+            asking.release()
+            yield item
+
+    def work(item: int) -> int:
+        together.wait()  # passes only when three threads are at work
+        return item
+
+    assert list(ordered_thread_map(items(), work, 4, 3)) == list(range(6))
+
+
+def reading_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("streampack-read")]
+
+
+def wait_for_the_end() -> None:
+    ended = time.monotonic() + 10
+    while reading_threads():
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+
+
+def test_leaving_does_not_wait_for_ever_for_items_that_do_not_come(monkeypatch):
+    monkeypatch.setattr(thread_map, "LEAVE_S", 0.2)
+    comes = threading.Event()
+
+    def items():
+        yield 1
+        comes.wait(60)
+
+    results = ordered_thread_map(items(), lambda item: item, depth=4)
+    assert next(results) == 1
+    begun = time.monotonic()
+    results.close()
+    assert 0.1 < time.monotonic() - begun < 10
+    comes.set()
+    wait_for_the_end()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_thread_may_be_the_one_that_leaves(num_threads, monkeypatch):
+    """As where the garbage collector finds an iteration that nobody holds on to any more."""
+    monkeypatch.setattr(thread_map, "LEAVE_S", 0.2)
+    left = []
+
+    def items():
+        yield 1
+        may_leave.wait(10)
+        try:
+            results.close()
+        except BaseException as failure:
+            left.append(failure)
+        else:
+            left.append(None)
+        yield 2
+
+    may_leave = threading.Event()
+    results = ordered_thread_map(items(), lambda item: item, depth=4, num_threads=num_threads)
+    assert next(results) == 1
+    may_leave.set()
+    wait_for_the_end()
+    assert left == [None]
+    assert list(results) == []

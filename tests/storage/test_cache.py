@@ -1,0 +1,423 @@
+"""Shards come whole or not at all, and nothing that was there before is removed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import os
+import shutil
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from filelock import FileLock
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.streams import Stream, open_stream
+from tests.helpers import builders
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+COMPRESSIONS = ["br", "br:3", "bz2", "gz", "gz:1", "snappy", "zstd", "zstd:7"]
+
+
+def read_all(stream) -> list[np.ndarray]:
+    tokens = []
+    for shard in range(stream.num_shards):
+        opened = stream.open_shard(shard)
+        tokens += [opened.tokens.read(opened.data, i) for i in range(len(opened.tokens.counts))]
+    return tokens
+
+
+def assert_reads(stream, samples) -> None:
+    found = read_all(stream)
+    assert len(found) == len(samples)
+    for left, right in zip(found, samples, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.mark.parametrize("lengths_file", [False, True])
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_local_compressed_shards_are_read_and_kept(tmp_path, compression, lengths_file):
+    path, samples = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, compression=compression, lengths_file=lengths_file
+    )
+    before = names(path)
+    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
+    assert before < names(path)
+    assert len(names(path) - before) == len({n for n in before if n.startswith("shard")})
+
+
+@pytest.mark.parametrize("keep_zip", [False, True])
+@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compression, keep_zip):
+    path, samples = builders.write_stream_files(
+        tmp_path / "remote", LENGTHS, compression=compression, hashes=["md5", "xxh64"]
+    )
+    before = names(path)
+    local = tmp_path / "local"
+    stream = Stream(
+        remote=f"{scheme}{path}", local=str(local), validate_hash="xxh64", keep_zip=keep_zip
+    )
+
+    opened = open_stream(stream, 0)
+
+    assert opened.is_remote
+    assert opened.has_length_file
+    assert_reads(opened, samples)
+    assert names(path) == before
+    packed = {name for name in names(local) if not name.endswith((".mds", ".json", ".bin"))}
+    assert bool(packed) == (keep_zip and compression is not None)
+    assert not list((local / ".streampack").glob("*.tmp*"))
+
+
+def test_remote_without_a_length_file_is_read_all_the_same(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, lengths_file=False)
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    assert not opened.has_length_file
+    assert_reads(opened, samples)
+
+
+def test_split_is_a_subfolder_of_remote_and_local(tmp_path):
+    _, samples = builders.write_stream_files(tmp_path / "r" / "train", LENGTHS)
+    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), split="train")
+    assert_reads(open_stream(stream, 0), samples)
+    assert (tmp_path / "l" / "train" / "index.json").is_file()
+
+
+def test_remote_that_is_also_local_keeps_its_files(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    before = names(path)
+    assert_reads(open_stream(Stream(remote=str(path), local=str(path)), 0), samples)
+    assert before <= names(path)
+
+
+def test_merged_index_with_subfolders_is_read(tmp_path):
+    parts = [
+        builders.write_stream_files(tmp_path / "r" / name, LENGTHS, seed=i, lengths_file=False)
+        for i, name in enumerate(["00000", "00001"])
+    ]
+    shards = []
+    for path, _ in parts:
+        for shard in json.loads((path / "index.json").read_text())["shards"]:
+            shard["raw_data"]["basename"] = f"{path.name}/{shard['raw_data']['basename']}"
+            shards.append(shard)
+    (tmp_path / "r" / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    samples = parts[0][1] + parts[1][1]
+    assert_reads(open_stream(Stream(local=str(tmp_path / "r")), 0), samples)
+    remote = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"))
+    assert_reads(open_stream(remote, 0), samples)
+
+
+# MosaicML leaves the files open that it decompresses.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_what_mosaicml_has_cached_is_used(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    local = tmp_path / "l"
+    theirs = mosaic.Stream(
+        remote=str(path), local=str(local), keep_zip=False, download_retry=2, download_timeout=60
+    )
+    theirs.safe_keep_zip = False
+    from streaming.base.world import World
+
+    for shard in theirs.get_shards(World.detect(), False):
+        theirs.prepare_shard(shard)
+    for file in path.glob("shard*"):
+        file.unlink()
+    assert_reads(open_stream(theirs, 0), samples)
+
+
+def test_a_cached_shard_cut_short_is_fetched_again(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    local = tmp_path / "l"
+    assert_reads(open_stream(Stream(remote=str(path), local=str(local)), 0), samples)
+    shard = local / "shard.00000.mds"
+    content = shard.read_bytes()
+    shard.unlink()  # the old one is still mapped
+    shard.write_bytes(content[:99])
+    other = tmp_path / "l2"
+    shutil.copytree(local, other)
+    assert_reads(open_stream(Stream(remote=str(path), local=str(other)), 0), samples)
+    assert (other / "shard.00000.mds").read_bytes() == content
+
+
+def test_a_truncated_local_shard_is_refused_with_both_sizes(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
+    shard = path / "shard.00000.mds"
+    size = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes()[:99])
+    message = rf"shard\.00000\.mds: has 99 bytes, but index\.json says {size}; the shard was cut"
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(path)), 0).open_shard(0)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_truncated_remote_shard_is_refused_and_leaves_no_file(tmp_path, compression):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression=compression)
+    (shard,) = path.glob("shard.00000.mds*")
+    shard.write_bytes(shard.read_bytes()[:99])
+    local = tmp_path / "l"
+    with pytest.raises(DataError, match=rf"{shard}: has 99 bytes, but index\.json says"):
+        open_stream(Stream(remote=str(path), local=str(local)), 0).open_shard(0)
+    assert names(local) == {"index.json", "lengths.bin"}
+    assert not list((local / ".streampack").glob("*.tmp*"))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_flipped_shard_is_refused_by_its_hash(tmp_path, compression):
+    path, _ = builders.write_stream_files(
+        tmp_path / "r", LENGTHS, compression=compression, hashes=["sha1"]
+    )
+    (shard,) = path.glob("shard.00000.mds*")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"), validate_hash="sha1")
+    message = (
+        r"shard\.00000\.mds.*: its sha1 is \w+, but index\.json says \w+; the same in 4 downloads, "
+        rf".*: write the stream anew, or, if it was replaced since .*, delete {tmp_path / 'l'}"
+    )
+    with pytest.raises(DataError, match=message) as caught:
+        open_stream(stream, 0).open_shard(0)
+    assert (caught.value.attempts, caught.value.shard) == (4, shard.name)
+    assert names(tmp_path / "l") == {"index.json", "lengths.bin"}
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "nonsense"])
+def test_a_hash_that_the_index_lacks_is_refused(tmp_path, algorithm):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, hashes=["sha1"])
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"), validate_hash=algorithm)
+    message = rf"has no '{algorithm}' hash, only \['sha1'\]; set validate_hash="
+    with pytest.raises(DataError, match=message):
+        open_stream(stream, 0).open_shard(0)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2", "br", "snappy"])
+def test_damaged_compression_is_refused(tmp_path, compression):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
+    (shard,) = path.glob("shard.00000.mds.*")
+    shard.write_bytes(b"\x07" * shard.stat().st_size)
+    with pytest.raises(DataError, match=f"cannot be decompressed with '{compression}'"):
+        open_stream(Stream(local=str(path)), 0).open_shard(0)
+
+
+@pytest.mark.parametrize("num_bytes", [-1, 1, 1_000_000])
+@pytest.mark.parametrize("compression", ["zstd", "gz"])
+def test_a_shard_that_unpacks_to_another_size_is_refused(tmp_path, compression, num_bytes):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
+    (shard,) = path.glob("shard.00000.mds.*")
+    index = json.loads((path / "index.json").read_text())
+    raw_bytes = index["shards"][0]["raw_data"]["bytes"]
+    compress = zstandard.compress if compression == "zstd" else gzip.compress
+    packed = compress(bytes(raw_bytes + num_bytes))
+    shard.write_bytes(packed)
+    index["shards"][0]["zip_data"]["bytes"] = len(packed)
+    (path / "index.json").write_text(json.dumps(index))
+    (path / "lengths.bin").unlink()
+    with pytest.raises(DataError, match=f"does not decompress to the {raw_bytes} bytes that index"):
+        open_stream(Stream(local=str(path)), 0).open_shard(0)
+
+
+def test_an_unknown_compression_names_those_there_are(tmp_path):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, compression="zstd", lengths_file=False
+    )
+    text = (path / "index.json").read_text().replace('"compression": "zstd"', '"compression": "q"')
+    (path / "index.json").write_text(text)
+    message = r"compression is 'q', but .* compressed with one of br, bz2, gz, snappy, zstd; write"
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(path)), 0)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_missing_local_shard_is_refused(tmp_path, compression):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
+    (shard,) = path.glob("shard.00000.mds*")
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard\.00000\.mds.*: there is no such file, .* remote"):
+        open_stream(Stream(local=str(path)), 0).open_shard(0)
+
+
+DAMAGE = {
+    "index.json": lambda content: content[:-9],
+    "lengths.bin": lambda content: content[:-9],
+    "shard.00001.mds": lambda content: b"\xff" * len(content),
+    "shard.00001.mds.zstd": lambda content: b"\xff" * len(content),
+}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_an_error_carries_the_path_of_the_local_file_that_is_damaged(tmp_path, name, is_cut):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, compression="zstd" if name.endswith("zstd") else None
+    )
+    file = path / name
+    content = file.read_bytes()
+    file.write_bytes(content[:-9] if is_cut else DAMAGE[name](content))
+
+    with pytest.raises(DataError) as caught:
+        open_stream(Stream(local=str(path)), 0).open_shard(1)
+
+    assert caught.value.uri == str(file)
+    assert caught.value.shard == (name if name.startswith("shard") else None)
+
+
+def test_a_missing_index_is_refused(tmp_path):
+    with pytest.raises(
+        DataError, match=r"index\.json: there is no such file; give the folder of"
+    ) as caught:
+        open_stream(Stream(local=str(tmp_path)), 0)
+    assert caught.value.uri == str(tmp_path / "index.json")
+    stream = Stream(remote=str(tmp_path / "none"), local=str(tmp_path / "l"), download_retry=1)
+    with pytest.raises(DataError, match=r"none/index\.json: cannot be fetched, 1 attempt in"):
+        open_stream(stream, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"<html>", "6 bytes that are no JSON"),
+        (b'{"version": 3, "shards": []}', "version is 3, but only MDS version 2 is known"),
+    ],
+)
+def test_a_remote_index_that_is_wrong_where_it_comes_from_is_told_as_that(tmp_path, text, said):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    right = (path / "index.json").read_bytes()
+    (path / "index.json").write_bytes(text)
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+
+    with pytest.raises(DataError, match=rf"r/index\.json: {said}") as caught:
+        open_stream(stream, 0)
+
+    assert "download" not in str(caught.value)
+    # Mended there, it is used: nothing of the wrong one was kept.
+    (path / "index.json").write_bytes(right)
+    assert open_stream(stream, 0).num_samples == len(samples)
+
+
+def test_shards_are_decompressed_elsewhere_where_the_folder_cannot_be_written(
+    tmp_path, monkeypatch
+):
+    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS, compression="zstd")
+    # Root may write anywhere, but not into a folder whose name is taken by a file.
+    (path / ".streampack").write_text("")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    before = names(path)
+    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
+    assert names(path) == before
+    assert list(elsewhere.rglob("*.mds"))
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    local = tmp_path / "l"
+    opened = open_stream(Stream(remote=str(path), local=str(local)), 0)
+    shutil.rmtree(local / ".streampack")
+    (local / ".streampack").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written \(.*\); \d+ bytes are needed: free"):
+        opened.open_shard(0)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    remains = tmp_path / "l" / ".streampack"
+    remains.mkdir(parents=True)
+    half = uuid.uuid4().hex
+    for name in (f"shard.00000.mds.{half}.tmp", f"shard.00000.mds.{half}.tmp.2"):
+        (remains / name).write_bytes(b"half")
+    (remains / f"index.json.{half}.tmp.1").mkdir()
+    (remains / f"index.json.{half}.tmp.1" / "index.json").write_bytes(b"{")
+    (remains / "shard.00001.mds.failed").write_text("{}")
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    left = {file.name for file in remains.iterdir()}
+    assert not {name for name in left if ".tmp" in name or name.endswith(".failed")}
+    assert_reads(opened, samples)
+
+
+def test_many_threads_fetch_a_shard_once(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: read_all(opened), range(8)))
+    for tokens in found:
+        assert [t.tolist() for t in tokens] == [t.tolist() for t in samples]
+    assert len(list((tmp_path / "l").glob("*.mds"))) == opened.num_shards
+
+
+def _sum_of(stream) -> int:
+    return sum(int(tokens.sum()) for tokens in read_all(stream))
+
+
+@pytest.mark.processes
+def test_forked_processes_fetch_together(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    opened.open_shard(0)
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        sums = pool.map(_sum_of, [opened] * 6)
+    assert sums == [sum(int(tokens.sum()) for tokens in samples)] * 6
+
+
+def test_the_remote_is_not_needed_once_all_is_cached(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    local = tmp_path / "l"
+    assert_reads(open_stream(Stream(remote=str(path), local=str(local)), 0), samples)
+    os.rename(path, tmp_path / "gone")
+    other = tmp_path / "l2"
+    shutil.copytree(local, other)
+    assert_reads(open_stream(Stream(remote=str(path), local=str(other)), 0), samples)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("has_local", [False, True])
+def test_a_cache_of_another_version_of_the_remote_is_refused(
+    tmp_path, monkeypatch, scheme, has_local
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    local = str(tmp_path / "l") if has_local else None
+    stream = Stream(remote=f"{scheme}{path}", local=local)
+    assert_reads(open_stream(stream, 0), samples)
+    assert_reads(open_stream(stream, 0), samples)  # the same version is no other one
+    shutil.rmtree(path)
+    builders.write_stream_files(path, LENGTHS[:-1])
+
+    local = Path(stream.local)
+    message = (
+        rf"{local}: was fetched from another version of {path}: index\.json is \w{{8}} here, "
+        rf"\w{{8}} there; delete {local}, or name another local="
+    )
+    with pytest.raises(DataError, match=message):
+        open_stream(stream, 0)
+
+    shutil.rmtree(stream.local)
+    assert_reads(open_stream(stream, 0), samples[:-1])
+
+
+def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    monkeypatch.setattr("streampack.storage.materialize.LEAST_LOCK_S", 0.0)
+    locks = tmp_path / "l" / ".streampack"
+    locks.mkdir(parents=True)
+    stream = Stream(
+        remote=str(path), local=str(tmp_path / "l"), download_timeout=0.01, download_retry=0
+    )
+    message = (
+        r"index\.json\.lock: another process has held this lock for 0 s; see whether it hangs, or "
+        "raise download_timeout= if its downloads are only slow"
+    )
+    with FileLock(locks / "index.json.lock"), pytest.raises(DataError, match=message):
+        open_stream(stream, 0)

@@ -1,0 +1,78 @@
+"""`Stream(check_remote=True)`: a cache is compared with what its store holds now."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streampack import DataError, Stream
+from streampack.streams import open_streams
+from streampack.write import write_stream
+from tests.helpers.faults.faultserver import FaultServer
+from tests.helpers.faults.servers import s3_environment, s3_server
+
+pytestmark = pytest.mark.processes
+
+
+def write(folder: Path, number: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    write_stream(([i + 1] * 8 for i in range(number)), folder)
+
+
+@pytest.fixture(params=["python", "rclone"])
+def bucket(request, tmp_path) -> Iterator[Path]:
+    """The folder of a bucket that a store serves."""
+    root = tmp_path / "store"
+    write(root / "bucket" / "ds", 50)
+    if request.param == "rclone":
+        with s3_server(root) as server, s3_environment(server.url):
+            yield root / "bucket"
+        return
+    with FaultServer(folder=root) as server, s3_environment(server.url):
+        yield root / "bucket"
+
+
+def samples(local: Path, **options: object) -> int:
+    stream = Stream(
+        remote="s3://bucket/ds", local=str(local), download_retry=0, download_timeout=5, **options
+    )
+    return open_streams([stream])[0].num_samples
+
+
+def test_a_store_that_holds_another_version_by_now_is_an_error_and_deleting_helps(bucket, tmp_path):
+    local = tmp_path / "local"
+    assert samples(local, check_remote=True) == samples(local, check_remote=True) == 50
+    write(bucket / "ds", 70)
+    assert samples(local) == 50  # opt-in
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"another version of s3://bucket/ds: .* delete /.*loc"):
+            samples(local, check_remote=True)
+    assert samples(tmp_path / "other", check_remote=True) == 70
+    shutil.rmtree(local)
+    assert samples(local, check_remote=True) == 70
+    assert not list(local.rglob("*.tmp"))
+
+
+def test_a_store_that_cannot_tell_is_a_warning(bucket, tmp_path, caplog):
+    local = tmp_path / "local"
+    samples(local)
+    shutil.rmtree(bucket / "ds")
+    with caplog.at_level(logging.WARNING, "streampack"):
+        assert samples(local, check_remote=True) == 50
+    assert "check_remote cannot tell whether the store still holds" in caplog.text
+
+
+def test_index_json_is_asked_for_once_a_start_and_not_without_the_option(tmp_path):
+    root, local = tmp_path / "store", tmp_path / "local"
+    write(root / "bucket" / "ds", 50)
+    with FaultServer(folder=root) as server, s3_environment(server.url):
+        asked = []
+        for options in ({}, {}, {"check_remote": True}, {"check_remote": True}):
+            before = len(server.requests("/bucket/ds/index.json", "GET"))
+            samples(local, **options)
+            asked.append(len(server.requests("/bucket/ds/index.json", "GET")) - before)
+    assert asked == [1, 0, 1, 1]

@@ -1,0 +1,593 @@
+"""One object, whatever the network does: its bytes within the budget, or an error."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import multiprocessing
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import NoCredentialsError
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.storage.client_pool import process_clients
+from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
+from streampack.storage.download_errors import DamagedError
+from streampack.storage.location import StreamLocation
+from streampack.streams import Stream
+from tests.helpers.faults import servers
+from tests.helpers.faults.faultserver import FaultServer
+
+CONTENT = bytes(range(256)) * 400
+SPARE_S = 8.0  # what never ends would last for minutes; a busy machine may take seconds
+BOUND_S = 30.0
+
+# What a failed attempt leaves open is closed by the garbage collector, which warns of it.
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+# A pooled client keeps the server it was made for, so that no two tests may share a bucket.
+bucket_numbers = itertools.count()
+
+
+def files_of(remote: str, local: Path, timeout_s: float = 1.0, retry: int = 2) -> StreamLocation:
+    local.mkdir(exist_ok=True)
+    stream = Stream(
+        remote=remote, local=str(local), download_timeout=timeout_s, download_retry=retry
+    )
+    return StreamLocation.of(stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A bucket behind a server that misbehaves, and a local folder."""
+
+    server: FaultServer
+    remote: str
+    folder: Path
+    local: Path
+
+    @property
+    def to(self) -> Path:
+        return self.local / "xyz.tmp"
+
+    def files(self, timeout_s: float = 20.0, retry: int = 2) -> StreamLocation:
+        return files_of(self.remote, self.local, timeout_s, retry)
+
+    def assert_whole_and_alone(self) -> None:
+        assert self.to.read_bytes() == CONTENT
+        assert os.listdir(self.local) == [self.to.name]
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    # Attempts are counted here as fetch makes them; botocore would put some of its own inside.
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    name = f"fetch-{os.getpid()}-{next(bucket_numbers)}"
+    folder = tmp_path / "root" / name
+    folder.mkdir(parents=True)
+    (folder / "a.mds").write_bytes(CONTENT)
+    local = tmp_path / "local"
+    with FaultServer(folder=folder.parent) as server, servers.s3_environment(server.url):
+        yield Bucket(server=server, remote=f"s3://{name}", folder=folder, local=local)
+    join_late_threads()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def s3_library() -> Iterator[None]:
+    """Load what S3 clients need before anything is timed, and clear up after all of them."""
+    boto3.session.Session().client("s3", region_name="us-east-1").close()
+    yield
+    gc.collect()
+
+
+def join_late_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "streampack-fetch":
+            thread.join(BOUND_S)
+            assert not thread.is_alive()
+
+
+def test_an_object_comes_whole_and_nothing_else_stays(bucket):
+    fetched = fetch(bucket.files(), "a.mds", bucket.to, num_bytes=len(CONTENT))
+    assert fetched.attempts == 1
+    assert 0 < fetched.elapsed_s < BOUND_S
+    bucket.assert_whole_and_alone()
+
+
+def test_a_split_and_a_folder_inside_the_stream_are_part_of_the_path(bucket):
+    (bucket.folder / "train" / "00000").mkdir(parents=True)
+    (bucket.folder / "train" / "00000" / "b.mds").write_bytes(CONTENT)
+    stream = Stream(remote=bucket.remote, local=str(bucket.local), split="train")
+    to = bucket.local / "train" / ".streampack" / "xyz.tmp"
+    fetch(StreamLocation.of(stream), "00000/b.mds", to)
+    assert to.read_bytes() == CONTENT
+
+
+def test_an_s3_server_gives_the_object_and_refuses_a_wrong_secret(tmp_path):
+    name = f"fetch-real-{os.getpid()}"
+    (tmp_path / "root" / name).mkdir(parents=True)
+    (tmp_path / "root" / name / "a.mds").write_bytes(CONTENT)
+    files = files_of(f"s3://{name}", tmp_path / "local", 30.0)
+    to = tmp_path / "local" / "xyz.tmp"
+    with servers.s3_server(tmp_path / "root") as server:
+        with servers.s3_environment(server.url):
+            assert fetch(files, "a.mds", to).attempts == 1
+            assert to.read_bytes() == CONTENT
+            assert not fetch_if_there(files, "b.mds", to)
+        with (
+            servers.s3_environment(server.url, secret="another-secret"),
+            pytest.raises(
+                DataError, match=r"a\.mds: cannot be fetched, 1 attempt in .*; the store refuses: "
+            ),
+        ):
+            # Another timeout: a client that was made with the right secret would be let in.
+            fetch(files_of(f"s3://{name}", tmp_path / "local", 31.0), "a.mds", to)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("status", {"status": 500, "times": 2}),
+        ("status", {"status": 503, "times": 2}),
+        ("status", {"status": 429, "times": 2}),
+        ("reset", {"times": 2}),
+        ("short", {"times": 6}),
+        ("down", {"seconds": 1.0}),
+        ("stall_headers", {"times": 1}),
+        ("stall_body", {"times": 1}),
+        ("slow_start", {"times": 1, "seconds": 15.0}),
+    ],
+)
+def test_what_passes_within_the_budget_is_ridden_out(bucket, kind, options):
+    bucket.server.add(kind, **options)
+    # Only what stalls has to wait for an attempt's end.
+    files = bucket.files(5.0 if kind.startswith(("stall", "slow")) else 20.0)
+    fetched = fetch(files, "a.mds", bucket.to)
+    assert fetched.attempts > 1
+    assert fetched.elapsed_s < budget_s(files)
+    bucket.assert_whole_and_alone()
+
+
+def test_failures_of_many_kinds_in_a_row_are_ridden_out(bucket):
+    for number, kind in enumerate(["reset", "status", "status", "reset"]):
+        bucket.server.add(kind, times=1, skip=number, status=(500, 503, 429)[number % 3])
+    fetched = fetch(bucket.files(), "a.mds", bucket.to)
+    assert fetched.attempts == 5
+    assert bucket.server.count(method="GET|HEAD") == 4 + 2
+    bucket.assert_whole_and_alone()
+
+
+def test_twelve_failures_in_a_row_are_ridden_out_and_told_of_now_and_then(tmp_path, caplog):
+    stream = _Own(tmp_path, [ConnectionResetError(f"the {n}th") for n in range(12)])
+    fetched = fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+    assert fetched.attempts == 13  # waits take less than a third of the time that there is
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 4
+    assert "a.mds: attempt 1 failed after 0.0 s (ConnectionResetError: the 0th); trying" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("stall_headers", {}),
+        ("stall_body", {}),
+        ("trickle", {"bytes_per_s": 20.0}),
+        ("status", {"status": 500}),
+        ("status", {"status": 429}),
+        ("reset", {}),
+        ("short", {}),
+    ],
+)
+def test_what_does_not_pass_is_an_error_soon_after_the_budget(bucket, kind, options):
+    bucket.server.add(kind, **options)
+    files = bucket.files(0.4)
+    begin = time.monotonic()
+    with pytest.raises(DataError, match=r"a\.mds: cannot be fetched, \d+ attempts?") as raised:
+        fetch(files, "a.mds", bucket.to)
+    elapsed_s = time.monotonic() - begin
+
+    assert elapsed_s < budget_s(files) + SPARE_S
+    error = raised.value
+    assert (error.uri, error.shard) == (f"{bucket.remote}/a.mds", "a.mds")
+    assert 0.4 < error.elapsed_s <= elapsed_s
+    assert f"cannot be fetched, {error.attempts} attempt" in str(error)
+    assert "raise download_retry= and download_timeout=" in str(error)
+    assert os.listdir(bucket.local) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "way_out"),
+    [
+        (401, "401, Unauthorized", "the store refuses: check the path and the rights of this"),
+        (403, "403, Forbidden", "the store refuses: check the path and the rights of this"),
+        (404, "404, Not Found", "the store has no such object: check the path"),
+    ],
+)
+def test_what_is_refused_is_asked_for_once_and_told_in_the_stores_words(
+    bucket, status, said, way_out
+):
+    bucket.server.add("status", status=status)
+    with pytest.raises(DataError, match="1 attempt in") as raised:
+        fetch(bucket.files(60.0), "a.mds", bucket.to)
+    assert f"(HTTP {status}, ClientError: {said}); {way_out}" in str(raised.value)
+    assert bucket.server.count(method="GET|HEAD") == 1
+    # The way out, for once: the refusal ends.
+    bucket.server.clear()
+    fetch(bucket.files(60.0), "a.mds", bucket.to)
+    bucket.assert_whole_and_alone()
+
+
+def test_a_time_out_at_the_end_does_not_hide_what_failed_before_it(bucket):
+    bucket.server.add("status", status=500, times=2)
+    bucket.server.add("stall_headers", skip=2)
+    with pytest.raises(DataError, match=r"cannot be fetched, \d attempts in") as raised:
+        fetch(bucket.files(0.4), "a.mds", bucket.to)
+    assert "(HTTP 500, ClientError: 500, " in str(raised.value)
+    assert "; TimeoutError: not done within " in str(raised.value)
+
+
+def test_a_missing_library_is_named_with_the_way_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3.session", None)
+    monkeypatch.setitem(sys.modules, "boto3.s3.transfer", None)
+    with pytest.raises(DataError, match=r"; install what speaks to such a store: pip install "):
+        fetch(files_of("s3://bucket", tmp_path / "l", 60.0), "a.mds", tmp_path / "l" / "xyz.tmp")
+
+
+@pytest.mark.parametrize(
+    ("remote", "without", "said"),
+    [
+        ("s3://bucket", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], "NoCredentialsError"),
+        ("s3://bucket", ["AWS_SECRET_ACCESS_KEY"], "PartialCredentialsError"),
+        ("gs://bucket", [], "ValueError: Either set the environment variables `GCS_KEY`"),
+    ],
+)
+def test_who_has_no_credentials_at_all_is_told_so_at_once(
+    tmp_path, monkeypatch, remote, without, said
+):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with FaultServer(folder=tmp_path) as server, servers.s3_environment(server.url):
+        for variable in without:
+            monkeypatch.delenv(variable)
+        with pytest.raises(DataError, match=said) as raised:
+            fetch(files_of(remote, tmp_path / "l", 60.0), "a.mds", tmp_path / "l" / "xyz.tmp")
+        assert server.count() == 0
+    assert f"{remote}/a.mds: cannot be fetched, 3 attempts in" in str(raised.value)
+    assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert raised.value.elapsed_s < BOUND_S
+
+
+@pytest.mark.parametrize("scheme", ["azure", "azure-dl"])
+def test_azure_without_credentials_is_told_so_at_once_too(tmp_path, monkeypatch, scheme):
+    for variable in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(variable)
+    # Neither this machine's identity nor a login of its user.
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    files = files_of(f"{scheme}://account/container", tmp_path / "l", 60.0)
+    with pytest.raises(DataError, match=r"3 attempts in .*ClientAuthenticationError") as raised:
+        fetch(files, "a.mds", tmp_path / "l" / "xyz.tmp")
+    assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert raised.value.elapsed_s < BOUND_S
+
+
+def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
+    lost = [NoCredentialsError(), NoCredentialsError()]
+    stream = _Own(tmp_path, lost)
+    assert fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp").attempts == 3
+    # Without them nobody knows whether there is a length file.
+    stream.failures = [NoCredentialsError()] * 3
+    with pytest.raises(DataError, match="cannot be fetched, 3 attempts in"):
+        fetch_if_there(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+
+
+def test_a_client_is_used_again_and_replaced_once_when_it_is_refused(bucket):
+    files = bucket.files(20.0)
+    fetch(files, "a.mds", bucket.to)
+    fetch(files, "a.mds", bucket.to)
+    assert len({request.client for request in bucket.server.requests()}) == 1
+
+    bucket.server.add("status", status=403, times=1)
+    assert fetch(files, "a.mds", bucket.to).attempts == 2
+    assert len({request.client for request in bucket.server.requests()}) == 2
+
+    bucket.server.clear()
+    # Two idle clients, as after downloads at the same time: neither is worth another attempt.
+    first, _ = process_clients().take(bucket.remote, 20.0, is_new=False)
+    fetch(files, "a.mds", bucket.to)
+    process_clients().give_back(bucket.remote, 20.0, first)
+    refused = bucket.server.add("status", status=403)
+    with pytest.raises(DataError, match="cannot be fetched, 2 attempts in"):
+        fetch(files, "a.mds", bucket.to)
+    assert refused.given == 2
+
+
+def test_a_larger_object_gets_more_time(tmp_path):
+    files = files_of(str(tmp_path), tmp_path / "local", timeout_s=10.0, retry=2)
+    assert attempt_s(files) == 10.0
+    assert attempt_s(files, 64_000_000) == 74.0
+    assert budget_s(files, 64_000_000) == 222.0
+    assert budget_s(files_of(str(tmp_path), tmp_path / "local", retry=0)) == 1.0
+
+
+class _Late(Stream):
+    """The first attempt hangs until it is freed, and then writes its file all the same."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            remote=str(folder), local=str(folder), download_timeout=0.2, download_retry=2
+        )
+        self.free = threading.Event()
+        self.late: list[Path] = []
+        self.calls: list[str] = []
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        path = Path(self.local, to_basename or from_basename)
+        self.calls.append(from_basename)
+        if len(self.calls) == 1:
+            self.free.wait(BOUND_S)
+            path.parent.mkdir(exist_ok=True)
+            path.with_suffix(".part").write_bytes(b"half")
+            self.late.append(path)
+        path.write_bytes(CONTENT)
+        return str(path)
+
+
+def test_an_overdue_attempt_is_left_alone_and_its_late_files_are_removed(tmp_path):
+    stream = _Late(tmp_path)
+    to = tmp_path / "xyz.tmp"
+    assert fetch(StreamLocation.of(stream), "a.mds", to).attempts == 2
+    assert os.listdir(tmp_path) == ["xyz.tmp"]
+    assert not stream.late
+    stream.free.set()
+    join_late_threads()
+    assert len(stream.late) == 1
+    assert os.listdir(tmp_path) == ["xyz.tmp"]
+    assert to.read_bytes() == CONTENT
+
+
+def test_an_attempt_that_is_given_up_ends_although_its_bytes_drip_on(bucket):
+    # At this speed one attempt's bytes would come for 100 s, and every attempt has a thread.
+    fault = bucket.server.add("trickle", bytes_per_s=1000)
+    for _ in range(3):
+        with pytest.raises(DataError, match="TimeoutError"):
+            fetch(bucket.files(2.0, retry=0), "a.mds", bucket.to)
+    assert fault.given >= 1
+    join_late_threads()  # fails after a third of that time
+
+
+class _Own(Stream):
+    """Fetches in a way of its own; `failures` are raised one after another before it succeeds."""
+
+    def __init__(self, folder: Path, failures: list[Exception] | None = None) -> None:
+        super().__init__(
+            remote=str(folder), local=str(folder), download_timeout=1, download_retry=2
+        )
+        self.failures = failures or []
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        if self.failures:
+            raise self.failures.pop(0)
+        path = Path(self.local, to_basename or from_basename)
+        path.write_bytes(f"own {from_basename}".encode())
+        return str(path)
+
+
+def test_a_stream_that_fetches_in_its_own_way_is_let(tmp_path):
+    stream = _Own(tmp_path, [RuntimeError("a store nobody knows"), TimeoutError()])
+    fetched = fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+    assert fetched.attempts == 3
+    assert (tmp_path / "xyz.tmp").read_bytes() == b"own a.mds"
+
+
+def test_streampacks_own_errors_pass_unchanged(tmp_path):
+    stream = _Own(tmp_path, [DataError("no such dump"), DataError("again")])
+    with pytest.raises(DataError, match=r"^no such dump$"):
+        fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+    assert len(stream.failures) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_is_an_os_error_at_once(tmp_path, number):
+    stream = _Own(tmp_path, [OSError(number, "no room"), OSError(number, "no room")])
+    with pytest.raises(OSError, match="no room"):
+        fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+    assert len(stream.failures) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_that_cannot_be_written_is_an_os_error_at_once(tmp_path):
+    (tmp_path / "taken").write_text("")
+    files = StreamLocation.of(_Own(tmp_path))
+    with pytest.raises(OSError, match="taken"):
+        fetch(files, "a.mds", tmp_path / "taken" / "xyz.tmp")
+
+
+def test_a_client_that_says_success_and_writes_nothing_is_not_believed(tmp_path):
+    class Nothing(_Own):
+        def _download_file(self, *_: str) -> str:
+            return ""
+
+    stream = Nothing(tmp_path)
+    stream.download_timeout = 0.1
+    with pytest.raises(DataError, match=r"client reported success, but wrote no a\.mds"):
+        fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+
+
+def test_an_interrupt_is_not_held_up(tmp_path):
+    stream = _Own(tmp_path, [KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+    assert os.listdir(tmp_path) == []
+
+
+def check(path: Path) -> None:
+    if path.read_bytes() != CONTENT:
+        raise DamagedError("its bytes are others")
+
+
+def test_damaged_bytes_are_fetched_again_three_times(bucket):
+    bucket.server.add("flip", times=3)
+    assert fetch(bucket.files(20.0), "a.mds", bucket.to, check=check).attempts == 4
+    bucket.assert_whole_and_alone()
+
+
+@pytest.mark.parametrize("kind", ["flip", "shorter"])
+def test_bytes_that_stay_damaged_are_an_error_after_four_downloads(bucket, kind):
+    fault = bucket.server.add(kind)
+    message = (
+        r"a\.mds: its bytes are others; the same in 4 downloads, [\d.]+ s: write the stream anew, "
+        f"or, if it was replaced since it was first read, delete {bucket.local}"
+    )
+    with pytest.raises(DataError, match=message) as raised:
+        fetch(bucket.files(20.0), "a.mds", bucket.to, check=check, is_hashed=True)
+    assert raised.value.attempts == fault.given == 4
+    assert os.listdir(bucket.local) == []
+
+
+def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
+    files = bucket.files()
+    assert not fetch_if_there(files, "b.mds", bucket.to)
+    assert fetch_if_there(files, "a.mds", bucket.to)
+    bucket.assert_whole_and_alone()
+    bucket.to.unlink()
+    assert not caplog.records
+
+    # Where listing is not allowed, S3 says 403 of what does not exist.
+    refusal = bucket.server.add("status", status=403)
+    assert not fetch_if_there(files, "b.mds", bucket.to)
+    assert refusal.given <= 2
+    message = (
+        rf"{bucket.remote}/b\.mds: was refused \(HTTP 403, ClientError: .*\) and is taken for "
+        r"none: a node that gets it plans another sequence; give all nodes the same access to it, "
+        r"or, if there is none, write it \(streampack index\)"
+    )
+    assert caplog.records[-1].levelname == "WARNING"
+    assert re.fullmatch(message, caplog.messages[-1])
+    bucket.server.add("status", status=500)
+    with pytest.raises(DataError, match=r"a\.mds: cannot be fetched"):
+        fetch_if_there(bucket.files(0.4), "a.mds", bucket.to)
+
+
+class Keyed(Stream):
+    """A class that keeps its files in a dict."""
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        path = Path(self.local, to_basename or from_basename)
+        path.write_bytes({"a.mds": CONTENT}[from_basename])
+        return str(path)
+
+
+def test_a_class_of_its_own_may_say_that_there_is_none_with_any_error(tmp_path, caplog):
+    files = StreamLocation.of(Keyed(remote="s3://nowhere/at-all", local=str(tmp_path)))
+
+    assert not fetch_if_there(files, "lengths.bin", tmp_path / "x.tmp")
+    assert "lengths.bin: was refused (KeyError: 'lengths.bin') and is taken for none" in caplog.text
+    assert fetch_if_there(files, "a.mds", tmp_path / "x.tmp")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_is_a_remote_too(tmp_path, scheme):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "a.mds").write_bytes(CONTENT)
+    files = files_of(f"{scheme}{tmp_path / 'r'}", tmp_path / "l", 60.0)
+    to = tmp_path / "l" / "xyz.tmp"
+    assert not fetch_if_there(files, "b.mds", to)
+    with pytest.raises(DataError, match=rf"{tmp_path}/r/b\.mds: cannot be fetched, 1 attempt in"):
+        fetch(files, "b.mds", to)
+    assert fetch_if_there(files, "a.mds", to)
+    assert to.read_bytes() == CONTENT
+
+
+def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
+    stream = Stream(remote=str(tmp_path), local=str(tmp_path), download_timeout=60)
+    files = StreamLocation.of(stream)
+    files.stream.remote = "nonsense://bucket"
+    with pytest.raises(DataError, match=r"1 attempt in .*nonsense://bucket"):
+        fetch(files, "a.mds", tmp_path / "xyz.tmp")
+
+
+@pytest.mark.parametrize(
+    ("remote", "module", "extra"),
+    [("alipan:///books", "alipcs_py", "alipan"), ("hf://datasets/a/b", "huggingface_hub", "hf")],
+)
+def test_a_library_that_is_missed_only_when_it_is_asked_is_named(
+    tmp_path, monkeypatch, remote, module, extra
+):
+    monkeypatch.setenv("ALIPAN_WEB_REFRESH_TOKEN", "x")
+    monkeypatch.setitem(sys.modules, module, None)
+    message = (
+        rf"1 attempt in .*{module}.*; install .*: pip install 'mosaicml-streaming\[{extra}\]'$"
+    )
+    with pytest.raises(DataError, match=message):
+        fetch(files_of(remote, tmp_path / "l", 60.0), "a.mds", tmp_path / "l" / "xyz.tmp")
+
+
+def _fetch_in_child(number: int, bucket: Bucket) -> tuple[int, int, bytes]:
+    to = bucket.local / f"{number}.tmp"
+    fetched = fetch(bucket.files(20.0), f"{number}.mds", to)
+    return number, fetched.attempts, to.read_bytes()
+
+
+def _child(number: int, bucket: Bucket, results: multiprocessing.SimpleQueue) -> None:
+    results.put(_fetch_in_child(number, bucket))
+
+
+def test_no_connection_crosses_a_fork(bucket):
+    num_children = 10
+    for number in range(num_children + 1):
+        (bucket.folder / f"{number}.mds").write_bytes(CONTENT + bytes([number]))
+    parent = num_children
+    _fetch_in_child(parent, bucket)
+    # Paced, so that all of them are in mid-answer at the same time.
+    bucket.server.add("trickle", bytes_per_s=len(CONTENT) * 2, path=r"/\d\.mds")
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    children = [
+        context.Process(target=_child, args=(number, bucket, results))
+        for number in range(num_children)
+    ]
+    for child in children:
+        child.start()
+    found = {
+        number: (attempts, content)
+        for number, attempts, content in (results.get() for _ in children)
+    }
+    for child in children:
+        child.join(BOUND_S)
+        assert child.exitcode == 0
+    _fetch_in_child(parent, bucket)
+
+    for number, (_, content) in found.items():
+        assert content == CONTENT + bytes([number]), f"child {number} has other bytes"
+    clients = {
+        number: {request.client for request in bucket.server.requests(rf"/{number}\.mds")}
+        for number in range(num_children + 1)
+    }
+    # The parent still speaks on its one connection after its children ended. A child may need a
+    # second attempt, on one more connection; none of them is anybody else's.
+    assert len(clients[parent]) == 1
+    for number, (attempts, _) in found.items():
+        assert 1 <= len(clients[number]) <= attempts
+    assert len(set.union(*clients.values())) == sum(map(len, clients.values()))
+
+
+def test_the_users_own_stream_keeps_its_client(bucket):
+    theirs = mosaic.Stream(remote=bucket.remote, local=str(bucket.local))
+    client = theirs._downloader
+    fetch(StreamLocation.of(theirs), "a.mds", bucket.to)
+    assert theirs._downloader is client
+    assert client._s3_client is None

@@ -1,0 +1,397 @@
+"""Under a limit only files of ours go, finished ones first, and nobody reads a byte less."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack.errors import ConfigError, DataError
+from streampack.mds import mosaic
+from streampack.storage import eviction as eviction_module
+from streampack.storage.download import fetch, fetch_if_there
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.manifest import Manifest
+from streampack.storage.materialize import Downloader
+from streampack.streams import Stream, open_stream, open_streams
+from streampack.streams.shard_pool import ShardPool
+from tests.helpers import builders
+
+LENGTHS = [200] * 40  # 10 shards of 4 samples, all of one size
+
+
+class NetworkDisk(LocalFilesystem):
+    """A disk on which every folder is shared."""
+
+    def is_network(self, _):
+        return True
+
+
+def limited(tmp_path, num_shards: float, **options):
+    """Return a stream whose cache may hold so many shards, and the samples of it."""
+    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, lengths_file=False)
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    size = open_stream(stream, 0).raw_bytes[0]
+    (opened,) = open_streams([stream], cache_limit=int(num_shards * size), **options)
+    assert len(set(opened.raw_bytes[:-1].tolist())) == 1
+    assert opened.num_shards >= 8
+    return opened, samples
+
+
+def here(folder: Path) -> list[int]:
+    return sorted(int(file.name.split(".")[1]) for file in folder.glob("*.mds"))
+
+
+def set_planned(folder: Path, times: dict[int, float]) -> None:
+    for shard, time_s in times.items():
+        os.utime(folder / ".streampack" / f"shard.{shard:05}.mds.json", (time_s, time_s))
+
+
+def test_the_files_here_never_take_more_than_the_limit(tmp_path):
+    opened, _ = limited(tmp_path, 3.5)
+    for shard in [*range(8), 0, 5, 7, 1]:
+        opened.bring(shard)
+        assert shard in here(tmp_path / "l")
+        assert len(here(tmp_path / "l")) <= 3
+
+
+def test_finished_shards_go_first_and_then_those_planned_longest_ago(tmp_path):
+    opened, _ = limited(tmp_path, 4)
+    for shard in range(4):
+        opened.bring(shard)
+    set_planned(tmp_path / "l", {0: 400.0, 1: 300.0, 2: 200.0, 3: 100.0})
+    opened.finished(np.array([1]))
+    opened.bring(4)
+    assert here(tmp_path / "l") == [0, 2, 3, 4]
+    opened.bring(5)
+    assert here(tmp_path / "l") == [0, 2, 4, 5]
+    opened.planned(np.array([2]))
+    opened.bring(6)
+    assert here(tmp_path / "l") == [2, 4, 5, 6]
+
+
+def test_a_finished_shard_that_is_planned_again_goes_last(tmp_path):
+    opened, _ = limited(tmp_path, 2)
+    opened.bring(0)
+    opened.bring(1)
+    set_planned(tmp_path / "l", {0: 100.0, 1: 200.0})
+    opened.planned(np.array([0]))
+    opened.finished(np.array([0]))
+    opened.planned(np.array([0]))
+    opened.bring(2)
+    assert here(tmp_path / "l") == [0, 2]
+
+
+def test_plans_are_noted_at_most_once_a_second_for_each_shard(tmp_path):
+    touched = []
+
+    class Clock(LocalFilesystem):
+        time_s = 1000.0
+
+        def now_s(self):
+            return self.time_s
+
+        def touch(self, path, time_s):
+            if path.name.endswith(".json"):
+                touched.append((path.name, time_s))
+            super().touch(path, time_s)
+
+    disk = Clock()
+    opened, _ = limited(tmp_path, 3, disk=disk)
+    shards = np.array([0, 0, 1])
+    opened.planned(shards)
+    opened.planned(shards)
+    disk.time_s = 1000.9
+    opened.planned(shards)
+    names = ["shard.00000.mds.json", "shard.00001.mds.json"]
+    assert touched == [(name, 1000.0) for name in names]
+    disk.time_s = 1001.1
+    opened.planned(shards)
+    assert touched[2:] == [(name, 1001.1) for name in names]
+
+
+def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    (opened,) = open_streams([Stream(remote=str(path), local=str(tmp_path / "l"))])
+    opened.bring(0)
+    record = tmp_path / "l" / ".streampack" / "shard.00000.mds.json"
+    before = record.stat().st_mtime_ns
+    opened.planned(np.array([0]))
+    opened.finished(np.array([0]))
+    assert record.stat().st_mtime_ns == before
+    for shard in range(opened.num_shards):
+        opened.bring(shard)
+    assert len(here(tmp_path / "l")) == opened.num_shards
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_file_that_came_after_a_killed_download_is_not_ours(tmp_path, is_damaged):
+    def die(*_, **__):
+        os._exit(9)
+
+    opened, _ = limited(tmp_path, 2, store=Downloader(fetch=die))
+    child = multiprocessing.get_context("fork").Process(target=opened.bring, args=(3,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 9
+    local, theirs = tmp_path / "l", tmp_path / "l" / "shard.00003.mds"
+    record = local / ".streampack" / f"{theirs.name}.json"
+    assert record.exists()
+    shutil.copy(tmp_path / "r" / theirs.name, local)
+    if is_damaged:
+        theirs.write_bytes(b"theirs")
+
+    stream = Stream(remote=str(tmp_path / "r"), local=str(local))
+    limit = 2 * int(opened.raw_bytes[0])
+    (again,) = open_streams([stream], cache_limit=limit)
+    if is_damaged:
+        with pytest.raises(
+            DataError, match=r"shard\.00003\.mds: has 6 bytes, but index\.json says"
+        ):
+            again.bring(3)
+        assert theirs.read_bytes() == b"theirs"
+    else:
+        again.bring(3)
+    again.finished(np.array([3]))
+    for shard in range(3):
+        again.bring(shard)
+    assert here(local) == [1, 2, 3]  # theirs takes none of the room
+    assert not record.exists()
+
+
+def test_a_file_that_we_did_not_bring_never_goes(tmp_path):
+    opened, _ = limited(tmp_path, 2)
+    local = tmp_path / "l"
+    for shard in (3, 4, 5):
+        shutil.copy(tmp_path / "r" / f"shard.{shard:05}.mds", local)
+    for shard in range(opened.num_shards):
+        opened.open_shard(shard)
+        opened.finished(np.array([shard]))
+    assert {3, 4, 5} <= set(here(local))
+    assert len(set(here(local)) - {3, 4, 5}) <= 2
+
+
+def test_a_file_of_ours_that_somebody_replaced_never_goes(tmp_path):
+    opened, _ = limited(tmp_path, 1)
+    opened.bring(0)
+    theirs = tmp_path / "l" / "shard.00000.mds"
+    theirs.unlink()
+    theirs.write_bytes(b"their only copy")
+    opened.bring(1)
+    opened.bring(2)
+    assert theirs.read_bytes() == b"their only copy"
+    assert here(tmp_path / "l") == [0, 2]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_local_streams_lose_nothing_but_what_was_unpacked(tmp_path, compression):
+    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    (opened,) = open_streams([Stream(local=str(path))], cache_limit=1)
+    for shard in range(opened.num_shards):
+        data = opened.open_shard(shard)
+        first = int(opened.first_sample[shard])
+        np.testing.assert_array_equal(data.tokens.read(data.data, 0), samples[first])
+    now = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    assert before.items() <= now.items()
+    assert len(now) - len(before) == (0 if compression is None else 1)
+
+
+def test_kept_compressed_files_count_and_go_too(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=True)
+    index = open_stream(stream, 0).index
+    pair = index.shards[0].raw.num_bytes + index.shards[0].packed.num_bytes
+    (opened,) = open_streams([stream], cache_limit=2 * pair + 99)
+    for shard in range(opened.num_shards):
+        opened.bring(shard)
+        files = [file.stat().st_size for file in (tmp_path / "l").glob("shard*")]
+        assert sum(files) <= 2 * pair + 99
+
+
+def test_the_limit_is_one_for_all_streams_together(tmp_path):
+    streams, size = [], 0
+    for name in ("a", "b"):
+        path, _ = builders.write_stream_files(tmp_path / name, LENGTHS, seed=len(name))
+        streams.append(Stream(remote=str(path), local=str(tmp_path / f"l{name}")))
+        size = int(open_stream(streams[-1], 0).raw_bytes[0])
+    one, two = open_streams(streams, cache_limit=4 * size)
+    assert [one.number, two.number] == [0, 1]
+    for shard in range(4):
+        one.bring(shard)
+    for shard in range(3):
+        two.bring(shard)
+    assert len(here(tmp_path / "la")) == 1
+    assert here(tmp_path / "lb") == [0, 1, 2]
+
+
+def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening(tmp_path):
+    opened, samples = limited(tmp_path, 1)
+    shard = opened.open_shard(0)
+    assert shard.is_gone is not None
+    assert not shard.is_gone()
+    opened.bring(1)
+    assert here(tmp_path / "l") == [1]
+    assert shard.is_gone()
+    np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
+
+    recent = ShardPool(max_shards=10, max_samples=10**6)
+    recent.put(0, shard)
+    recent.put(1, opened.open_shard(1))
+    assert recent.get(0) is None
+    assert recent.get(1) is not None
+    opened.bring(0)  # another file by now
+    assert shard.is_gone()
+
+
+def test_many_threads_read_all_under_a_small_limit_and_pass_it_by_what_is_under_way(tmp_path):
+    opened, _ = limited(tmp_path, 3)
+    most = []
+
+    def read(order: int) -> list[list[int]]:
+        mine = pickle.loads(pickle.dumps(opened))
+        found: dict[int, list[int]] = {}
+        for shard in np.random.default_rng(order).permutation(opened.num_shards).tolist():
+            data = mine.cache.map(mine.index.shards[shard]).data
+            most.append(len(here(tmp_path / "l")))
+            found[shard] = np.asarray(data[-64:]).tolist()
+        return [found[shard] for shard in sorted(found)]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(read, range(4)))
+    assert all(result == results[0] for result in results)
+    expected = [
+        list((tmp_path / "r" / f"shard.{shard:05}.mds").read_bytes()[-64:])
+        for shard in range(opened.num_shards)
+    ]
+    assert results[0] == expected
+    assert max(most) <= 3 + 4
+
+
+def test_a_shard_under_way_counts_before_it_is_here(tmp_path):
+    seen = []
+    opened, _ = limited(tmp_path, 2)
+
+    def watching(files, basename, to, **options):
+        seen.append((basename, here(tmp_path / "l")))
+        return fetch(files, basename, to, **options)
+
+    store = Downloader(fetch=watching, fetch_if_there=fetch_if_there)
+    size = int(opened.raw_bytes[0])
+    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"))
+    (opened,) = open_streams([stream], cache_limit=2 * size, store=store)
+    for shard in range(3):
+        opened.bring(shard)
+    assert seen == [
+        ("shard.00000.mds", []),
+        ("shard.00001.mds", [0]),
+        ("shard.00002.mds", [1]),
+    ]
+
+
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, keep_zip):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=keep_zip)
+    shards = open_stream(stream, 0).index.shards
+    raw = [shard.raw.num_bytes for shard in shards]
+    packed = [shard.packed.num_bytes for shard in shards]
+    seen = []
+
+    def watching(files, basename, to, **options):
+        if basename == shards[1].packed.basename:
+            other.bring(2)
+            seen.extend(here(tmp_path / "l"))
+        return fetch(files, basename, to, **options)
+
+    # Room for shard 0, and for 1 and 2 as they come, but for one byte.
+    there = raw[0] + packed[0] * keep_zip
+    limit = there + sum(raw[1:3]) + sum(packed[1:3]) - 1
+    store = Downloader(fetch=watching, fetch_if_there=fetch_if_there)
+    (other,) = open_streams([stream], cache_limit=limit)
+    (opened,) = open_streams([stream], cache_limit=limit, store=store)
+    opened.bring(0)
+    opened.bring(1)
+    assert seen == [2]
+    # Once a file is here, what does not stay does not count.
+    records = Manifest(tmp_path / "l", LocalFilesystem())
+    for shard in shards[1:3]:
+        assert records.read(shard.raw.basename) is not None
+        assert (records.read(shard.packed.basename) is not None) == keep_zip
+
+
+def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    (opened,) = open_streams([stream], cache_limit=10**6)
+    (path / opened.index.shards[0].packed.basename).unlink()
+    with pytest.raises(DataError, match="cannot be fetched"):
+        opened.bring(0)
+    assert not list((tmp_path / "l" / ".streampack").glob("shard*.json"))
+
+
+def test_a_compressed_file_of_somebody_else_is_not_taken_for_ours(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    (opened,) = open_streams([stream], cache_limit=1)
+    theirs = tmp_path / "l" / opened.index.shards[0].packed.basename
+    shutil.copy(path / theirs.name, theirs)
+    opened.bring(0)
+    opened.bring(1)
+    assert here(tmp_path / "l") == [1]
+    assert theirs.exists()
+
+
+def test_room_kept_by_a_process_that_was_killed_is_given_back(tmp_path):
+    opened, _ = limited(tmp_path, 1)
+    opened.cache._bringer.limit.reserve(tmp_path / "l", [opened.index.shards[0].raw])
+    assert (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").is_file()
+    opened.bring(1)
+    assert not (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").exists()
+
+
+def test_a_failed_download_keeps_no_room(tmp_path):
+    opened, _ = limited(tmp_path, 2)
+    (tmp_path / "r" / "shard.00000.mds").unlink()
+    with pytest.raises(DataError, match=r"shard\.00000\.mds: cannot be fetched"):
+        opened.bring(0)
+    assert not list((tmp_path / "l" / ".streampack").glob("shard*.json"))
+
+
+def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    message = r"cache_limit=5: .*/l lies on a network file system, .*; set local= to a folder of"
+    with pytest.raises(ConfigError, match=message):
+        open_streams([stream], cache_limit=5, disk=NetworkDisk())
+    # Nothing of a local stream would go.
+    open_streams([Stream(local=str(path))], cache_limit=5, disk=NetworkDisk())
+
+
+def test_a_limit_whose_lock_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
+    opened, _ = limited(tmp_path, 2)
+    monkeypatch.setattr(eviction_module, "LIMIT_TIMEOUT_S", 0.0)
+    lock = tmp_path / "l" / ".streampack" / ".cache-limit.lock"
+    with (
+        LocalFilesystem().lock(lock, 1),
+        pytest.raises(DataError, match=r"cache-limit\.lock: another process has held this lock"),
+    ):
+        opened.bring(0)
+
+
+def test_what_mosaicml_has_cached_is_used_and_stays(tmp_path):
+    opened, samples = limited(tmp_path, 1)
+    shutil.copy(tmp_path / "r" / "shard.00000.mds", tmp_path / "l")
+    shard = opened.open_shard(0)
+    np.testing.assert_array_equal(shard.tokens.read(shard.data, 0), samples[0])
+    for other in range(1, opened.num_shards):
+        opened.bring(other)
+    assert 0 in here(tmp_path / "l")
+    assert mosaic.get_index_basename() in os.listdir(tmp_path / "l")

@@ -1,0 +1,211 @@
+"""Files are brought by one at a time; who waited for one that failed hears of it at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from streampack.errors import DataError
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.locks import FileLocks
+
+
+class WaitedFor(LocalFilesystem):
+    """A disk that says when somebody begins to wait for a lock."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+
+    def lock(self, path, timeout_s):
+        self.asked.release()
+        return super().lock(path, timeout_s)
+
+
+def outcome_of(locks: FileLocks, outcomes: list[object]) -> None:
+    try:
+        with locks.hold("a", 60):
+            outcomes.append("tried")
+    except DataError as error:
+        outcomes.append(error)
+
+
+def test_who_waited_for_a_holder_that_failed_raises_the_same_at_once_and_does_not_try(tmp_path):
+    disk = WaitedFor()
+    locks = FileLocks(tmp_path, disk)
+    outcomes: list[object] = []
+    threads = [threading.Thread(target=outcome_of, args=(locks, outcomes)) for _ in range(3)]
+    failure = DataError("s3://a: no answer", uri="s3://a", shard="a", attempts=3, elapsed_s=1.5)
+
+    def fail() -> None:
+        with locks.hold("a", 60):
+            assert disk.asked.acquire(timeout=30)
+            for thread in threads:
+                thread.start()
+                assert disk.asked.acquire(timeout=30)
+            raise failure
+
+    with pytest.raises(DataError, match="no answer"):
+        fail()
+    for thread in threads:
+        thread.join(30)
+
+    assert [str(error) for error in outcomes] == ["s3://a: no answer"] * 3
+    assert {(e.uri, e.shard, e.attempts, e.elapsed_s) for e in outcomes} == {
+        ("s3://a", "a", 3, 1.5)
+    }
+
+
+def test_who_comes_after_a_failure_tries_again_and_success_removes_the_note(tmp_path):
+    locks = FileLocks(tmp_path, LocalFilesystem())
+    with pytest.raises(DataError, match="gone"), locks.hold("a", 1):
+        raise DataError("gone")
+    note = tmp_path / ".streampack" / "a.failed"
+    assert note.is_file()
+    with locks.hold("a", 1):
+        pass
+    assert not note.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"time_s": 9e99, "message": "x"}', "\x00"])
+def test_half_a_note_is_no_note(tmp_path, text):
+    locks = FileLocks(tmp_path, LocalFilesystem())
+    (tmp_path / ".streampack").mkdir()
+    (tmp_path / ".streampack" / "a.failed").write_text(text)
+    with locks.hold("a", 1):
+        pass
+
+
+def test_a_failure_that_is_no_data_error_leaves_no_note(tmp_path):
+    locks = FileLocks(tmp_path, LocalFilesystem())
+    with pytest.raises(OSError, match="disk"), locks.hold("a", 1):
+        raise OSError("disk")
+    assert not list(tmp_path.rglob("*.failed"))
+
+
+def test_a_holder_for_too_long_is_an_error_that_names_the_lock(tmp_path):
+    locks = FileLocks(tmp_path, LocalFilesystem())
+    message = r"a\.lock: another process has held this lock for 0 s; see whether it hangs, or raise"
+    with locks.hold("a", 1), pytest.raises(DataError, match=message), locks.hold("a", 0.05):
+        pass
+
+
+def test_each_holder_before_us_has_its_own_time(tmp_path):
+    disk = WaitedFor()
+    locks = FileLocks(tmp_path, disk)
+    outcomes: list[object] = []
+
+    class Waiting(WaitedFor):
+        """To whom it seems that the holder began only just now."""
+
+        def state(self, path: Path):
+            LocalFilesystem.touch(self, path, time.time())
+            return super().state(path)
+
+    patient = Waiting()
+    with locks.hold("a", 60):
+
+        def wait() -> None:
+            with FileLocks(tmp_path, patient).hold("a", 0.05):
+                outcomes.append("held")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        for _ in range(3):  # it has given up waiting twice, and found a holder that is young
+            assert patient.asked.acquire(timeout=30)
+    thread.join(30)
+    assert outcomes == ["held"]
+
+
+def test_a_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
+    disk = LocalFilesystem()
+    locks = FileLocks(tmp_path, disk)
+    with locks.hold("a/x", 1), locks.hold("b", 1):
+        living = locks.temporary("a/x")
+        living.write_bytes(b"half")
+        folder = tmp_path / ".streampack"
+        dead = folder / f"c.{uuid.uuid4().hex}.tmp.1"
+        dead.mkdir()
+        (dead / "x").write_text("half")
+        for name in (f"c.{uuid.uuid4().hex}.tmp", "c.failed", "b.failed", "c.json", "notes.txt"):
+            (folder / name).write_text("{}")
+        FileLocks(tmp_path, disk).sweep()
+        left = {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
+        assert left == {living.name, "b.failed", "c.json", "notes.txt"}
+    FileLocks(tmp_path, disk).sweep()
+    left = {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
+    assert left == {"c.json", "notes.txt"}
+
+
+def test_a_sweep_of_a_folder_that_is_not_there_makes_none(tmp_path):
+    FileLocks(tmp_path / "none", LocalFilesystem()).sweep()
+    assert not list(tmp_path.iterdir())
+
+
+def test_remains_of_one_file_are_not_those_of_another(tmp_path):
+    locks = FileLocks(tmp_path, LocalFilesystem())
+    with locks.hold("shard.mds", 1):
+        mine, other = locks.temporary("shard.mds"), locks.temporary("shard.mds.zstd")
+        mine.write_text("x")
+        other.write_text("x")
+        locks.remove_remains("shard.mds")
+        assert not mine.exists()
+        assert other.exists()
+
+
+DAY_S = 86_400.0
+
+
+class Ahead(LocalFilesystem):
+    """The disk of a machine whose clock is a day ahead of the others'."""
+
+    def now_s(self) -> float:
+        return time.time() + DAY_S
+
+
+def test_a_note_from_a_clock_that_is_ahead_does_not_fail_for_a_day(tmp_path):
+    with pytest.raises(DataError, match="gone"), FileLocks(tmp_path, Ahead()).hold("a", 1):
+        raise DataError("gone")
+    for _ in range(2):
+        with FileLocks(tmp_path, LocalFilesystem()).hold("a", 1):
+            pass
+
+
+@pytest.mark.parametrize("kinds", [(Ahead, WaitedFor), (WaitedFor, Ahead)])
+def test_a_failure_is_heard_of_whatever_the_clocks_say(tmp_path, kinds):
+    holder, waiter = (FileLocks(tmp_path, kind()) for kind in kinds)
+    outcomes: list[object] = []
+    begun = threading.Event()
+
+    class Telling(kinds[1]):
+        def lock(self, path, timeout_s):
+            begun.set()
+            return super().lock(path, timeout_s)
+
+    waiter = FileLocks(tmp_path, Telling())
+    thread = threading.Thread(target=outcome_of, args=(waiter, outcomes))
+
+    def fail() -> None:
+        with holder.hold("a", 60):
+            thread.start()
+            assert begun.wait(30)
+            raise DataError("gone")
+
+    with pytest.raises(DataError, match="gone"):
+        fail()
+    thread.join(30)
+    assert [str(error) for error in outcomes] == ["gone"]
+
+
+def test_a_hung_holder_with_a_clock_ahead_is_not_waited_for_a_day(tmp_path):
+    with FileLocks(tmp_path, Ahead()).hold("a", 1):
+        begin = time.monotonic()
+        with (
+            pytest.raises(DataError, match="another process has held this lock for 0 s"),
+            FileLocks(tmp_path, LocalFilesystem()).hold("a", 0.2),
+        ):
+            pass
+        assert time.monotonic() - begin < DAY_S / 1000

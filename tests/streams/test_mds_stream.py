@@ -1,0 +1,357 @@
+"""An opened stream: what it knows, what it refuses, and that it leaves its `Stream` alone."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.streams import Stream, open_stream
+from tests.helpers import builders
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+
+
+def test_lengths_and_edges_are_the_same_with_and_without_a_length_file(tmp_path):
+    opened = []
+    for lengths_file in (True, False):
+        path, samples = builders.write_stream_files(
+            tmp_path / str(lengths_file), LENGTHS, compression="zstd", lengths_file=lengths_file
+        )
+        opened.append(open_stream(Stream(local=str(path)), 0))
+    with_file, without = opened
+    assert with_file.has_length_file
+    assert not without.has_length_file
+    assert with_file.digest == without.digest
+    for shard in range(with_file.num_shards):
+        first, last = with_file.first_sample[shard : shard + 2]
+        lengths = [len(tokens) for tokens in samples[first:last]]
+        edges = [[int(tokens[0]), int(tokens[-1])] for tokens in samples[first:last]]
+        for stream in opened:
+            assert stream.shard_lengths(shard).tolist() == lengths
+            assert stream.shard_lengths(shard).dtype == np.int64
+            assert stream.shard_edges(shard).tolist() == edges
+
+
+@pytest.mark.parametrize("extra_columns", [False, True])
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "uint32", "int64"])
+def test_total_is_exact_with_lengths_and_near_with_bytes(tmp_path, dtype, extra_columns):
+    lengths = [300 + i for i in range(40)]
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", lengths, dtype=dtype, extra_columns=extra_columns, size_limit=2**16
+    )
+    assert open_stream(Stream(local=str(path)), 0).total_tokens() == (sum(lengths), "lengths")
+    (path / "lengths.bin").unlink()
+    total, how = open_stream(Stream(local=str(path)), 0).total_tokens()
+    assert how == "bytes"
+    assert total == pytest.approx(sum(lengths), rel=0.03)
+
+
+def test_total_of_a_fixed_shape_is_exact_without_lengths(tmp_path):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", [7] * 30, encoding="ndarray:int32:7", lengths_file=False
+    )
+    assert open_stream(Stream(local=str(path)), 0).total_tokens() == (210, "bytes")
+
+
+def test_a_stream_is_never_written_to_and_opens_twice(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    for make in (Stream, mosaic.Stream):
+        stream = make(remote=str(path), local=str(tmp_path / make.__module__), repeat=2)
+        before = dict(vars(stream))
+        first, second = open_stream(stream, 0), open_stream(stream, 1)
+        first.open_shard(0)
+        assert vars(stream) == before
+        assert first.digest == second.digest
+        assert (first.proportion, first.repeat, first.choose) == (None, 2, None)
+        assert (first.number, second.number) == (0, 1)
+
+
+def test_weights_are_as_asked_for_even_after_mosaicml_wrote_its_own(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    stream = mosaic.Stream(local=str(path), proportion=0.25)
+    mosaic.Stream.apply_weights([stream], np.array([40]), 10, 0)
+    assert stream.choose == 10
+    opened = open_stream(stream, 0)
+    assert (opened.proportion, opened.repeat, opened.choose) == (0.25, None, None)
+
+
+def test_name_is_the_one_given_or_the_last_part_of_the_path(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "web" / "train", LENGTHS)
+    assert open_stream(Stream(local=str(path)), 0).name == "train"
+    assert open_stream(Stream(local=str(tmp_path / "web"), split="train"), 0).name == "train"
+    assert open_stream(Stream(local=f"{path}/", name="pages"), 0).name == "pages"
+    remote = Stream(remote=f"file://{tmp_path}/web/train/", local=str(tmp_path / "x"))
+    assert open_stream(remote, 0).name == "train"
+
+
+def test_digest_tells_contents_and_columns_apart_and_not_paths(tmp_path):
+    values = {"other": [np.ones(n, np.int32) for n in LENGTHS]}
+    options = {"columns": {"other": "ndarray:int32"}, "values": values}
+    one, _ = builders.write_stream_files(tmp_path / "a", LENGTHS, **options)
+    same, _ = builders.write_stream_files(tmp_path / "b", LENGTHS, **options)
+    longer, _ = builders.write_stream_files(tmp_path / "c", [*LENGTHS[:-1], 299], **options)
+    digest = open_stream(Stream(local=str(one)), 0).digest
+    assert open_stream(Stream(local=str(same), name="n", repeat=2), 1).digest == digest
+    assert open_stream(Stream(local=str(longer)), 0).digest != digest
+    assert open_stream(Stream(local=str(one), loss_mask="other"), 0).digest != digest
+    assert open_stream(Stream(local=str(one), tokens="other"), 0).digest != digest
+
+
+def test_input_ids_are_found_where_no_column_is_named(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS, column="input_ids")
+    for stream in (Stream(local=str(path)), mosaic.Stream(local=str(path))):
+        opened = open_stream(stream, 0)
+        assert opened.has_length_file
+        shard = opened.open_shard(0)
+        np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
+    with pytest.raises(DataError, match=r"no column 'ids'; it holds 'input_ids'"):
+        open_stream(Stream(local=str(path), tokens="ids"), 0)
+
+
+def test_a_missing_column_is_refused_at_once_and_names_those_there_are(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, column="text_ids")
+    message = (
+        r"stream 'web' \(.*web/index\.json: shards\.0\): no column 'tokens' or 'input_ids'; "
+        r"it holds 'text_ids'; set tokens= to 'text_ids'$"
+    )
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(path)), 0)
+    for option in ("labels", "loss_mask"):
+        stream = Stream(local=str(path), tokens="text_ids", **{option: "nope"})
+        with pytest.raises(
+            DataError, match=f"no column 'nope'; it holds 'text_ids'; set {option}="
+        ):
+            open_stream(stream, 0)
+
+
+def test_a_wrong_dtype_is_refused_at_once(tmp_path):
+    values = {"floats": [np.ones(n, np.float32) for n in LENGTHS]}
+    path, _ = builders.write_stream_files(
+        tmp_path / "web", LENGTHS, columns={"floats": "ndarray:float32"}, values=values
+    )
+    with pytest.raises(
+        DataError,
+        match=r"stream 'web' .*: column 'floats' .* holds float32, but must",
+    ):
+        open_stream(Stream(local=str(path), tokens="floats"), 0)
+
+
+def test_bytes_need_a_stated_dtype(tmp_path):
+    path, samples = builders.write_stream_files(
+        tmp_path / "web", LENGTHS, encoding="bytes", dtype="uint16"
+    )
+    with pytest.raises(
+        DataError, match=r"column 'tokens' is stored as 'bytes', .* set tokens_dtype="
+    ):
+        open_stream(Stream(local=str(path)), 0)
+    shard = open_stream(Stream(local=str(path), tokens_dtype="uint16"), 0).open_shard(0)
+    np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
+
+
+def test_bytes_of_another_dtype_than_stated_may_be_no_damage(tmp_path):
+    path, _ = builders.write_stream_files(
+        tmp_path / "web", [3, 5], encoding="bytes", dtype="uint16", lengths_file=False
+    )
+    stream = open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
+    with pytest.raises(DataError, match=r"no 1 x int32 \(if .*set its dtype, to 'uint16' by"):
+        stream.shard_lengths(0)
+
+
+def test_labels_and_masks_have_places_of_their_own(tmp_path):
+    masks = [np.arange(n, dtype=np.uint8) % 2 for n in LENGTHS]
+    labels = [np.where(mask, np.arange(len(mask)), -100) for mask in masks]
+    path, _ = builders.write_stream_files(
+        tmp_path / "s",
+        LENGTHS,
+        extra_columns=True,
+        columns={"mask": "ndarray:uint8", "labels": "ndarray:int64"},
+        values={"mask": masks, "labels": labels},
+    )
+    opened = open_stream(
+        Stream(local=str(path), labels="labels", labels_shifted=False, loss_mask="mask"), 0
+    )
+    assert opened.labels_shifted is False
+    for shard_number in range(opened.num_shards):
+        shard = opened.open_shard(shard_number)
+        for i in range(len(shard.tokens.counts)):
+            sample = int(opened.first_sample[shard_number]) + i
+            np.testing.assert_array_equal(shard.labels.read(shard.data, i), labels[sample])
+            np.testing.assert_array_equal(shard.loss_mask.read(shard.data, i), masks[sample])
+
+
+@pytest.mark.parametrize("option", ["labels", "loss_mask"])
+def test_a_column_not_as_long_as_the_tokens_is_refused(tmp_path, option):
+    values = [np.ones(n + (i == 25), np.int32) for i, n in enumerate(LENGTHS)]
+    path, _ = builders.write_stream_files(
+        tmp_path / "web", LENGTHS, columns={"x": "ndarray:int32"}, values={"x": values}
+    )
+    opened = open_stream(Stream(local=str(path), **{option: "x"}), 0)
+    count = LENGTHS[25]
+    message = f"stream 'web', sample 25: {count} tokens, but {count + 1} values in its {option} col"
+    with pytest.raises(DataError, match=message):
+        _ = [opened.open_shard(shard) for shard in range(opened.num_shards)]
+
+
+@pytest.mark.parametrize("lengths_file", [False, True])
+def test_a_sample_without_tokens_is_refused(tmp_path, lengths_file):
+    lengths = [*LENGTHS[:20], 0, *LENGTHS[20:]]
+    path, _ = builders.write_stream_files(
+        tmp_path / "web", lengths, encoding="bytes", lengths_file=lengths_file
+    )
+    message = "stream 'web', sample 20: 0 tokens, but a sample needs 1 or more; rewrite the stream"
+
+    def learn_all() -> None:
+        opened = open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
+        for shard in range(opened.num_shards):
+            opened.shard_lengths(shard)
+
+    with pytest.raises(DataError, match=message):
+        learn_all()
+
+
+def edit_index(path: Path, field: str, by: int) -> None:
+    index = json.loads((path / "index.json").read_text())
+    shard = index["shards"][1]
+    if field == "samples":
+        shard["samples"] += by
+    else:
+        shard["raw_data"]["bytes"] += by
+    (path / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_an_index_with_another_count_than_the_shard_is_refused(tmp_path, by):
+    path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, lengths_file=False)
+    edit_index(path, "samples", by)
+    with pytest.raises(DataError, match=r"stream 'web', shard 1 .* says it holds \d+ samples, but"):
+        open_stream(Stream(local=str(path)), 0).open_shard(1)
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_an_index_with_another_size_than_the_shard_is_refused(tmp_path, by):
+    path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, lengths_file=False)
+    edit_index(path, "bytes", by)
+    with pytest.raises(DataError, match=r"shard.00001.mds: has \d+ bytes, but index.json says \d+"):
+        open_stream(Stream(local=str(path)), 0).open_shard(1)
+
+
+def test_an_empty_stream_is_refused(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "web", [], lengths_file=False)
+    with pytest.raises(DataError, match=r"shards is \[\], but a stream needs 1 or more"):
+        open_stream(Stream(local=str(path)), 0)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    values = {"a_pickle": [Bomb()] * len(LENGTHS)}
+    path, samples = builders.write_stream_files(
+        tmp_path / "web", LENGTHS, columns={"a_pickle": "pkl"}, values=values
+    )
+    opened = open_stream(Stream(local=str(path)), 0)
+    shard = opened.open_shard(0)
+    np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
+    assert not (tmp_path / "exploded").exists()
+    with pytest.raises(DataError, match=r"column 'a_pickle' is stored as 'pkl' \(.*\), but tokens"):
+        open_stream(Stream(local=str(path), tokens="a_pickle"), 0)
+
+
+@pytest.mark.parametrize("lengths_file", [False, True])
+def test_an_opened_stream_can_be_pickled(tmp_path, lengths_file):
+    path, samples = builders.write_stream_files(
+        tmp_path / "r", LENGTHS, compression="zstd", lengths_file=lengths_file
+    )
+    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    opened.open_shard(0)
+    again = pickle.loads(pickle.dumps(opened))
+    shard = again.open_shard(1)
+    first = int(again.first_sample[1])
+    np.testing.assert_array_equal(shard.tokens.read(shard.data, 0), samples[first])
+    assert again.shard_lengths(1).tolist() == opened.shard_lengths(1).tolist()
+
+
+def test_temporary_folder_is_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    folders = []
+    for _ in range(2):
+        stream = Stream(remote=str(path))
+        open_stream(stream, 0).open_shard(0)
+        folders.append(stream.local)
+    assert folders[0] == folders[1]
+    assert Path(folders[0]).is_relative_to(tmp_path / "tmp")
+
+
+def test_tokens_in_columns_of_two_names_are_refused(tmp_path):
+    shards = []
+    for column in ("tokens", "input_ids"):
+        path, _ = builders.write_stream_files(
+            tmp_path / "web" / column, LENGTHS, column=column, lengths_file=False
+        )
+        for shard in json.loads((path / "index.json").read_text())["shards"]:
+            shard["raw_data"]["basename"] = f"{column}/{shard['raw_data']['basename']}"
+            shards.append(shard)
+    (tmp_path / "web" / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+    message = (
+        "stream 'web': its shards hold tokens in columns 'input_ids' and 'tokens'; "
+        "write the stream anew with one of them"
+    )
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(tmp_path / "web")), 0)
+
+
+def test_labels_and_masks_stored_as_bytes_have_types_of_their_own(tmp_path):
+    masks = [np.arange(n, dtype=np.uint8) % 2 for n in LENGTHS]
+    labels = [np.where(mask, np.arange(len(mask)), -100).astype(np.int32) for mask in masks]
+    path, samples = builders.write_stream_files(
+        tmp_path / "s",
+        LENGTHS,
+        dtype="uint16",
+        encoding="bytes",
+        columns={"mask": "bytes", "labels": "bytes"},
+        values={
+            "mask": [each.tobytes() for each in masks],
+            "labels": [each.tobytes() for each in labels],
+        },
+    )
+    options = {"local": str(path), "tokens_dtype": "uint16", "labels": "labels"}
+
+    stream = Stream(**options, labels_dtype="int32", loss_mask="mask", loss_mask_dtype="uint8")
+    shard = open_stream(stream, 0).open_shard(0)
+    for i in range(len(shard.tokens.counts)):
+        np.testing.assert_array_equal(shard.tokens.read(shard.data, i), samples[i])
+        np.testing.assert_array_equal(shard.labels.read(shard.data, i), labels[i])
+        np.testing.assert_array_equal(shard.loss_mask.read(shard.data, i), masks[i])
+
+    # Without a type of their own they have the tokens', and are twice as many then.
+    message = r"values in its labels column; .*as int32 .* set labels_dtype='int32'"
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(**options, check_dtypes=False), 0).open_shard(0)
+    options |= {"labels_dtype": "int32", "loss_mask": "mask"}
+    with pytest.raises(DataError, match=r"set loss_mask_dtype='uint8'|has \d+ bytes of values"):
+        open_stream(Stream(**options), 0).open_shard(0)
+
+
+@pytest.mark.parametrize("option", ["labels", "loss_mask"])
+def test_bytes_of_labels_and_masks_need_a_stated_dtype(tmp_path, option):
+    values = {"more": [b"x" * n for n in LENGTHS]}
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, columns={"more": "bytes"}, values=values
+    )
+    message = (
+        f"column 'more' is stored as 'bytes', which say no dtype; set {option}_dtype= to what it "
+        "was written with, one of .*int64.*: another one reads other .*LLM-Foundry write int64"
+    )
+    with pytest.raises(DataError, match=message):
+        open_stream(Stream(local=str(path), **{option: "more"}), 0)

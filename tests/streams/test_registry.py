@@ -1,0 +1,261 @@
+"""Streams by list, by place and by registered name; custom classes; streams of other columns."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.config import Order, Packing
+from streampack.errors import ConfigError, DataError
+from streampack.loader.loader import PackedDataLoader
+from streampack.mds import mosaic
+from streampack.online.dataset import PackedIterableDataset
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.streams import IterableStream, Stream
+from streampack.world import World
+from tests.helpers import builders, conformance
+from tests.helpers.conformance import Written, show
+
+FETCHED: list[str] = []
+
+
+class Prefixed(mosaic.Stream):
+    """A class of someone's own, with arguments of its own, that fetches in its own way."""
+
+    def __init__(self, *, prefix: str = "", **others: Any) -> None:
+        super().__init__(**others)
+        self.prefix = prefix
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        # There is no such bucket: only this class knows where its files are.
+        FETCHED.append(from_basename)
+        source = self.remote.removeprefix("s3://nowhere") + "/" + from_basename
+        target = f"{self.local}/{to_basename or from_basename}"
+        shutil.copyfile(source, target)
+        return target
+
+
+class Choosy(Stream):
+    """A subclass of ours."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    mosaic.streams_registry.register("prefixed", func=Prefixed)
+    mosaic.streams_registry.register("choosy", func=Choosy)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Written:
+    rng = np.random.default_rng(7)
+    return conformance.write_streams(
+        tmp_path_factory.mktemp("streams"), [rng.integers(1, 50, 120).tolist()]
+    )
+
+
+def dataset_of(streams: Any = None, **options: Any) -> PackedStreamingDataset:
+    return PackedStreamingDataset(
+        streams,
+        packing=Packing(max_seq_len=64),
+        order=Order(seed=3),
+        batch_size=2,
+        world=World(),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", ["streampack", "stream", "choosy", "prefixed"])
+def test_a_registered_class_is_found_by_its_name(written, tmp_path, name):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    scheme = "s3://nowhere" if name == "prefixed" else ""
+    dataset = dataset_of(
+        stream_name=name,
+        stream_config={"prefix": "x"} if name == "prefixed" else {"keep_zip": True},
+        remote=f"{scheme}{written.paths[0]}",
+        local=str(tmp_path / "cache"),
+    )
+    assert [show(batch) for batch in dataset] == wanted
+    assert list((tmp_path / "cache").glob("*.mds"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_class_that_fetches_in_its_own_way_works_as_an_object(written, tmp_path, num_workers):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    FETCHED.clear()
+    stream = Prefixed(remote=f"s3://nowhere{written.paths[0]}", local=str(tmp_path / "cache"))
+    loader = PackedDataLoader(dataset_of([stream]), num_workers=num_workers)
+    assert [show(batch) for batch in loader] == wanted
+    assert "index.json" in FETCHED
+
+
+def test_an_unknown_name_lists_the_known_ones(written):
+    with pytest.raises(ConfigError, match=r"stream_name='strem' .*prefixed\|stream\|.*'stream'\?"):
+        dataset_of(stream_name="strem", local=str(written.paths[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stream_config": {"prefx": 1}}, r"stream_name='streampack'.*prefx=1"),
+        ({"stream_name": "prefixed", "stream_config": {"prefx": 1}}, r"prefixed.*prefx"),
+        ({"stream_config": {"local": "elsewhere"}}, r"stream_config\['local'\]='elsewhere' differ"),
+    ],
+)
+def test_arguments_that_a_class_does_not_take_are_refused(written, options, message):
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(local=str(written.paths[0]), **options)
+
+
+@pytest.mark.parametrize("option", [{"stream_name": "stream"}, {"stream_config": {}}])
+def test_a_list_of_streams_has_no_other_name(written, option):
+    with pytest.raises(ConfigError, match=rf"streams and {next(iter(option))}=.* were passed"):
+        dataset_of(written.streams(), **option)
+
+
+def test_a_list_of_streams_has_no_common_split(written):
+    message = r"streams and split='train' were passed; .*Stream\(\.\.\., split='train'\)"
+    with pytest.raises(ConfigError, match=message):
+        dataset_of(written.streams(), split="train")
+
+
+def test_streams_with_different_columns_are_mixed_each_by_its_own(tmp_path):
+    lengths = [[30] * 40, [50] * 30, [20] * 50]
+    specs: list[dict[str, Any]] = [
+        {"column": "tokens", "dtype": "int32"},
+        {"column": "ids", "dtype": "uint16", "encoding": "bytes"},
+        {"column": "input_ids", "dtype": "int64", "extra_columns": True},
+    ]
+    tokens = []
+    for seed, (own, spec) in enumerate(zip(lengths, specs, strict=True)):
+        options = {key: value for key, value in spec.items() if key != "column"}
+        tokens.append(
+            builders.write_stream_files(
+                tmp_path / f"s{seed}", own, seed=seed, column=spec["column"], **options
+            )[1]
+        )
+    streams = [
+        Stream(local=str(tmp_path / "s0")),
+        Stream(local=str(tmp_path / "s1"), tokens="ids", tokens_dtype="uint16"),
+        Stream(local=str(tmp_path / "s2")),
+    ]
+    seen = []
+    for batch in PackedDataLoader(dataset_of(streams)):
+        filled = dict.fromkeys(range(2), 0)
+        for row, stream, _, sample, start, length in batch["segments"][:, :6].tolist():
+            begin = filled[row]
+            own = batch["tokens"][row, begin : begin + length].tolist()
+            assert own == tokens[stream][sample][start : start + length].tolist()
+            filled[row] += length
+            seen.append((stream, sample))
+    assert set(seen) == {(s, i) for s, own in enumerate(lengths) for i in range(len(own))}
+    with pytest.raises(DataError, match=r"'s1'.*'ids'"):
+        dataset_of([streams[0], Stream(local=str(tmp_path / "s1"))])
+
+
+# Classes of the user's own that override what is never called.
+
+
+class Counting(mosaic.Stream):
+    """Prepares shards in its own way."""
+
+    def prepare_shard(self, shard: Any) -> int:
+        return int(super().prepare_shard(shard))
+
+
+class Filtered(Stream):
+    """Leaves out shards."""
+
+    def get_shards(self, *args: Any) -> list[Any]:
+        return list(super().get_shards(*args))[:1]
+
+
+class Inherits(Counting):
+    """Overrides by its parent."""
+
+
+class Weighs(mosaic.Stream):
+    """Has weights by a rule of its own."""
+
+    @classmethod
+    def apply_weights(cls, *args: Any) -> int:
+        return int(super().apply_weights(*args))
+
+
+class SetsUp(mosaic.Stream):
+    """Looks at its folder in its own way."""
+
+    def set_up_local(self, *args: Any) -> None:
+        super().set_up_local(*args)
+
+
+class OwnDownloader(type(mosaic.CloudDownloader.get())):  # type: ignore[misc]
+    """Speaks to something else."""
+
+
+class Speaks(mosaic.Stream):
+    """Fetches by a downloader of its own."""
+
+    def __init__(self, **others: Any) -> None:
+        super().__init__(**others)
+        self._downloader = OwnDownloader()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Counting, "Counting overrides prepare_shard, which streampack never calls"),
+        (Filtered, "Filtered overrides get_shards, which streampack never calls"),
+        (Inherits, "Inherits overrides prepare_shard, which"),
+        (Weighs, "Weighs overrides apply_weights, which"),
+        (SetsUp, "SetsUp overrides set_up_local, which"),
+        (Speaks, "Speaks sets _downloader to a OwnDownloader, which streampack would not use"),
+    ],
+)
+def test_a_class_whose_code_would_be_ignored_is_refused_by_name(written, tmp_path, kind, message):
+    stream = kind(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=message):
+        dataset_of([stream])
+
+
+def test_a_method_that_was_put_on_a_stream_is_refused(written):
+    stream = mosaic.Stream(local=str(written.paths[0]))
+    stream.prepare_shard = len
+    with pytest.raises(ConfigError, match="Stream overrides prepare_shard, which streampack never"):
+        dataset_of([stream])
+
+
+def test_what_a_refused_class_reads_can_be_packed_by_way_of_mosaicml(written, tmp_path):
+    streaming = import_module("streaming")
+    stream = Filtered(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
+    source = streaming.StreamingDataset(streams=[stream], batch_size=1, shuffle=False)
+    packed = PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=64))
+
+    num_samples = {tuple(row) for batch in packed for row in batch["segments"][:, 1:4].tolist()}
+    all_samples = json.loads((written.paths[0] / "index.json").read_text())["shards"]
+    assert 0 < len(num_samples) == all_samples[0]["samples"] < 120
+
+
+def test_a_registered_downloader_is_used(written, tmp_path, monkeypatch):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    monkeypatch.setitem(mosaic.DOWNLOADER_MAPPINGS, "", OwnDownloader)
+    stream = Speaks(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
+    assert [show(batch) for batch in dataset_of([stream])] == wanted
+
+
+def test_the_streams_of_a_dataset_are_those_that_were_passed(written):
+    streams = written.streams()
+    dataset = dataset_of(streams)
+    assert all(a is b for a, b in zip(dataset.streams, streams, strict=True))
+    assert dataset_of(local=str(written.paths[0])).streams[0].local == str(written.paths[0])
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert [each.local for each in sent.streams] == [each.local for each in streams]
+    rows = IterableStream([[1, 2, 3]], proportion=2.0)
+    packed = PackedIterableDataset([rows], packing=Packing(max_seq_len=8))
+    assert packed.streams[0].proportion == 2.0

@@ -1,0 +1,41 @@
+"""Texts to token ids with every kind of tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from streampack.errors import ConfigError, DataError
+from streampack.streams.tokenization import check_tokenizer, encode_texts
+from tests.helpers.words import WORDS, words
+
+
+class OwnEncode:
+    def encode(self, texts):
+        return [[WORDS[word] for word in text.split()] for text in texts]
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [words(), PreTrainedTokenizerFast(tokenizer_object=words()), OwnEncode()]
+)
+def test_every_kind_of_tokenizer_encodes_a_list_of_texts(tokenizer):
+    check_tokenizer(tokenizer)
+    encoded = encode_texts(tokenizer, ["a text", "a more a", ""])
+
+    assert [ids.tolist() for ids in encoded] == [[1, 2], [1, 3, 1], []]
+
+
+def test_what_cannot_encode_is_refused():
+    with pytest.raises(ConfigError, match="tokenizer=<dict> has no encode"):
+        check_tokenizer({})
+    with pytest.raises(ConfigError, match="tokenizer='gpt2' is a name; load it and pass"):
+        check_tokenizer("gpt2")
+
+
+def test_a_tokenizer_that_takes_one_text_only_is_named():
+    class OneText:
+        def encode(self, text):
+            return [1, 2, 3, *text]
+
+    with pytest.raises(DataError, match="returned 4 results for 1 texts"):
+        encode_texts(OneText(), ["a"])

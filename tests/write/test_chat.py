@@ -1,0 +1,560 @@
+"""Chat samples: real tokenizers and templates, and every label of the packs made of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+
+from streampack import (
+    IterableStream,
+    PackedIterableDataset,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+)
+from streampack.errors import ConfigError, DataError
+from streampack.write import ChatEncoder, ChatSamples, write_stream
+from streampack.write.chat import target_tokens
+
+ROOT = Path(__file__).parents[2]
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+CHATML = (
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}"
+    "{% endfor %}" + PROMPT
+)
+# As people write them: lines, indents, and markers that trim the white space around them.
+MARKED = """
+{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- generation %}
+        {{- m.content + '<|im_end|>' }}
+        {%- endgeneration %}
+        {{- '\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}"""
+LLAMA_3 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start|>' + m.role + '<|end|>\n\n' + m.content | trim + '<|eot|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
+)
+INST = (  # no header: the prompt's own end asks for the response
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{{ m.content + '</s>' }}"
+    "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+)
+STRIPS_REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n"
+    "{% endfor %}" + PROMPT
+)
+TOOLS = (  # results of tools in a row share a turn, as in Qwen's template
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<result>{{ m.content }}</result>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% if 'tool_calls' in m %}{% for call in m.tool_calls %}"
+    "<call>{{ call.function | tojson }}</call>{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endif %}{% endfor %}" + PROMPT
+)
+END = {"chatml": "<|im_end|>", "marked": "<|im_end|>", "llama_3": "<|eot|>", "inst": "</s>"}
+TEMPLATES = {"chatml": CHATML, "marked": MARKED, "llama_3": LLAMA_3, "inst": INST}
+
+
+def byte_level(trim_offsets: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+    trainer = BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = "user assistant system hello world, how are you?\n\n\nfine  thanks\n"
+    tokenizer.train_from_iterator([text] * 4, trainer)
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2's: a space is a letter, one is put in before each text, the unknown is bytes."""
+    letters = "▁abcdefghijklmnopqrstuvwxyz[]/INST<>|_"
+    words = ["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁h", "us"]
+    vocab = {word: i for i, word in enumerate(words)}
+    merges = [("▁", "h"), ("u", "s")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+KINDS = ("byte_level", "trimmed", "byte_fallback")
+
+
+@cache
+def tokenizer_of(template: str | None = CHATML, kind: str = "byte_level") -> Any:
+    made = byte_fallback() if kind == "byte_fallback" else byte_level(kind == "trimmed")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def learned(sample: dict[str, np.ndarray], tokenizer: Any) -> str:
+    """Return the text of the targets."""
+    return str(tokenizer.decode(sample["tokens"][sample["loss_mask"] == 1]))
+
+
+def say(*contents: str, role: str = "user") -> list[dict[str, Any]]:
+    """Return a conversation of two who take turns."""
+    roles = [role, "assistant" if role == "user" else "user"]
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+# A text that begins with a space could share its first token with the header: see below.
+LETTERS = "abhu 5?\n[]<|é漢😀"
+texts = st.text(LETTERS, max_size=12).map(str.lstrip)
+chats = st.builds(
+    lambda system, messages: system + messages,
+    st.just([]) | texts.map(lambda text: [{"role": "system", "content": text}]),
+    st.lists(
+        st.builds(
+            lambda r, c: {"role": r, "content": c}, st.sampled_from(["user", "assistant"]), texts
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
+def test_the_targets_are_the_responses_and_their_end_of_turn_tokens(chat, name, kind) -> None:
+    if name == "llama_3":
+        chat = [message | {"content": message["content"].strip()} for message in chat]
+    tokenizer = tokenizer_of(TEMPLATES[name], kind)
+    responses = [m["content"] + END[name] for m in chat if m["role"] == "assistant"]
+
+    sample = ChatEncoder(tokenizer)(chat)
+    assert sample["tokens"].tolist() == tokenizer.apply_chat_template(chat)
+    assert (sample["tokens"].dtype, sample["loss_mask"].dtype) == (np.int32, np.uint8)
+    assert without_put_in_spaces(learned(sample, tokenizer), kind) == without_put_in_spaces(
+        "".join(responses), kind
+    )
+    last = ChatEncoder(tokenizer, "last_response")(chat)
+    assert without_put_in_spaces(learned(last, tokenizer), kind) == without_put_in_spaces(
+        "".join(responses[-1:]), kind
+    )
+    everything = ChatEncoder(tokenizer, "all")(chat)
+    assert everything["tokens"].tolist() == sample["tokens"].tolist()
+    assert everything["loss_mask"].all()
+
+
+def without_put_in_spaces(text: str, kind: str) -> str:
+    return text.replace(" ", "") if kind == "byte_fallback" else text
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    chat=chats,
+    spaces=st.sampled_from(["", " ", "\n", "\n\n "]),
+    train_on=st.sampled_from(["responses", "last_response"]),
+    kind=st.sampled_from(KINDS),
+)
+def test_markers_and_prefixes_agree_and_transformers_where_it_is_right(
+    chat, spaces, train_on, kind
+) -> None:
+    chat = [message | {"content": spaces + message["content"]} for message in chat]
+    by_prefixes = ChatEncoder(tokenizer_of(CHATML, kind), train_on)(chat)
+    by_markers = ChatEncoder(tokenizer_of(MARKED, kind), train_on)(chat)
+    given = ChatEncoder(tokenizer_of(CHATML, kind), train_on, chat_template=MARKED)(chat)
+    for sample in (by_markers, given):
+        assert sample["tokens"].tolist() == by_prefixes["tokens"].tolist()
+        assert sample["loss_mask"].tolist() == by_prefixes["loss_mask"].tolist()
+
+    if train_on == "responses" and kind == "byte_level":  # whose spans end with a whole token
+        theirs = tokenizer_of(MARKED, kind).apply_chat_template(
+            chat, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert by_markers["loss_mask"].tolist() == theirs["assistant_masks"]
+
+
+def by_message(chat: list[dict[str, Any]], tokenizer: Any, train_on: str) -> list[tuple[int, int]]:
+    """Return (token, is a target), as frameworks make them that encode message by message.
+
+    A response is a target (LLaMA-Factory; torchtune's `train_on_input=False`), the last one alone
+    (`mask_history`), or all is (`train_on_prompt`, `train_on_input`).
+    """
+    last = max((i for i, m in enumerate(chat) if m["role"] == "assistant"), default=None)
+    pairs = []
+    for i, message in enumerate(chat):
+        is_response = message["role"] == "assistant"
+        is_target = is_response and train_on in ("responses", "all" if i != last else train_on)
+        header, rest = f"<|im_start|>{message['role']}\n", "\n"
+        for text, masked_in in (
+            (header, False),
+            (message["content"] + "<|im_end|>", is_target),
+            (rest, False),
+        ):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            pairs += [(token, int(masked_in or train_on == "all")) for token in ids]
+    return pairs
+
+
+@settings(max_examples=150, deadline=None)
+@given(chat=chats, train_on=st.sampled_from(["responses", "last_response", "all"]))
+def test_the_same_as_encoding_message_by_message(chat, train_on) -> None:
+    tokenizer = tokenizer_of()
+    sample = ChatEncoder(tokenizer, train_on)(chat)
+    pairs = list(zip(sample["tokens"].tolist(), sample["loss_mask"].tolist(), strict=True))
+    assert pairs == by_message(chat, tokenizer, train_on)
+
+
+# What a generation block holds decides, even where it ends within a character's bytes.
+BARE = MARKED.replace(
+    "m.content + '<|im_end|>' }}\n        {%- endgen", "m.content }}\n        {%- endgen"
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("response", ["hi 😀", "hi\t", "😀", "h", ""])
+def test_markers_are_taken_at_their_word(response: str, kind: str) -> None:
+    tokenizer = tokenizer_of(BARE, kind)
+    chat = say("a", response, "b", "c")
+    sample = ChatEncoder(tokenizer)(chat)
+    assert learned(sample, tokenizer).strip(" ") == (response + "c").strip(" ")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "span", "expected"),
+    [
+        ([(0, 2), (3, 3), (3, 5)], (0, 3), [1, 1, 0]),  # "ab cd", the space trimmed to nothing
+        ([(0, 2), (3, 3), (3, 5)], (3, 5), [0, 0, 1]),
+        ([(0, 2), (2, 2), (2, 4)], (2, 4), [0, 1, 1]),  # "abcd", a space put in before "cd"
+        ([(0, 2), (2, 2), (2, 4)], (0, 2), [1, 0, 0]),
+        ([(0, 4), (2, 2)], (2, 3), [1, 1]),
+        ([(0, 2), (2, 4)], (2, 2), [0, 0]),
+        ([], (0, 1), []),
+    ],
+)
+def test_tokens_of_no_character_go_by_what_is_beside_them(offsets, span, expected) -> None:
+    assert target_tokens(offsets, [span], 5).tolist() == expected
+
+
+def test_a_line_break_is_learned_where_it_is_the_end_of_turn() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    tokenizer = tokenizer_of(template, "byte_level")
+    sample = ChatEncoder(tokenizer)(say("hello", "fine", "how", "well"))
+    assert learned(sample, tokenizer).replace(" ", "") == "fine\nwell\n"
+
+
+def test_white_space_that_is_in_no_token_unmasks_nothing_after_it() -> None:
+    words = Tokenizer(models.WordLevel({"?": 0, "hello": 1, "fine": 2, "bye": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    )
+    template += "{% endgeneration %}{% else %}{{ m.content }} {% endif %}{% endfor %}"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    sample = ChatEncoder(tokenizer, chat_template=template)(say("hello", " fine \n", "bye"))
+    assert sample["tokens"].tolist() == [1, 2, 3]
+    assert sample["loss_mask"].tolist() == [0, 1, 0]
+
+
+def test_the_first_thing_printed_may_be_a_response() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    tokenizer = tokenizer_of(template)
+    chat = say("hello", "world", role="assistant")
+    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == "hello"
+    assert learned(ChatEncoder(tokenizer, "last_response")(chat), tokenizer) == "hello"
+
+
+def test_a_token_over_the_edge_of_a_response_is_a_target() -> None:
+    tokenizer = tokenizer_of()
+    sample = ChatEncoder(tokenizer)(say("hello", "\n\nfine"))
+    pieces = tokenizer.convert_ids_to_tokens(sample["tokens"])
+    edge = sample["loss_mask"].tolist().index(1)
+    assert pieces[edge] == "ĊĊ", "the header's line break and the response's first share a token"
+    assert learned(sample, tokenizer) == "\n\n\nfine<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("chat", "responses"),
+    [
+        (say("hello", ""), "<|im_end|>"),
+        (say("hello", "", "you", ""), "<|im_end|><|im_end|>"),
+        (say("hello", "fine", "you"), "fine<|im_end|>"),
+        (say("hello"), ""),
+        (say("hello", "fine", role="assistant"), "hello<|im_end|>"),
+    ],
+)
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "markers"])
+def test_odd_conversations(chat, responses: str, template: str) -> None:
+    tokenizer = tokenizer_of(template)
+    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == responses
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+
+
+def test_calls_of_tools_are_responses_and_their_results_are_not() -> None:
+    tokenizer = tokenizer_of(TOOLS)
+    asked = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}
+    results = [{"role": "tool", "content": "2"}, {"role": "tool", "content": "2"}]
+    messages = [*say("1 + 1?"), asked, *results, {"role": "assistant", "content": "two"}]
+    sample = ChatEncoder(tokenizer)({"messages": messages, "tools": [TOOL]})
+
+    call = f"<call>{json.dumps(CALL['function'])}</call>"
+    assert learned(sample, tokenizer) == f"{call}{call}<|im_end|>two<|im_end|>"
+    assert "Adds." in tokenizer.decode(sample["tokens"])
+
+
+def test_rows_messages_and_sharegpt_say_the_same() -> None:
+    plain = [{"role": "system", "content": "s"}, *say("hello", "fine")]
+    senders = {"system": "system", "user": "human", "assistant": "gpt"}
+    sharegpt = [{"from": senders[m["role"]], "value": m["content"]} for m in plain]
+    table = [message | {"tool_calls": None} for message in plain]
+    encode = ChatEncoder(tokenizer_of(TOOLS))
+    expected = encode(plain)["tokens"].tolist()
+    for row in (
+        sharegpt,
+        tuple(plain),
+        table,
+        {"messages": plain},
+        {"conversations": sharegpt, "tools": None, "id": 7},
+    ):
+        assert encode(row)["tokens"].tolist() == expected
+    unpickled = pickle.loads(pickle.dumps(encode))
+    assert unpickled(plain)["tokens"].tolist() == expected
+
+
+def test_options_reach_the_template() -> None:
+    tokenizer = tokenizer_of(CHATML + "{{ closing }}")
+    sample = ChatEncoder(tokenizer, "all", template_kwargs={"closing": "bye"})(say("hello"))
+    assert tokenizer.decode(sample["tokens"]).endswith("<|im_end|>\nbye")
+
+
+def test_a_template_that_strips_earlier_reasoning_is_refused_but_for_the_last_response() -> None:
+    tokenizer = tokenizer_of(STRIPS_REASONING)
+    chat = say("hello", "<think>no</think>fine", "how", "<think>yes</think>well")
+    with pytest.raises(ConfigError, match=r"message 1 of 4: .*train_on='last_response'"):
+        ChatEncoder(tokenizer)(chat)
+    last = ChatEncoder(tokenizer, "last_response")(chat)
+    assert learned(last, tokenizer) == "<think>yes</think>well<|im_end|>"
+    assert "no" not in tokenizer.decode(last["tokens"])
+    single = ChatEncoder(tokenizer)(chat[:2])
+    assert learned(single, tokenizer) == "<think>no</think>fine<|im_end|>"
+
+
+class Slow(PreTrainedTokenizer):
+    """A tokenizer in Python: it has no offsets."""
+
+    vocab_size = 1
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "options", "message"),
+    [
+        (tokenizer_of(None), {}, "has no chat template; set tokenizer.chat_template"),
+        (byte_fallback(), {}, "<Tokenizer> has no apply_chat_template"),
+        (Slow(chat_template=CHATML), {}, r"<Slow> .* fast tokenizer .* train_on='all'"),
+        (tokenizer_of(), {"train_on": "response"}, "did you mean 'responses'"),
+        (tokenizer_of(), {"context_roles": "critic"}, r"is one text; write \['critic'\]"),
+    ],
+    ids=["no template", "no transformers", "slow", "train_on", "context_roles"],
+)
+def test_what_cannot_work_is_refused_at_once(tokenizer, options, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ChatEncoder(tokenizer, **options)
+
+
+CHANGED = "{% set x %}" + MARKED + "{% endset %}{{ x | upper }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "train_on", "message"),
+    [
+        (CHATML.replace("assistant\n{%", "assistant\n<think>{%"), "responses", "message 1 of 2"),
+        (CHATML.removesuffix(PROMPT), "responses", "nothing for add_generation_prompt=True"),
+        (CHANGED, "responses", "changes text that it marked"),
+        (MARKED.replace("== 'assistant'", "== 'model'"), "responses", "none in messages 0 to 1"),
+        (
+            MARKED.replace("'assistant' %}", "'assistant' and not loop.last %}"),
+            "last_response",
+            "1 to 1",
+        ),
+    ],
+)
+def test_templates_that_hide_where_a_response_lies_are_refused(
+    template: str, train_on: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ChatEncoder(tokenizer_of(template), train_on)(say("hello", "fine"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], "is no conversation"),
+        ("hello", "is no conversation"),
+        (["hello"], "is no conversation"),
+        ({"text": "hello"}, "a row with 'text' holds no conversation"),
+        ([{"text": "hello"}], "message 0 has 'text', but must have role"),
+        ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),
+        ([{"role": "user", "content": 7}], r"cannot render 1 of 1 messages \(TypeError"),
+    ],
+)
+def test_rows_that_are_no_conversation_are_named(row: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ChatEncoder(tokenizer_of())(row)
+
+
+@pytest.mark.parametrize("role", ["model", "Assistant", "bot", "", None, 7])
+@pytest.mark.parametrize("train_on", ["responses", "last_response"])
+def test_a_role_that_nobody_knows_is_refused_not_left_unlearned(role: Any, train_on: Any) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+    message = (
+        rf"message 1 has role {role!r}, which is not one of assistant\|.*; rename it to 'assis"
+    )
+    with pytest.raises(DataError, match=message):
+        ChatEncoder(tokenizer_of(), train_on)(chat)
+
+
+def test_roles_of_ones_own_are_read_and_not_learned() -> None:
+    tokenizer = tokenizer_of()
+    chat = [*say("a", "b"), {"role": "critic", "content": "c"}, *say("d", role="assistant")]
+    sample = ChatEncoder(tokenizer, context_roles=["critic"])(chat)
+    assert learned(sample, tokenizer) == "b<|im_end|>d<|im_end|>"
+    assert ChatEncoder(tokenizer, "all")(chat)["loss_mask"].all()
+
+
+@pytest.mark.parametrize("role", ["tool", "ipython", "developer", "function", "observation"])
+def test_roles_of_known_templates_are_read_and_not_learned(role: str) -> None:
+    tokenizer = tokenizer_of()
+    chat = [{"role": role, "content": "a"}, *say("b", role="assistant")]
+    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == "b<|im_end|>"
+
+
+def test_conversations_without_a_response_are_written_and_counted(tmp_path: Path) -> None:
+    encode = ChatEncoder(tokenizer_of())
+    written = write_stream(map(encode, [say("a", "b"), say("a"), say("c")]), tmp_path / "s")
+    assert (written.num_samples, written.num_without_targets) == (3, 2)
+    assert write_stream([[0, 0], [0]], tmp_path / "t").num_without_targets == 0
+
+
+def labels_of(dataset: Any) -> dict[tuple[int, int], int]:
+    """Return the label of every token of an epoch, by its sample and place."""
+    found: dict[tuple[int, int], int] = {}
+    for batch in dataset:
+        ends: dict[int, int] = {}
+        for row, _, _, sample, start, length in batch["segments"].tolist():
+            at = ends.get(row, 0)
+            ends[row] = at + length
+            for i in range(length):
+                assert (sample, start + i) not in found
+                found[sample, start + i] = int(batch["labels"][row, at + i])
+    return found
+
+
+@pytest.mark.parametrize("max_seq_len", [16, 64])
+def test_packs_of_a_stream_and_on_the_fly_have_labels_at_the_responses_alone(
+    tmp_path: Path, max_seq_len: int
+) -> None:
+    rng = np.random.default_rng(5)
+    words = ["hello", "world,", "fine 😀", "how are you?"]
+    rows = [
+        {"messages": say(*(" ".join(rng.choice(words, n)) for n in rng.integers(0, 5, turns)))}
+        for turns in rng.integers(1, 7, 30)
+    ]
+    encode = ChatEncoder(tokenizer_of())
+    expected = {}
+    for number, row in enumerate(rows):
+        sample = encode(row)
+        targets = np.where(sample["loss_mask"] == 1, sample["tokens"], -100)
+        expected |= {(number, i): t for i, t in enumerate([*targets[1:].tolist(), -100])}
+
+    written = write_stream(map(encode, rows), tmp_path / "chats")
+    assert written.num_samples == len(rows)
+    packing = Packing(max_seq_len=max_seq_len)
+    stream = Stream(local=str(tmp_path / "chats"), loss_mask="loss_mask")
+    planned = labels_of(PackedStreamingDataset([stream], packing=packing, batch_size=2))
+    source = IterableStream(ChatSamples(rows, encode), loss_mask="loss_mask")
+    on_the_fly = labels_of(PackedIterableDataset([source], packing=packing, batch_size=2))
+    assert max(place for _, place in expected) > max_seq_len, "no sample is cut"
+    assert planned == on_the_fly == expected
+
+
+def test_hugging_face_datasets_map_their_rows(tmp_path: Path) -> None:
+    rows = [{"messages": say("hello", "fine", *["you", "well"] * (i % 2))} for i in range(6)]
+    encode = ChatEncoder(tokenizer_of())
+    table = datasets.Dataset.from_list(rows)
+    mapped = table.map(encode, remove_columns=table.column_names)
+    write_stream(mapped.with_format("numpy", dtype="int32"), tmp_path / "chats")
+    packing = Packing(max_seq_len=32)
+    stream = Stream(local=str(tmp_path / "chats"), loss_mask="loss_mask")
+    written = labels_of(PackedStreamingDataset([stream], packing=packing, batch_size=1))
+    listed = IterableStream(ChatSamples(rows, encode), loss_mask="loss_mask")
+    assert written == labels_of(PackedIterableDataset([listed], packing=packing))
+
+    iterable = IterableStream(table.to_iterable_dataset().map(encode), loss_mask="loss_mask")
+    assert written == labels_of(PackedIterableDataset([iterable], packing=packing))
+
+
+def test_a_bad_conversation_can_be_skipped_on_the_fly() -> None:
+    rows = [say("hello", "fine"), [{"from": "nobody"}], say("how", "well")]
+    source = IterableStream(
+        ChatSamples(rows, ChatEncoder(tokenizer_of())), loss_mask="loss_mask", on_bad_sample="skip"
+    )
+    found = labels_of(PackedIterableDataset([source], packing=Packing(max_seq_len=64)))
+    assert {sample for sample, _ in found} == {0, 2}
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "chat.md").read_text(), flags=re.DOTALL
+    )
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks), "chat.md", "exec"), {"__name__": "chat"})

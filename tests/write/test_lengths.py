@@ -1,0 +1,208 @@
+"""Length files for existing streams: `streampack index`."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import xxhash
+
+from streampack.errors import DataError
+from streampack.mds.index import parse_index
+from streampack.mds.length_file import LENGTH_FILE, open_length_file, write_length_file
+from streampack.storage.decompress import decompress_shard
+from streampack.streams import Stream, open_stream
+from streampack.write import write_lengths
+from tests.helpers import builders
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "br"])
+@pytest.mark.parametrize("extra_columns", [False, True])
+def test_indexing_gives_the_file_and_leaves_nothing_else(tmp_path, compression, extra_columns):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s",
+        LENGTHS,
+        compression=compression,
+        extra_columns=extra_columns,
+        lengths_file=False,
+    )
+    before = {file.name for file in path.iterdir()}
+    shards = []
+    (indexed,) = write_lengths(path, progress=shards.append)
+    assert {file.name for file in path.iterdir()} - before == {"lengths.bin"}
+    assert (indexed.column, indexed.num_samples) == ("tokens", 40)
+    assert indexed.num_tokens == sum(LENGTHS)
+    assert len(shards) == indexed.num_shards
+    opened = open_stream(Stream(local=str(path)), 0)
+    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+
+
+def raw_shards(path) -> list[bytes]:
+    index = parse_index((path / "index.json").read_bytes(), "x")
+    return [
+        (path / shard.raw.basename).read_bytes()
+        if shard.packed is None
+        else decompress_shard(path / shard.packed.basename, shard)
+        for shard in index.shards
+    ]
+
+
+def flip(file, place: float) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(place * len(content))] ^= 4
+    file.write_bytes(content)
+
+
+def read_all(stream) -> list[list[int]]:
+    opened = open_stream(stream, 0)
+    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
+    return [
+        each.tokens.read(each.data, i).tolist()
+        for each in shards
+        for i in range(len(each.tokens.counts))
+    ]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "br", "snappy"])
+def test_indexing_writes_hashes_that_index_json_lacks(tmp_path, compression):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
+    before = (path / "index.json").read_bytes()
+    index = parse_index(before, "x")
+    file = open_length_file(path / LENGTH_FILE, before, index)
+    assert list(file.hashes) == [xxhash.xxh64_hexdigest(raw) for raw in raw_shards(path)]
+    assert (path / "index.json").read_bytes() == before
+    opened = open_stream(Stream(local=str(path)), 0)
+    assert [shard.raw.hashes["xxh64"] for shard in opened.index.shards] == list(file.hashes)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_stream_with_hashes_gets_a_length_file_that_every_release_reads(tmp_path, compression):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, compression=compression, hashes=["sha1"]
+    )
+    content = (path / LENGTH_FILE).read_bytes()
+    text = (path / "index.json").read_bytes()
+    file = open_length_file(path / LENGTH_FILE, text, parse_index(text, "x"))
+    assert (content[8], file.hashes) == (1, ())
+    # What releases before hashes expected of the size.
+    assert len(content) == file.head_bytes + 16 * file.num_shards + 12 * file.num_samples
+
+
+def test_a_length_file_of_an_earlier_release_is_read_and_the_stream_is_warned_of(tmp_path, caplog):
+    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS)
+    text = (path / "index.json").read_bytes()
+    index = parse_index(text, "x")
+    file = open_length_file(path / LENGTH_FILE, text, index)
+    edges = file.shard_edges(0, len(LENGTHS)).astype(np.uint32)
+    write_length_file(path / LENGTH_FILE, text, index, "tokens", np.array(LENGTHS, "u4"), edges)
+    stream = Stream(remote=str(path), local=str(tmp_path / "cache"))
+    assert read_all(stream) == [tokens.tolist() for tokens in samples]
+    assert open_stream(stream, 0).has_length_file
+    assert "let `streampack index` write hashes" in caplog.text
+    caplog.clear()
+    write_lengths(path)  # the way out
+    read_all(Stream(remote=str(path), local=str(tmp_path / "again")))
+    assert "hashes" not in caplog.text
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "br"])
+@pytest.mark.parametrize("place", [0.3, 0.5, 0.98])
+def test_a_flip_in_an_indexed_stream_is_refused_here_and_far_away(tmp_path, compression, place):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
+    flip(next(path.glob("shard.00002*")), place)
+    remote = Stream(remote=str(path), local=str(tmp_path / "cache"), download_timeout=0.5)
+    for stream in (Stream(local=str(path)), remote):
+        with pytest.raises(DataError, match=r"shard\.00002"):
+            read_all(stream)
+    assert not list((tmp_path / "cache").glob("shard.00002*"))
+
+
+def test_an_indexed_shard_that_rots_in_the_cache_is_fetched_again(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS)
+    cache = tmp_path / "cache"
+    read_all(Stream(remote=str(path), local=str(cache)))
+    moved = cache.rename(tmp_path / "moved")  # as another process finds it
+    flip(moved / "shard.00002.mds", 0.5)
+    stream = Stream(remote=str(path), local=str(moved))
+    assert read_all(stream) == [tokens.tolist() for tokens in samples]
+
+
+def test_an_index_of_another_column_has_the_hashes_all_the_same(tmp_path):
+    values = {"other": [np.ones(2, np.int32)] * len(LENGTHS)}
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, columns={"other": "ndarray:int32"}, values=values
+    )
+    write_lengths(path, column="other")
+    flip(next(path.glob("shard.00002*")), 0.5)
+    assert not open_stream(Stream(local=str(path)), 0).has_length_file
+    with pytest.raises(DataError, match=r"its xxh64 is \w+, but lengths\.bin says"):
+        read_all(Stream(local=str(path)))
+
+
+def test_a_stream_that_was_rewritten_after_indexing_is_refused_until_it_is_indexed_again(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
+    other, samples = builders.write_stream_files(tmp_path / "t", LENGTHS, seed=5)
+    # Without hashes the index says nothing of the tokens.
+    assert (path / "index.json").read_bytes() == (other / "index.json").read_bytes()
+    for shard in other.glob("shard.*"):
+        shutil.copy(shard, path)
+    with pytest.raises(DataError, match="if the stream was rewritten since: `streampack index`"):
+        read_all(Stream(local=str(path)))
+    write_lengths(path)
+    assert read_all(Stream(local=str(path))) == [tokens.tolist() for tokens in samples]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_damaged_shard_of_a_stream_with_hashes_is_not_indexed(tmp_path, compression):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, hashes=["md5"], compression=compression, lengths_file=False
+    )
+    flip(next(path.glob("shard.00002*")), 0.9)
+    with pytest.raises(
+        DataError, match=r"shard\.00002\S*: its hash is md5:\w+, but index.json says"
+    ):
+        write_lengths(path)
+    assert not (path / LENGTH_FILE).exists()
+
+
+def test_subfolders_are_indexed_in_order(tmp_path):
+    for name in ("b", "a", "a/val"):
+        builders.write_stream_files(tmp_path / "w" / name, [3, 4], lengths_file=False)
+    paths = [indexed.path for indexed in write_lengths(tmp_path / "w")]
+    assert paths == [tmp_path / "w" / name / "lengths.bin" for name in ("a", "a/val", "b")]
+
+
+def test_a_stream_of_empty_samples_is_indexed_and_then_refused_by_the_reader(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "s", [2, 0, 1], encoding="bytes")
+    with pytest.raises(DataError, match="stream 's', sample 1: 0 tokens"):
+        open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
+
+
+def test_what_is_no_stream_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"holds no index\.json, nor does a subfolder"):
+        write_lengths(tmp_path)
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, lengths_file=False)
+    with pytest.raises(DataError, match="no column 'ids'; it holds 'tokens'; set column="):
+        write_lengths(path, column="ids")
+    shard = path / "shard.00000.mds"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:50])
+    with pytest.raises(DataError, match=f"has 50 bytes, but index.json says {len(content)}"):
+        write_lengths(path)
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard\.00000\.mds: there is no such file"):
+        write_lengths(path)
+    assert not (path / "lengths.bin").exists()
+
+
+@pytest.mark.parametrize("value", [-100, 2**32 - 1])
+def test_a_column_of_what_is_no_token_id_is_no_token_column(tmp_path, value):
+    values = {"labels": [np.full(n, value) for n in LENGTHS]}
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, columns={"labels": "ndarray:int64"}, values=values
+    )
+    with pytest.raises(DataError, match=f"shard 0: token id {value}, but ids must be 0 to"):
+        write_lengths(path, column="labels")

@@ -1,0 +1,182 @@
+"""Length files for streams in a store: `streampack index s3://...`, against an S3 server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from streampack.cli.app import build_app
+from streampack.errors import ConfigError, DataError
+from streampack.mds.length_file import LENGTH_FILE
+from streampack.streams import Stream, open_stream
+from streampack.write import write_lengths, write_remote_lengths
+from tests.helpers import builders
+from tests.helpers.faults import servers
+from tests.helpers.faults.faultserver import FaultServer
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+UPLOAD = "PUT|POST"
+# A pooled client keeps the server it was made for, so that no two tests may share a bucket.
+bucket_numbers = itertools.count()
+
+# MosaicML's uploaders are not closed, and their connections warn of it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """A bucket of a real S3 server, behind one that can refuse."""
+
+    proxy: FaultServer
+    folder: Path
+    url: str
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, servers.Server]]:
+    root = tmp_path_factory.mktemp("store") / "root"
+    root.mkdir()
+    with servers.s3_server(root) as running:
+        yield root, running
+
+
+@pytest.fixture
+def store(server, tmp_path, monkeypatch) -> Iterator[Store]:
+    root, running = server
+    name = f"index-{os.getpid()}-{next(bucket_numbers)}"
+    (root / name).mkdir()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with FaultServer(upstream=running.url) as proxy, servers.s3_environment(proxy.url):
+        yield Store(proxy=proxy, folder=root / name, url=f"s3://{name}/code")
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_the_length_file_is_uploaded_beside_index_json_and_nothing_stays_here(
+    store, tmp_path, compression
+):
+    path, _ = builders.write_stream_files(
+        store.folder / "code", LENGTHS, compression=compression, lengths_file=False
+    )
+    before = set(os.listdir(path))
+    indexed = write_remote_lengths(store.url)
+
+    assert indexed.path == f"{store.url}/{LENGTH_FILE}"
+    assert (indexed.num_samples, indexed.num_tokens) == (len(LENGTHS), sum(LENGTHS))
+    assert set(os.listdir(path)) - before == {LENGTH_FILE}
+    assert os.listdir(tmp_path / "temporary") == []
+    uploaded = (path / LENGTH_FILE).read_bytes()
+    write_lengths(path)
+    assert (path / LENGTH_FILE).read_bytes() == uploaded
+    opened = open_stream(Stream(remote=store.url, local=str(tmp_path / "local")), 0)
+    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+
+
+def test_in_a_temporary_folder_lies_one_shard_at_a_time(store, tmp_path):
+    builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
+    left = []
+
+    def progress(_: int) -> None:
+        left.append([file.name for file in (tmp_path / "temporary").rglob("shard.*.mds")])
+
+    indexed = write_remote_lengths(store.url, progress=progress)
+    assert left == [[]] * indexed.num_shards
+
+
+def test_a_kept_length_file_is_found_when_training_with_that_folder(store, tmp_path):
+    path, _ = builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
+    local = tmp_path / "local"
+    store.proxy.add("status", status=403, method=UPLOAD)
+
+    indexed = write_remote_lengths(store.url, local=local, keep_local=True)
+
+    assert indexed.path == local / LENGTH_FILE
+    assert not (path / LENGTH_FILE).exists()
+    asked = store.proxy.count("shard")
+    assert store.proxy.count(method=UPLOAD) == 0
+    opened = open_stream(Stream(remote=store.url, local=str(local)), 0)
+    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+    for shard in range(opened.num_shards):
+        opened.open_shard(shard)
+    assert store.proxy.count("shard") == asked
+
+
+@pytest.mark.parametrize("has_local", [False, True])
+def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
+    store, tmp_path, has_local
+):
+    path, _ = builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
+    store.proxy.add("status", status=403, method=UPLOAD)
+    local = tmp_path / "local" if has_local else None
+    message = r"code: cannot be written \(.*\); the length file is in .*keep_local=True and local="
+    with pytest.raises(DataError, match=message) as raised:
+        write_remote_lengths(store.url, local=local)
+    (kept,) = tmp_path.rglob(LENGTH_FILE)
+    assert f"is in {kept}: copy it beside" in str(raised.value)
+    assert raised.value.uri == store.url
+    store.proxy.clear()
+    path.joinpath(LENGTH_FILE).write_bytes(kept.read_bytes())
+    opened = open_stream(Stream(remote=store.url, local=str(tmp_path / "other")), 0)
+    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+
+
+def test_a_store_that_is_known_not_to_be_writable_is_refused_before_anything_is_read(store):
+    with pytest.raises(
+        DataError, match=r"cannot be written \(.*keep_local=True and local='FOLDER'"
+    ):
+        write_remote_lengths("s3://no-such-bucket/code")
+    assert store.proxy.count() == 0
+    with pytest.raises(DataError, match=r"sftp://host/code: cannot be written \(ValueError"):
+        write_remote_lengths("sftp://host/code")
+
+
+def test_a_store_without_a_stream_is_refused(store, tmp_path):
+    (store.folder / "code").mkdir()
+    with pytest.raises(DataError, match=r"code/index\.json: cannot be fetched, 1 attempt"):
+        write_remote_lengths(store.url)
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_keeping_the_file_needs_a_folder():
+    with pytest.raises(ConfigError, match=r"keep_local=True, but local=None; set local= to"):
+        write_remote_lengths("s3://bucket/code", keep_local=True)
+
+
+def call(*arguments: str) -> str:
+    done = CliRunner().invoke(build_app(), list(arguments))
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def test_the_verb_takes_urls_and_folders_together(store, tmp_path):
+    for folder in (store.folder / "code", tmp_path / "a", tmp_path / "b c"):
+        builders.write_stream_files(folder, LENGTHS, lengths_file=False)
+    output = call("index", str(tmp_path / "a"), store.url, f"file://{tmp_path}/b%20c")
+    lines = output.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"{tmp_path}/a/{LENGTH_FILE}",
+        f"{store.url}/{LENGTH_FILE}",
+        f"{tmp_path}/b c/{LENGTH_FILE}",
+    ]
+    assert all(f"{sum(LENGTHS):,} tokens" in line for line in lines)
+
+
+def test_the_verb_keeps_files_of_one_remote_stream_at_a_time(store, tmp_path):
+    builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
+    local = tmp_path / "local"
+    output = call("index", store.url, "--local", str(local), "--keep-local")
+    assert output.startswith(f"{local / LENGTH_FILE}: {len(LENGTHS)} samples")
+    for paths in ((store.url, "s3://other/stream"), (str(tmp_path),)):
+        with pytest.raises(ConfigError, match=r"are for one remote stream at a time, got "):
+            call("index", *paths, "--local", str(local))

@@ -1,0 +1,380 @@
+"""What is written is read back, by us and by MosaicML, and a broken writing leaves no stream."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import zstandard
+
+from streampack.errors import ConfigError, DataError
+from streampack.mds import mosaic
+from streampack.mds.index import parse_index
+from streampack.storage.decompress import decompress_shard
+from streampack.streams import Stream, open_stream
+from streampack.write import write_stream
+from tests.helpers import builders
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+
+
+def samples_of(dtype: str = "int32") -> list[np.ndarray]:
+    return [builders.tokens_of(1, i, length, dtype) for i, length in enumerate(LENGTHS)]
+
+
+def read_all(path, **options) -> list[list[int]]:
+    opened = open_stream(Stream(local=str(path), **options), 0)
+    assert opened.has_length_file
+    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
+    return [
+        shard.tokens.read(shard.data, i).tolist()
+        for shard in shards
+        for i in range(len(shard.tokens.counts))
+    ]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_written_samples_are_read_back(tmp_path, dtype, compression):
+    samples = samples_of(dtype)
+    written = write_stream(
+        samples, tmp_path / "s", dtype=dtype, compression=compression, size_limit="4kb"
+    )
+    assert (written.num_samples, written.num_tokens) == (40, sum(LENGTHS))
+    assert written.num_shards > 1
+    assert written.num_skipped == 0
+    assert read_all(tmp_path / "s") == [tokens.tolist() for tokens in samples]
+    assert not (tmp_path / "s.partial").exists()
+
+
+@pytest.mark.parametrize("compression", ["zstd", "zstd:1", "zstd:19"])
+def test_zstd_frames_are_written_with_a_checksum_and_their_size(tmp_path, compression):
+    write_stream(samples_of(), tmp_path / "s", compression=compression, size_limit="4kb")
+    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
+    for shard in index.shards:
+        packed = (tmp_path / "s" / shard.packed.basename).read_bytes()
+        frame = zstandard.get_frame_parameters(packed)
+        assert (frame.has_checksum, frame.content_size) == (True, shard.raw.num_bytes)
+        # What MosaicML's reader calls.
+        assert len(mosaic.decompress("zstd", packed)) == shard.raw.num_bytes
+
+
+def test_the_level_of_zstd_is_kept(tmp_path):
+    rng = np.random.default_rng(0)
+    samples = [rng.integers(0, 50, 400) for _ in range(200)]
+    sizes = {}
+    for compression in ("zstd:1", "zstd:19"):
+        write_stream(samples, tmp_path / compression, compression=compression)
+        sizes[compression] = sum(f.stat().st_size for f in (tmp_path / compression).glob("*.zstd"))
+    assert sizes["zstd:19"] < sizes["zstd:1"]
+
+
+def test_no_flipped_bit_of_a_written_zstd_shard_is_delivered(tmp_path):
+    path = tmp_path / "s"
+    write_stream(samples_of()[:3], path, compression="zstd", hashes=())
+    file = next(path.glob("*.zstd"))
+    shard = parse_index((path / "index.json").read_bytes(), "x").shards[0]
+    whole, raw = file.read_bytes(), decompress_shard(file, shard)
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with suppress(DataError):  # most flips are errors, and some change nothing
+            assert decompress_shard(file, shard) == raw, place
+
+
+def test_lists_and_dicts_are_taken_and_other_columns_kept(tmp_path):
+    rows = [
+        {"ids": [1, 2, 3], "mask": np.array([0, 1, 1], np.uint8), "source": "a", "n": 1, "m": {}},
+        {"ids": [4], "mask": np.array([1], np.uint8), "source": "b", "n": 2, "m": {"x": [1]}},
+    ]
+    write_stream(rows, tmp_path / "s", column="ids", compression=None)
+    assert encodings_of(tmp_path / "s") == {
+        "ids": "ndarray:int32",
+        "m": "json",
+        "mask": "ndarray:uint8",
+        "n": "int",
+        "source": "str",
+    }
+    assert read_all(tmp_path / "s", tokens="ids", loss_mask="mask") == [[1, 2, 3], [4]]
+    assert "ids" in rows[0]
+    assert isinstance(rows[0]["ids"], list)
+
+
+def test_samples_without_tokens_are_skipped_and_counted(tmp_path):
+    written = write_stream([[], [1, 2], np.zeros(0, np.int32), [3]], tmp_path / "s")
+    assert (written.num_samples, written.num_tokens, written.num_skipped) == (2, 3, 2)
+    assert read_all(tmp_path / "s") == [[1, 2], [3]]
+
+
+# MosaicML leaves index.json open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_mosaicml_reads_what_was_written(tmp_path):
+    samples = samples_of()
+    write_stream(samples, tmp_path / "s", compression=None, size_limit="4kb")
+    from streaming import LocalDataset
+
+    theirs = LocalDataset(str(tmp_path / "s"))
+    assert len(theirs) == 40
+    for i, tokens in enumerate(samples):
+        np.testing.assert_array_equal(theirs[i]["tokens"], tokens)
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ([0.5, 1.5], r"sample 1: holds float64 of shape \(2,\), but must be one row of integer"),
+        ([[1], [2]], r"sample 1: holds int64 of shape \(2, 1\), but must be one row"),
+        (["a"], "sample 1: holds <U1"),
+        (
+            [1, 70_000],
+            r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); set dtype='int32'",
+        ),
+        ([2**31, 1], r"token ids 1 to 2147483648 do not fit uint16 .*; set dtype='uint32'"),
+        ([-100, 3], "sample 1: token id -100, but ids must be 0 to 4294967294"),
+        ({"text": "x"}, "sample 1: no 'tokens'; it has 'text'; set column="),
+        (
+            {"tokens": [1], "more": 3},
+            "sample 1: has 'tokens', 'more', but the first sample has 'tok",
+        ),
+        ({"other": 3, "tokens": np.zeros(2)}, "sample 1: holds float64"),
+    ],
+)
+def test_a_sample_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, sample, message):
+    rows = [[1, 2], sample]
+    with pytest.raises(DataError, match=message):
+        write_stream(rows, tmp_path / "s", dtype="uint16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sample_unlike_the_first_is_refused(tmp_path):
+    rows = [{"tokens": [1], "source": "a"}, {"tokens": [2], "source": 2}]
+    with pytest.raises(DataError, match=r"sample 1: does not fit columns .*type <class 'str'>"):
+        write_stream(rows, tmp_path / "s")
+
+
+def test_a_field_that_only_some_samples_have_is_refused_whichever_comes_first(tmp_path):
+    rows = [{"tokens": [1]}, {"tokens": [2], "loss_mask": np.array([1], np.uint8)}]
+    for order in (rows, rows[::-1]):
+        with pytest.raises(DataError, match=r"sample 1: has .*; give all samples the same fields"):
+            write_stream(order, tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def encodings_of(path) -> dict[str, str]:
+    shard = json.loads((path / "index.json").read_text())["shards"][0]
+    return dict(zip(shard["column_names"], shard["column_encodings"], strict=True))
+
+
+def read_targets(path, **options) -> list[list[int]]:
+    shard = open_stream(Stream(local=str(path), **options), 0).open_shard(0)
+    places = shard.labels or shard.loss_mask
+    return [places.read(shard.data, i).tolist() for i in range(len(places.counts))]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_lists_of_an_integer_for_each_token_are_read_back_as_masks_and_labels(tmp_path, dtype):
+    masks = [[False, True, True], [0, 1], (1,), np.array([True, False])]
+    labels = [[-100, 12, 13], [5, -100], [1], [-100, 2]]
+    rows = [
+        {"tokens": [7] * len(mask), "loss_mask": mask, "labels": label, "spans": [0, 1], "s": ["a"]}
+        for mask, label in zip(masks, labels, strict=True)
+    ]
+    write_stream(rows, tmp_path / "s", dtype=dtype)
+    encodings = encodings_of(tmp_path / "s")
+    assert encodings["labels"] == ("ndarray:int64" if dtype == "int64" else "ndarray:int32")
+    assert (encodings["spans"], encodings["s"]) == ("json", "json")
+    expected = [[0, 1, 1], [0, 1], [1], [1, 0]]
+    assert read_targets(tmp_path / "s", loss_mask="loss_mask") == expected
+    assert read_targets(tmp_path / "s", labels="labels") == labels
+
+
+def test_a_hugging_face_dataset_is_written_as_it_is_and_read_back(tmp_path):
+    rows = {"input_ids": [[11, 12, 13], [14]], "labels": [[-100, 12, 13], [14]], "id": [1, 2]}
+    write_stream(datasets.Dataset.from_dict(rows), tmp_path / "s")
+    assert read_all(tmp_path / "s") == rows["input_ids"]
+    assert read_targets(tmp_path / "s", labels="labels") == rows["labels"]
+
+
+def test_input_ids_are_found_where_no_column_is_named(tmp_path):
+    write_stream([{"input_ids": []}, {"input_ids": [1]}, [2, 3]], tmp_path / "s")
+    assert read_all(tmp_path / "s") == [[1], [2, 3]]
+    write_stream([{"tokens": [1], "input_ids": [2]}], tmp_path / "both")
+    assert read_all(tmp_path / "both") == [[1]]
+    with pytest.raises(DataError, match="sample 0: no 'ids'; it has 'input_ids'; set column="):
+        write_stream([{"input_ids": [1]}], tmp_path / "named", column="ids")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        (
+            [0.0, 1.0],
+            r"'loss_mask' holds \[0.0, 1.0\], but must hold one integer for each of the 2",
+        ),
+        (np.array([0.0, 1.0]), r"'loss_mask' holds float64 of shape \(2,\), but must hold"),
+        ([0, 1, 1], r"'loss_mask' holds \[0, 1, 1\], but must .* 2 tokens; write it so, or under"),
+        (np.array([1]), r"'loss_mask' holds int64 of shape \(1,\), but must"),
+        ([0, None], r"'loss_mask' holds \[0, None\], but must"),
+    ],
+)
+def test_a_loss_mask_that_no_stream_could_read_is_refused(tmp_path, field, message):
+    with pytest.raises(DataError, match=f"sample 0: {message}"):
+        write_stream([{"tokens": [5, 6], "loss_mask": field}], tmp_path / "s")
+    rows = [{"tokens": [5, 6], "kept": field}] * 2
+    write_stream(rows, tmp_path / "s")
+
+
+@pytest.mark.parametrize("later", [[0.5, 1], [2**31, 1], [[1], [1, 2]], [None, 1], [], 3, [1]])
+def test_a_list_unlike_the_first_samples_is_refused(tmp_path, later):
+    rows = [{"tokens": [5, 6], "mask": [0, 1]}, {"tokens": [5, 6], "mask": later}]
+    message = r"sample 1: 'mask' holds .* must hold one integer of .*2147483647 for each of the 2"
+    with pytest.raises(DataError, match=message):
+        write_stream(rows, tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "bad"),
+    [
+        ([-100, 1], "int32", -100),
+        (np.array([1, -100, 1], np.int32), "int32", -100),
+        (np.array([1, 2**32 - 1, 1]), "int64", 2**32 - 1),
+        (np.array([1, 2**40, 1], np.uint64), "int64", 2**40),
+    ],
+)
+def test_impossible_token_ids_are_refused_wherever_they_stand(tmp_path, tokens, dtype, bad):
+    message = rf"sample 1: token id {bad}, but ids must be 0 to {2**32 - 2}; write labels and"
+    with pytest.raises(DataError, match=message):
+        write_stream([[1, 2], tokens], tmp_path / "s", dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_token_id_is_written(tmp_path):
+    write_stream([[1, 2**32 - 2, 1]], tmp_path / "s", dtype="int64")
+    assert read_all(tmp_path / "s") == [[1, 2**32 - 2, 1]]
+
+
+@pytest.mark.parametrize("samples", [[], [[]]])
+def test_no_samples_are_refused(tmp_path, samples):
+    with pytest.raises(DataError, match=r"/s: no sample to write \(\d without tokens\)"):
+        write_stream(samples, tmp_path / "s")
+
+
+def test_a_folder_that_holds_something_is_refused_and_kept(tmp_path):
+    (tmp_path / "s").mkdir()
+    write_stream([[1]], tmp_path / "s")
+    with pytest.raises(ConfigError, match="is there already and not empty; remove it, or name"):
+        write_stream([[2]], tmp_path / "s")
+    assert read_all(tmp_path / "s") == [[1]]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/code", Path("s3://bucket/code")])
+def test_a_url_is_refused_with_the_way_to_upload(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    message = r"out='s3://bucket/code' is a URL, but .* upload it with the store's own"
+    with pytest.raises(ConfigError, match=message):
+        write_stream([[1]], url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_url_is_the_folder_that_it_names(tmp_path):
+    assert write_stream([[1]], f"file://{tmp_path}/code").path == tmp_path / "code"
+    assert read_all(tmp_path / "code") == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int31"}, r"dtype='int31' is not one of .* - did you mean 'int32'\?"),
+        (
+            {"compression": "lz9"},
+            r"compression='lz9' is not one of br\|.*\|zstd, alone or with a le",
+        ),
+        (
+            {"compression": "zstd:99"},
+            r"'zstd:99' is not one of .*, as zstd:7 - did you mean 'zstd'",
+        ),
+        ({"hashes": ["md6"]}, r"hashes: 'md6' is not one of .*\|md5\|.* - did you mean 'md5'"),
+        ({"size_limit": "8gb"}, r"MDSWriter refuses .*size_limit='8gb': .*less than 2\*\*32"),
+        ({"size_limit": "64 mib"}, r"MDSWriter refuses .*size_limit='64 mib': "),
+        ({"size_limit": "10"}, r"size_limit='10' \(bytes\) leaves no room .* such as '64mb'"),
+        ({"size_limit": 64}, r"size_limit=64 \(bytes\) leaves no room .* head of \d+ bytes"),
+    ],
+)
+def test_impossible_options_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        write_stream([[1]], tmp_path / "s", **options)
+
+
+def test_an_error_of_the_source_leaves_nothing(tmp_path):
+    def source():
+        yield [1, 2]
+        raise RuntimeError("source broke")
+
+    with pytest.raises(RuntimeError, match="source broke"):
+        write_stream(source(), tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hashes_are_written_and_hold(tmp_path):
+    write_stream(samples_of(), tmp_path / "r", hashes=["sha1", "md5"])
+    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), validate_hash="md5")
+    assert open_stream(stream, 0).open_shard(0).tokens.counts.tolist() == LENGTHS
+    assert mosaic.get_index_basename() == "index.json"
+
+
+def test_messages_name_the_folder_that_was_asked_for(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        write_stream([[1]], tmp_path / "s", compression="lz9")
+    assert ".partial" not in str(caught.value)
+
+
+def test_a_live_writers_folder_is_never_removed(tmp_path):
+    def slow():
+        yield [1, 2]
+        # Another writer of the same stream begins and ends meanwhile.
+        with pytest.raises(DataError, match="no sample to write"):
+            write_stream([], tmp_path / "s")
+        yield [3]
+
+    assert write_stream(slow(), tmp_path / "s", size_limit=512).num_samples == 2
+    assert read_all(tmp_path / "s") == [[1, 2], [3]]
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
+
+
+def test_of_two_writers_the_one_that_ends_first_wins(tmp_path):
+    def slow():
+        yield [1, 2]
+        write_stream([[7]], tmp_path / "s")
+
+    message = r"s' cannot take the stream's place .*; remove it, or name another"
+    with pytest.raises(ConfigError, match=message):
+        write_stream(slow(), tmp_path / "s")
+    assert read_all(tmp_path / "s") == [[7]]
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from streampack.write import write_stream\n"
+        "def rows():\n"
+        "    yield [1]\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "write_stream(rows(), Path(sys.argv[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=False)
+    assert len(list(tmp_path.glob("s.*.partial*"))) == 2
+
+    write_stream([[2]], tmp_path / "s")
+
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
