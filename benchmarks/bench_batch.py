@@ -27,12 +27,13 @@ import numpy as np
 import record
 import workloads
 
-from streampack.assemble import Blocks, make_batch
+from streampack.batch.batch import make_batch
+from streampack.batch.buffer_pool import BufferPool
 from streampack.config import Packing
-from streampack.load.groups import most_together
-from streampack.load.reader import BatchReader
+from streampack.gather.gather import Gatherer
 from streampack.pack import fit_samples, make_packer
-from streampack.read import Gatherer
+from streampack.planned.batch_groups import most_together
+from streampack.runtime.batch_reader import BatchReader
 from streampack.streams import open_streams
 from streampack.streams.stream import Stream
 from streampack.types import LENGTH, Int64Array, Packs
@@ -62,7 +63,7 @@ def run_masked(gatherer: Gatherer, batches: list[Packs], out: Any, labels_out: A
 def run(gatherer: Gatherer, batches: list[Packs], positions: str, out: Any) -> dict[str, float]:
     """Make all batches of rows in `out`; return the seconds spent in each part."""
     spent = dict.fromkeys(PARTS, 0.0)
-    blocks = Blocks()
+    blocks = BufferPool()
     for packs in batches:
         begin = time.perf_counter()
         rows = gatherer.gather(packs, len(packs), out=out)

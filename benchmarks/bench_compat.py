@@ -38,7 +38,7 @@ def instruction_samples(num_samples: int, mean: int, max_seq_len: int) -> list[d
 def torchtunes_own() -> Callable[..., Any] | str:
     """Return torchtune's class, or why there is none."""
     try:
-        import_module("streampack.streams.mosaic")  # makes torchvision importable
+        import_module("streampack.mds.mosaic")  # makes torchvision importable
         return import_module("torchtune.datasets").PackedDataset
     except Exception as error:  # it may fail in many ways beside other versions of torch
         words = " ".join(str(error).split())

@@ -65,7 +65,7 @@ def serve(name: str) -> None:
 
     with redirect_stdout(sys.stderr):
         if name not in PLAIN:
-            import_module("streampack.streams.mosaic")  # makes torchvision importable
+            import_module("streampack.mds.mosaic")  # makes torchvision importable
         try:
             adapter = import_module(f"peers.{name}")
         except Exception as error:  # an import may fail in any way

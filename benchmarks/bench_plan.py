@@ -8,6 +8,8 @@
     plan/method             each batching method and weight unit, three streams
     plan/streams            1, 10 and 100 streams with as many samples together
     plan/lanes              1, 8 and 64 lanes
+    plan/tiny               99 % of one stream and 1 % of one of a few samples, or blocks of a few,
+                            over the same without them in this run
     plan/world              64 lanes and 1, 8 or 64 devices: one process, per sample it delivers
 
 No tokens: lengths in memory. All cases take turns, after a round that compiles and is not counted.
@@ -30,7 +32,7 @@ import workloads
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
-from streampack.plan.arrivals import make_arrivals
+from streampack.plan.sample_order import make_arrivals
 from streampack.plan.sequence import touched_lanes
 from streampack.types import Int64Array
 
@@ -50,6 +52,9 @@ class Case:
     num_lanes: int = 1
     num_devices: int = 1
     num_samples: int | None = None
+    tiny: int | None = None
+    """Samples of a second stream that is a hundredth of the mixture; 0: none."""
+    block_size: int | None = None
     mixing: dict[str, Any] = field(default_factory=dict)
     packs: bool = True
     """False: order and mixing alone."""
@@ -75,6 +80,11 @@ def cases() -> list[Case]:
     made += [Case(name="streams", num_streams=count) for count in (1, 10, 100)]
     many = {"num_samples": MANY_SAMPLES}
     made += [Case(name="lanes", num_lanes=count, **many) for count in (1, 8, 64)]
+    by_tokens = {"num_samples": 100_000, "mixing": {"weight_unit": "tokens"}}
+    for lanes, tiny in itertools.product((1, 16, 64), (0, 1, 3, 50)):
+        made.append(Case(name="tiny", num_lanes=lanes, tiny=tiny, **by_tokens))
+    for lanes, size in itertools.product((1, 16, 64), (1, 2, 3)):
+        made.append(Case(name="tiny", num_lanes=lanes, tiny=0, block_size=size, **by_tokens))
     # Rolling on, no process has to know where the lanes of others end.
     rolling = {"epoch_end": "carry"}
     made += [
@@ -84,11 +94,13 @@ def cases() -> list[Case]:
     return made
 
 
-def plan_stream(lengths: Int64Array, number: int, mixing: Mixing) -> PlanStream:
-    """Return a stream of these lengths, in shards of 64 MiB."""
+def plan_stream(
+    lengths: Int64Array, number: int, mixing: Mixing, tokens: int | None = None
+) -> PlanStream:
+    """Return a stream in shards of 64 MiB; an epoch takes all of it, or `tokens`."""
     shard = max(int(SHARD_BYTES / (4 * lengths.mean())), 1)
     bounds = np.append(np.arange(0, len(lengths), shard), len(lengths))
-    weights = [Weight(name="samples")]
+    weights = [Weight(name="samples", choose=tokens)]
     [quota] = resolve_weights(
         weights, [(len(lengths), int(lengths.sum()))], unit=mixing.weight_unit
     )
@@ -106,14 +118,17 @@ def make_recipe(case: Case, num_samples: int | None) -> Recipe:
     """Return the recipe of a case; its streams share the workload's samples."""
     lengths = workloads.lengths(case.workload, num_samples or case.num_samples)
     mixing = Mixing(**case.mixing)
+    streams = tuple(
+        plan_stream(part, number, mixing)
+        for number, part in enumerate(np.array_split(lengths, case.num_streams))
+    )
+    if case.tiny:
+        streams += (plan_stream(lengths[: case.tiny], 1, mixing, int(lengths.sum()) // 99),)
     return Recipe(
-        streams=tuple(
-            plan_stream(part, number, mixing)
-            for number, part in enumerate(np.array_split(lengths, case.num_streams))
-        ),
+        streams=streams,
         packing=Packing(max_seq_len=case.max_seq_len),
         mixing=mixing,
-        order=Order(seed=17),
+        order=Order(seed=17, shuffle_block_size=case.block_size),
         num_lanes=case.num_lanes,
         lane_run=BATCH_SIZE,
         global_batch_size=BATCH_SIZE * case.num_lanes,
@@ -174,7 +189,14 @@ def main() -> None:
         for number, (case, recipe, view, counts) in enumerate(ready):
             seconds = plan(recipe, view) if case.packs else draw(recipe)
             runs[number].append(1e9 * seconds / counts["samples"])
+    plain = {
+        case.num_lanes: min(of_case)
+        for (case, *_), of_case in zip(ready, runs, strict=True)
+        if case.tiny == 0 and case.block_size is None
+    }
     for (case, _, _, counts), of_case in zip(ready, runs, strict=True):
+        if case.name == "tiny":
+            counts["ratio"] = round(min(of_case) / plain[case.num_lanes], 3)
         bench = f"plan/{case.name}"
         record.emit(record.line(bench, "ns/sample", of_case, case.params, **counts), args.out)
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import record
 
-from streampack.streams import LENGTH_FILE, parse_index, write_length_file
+from streampack.mds.index import parse_index
+from streampack.mds.length_file import LENGTH_FILE, write_length_file
 from streampack.write import write_stream
 
 SAMPLES = 18_600  # of a shard of 64 MiB, at 900 tokens of 4 bytes
@@ -69,7 +70,7 @@ measure(start)
 
 MOSAIC = """
 import os
-import streampack.streams.mosaic  # lets streaming import beside a torch without torchvision's part
+import streampack.mds.mosaic  # lets streaming import beside a torch without torchvision's part
 from streaming import StreamingDataset
 
 def start(path):
@@ -132,8 +133,7 @@ def clear_mosaic() -> None:
         [
             sys.executable,
             "-c",
-            "import streampack.streams.mosaic, streaming.base.util as u;"
-            "u.clean_stale_shared_memory()",
+            "import streampack.mds.mosaic, streaming.base.util as u;u.clean_stale_shared_memory()",
         ],
         check=False,
         capture_output=True,

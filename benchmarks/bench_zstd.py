@@ -35,7 +35,7 @@ import numpy as np
 import zstandard
 
 from streampack import Order, PackedDataLoader, PackedStreamingDataset, Packing, Stream
-from streampack.read.fetcher import bring_all
+from streampack.gather.shard_prefetch import fetch_all
 from streampack.streams import open_stream
 from streampack.write import write_stream
 
@@ -91,7 +91,7 @@ class Bench:
     def bring(self, way: str, folder: Path) -> Callable[[], None]:
         """Return what brings all shards of a stream."""
         stream = open_stream(self.stream(way, folder), 0)
-        return lambda: bring_all(stream, np.arange(stream.num_shards))
+        return lambda: fetch_all(stream, np.arange(stream.num_shards))
 
     def epoch(self, stream: Stream) -> Callable[[], None]:
         """Return what goes through a stream once."""

@@ -120,6 +120,8 @@ def plan(results: Results) -> str:
         params = line["params"]
         what = [str(params[key]) for key in ("batching_method", "weight_unit") if key in params]
         what += [] if params["packs"] else ["order and mixing alone"]
+        what += [f"a stream of {params['tiny']} beside it"] if params.get("tiny") else []
+        what += [f"blocks of {params['block_size']}"] if params.get("block_size") else []
         rows.append(
             [
                 line["bench"].removeprefix("plan/"),

@@ -76,6 +76,10 @@ def _streams_over_one(results: Results) -> float | None:
     return many["median"] / one["median"] if many and one else None
 
 
+def _most_for_tiny(results: Results) -> float | None:
+    return max((line["ratio"] for line in results.group("plan/tiny")), default=None)
+
+
 def _worker_growth(results: Results) -> float | None:
     line = results.one("loader/workers_2", workload="web", batch_format="native")
     if line is None or "worker_mib" not in line:
@@ -190,6 +194,12 @@ def _alone() -> list[Target]:
         ),
         Target(
             what="planning, 100 streams over one", sign="<=", bound=1.5, value=_streams_over_one
+        ),
+        Target(
+            what="planning with a tiny stream or tiny blocks over without",
+            sign="<=",
+            bound=2.0,
+            value=_most_for_tiny,
         ),
         Target(
             what="a worker's memory, end of the run over its 50th batch",

@@ -1,0 +1,131 @@
+"""Count the Python calls between `next(iter(loader))` and a tensor, and how often they change room.
+
+::
+
+    python benchmarks/count_calls.py
+
+A call is one of a function of streampack's; a room is a folder of the package. Both are counts, so
+they are equal in every run and on every machine, unlike times. Two streams of int32 samples, packs
+of 2,048 in batches of 8, read in the loop itself (no threads, no workers).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+import streampack
+from streampack import (
+    IterableStream,
+    PackedDataLoader,
+    PackedIterableDataset,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+)
+from streampack.write import write_stream
+
+PACKAGE = str(Path(streampack.__file__).parent) + "/"
+PACKING = Packing(max_seq_len=2048)
+STEADY = 20
+
+
+class Counts:
+    """Calls, the files and functions they are in, and changes of file and room between them."""
+
+    def __init__(self) -> None:
+        self.calls = self.file_changes = self.room_changes = 0
+        self.functions: set[tuple[str, int]] = set()
+        self._last = ("", "")
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename
+        if event != "call" or not path.startswith(PACKAGE):
+            return
+        file = path.removeprefix(PACKAGE)
+        room = file.partition("/")[0]
+        self.calls += 1
+        self.functions.add((file, frame.f_code.co_firstlineno))
+        self.file_changes += file != self._last[0]
+        self.room_changes += room != self._last[1]
+        self._last = (file, room)
+
+    def row(self, name: str, batches: int = 1) -> str:
+        """Return a line of the table: means over so many batches."""
+        files = len({file for file, _ in self.functions})
+        means = [self.calls, self.file_changes, self.room_changes]
+        numbers = "".join(f"{mean / batches:>14,.0f}" for mean in means)
+        return f"{name:24}{files:>8}{len(self.functions):>12}{numbers}"
+
+
+def count(call: Callable[[], Any]) -> Counts:
+    """Return the counts of one call."""
+    counts = Counts()
+    sys.setprofile(counts)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return counts
+
+
+def samples(seed: int) -> list[np.ndarray]:
+    """Return int32 samples with lengths as of web text."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(6, 1, 4000), 8, 20_000).astype(int)
+    return [rng.integers(0, 50_000, n, dtype=np.int32) for n in lengths]
+
+
+def measured(folder: Path) -> Iterator[tuple[str, Counts, int]]:
+    """Yield each phase's name, counts and number of batches."""
+    streams = []
+    for seed in range(2):
+        write_stream(samples(seed), folder / str(seed), compression=None)
+        streams.append(Stream(local=folder / str(seed)))
+    planned: dict[str, Any] = {}
+
+    def make_dataset() -> None:
+        planned["dataset"] = PackedStreamingDataset(streams, packing=PACKING, batch_size=8)
+
+    def make_loader() -> None:
+        planned["loader"] = PackedDataLoader(planned["dataset"], prefetch_threads=0)
+
+    yield "planned: dataset", count(make_dataset), 1
+    yield "planned: loader", count(make_loader), 1
+    iteration: list[Iterator[Any]] = []
+    first = count(lambda: (iteration.append(iter(planned["loader"])), next(iteration[0])))
+    yield "planned: first batch", first, 1
+    yield (
+        "planned: steady batch",
+        count(lambda: [next(iteration[0]) for _ in range(STEADY)]),
+        STEADY,
+    )
+
+    sources = [IterableStream(samples(seed), name=str(seed)) for seed in range(2)]
+    online = PackedIterableDataset(sources, packing=PACKING, batch_size=8)
+    loader = PackedDataLoader(online, prefetch_threads=0)
+    iteration = []
+    first = count(lambda: (iteration.append(iter(loader)), next(iteration[0])))
+    yield "online: first batch", first, 1
+    for _ in range(5):
+        next(iteration[0])
+    yield "online: steady batch", count(lambda: [next(iteration[0]) for _ in range(STEADY)]), STEADY
+
+
+def main() -> None:
+    """Print the table."""
+    heads = ("files", "functions", "calls", "file changes", "room changes")
+    print(f"{'':24}{heads[0]:>8}{heads[1]:>12}" + "".join(f"{head:>14}" for head in heads[2:]))
+    with tempfile.TemporaryDirectory() as name:
+        for phase, counts, batches in measured(Path(name)):
+            print(counts.row(phase, batches))
+
+
+if __name__ == "__main__":
+    main()
