@@ -16,7 +16,7 @@ import os
 import pytest
 
 from tests.helpers.faults import harness
-from tests.helpers.faults.launch import Bench, outcome, temporary_of
+from tests.helpers.faults.launch import Bench, temporary_of
 
 ANOTHER_USER = 12_345
 
