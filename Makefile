@@ -75,7 +75,7 @@ check: lint test
 # Lines go to files, and the tables of docs/benchmarks.md are made of them. Let nothing else run.
 bench: $(INSTALLED)
 	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/ours.jsonl
-	@for bench in limits pack plan batch loader start; do echo "bench_$$bench.py"; \
+	@for bench in limits pack plan steps batch loader start; do echo "bench_$$bench.py"; \
 		$(BIN)/python benchmarks/bench_$$bench.py --out $(RESULTS)/ours.jsonl > /dev/null || exit 1; done
 	$(BIN)/python benchmarks/report.py $(RESULTS)/*.jsonl
 

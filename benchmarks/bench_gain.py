@@ -48,7 +48,7 @@ from streampack import (
     PackedIterableDataset,
     Packing,
 )
-from streampack.cli.demo.model import next_token_loss
+from streampack.cli.demo.train import next_token_loss
 
 Batch = dict[str, Any]
 Samples = Sequence[np.ndarray]

@@ -32,7 +32,7 @@ import workloads
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
-from streampack.plan.sample_order import make_arrivals
+from streampack.plan.sample_order import make_sample_sequence
 from streampack.plan.sequence import touched_lanes
 from streampack.types import Int64Array
 
@@ -150,7 +150,7 @@ def draw(recipe: Recipe) -> float:
     """Go through order and mixing of an epoch; return the processor seconds it took."""
     begin = time.process_time()
     for lane, column in itertools.product(range(recipe.num_lanes), range(recipe.num_columns)):
-        arrivals = make_arrivals(recipe, lane, column, 0)
+        arrivals = make_sample_sequence(recipe, lane, column, 0)
         while len(arrivals.next()):
             pass
     return time.process_time() - begin

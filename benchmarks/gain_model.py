@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from streampack import block_causal_mask
-from streampack.cli.demo.model import rotate
+from streampack.cli.demo.train import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 causal: Attend = partial(scaled_dot_product_attention, is_causal=True)

@@ -5,6 +5,7 @@
     name    samples   tokens of a sample                               mean
     web     200,000   lognormal, median 400, clipped to 100,000        about 900
     sft      52,002   lognormal, sigma 0.6                             about 125
+    code     60,000   lognormal, median 2,500, clipped to 100,000      about 5,400
     long     20,000   90 % as web up to 8,192, 10 % of 8,192 - 65,536  about 3,600
 
 Token ids are uniform below 50,000, so zstd about halves int32 shards. Shards are written
@@ -26,12 +27,13 @@ __all__ = ["NUM_SAMPLES", "VOCABULARY", "lengths", "tokens", "write"]
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
-NUM_SAMPLES = {"web": 200_000, "sft": 52_002, "long": 20_000}
+NUM_SAMPLES = {"web": 200_000, "sft": 52_002, "code": 60_000, "long": 20_000}
 VOCABULARY = 50_000
 TOKENS_AT_ONCE = 1 << 22
 
 WEB_MEDIAN, WEB_MEAN, WEB_LONGEST = 400, 900, 100_000
 WEB_SIGMA = float((2 * np.log(WEB_MEAN / WEB_MEDIAN)) ** 0.5)  # a lognormal's mean / median
+CODE_MEDIAN = 2500
 SFT_MEAN, SFT_SIGMA = 125, 0.6
 LONG_SHARE, LONG_SHORTEST, LONG_LONGEST = 0.1, 8192, 65_536
 
@@ -42,9 +44,9 @@ def _generator(*place: int) -> np.random.Generator:
     )
 
 
-def _web(num_samples: int, longest: int) -> Int64Array:
+def _web(num_samples: int, longest: int, median: int = WEB_MEDIAN) -> Int64Array:
     normal = _generator(0).standard_normal(num_samples)
-    return np.exp(np.log(WEB_MEDIAN) + WEB_SIGMA * normal).clip(1, longest).astype(np.int64)
+    return np.exp(np.log(median) + WEB_SIGMA * normal).clip(1, longest).astype(np.int64)
 
 
 def _sft(num_samples: int) -> Int64Array:
@@ -69,6 +71,8 @@ def lengths(name: str, num_samples: int | None = None) -> Int64Array:
     count = NUM_SAMPLES[name] if num_samples is None else num_samples
     if name == "web":
         return _web(count, WEB_LONGEST)
+    if name == "code":
+        return _web(count, WEB_LONGEST, CODE_MEDIAN)
     return _sft(count) if name == "sft" else _long(count)
 
 

@@ -3,7 +3,7 @@
 ::
 
     python examples/train_accelerate.py                               30 steps, made-up data
-    torchrun --nproc-per-node 2 examples/train_accelerate.py          goes on, on two ranks
+    torchrun --nproc-per-node 2 examples/train_accelerate.py          resumes, on two ranks
     accelerate launch --num-processes 2 --cpu examples/train_accelerate.py
 
     rank 0   micro-batches 0, 1 --.                      .--> weighted sum --> backward
@@ -13,7 +13,7 @@
 `prepare` gets the model and the optimizer. The loader is registered for checkpoints instead: it
 knows its rank, and `save_state` and `load_state` then keep its place.
 
-Cost: 80 to 100 ms a step on one core, after some 10 s of importing.
+Cost: 80 to 100 ms a step on one core, after about 10 s of importing.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def save(accelerator: Accelerator, out: Path, step: int) -> None:
 
 
 def load(accelerator: Accelerator, out: Path) -> int:
-    """Bring everything to where the newest checkpoint left it; return the steps done by then."""
+    """Load the newest checkpoint; return the number of steps it has done."""
     steps = [int(path.name.rpartition("-")[2]) for path in out.glob("checkpoint-*")]
     if steps:
         accelerator.load_state(str(out / f"checkpoint-{max(steps)}"))
@@ -164,7 +164,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and leave the other ranks."""
-    parser = argparse.ArgumentParser(description="Train on packs; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/accelerate"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")

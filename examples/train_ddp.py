@@ -10,7 +10,7 @@
 
 Every rank iterates the same loader and gets its own batches. Rank 0 alone writes the checkpoint:
 the loader's state is the same on every rank, and it fits any number of ranks. Started again, by
-torchrun or by you, the training goes on from the last checkpoint: the same packs as if it had never
+torchrun or by you, the training resumes from the last checkpoint: the same packs as if it had never
 stopped.
 
 What a rank consumed is in OUT/consumed/run-<n>-from-step-<s>/rank<r>.jsonl, a line for each of its
@@ -47,7 +47,7 @@ from streampack import (
 from streampack.write import write_stream
 
 VOCABULARY = 1_000
-IGNORED = -100  # the label of a token that is no target
+IGNORED = -100  # the label of a token that is not a target
 
 
 class Block(nn.Module):
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Reads packs: positions start anew in every document, and no document sees another."""
+    """Reads packs: positions restart in every document, and no document sees another."""
 
     def __init__(self, max_seq_len: int, dim: int = 64, num_layers: int = 2) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class ConsumedLog:
             (runs / str(name[0])).mkdir()
         dist.broadcast_object_list(name)  # all ranks write into the same folder
         path = out / "consumed" / str(name[0]) / f"rank{dist.get_rank()}.jsonl"
-        self._file = path.open("w", buffering=1)  # each line is handed over at once
+        self._file = path.open("w", buffering=1)  # each line is written immediately
 
     def write(self, step: int, batch: dict[str, Any]) -> None:
         """Note a batch, before it is trained on."""
@@ -157,8 +157,8 @@ def global_batches(loader: PackedDataLoader, global_batch_size: int) -> Iterator
     num, rest = divmod(global_batch_size, dataset.batch_size * dataset.world.num_devices)
     if rest:
         raise SystemExit(
-            f"--global-batch-size {global_batch_size} is no multiple of {dataset.batch_size} packs "
-            f"on each of {dataset.world.num_devices} ranks; set another --batch-size"
+            f"--global-batch-size {global_batch_size} is not a multiple of {dataset.batch_size} "
+            f"packs on each of {dataset.world.num_devices} ranks; set another --batch-size"
         )
     batches = iter(loader)
     while group := list(islice(batches, num)):
@@ -199,7 +199,7 @@ def save(path: Path, parts: dict[str, Any], step: int) -> None:
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Bring all parts to where the checkpoint left them; return the steps done by then."""
+    """Load the checkpoint into all parts; return the number of steps it has done."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -238,16 +238,16 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def read_arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
-        description="Train a tiny decoder on packed batches. Started again, it goes on.",
+        description="Train a tiny decoder on packed batches. It resumes when started again.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--data", nargs="+", type=Path, help="folders of streams (made up if none)")
     parser.add_argument("--out", type=Path, default=Path("train-output"), help="what it leaves")
     parser.add_argument("--epochs", type=int, default=1, help="how often to go through the data")
     parser.add_argument("--max-seq-len", type=int, default=512, help="tokens in a pack")
-    parser.add_argument("--batch-size", type=int, default=2, help="packs a rank gets at once")
+    parser.add_argument("--batch-size", type=int, default=2, help="packs in a rank's batch")
     parser.add_argument("--global-batch-size", type=int, default=24, help="packs in a step")
     parser.add_argument("--save-every", type=int, default=4, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="of the model's first weights")

@@ -3,7 +3,7 @@
 ::
 
     python examples/train_hf_trainer.py                               30 steps, made-up data
-    torchrun --nproc-per-node 2 examples/train_hf_trainer.py          goes on, on two ranks
+    torchrun --nproc-per-node 2 examples/train_hf_trainer.py          resumes, on two ranks
 
     PackedDataLoader --> get_train_dataloader, as it is --> Trainer --> OUT/checkpoint-15/
                 <------- load_state_dict --- LoaderState <--- loader.json ---'
@@ -13,7 +13,7 @@ Three things keep it exact. Trainer gets the loader itself, not a dataset that i
 `LoaderState` keeps the loader's state in each checkpoint, and Trainer from skipping those batches
 once more. Trainer itself divides the loss by the targets of all micro-batches on all ranks.
 
-Cost: 80 to 100 ms a step on one core, after some 10 s of importing.
+Cost: 80 to 100 ms a step on one core, after about 10 s of importing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from transformers import (  # isort: skip
 
 VOCABULARY = 256
 MAX_SEQ_LEN = 128
-BATCH_SIZE = 2  # packs that a rank gets at once
+BATCH_SIZE = 2  # packs in a rank's batch
 GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step, over all ranks
 LOADER_STATE = "loader.json"
 
@@ -76,13 +76,13 @@ class LoaderState(TrainerCallback):
         self.loader = loader
 
     def on_init_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        """Let Trainer skip nothing: the loader goes on by itself."""
+        """Let Trainer skip nothing: the loader resumes by itself."""
         args.ignore_data_skip = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
     ) -> None:
-        """Go on where the checkpoint was taken; every rank loads what rank 0 saved."""
+        """Continue where the checkpoint was taken; every rank loads what rank 0 saved."""
         if state.global_step:
             self.loader.load_state_dict(json.loads(self._path(args, state).read_text()))
 
@@ -176,7 +176,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and leave the other ranks."""
-    parser = argparse.ArgumentParser(description="Train on packs; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/hf_trainer"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")

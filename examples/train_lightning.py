@@ -3,16 +3,16 @@
 ::
 
     python examples/train_lightning.py                    30 steps on data that it makes up
-    python examples/train_lightning.py --steps 60         goes on from the last checkpoint
+    python examples/train_lightning.py --steps 60         resumes from the last checkpoint
 
     PackedDataLoader --> Trainer.fit --> training_step --> OUT/last.ckpt
             <------- load_state_dict --- PackedData <--- state_dict ---'
 
 Lightning saves and loads a loader's state by itself, but not always: a checkpoint of an epoch's end
 is resumed without it, or with an epoch of one batch. So `PackedData` keeps the state, and
-`SteadyLoader` goes on after the last batch wherever Lightning ended its epoch.
+`SteadyLoader` continues after the last batch wherever Lightning ended its epoch.
 
-Cost: 15 to 25 ms a step on one core, after some 10 s of importing.
+Cost: 15 to 25 ms a step on one core, after about 10 s of importing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SteadyLoader(PackedDataLoader):
     """Begins every iteration after the batch last delivered, wherever Lightning broke one off."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Begin the next epoch, or go on in this one."""
+        """Begin the next epoch, or continue this one."""
         self.load_state_dict(self.state_dict())
         return super().__iter__()
 
@@ -144,13 +144,13 @@ class PackedData(LightningDataModule):
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was taken."""
+        """Continue where the checkpoint was taken."""
         self.loader.load_state_dict(state_dict)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, from the last checkpoint if there is one."""
-    parser = argparse.ArgumentParser(description="Train on packs; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/lightning"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")

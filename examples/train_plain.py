@@ -3,14 +3,14 @@
 ::
 
     python examples/train_plain.py                    30 steps on data that it makes up
-    python examples/train_plain.py --steps 60         goes on from the last checkpoint
+    python examples/train_plain.py --steps 60         resumes from the last checkpoint
 
     micro-batches --> units: their targets --> sum(weights * losses).backward() --> step
                                                                             '--> checkpoint
 
-The mask keeps documents apart, positions start anew in each, and the loss is a mean over the
+The mask keeps documents apart, positions restart in each, and the loss is a mean over the
 targets of all micro-batches of a step. The checkpoint holds the loader's state beside the model's:
-started again, the run goes on with the same packs as if it had never stopped.
+started again, the run continues with the same packs as if it had never stopped.
 
 Cost: 15 to 25 ms a step on one core.
 """
@@ -127,7 +127,7 @@ def save(path: Path, parts: dict[str, Any], step: int) -> None:
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Bring all parts to where the checkpoint left them; return the steps done by then."""
+    """Load the checkpoint into all parts; return the number of steps it has done."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -138,7 +138,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, from the last checkpoint if there is one."""
-    parser = argparse.ArgumentParser(description="Train on packs; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/plain"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")

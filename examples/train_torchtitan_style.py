@@ -3,7 +3,7 @@
 ::
 
     python examples/train_torchtitan_style.py                    30 steps, made-up data
-    python examples/train_torchtitan_style.py --steps 60         goes on from the last checkpoint
+    python examples/train_torchtitan_style.py --steps 60         resumes from the last checkpoint
     python examples/train_torchtitan_style.py --flat             all packs of a batch in one line
 
     batch    ({input, positions}, labels)               batch_format="torchtitan"
@@ -45,7 +45,7 @@ VOCABULARY = 256
 MAX_SEQ_LEN = 128
 BATCH_SIZE = 4  # packs in a micro-batch
 GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step
-IGNORED = -100  # the label of a token that is no target
+IGNORED = -100  # the label of a token that is not a target
 
 
 class Decoder(nn.Module):
@@ -148,7 +148,7 @@ def save(path: Path, parts: dict[str, Any], step: int) -> None:
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Bring all parts to where the checkpoint left them; return the steps done by then."""
+    """Load the checkpoint into all parts; return the number of steps it has done."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -159,7 +159,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, from the last checkpoint if there is one."""
-    parser = argparse.ArgumentParser(description="Train on packs; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/torchtitan_style"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")

@@ -3,7 +3,7 @@
 ::
 
     python examples/train_torchtune_style.py                    30 steps, made-up data
-    python examples/train_torchtune_style.py --steps 60         goes on from the last checkpoint
+    python examples/train_torchtune_style.py --steps 60         resumes from the last checkpoint
 
     batch    {tokens, labels, input_pos, mask}          batch_format="torchtune"
     step     labels = batch.pop("labels")
@@ -44,7 +44,7 @@ VOCABULARY = 256
 MAX_SEQ_LEN = 128
 BATCH_SIZE = 4  # packs in a micro-batch
 GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step
-IGNORED = -100  # the label of a token that is no target
+IGNORED = -100  # the label of a token that is not a target
 
 
 class Decoder(nn.Module):
@@ -141,7 +141,7 @@ def save(path: Path, parts: dict[str, Any], step: int) -> None:
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Bring all parts to where the checkpoint left them; return the steps done by then."""
+    """Load the checkpoint into all parts; return the number of steps it has done."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -152,7 +152,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, from the last checkpoint if there is one."""
-    parser = argparse.ArgumentParser(description="Train on packs; started again, go on.")
+    parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/torchtune_style"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")
     parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
 from streampack.errors import (
     ConfigError,
     DataError,
@@ -25,6 +25,8 @@ from streampack.errors import (
 from streampack.world import World
 
 __all__ = [
+    "AttentionCost",
+    "Balance",
     "BucketedIterableDataset",
     "Bucketing",
     "Buffers",
@@ -49,18 +51,19 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-# Module of each name that needs torch. The stub next to this file gives the same to editors.
+# Module of each name that needs numpy or torch. The stub next to this file tells editors the same.
 _LATE = {
+    "AttentionCost": "streampack.balance",
+    "Balance": "streampack.balance",
     "BucketedIterableDataset": "streampack.online.bucketed",
-    "Bucketing": "streampack.online.bucketing",
     "IterableStream": "streampack.streams",
     "PackedDataLoader": "streampack.loader.loader",
     "PackedIterableDataset": "streampack.online.dataset",
     "PackedStreamingDataset": "streampack.planned.dataset",
     "Stream": "streampack.streams",
-    "block_causal_mask": "streampack.batch",
-    "expand": "streampack.batch",
-    "loss_weights": "streampack.batch",
+    "block_causal_mask": "streampack.batch.masks",
+    "expand": "streampack.batch.compact",
+    "loss_weights": "streampack.batch.loss_weights",
 }
 
 

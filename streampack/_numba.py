@@ -79,14 +79,14 @@ def _compiled(function: Callable[P, R], more: dict[str, Any]) -> Callable[P, R]:
     try:
         kernel._cache = _KernelCache(function)
     except RuntimeError as error:
-        _warn_unkept(error)
+        _warn_uncached(error)
     return kernel  # type: ignore[no-any-return]
 
 
-def _warn_unkept(error: Exception) -> None:
+def _warn_uncached(error: Exception) -> None:
     _warn_once(
-        "kernels are compiled anew in this process, because numba cannot keep them on disk "
-        f"({error}); set NUMBA_CACHE_DIR to a folder that can be written and has room"
+        "kernels are compiled again in this process, because numba cannot keep them on disk "
+        f"({error}); set NUMBA_CACHE_DIR to a folder that is writable and has free space"
     )
 
 
@@ -138,12 +138,12 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         try:
             return super().load_overload(sig, target_context)
         except OSError as error:
-            _warn_unkept(error)
+            _warn_uncached(error)
             return None
         except Exception as error:  # a corrupt pickle may raise nearly anything
             self._cache_file.remove()
             _warn_once(
-                f"threw away a kept kernel in {self._cache_path} that cannot be loaded "
+                f"discarded a cached kernel in {self._cache_path} that cannot be loaded "
                 f"({type(error).__name__}: {error}); it is compiled again"
             )
             return None
@@ -155,4 +155,4 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
         except Exception as error:
             # The index was written first, and may point to a data file of an older source.
             self._cache_file.remove()
-            _warn_unkept(error)
+            _warn_uncached(error)

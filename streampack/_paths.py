@@ -65,15 +65,10 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 def local_path(
     path: str | os.PathLike[str], name: str, way_out: str = "name a copy on this machine"
 ) -> Path:
-    """Return a local path with `~` expanded.
-
-    Args:
-        path: A path, or a `file://` URL.
-        name: Name of the argument, for messages.
-        way_out: What to do instead of passing a store's URL.
+    """Return a path, or the path of a `file://` URL, with `~` expanded.
 
     Raises:
-        ConfigError: If it is the URL of a store.
+        ConfigError: If it is the URL of a store. Names the argument and the way out.
     """
     text = shown_path(path)
     folder = folder_of(text)

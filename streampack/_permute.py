@@ -190,7 +190,7 @@ def shuffle_blocks(
     Args:
         blocks: Index of each block within its pass, shape (n,).
         rows: The rows of one pass, shape (num_rows, 2); at most MAX_SMALL rows with `part_keys`.
-        stops: Where each part of the rows ends, shape (num_parts,).
+        stops: End of each part of the rows, shape (num_parts,).
         part_keys: Philox key of each block's pass, shape (n, 2). (0, 2): parts stay in order.
         block_keys: Philox key of each block, shape (n, 2). (0, 2): its rows stay in order.
         size: Rows per block, at most MAX_SMALL.
@@ -211,14 +211,8 @@ def _num_bits(length: int) -> int:
 def deal_places(counts: Int64Array, seed: int, *place: int | str) -> Int64Array:
     """Shuffle items of several owners, and return the sorted places of each owner's items.
 
-    Args:
-        counts: Items of each owner, shape (n,).
-        seed: The run's seed.
-        place: Identifies this permutation, as in `rng.permutation`.
-
-    Returns:
-        The places of the first owner's items in ascending order, then the next owner's; shape
-        (sum(counts),).
+    `counts` has the number of items of each owner. The places of the first owner's items come
+    first, in ascending order, then the next owner's; shape (sum(counts),).
 
     >>> places = deal_places(np.array([2, 1]), 17, "here").tolist()
     >>> sorted(places), places[0] < places[1]
@@ -231,11 +225,7 @@ def deal_places(counts: Int64Array, seed: int, *place: int | str) -> Int64Array:
 
 
 class Scratch:
-    """Reusable buffers for sorting. Fresh memory for each block would double its cost.
-
-    Args:
-        length: Maximum number of rows.
-    """
+    """Reusable buffers to sort at most `length` rows. Fresh memory would double the cost."""
 
     def __init__(self, length: int) -> None:
         self.length = length

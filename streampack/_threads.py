@@ -29,25 +29,21 @@ class Holder:
 def start_threads(threads: Iterable[Thread], way_out: str = "") -> None:
     """Start threads, and return once all of them run.
 
-    Args:
-        threads: The threads to start.
-        way_out: An alternative to raising the limit, such as ", or set prefetch_threads=0".
-
     Raises:
-        ConfigError: If the system cannot start another thread.
+        ConfigError: If the system cannot start another thread. Its message ends with `way_out`.
     """
-    told: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
-    def start() -> None:
+    def _start() -> None:
+        failure = None
         try:
             for thread in threads:
                 thread.start()
-        except RuntimeError as failure:  # raised in the caller
-            told.put(failure)
-        else:
-            told.put(None)
+        except RuntimeError as error:
+            failure = error
+        outcome.put(failure)
 
     with naming_limits(way_out):
-        _thread.start_new_thread(start, ())
-        if failure := told.get():
+        _thread.start_new_thread(_start, ())
+        if failure := outcome.get():
             raise failure

@@ -1,26 +1,34 @@
-"""The four configuration classes, one per question. Each validates its values on construction.
+"""The configuration classes, one per question. Each validates its values on construction.
 
 ::
 
-    Packing   how samples share packs        Mixing   how many of each stream, and in which batches
-    Order     which sample comes next        Buffers  how much may be in memory or in the cache
+    Packing     how samples share packs           Bucketing   how padded samples share batches
+    Mixing      how many of each stream, and in   Order       which sample comes next
+                which batches                     Buffers     how much may be in memory or cached
 
-All four are frozen and allocate nothing. The command line reads the same classes from YAML. A count
-may be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
-
-Cost: none.
+All are frozen and allocate nothing. The command line reads the same classes from YAML. A count may
+be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-from numbers import Real
-from operator import index
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from streampack.errors import ConfigError, suggest
+from streampack._checks import (
+    check_at_most,
+    check_choice,
+    parse_bytes,
+    parse_count,
+    read_bool,
+    read_count,
+    read_optional_count,
+    read_optional_fraction,
+    read_seed,
+    read_token_id,
+)
+from streampack.errors import ConfigError
 
 Method = Literal[
     "exact_fit", "next_fit", "first_fit", "best_fit", "knapsack", "concat", "two_tiers"
@@ -34,21 +42,16 @@ EpochEnd = Literal["pad", "drop", "carry"]
 Arithmetic = Literal["exact", "mosaicml"]
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
-BYTE_SUFFIXES = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50, "b": 1}
-COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-MAX_ID = 2**31 - 1  # largest token id: batches hold int32
-MAX_COUNT = 2**57  # of samples, tokens or bytes: sums and small multiples still fit in 64 bits
 MAX_BATCH_TOKENS = 2**31 - 1  # cu_seqlens is int32
 MAX_OPEN_PACKS = 2**16
-MAX_INTEGER_BITS = 1024  # as in the largest float
-MAX_SHOWN_BITS = 256  # Python refuses to print an integer of more than 4,300 digits
-WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
 BUFFER_PACKS = 8  # default buffer of a packer, in packs
 WINDOW_PACKS = 128  # knapsack empties its whole buffer; with 8, every eighth pack is half empty
 OPEN_PACKS = 8
 MIN_FRAGMENT_TOKENS = 64
 SHUFFLE_BLOCK_SIZE = 262_144
+PACK_SHUFFLE = 32_768
+SAMPLES_PER_PACK = 4  # limits a window of shuffled packs of short samples
 # Options that only some methods support. They default to None.
 OPTION_METHODS = {
     "split_gap": ("exact_fit", "next_fit", "first_fit", "best_fit"),
@@ -60,154 +63,10 @@ OPTION_METHODS = {
 }
 
 
-def check_choice(name: str, value: str, literal: object) -> None:
-    """Check that `value` is one of the strings of a Literal.
-
-    Raises:
-        ConfigError: If it is not. Lists the choices and suggests the nearest one.
-    """
-    words = get_args(literal)
-    if value not in words:
-        raise ConfigError(
-            f"{name}={value!r} is not one of {'|'.join(words)}{suggest(value, words)}"
-        )
-
-
-def read_integer(name: str, value: Any, way_out: str) -> int:
-    """Convert an integral value to an int.
-
-    Ints, numpy integers and floats such as 1e4 are integral. Bools, text and 10.5 are not.
-
-    Raises:
-        ConfigError: If `value` is not integral. The message ends with `way_out`.
-
-    >>> read_integer("max_seq_len", 2048.0, "write 2048")
-    2048
-    """
-    # Bools of numpy and torch also have __index__.
-    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
-    is_real = isinstance(value, Real)
-    if not is_bool:
-        number = None
-        with suppress(TypeError):
-            number = index(value)
-        if number is None and is_real and value % 1 == 0:  # inf % 1 and nan % 1 are nan
-            number = int(value)
-        if number is not None and number.bit_length() > MAX_INTEGER_BITS:
-            raise ConfigError(f"{name} is {show_number(number)}, too large for any use; {way_out}")
-        if number is not None:
-            return number
-    raise ConfigError(f"{name}={value!r} is no integer; {way_out}")
-
-
-def is_weight(value: Any) -> bool:
-    """Whether a value is a finite number of at least 0, and not a bool.
-
-    >>> is_weight(0.5), is_weight("0.5"), is_weight(float("nan")), is_weight(True)
-    (True, False, False, False)
-    """
-    if isinstance(value, Decimal):
-        return value.is_finite() and value >= 0  # comparing a NaN Decimal raises
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return is_real and bool(0 <= value < float("inf"))
-
-
-def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:
-    """Convert a count to an int. None is not a count.
-
-    Raises:
-        ConfigError: If the value is not integral, below 1, or above MAX_COUNT.
-
-    >>> read_count("num_ranks", 8.0)
-    8
-    """
-    count = read_integer(name, value, WRITE_COUNT)
-    if count < 1:
-        raise ConfigError(f"{name}={show_number(count)} must be at least 1; {way_out}")
-    check_at_most(name, count, MAX_COUNT)
-    return count
-
-
-def check_at_most(name: str, number: int, most: int) -> None:
-    """Check that a number is not larger than the arithmetic here, or any machine, can handle.
-
-    Raises:
-        ConfigError: If it is. Names the limit.
-    """
-    if number > most:
-        raise ConfigError(f"{name}={show_number(number)} is more than {most}, the most; lower it")
-
-
-def show_number(number: Any) -> str:
-    """Return the repr of a number, or only its size in bits if it has too many digits.
-
-    >>> show_number(12), show_number(10**400)
-    ('12', 'an integer of 1329 bits')
-    """
-    if isinstance(number, int) and number.bit_length() > MAX_SHOWN_BITS:
-        return f"an integer of {number.bit_length()} bits"
-    return repr(number)
-
-
-def check_positive(name: str, value: object) -> int | None:
-    """Convert a count to an int as `read_count` does, but keep None.
-
-    Raises:
-        ConfigError: If the value is neither None nor a count.
-    """
-    return None if value is None else read_count(name, value, "leave it out for the default")
-
-
-def _keep_counts(config: object, *names: str) -> None:
-    """Validate count fields of a frozen config, and store them as ints."""
+def _convert(config: object, read: Callable[[str, Any], object], *names: str) -> None:
+    """Replace fields of a frozen config by `read(name, value)`."""
     for name in names:
-        object.__setattr__(config, name, check_positive(name, getattr(config, name)))
-
-
-def parse_count(name: str, value: object) -> int | None:
-    """Parse a count in MosaicML Streaming's notation: a number, or text such as "10k" or "1.5b".
-
-    Raises:
-        ConfigError: If the value cannot be parsed, or is below 1.
-
-    >>> parse_count("epoch_size", "10k")
-    10000
-    """
-    if isinstance(value, str):
-        text = value.strip().lower()
-        factor = COUNT_SUFFIXES.get(text[-1:], 1)
-        digits = text[:-1] if text[-1:] in COUNT_SUFFIXES else text
-        try:
-            value = int(digits) * factor if digits.isdigit() else round(float(digits) * factor)
-        except (OverflowError, ValueError):
-            raise ConfigError(
-                f"{name}={value!r} is no number; write 10000, '10k', '1.5m' or '2b'"
-            ) from None
-    return check_positive(name, value)
-
-
-def parse_bytes(name: str, value: object) -> int | None:
-    """Parse a size in MosaicML Streaming's notation: a number, or text such as "50gb".
-
-    Units are binary: 1 kb is 1,024 bytes, 1 gb is 1,073,741,824 bytes.
-
-    Raises:
-        ConfigError: If the value cannot be parsed, or is below 1.
-
-    >>> parse_bytes("cache_limit", "1.5kb")
-    1536
-    """
-    if isinstance(value, str):
-        text = value.strip().lower()
-        suffix = next((suffix for suffix in BYTE_SUFFIXES if text.endswith(suffix)), "")
-        digits, factor = text.removesuffix(suffix), BYTE_SUFFIXES.get(suffix, 1)
-        try:
-            value = int(digits) * factor if digits.isdigit() else int(float(digits) * factor)
-        except (OverflowError, ValueError):
-            raise ConfigError(
-                f"{name}={value!r} is no number of bytes; write 500000000, '500mb' or '1.5gb'"
-            ) from None
-    return check_positive(name, value)
+        object.__setattr__(config, name, read(name, getattr(config, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,10 +125,10 @@ class Packing:
     the end of the previous piece."""
 
     def __post_init__(self) -> None:
-        for name in ("max_seq_len", "buffer_samples"):  # None is not allowed for these two
-            object.__setattr__(self, name, read_count(name, getattr(self, name)))
-        _keep_counts(self, "buffer_tokens", "pad_to_multiple")
-        _keep_counts(self, *(name for name in OPTION_METHODS if name != "split_gap"))
+        _convert(self, read_count, "max_seq_len", "buffer_samples")
+        _convert(self, read_optional_count, "buffer_tokens", "pad_to_multiple")
+        counts = (name for name in OPTION_METHODS if name != "split_gap")
+        _convert(self, read_optional_count, *counts)
         check_at_most("max_seq_len", self.max_seq_len, MAX_BATCH_TOKENS)
         check_at_most("open_packs", self.open_packs or 0, MAX_OPEN_PACKS)
         check_choice("method", self.method, Method)
@@ -283,8 +142,8 @@ class Packing:
         self._check_options()
         self._check_multiple()
         self._check_tiers()
-        self._keep_split_gap()
-        self._keep_ids()
+        _convert(self, read_optional_fraction, "split_gap")
+        _convert(self, read_token_id, "bos_id", "eos_id", "padding_id")
 
     def _check_options(self) -> None:
         """Reject options that the method does not support."""
@@ -292,15 +151,15 @@ class Packing:
             value = getattr(self, name)
             if value is not None and self.method not in methods:
                 raise ConfigError(
-                    f"{name}={value} is nothing that method={self.method!r} can do; leave it out, "
-                    f"or set method to {' or '.join(map(repr, methods))}"
+                    f"{name}={value} is not supported by method={self.method!r}; leave it out, or "
+                    f"set method to {' or '.join(map(repr, methods))}"
                 )
         if self.min_fragment is None:
             return
         if self.split_gap is None:
             raise ConfigError(
-                f"min_fragment={self.min_fragment} bounds cuts, and there are none without "
-                "split_gap; set split_gap, e.g. to 0.01, or leave min_fragment out"
+                f"min_fragment={self.min_fragment} bounds cuts, and without split_gap there are "
+                "none; set split_gap, e.g. to 0.01, or leave min_fragment out"
             )
         if 2 * self.min_fragment > self.max_seq_len:
             raise ConfigError(
@@ -314,7 +173,7 @@ class Packing:
             value = getattr(self, name)
             if value is not None and value % multiple:
                 raise ConfigError(
-                    f"{name}={value} is no multiple of pad_to_multiple={multiple}; "
+                    f"{name}={value} is not a multiple of pad_to_multiple={multiple}; "
                     f"set it to {self.room_of(value)}, for example"
                 )
 
@@ -333,35 +192,6 @@ class Packing:
                 f"buffer_tokens={self.buffer_tokens} cannot hold a pack of each tier; set it to "
                 f"at least max_seq_len + short_seq_len = {self.max_seq_len + short}"
             )
-
-    def _keep_split_gap(self) -> None:
-        gap = self.split_gap
-        if gap is None:
-            return
-        if isinstance(gap, bool) or not isinstance(gap, Real) or not 0 <= gap < 1:
-            raise ConfigError(
-                f"split_gap={show_number(gap)} is not a fraction of a pack: 0 <= split_gap < 1, "
-                "e.g. 0.01"
-            )
-        object.__setattr__(self, "split_gap", float(gap))
-
-    def _keep_ids(self) -> None:
-        """Validate the token ids, and store them as ints."""
-        remedies = {
-            "bos_id": "None adds none",
-            "eos_id": "None adds none",
-            "padding_id": "leave it out for 0",
-        }
-        for name, remedy in remedies.items():
-            value = getattr(self, name)
-            if value is None and name != "padding_id":
-                continue
-            token = read_integer(name, value, f"token ids go from 0 to {MAX_ID}, {remedy}")
-            if not 0 <= token <= MAX_ID:
-                raise ConfigError(
-                    f"{name}={token} is no token id; they go from 0 to {MAX_ID}, {remedy}"
-                )
-            object.__setattr__(self, name, token)
 
     @property
     def buffer_limit(self) -> int:
@@ -387,6 +217,80 @@ class Packing:
         """
         multiple = self.pad_to_multiple or 1
         return -(-length // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketing:
+    """How samples of similar length share batches.
+
+    Raises:
+        ConfigError: If a value is invalid, or two options contradict each other.
+    """
+
+    max_tokens: int
+    """Maximum tokens per batch."""
+    include_padding: bool = True
+    """Whether max_tokens limits rows times the longest row. False: it limits the tokens without
+    padding."""
+    max_samples: int | None = None
+    """Maximum samples per batch. None: as many as the tokens allow."""
+    max_seq_len: int | None = None
+    """Maximum tokens per row. None: max_tokens."""
+    buffer_samples: int = 1000
+    """Maximum number of buffered samples. No sample waits for more batches than this."""
+    overflow: Overflow = "split"
+    """Handling of samples longer than a row, as in Packing."""
+    bos_id: int | None = None
+    """As in Packing."""
+    eos_id: int | None = None
+    """As in Packing."""
+    padding_id: int = 0
+    """Token id used for padding."""
+
+    def __post_init__(self) -> None:
+        _convert(self, read_count, "max_tokens", "buffer_samples")
+        _convert(self, read_optional_count, "max_samples", "max_seq_len")
+        _convert(self, read_bool, "include_padding")
+        if self.longest > self.max_tokens:
+            raise ConfigError(
+                f"max_seq_len={self.max_seq_len} is over max_tokens={self.max_tokens}, so its rows "
+                "fit no batch; lower it, or leave it out"
+            )
+        self.packing()  # checks the other options
+        check_at_most("max_tokens", self.max_tokens, MAX_BATCH_TOKENS)
+        check_at_most("the slots of a batch, including padding", self.most_slots, MAX_BATCH_TOKENS)
+
+    @property
+    def longest(self) -> int:
+        """Maximum tokens per row."""
+        return self.max_seq_len or self.max_tokens
+
+    @property
+    def most_slots(self) -> int:
+        """Token slots of the largest possible batch, including padding.
+
+        >>> Bucketing(max_tokens=9, include_padding=False).most_slots  # 5 tokens, and 1 1 1 1
+        25
+        """
+        if self.include_padding:
+            return self.max_tokens
+        most = min(self.max_samples or self.buffer_samples, self.buffer_samples)
+        # The worst case is one sample of n tokens and one-token samples. The slots grow with n
+        # until rows are no longer the bound, and then until n is half of the tokens.
+        turns = (self.longest, self.max_tokens - most + 1, (self.max_tokens + 1) // 2)
+        lengths = [min(max(turn, 1), self.longest) for turn in turns]
+        return max(n * min(self.max_tokens - n + 1, most) for n in lengths)
+
+    def packing(self) -> Packing:
+        """Return the equivalent packing options for single samples."""
+        return Packing(
+            max_seq_len=self.longest,
+            overflow=self.overflow,
+            buffer_samples=self.buffer_samples,
+            bos_id=self.bos_id,
+            eos_id=self.eos_id,
+            padding_id=self.padding_id,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,8 +332,8 @@ class Mixing:
         check_choice("epoch_end", self.epoch_end, EpochEnd)
         check_choice("arithmetic", self.arithmetic, Arithmetic)
         check_choice("stop", self.stop, Stop)
-        _keep_counts(self, "global_batch_size")
-        object.__setattr__(self, "epoch_size", parse_count("epoch_size", self.epoch_size))
+        _convert(self, read_optional_count, "global_batch_size")
+        _convert(self, parse_count, "epoch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,27 +355,42 @@ class Order:
     num_lanes: int | None = None
     """Number of independent read positions per stream, each over its own part of the shards. It
     stays fixed for the whole run. None: the number of nodes of the first run."""
+    pack_shuffle: int | None = None
+    """Number of packs shuffled together, over all lanes and streams, so that a batch holds pieces
+    of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
+    otherwise 0. A window of packs also ends at 4 times as many samples, at half a shuffle block,
+    and at one pass over its streams."""
 
     def __post_init__(self) -> None:
-        self._keep_seed()
-        if not isinstance(self.shuffle, bool):
-            raise ConfigError(f"shuffle={self.shuffle!r} is no bool; write True or False")
-        _keep_counts(self, "shuffle_block_size", "num_lanes")
+        _convert(self, read_seed, "seed")
+        _convert(self, read_bool, "shuffle")
+        _convert(self, read_optional_count, "shuffle_block_size", "num_lanes")
+        if isinstance(self.pack_shuffle, bool) or self.pack_shuffle != 0:
+            _convert(self, read_optional_count, "pack_shuffle")
+        elif not isinstance(self.pack_shuffle, int):
+            object.__setattr__(self, "pack_shuffle", 0)
+        if self.pack_shuffle and not self.shuffle:
+            raise ConfigError(
+                f"pack_shuffle={self.pack_shuffle} shuffles packs, but shuffle=False keeps the "
+                "stored order; leave out one of them"
+            )
+
+    @property
+    def pack_window(self) -> tuple[int, int]:
+        """Packs and samples of a window of shuffled packs, whichever ends it; (0, 0): no shuffle.
+
+        >>> Order().pack_window, Order(shuffle_block_size=1000).pack_window
+        ((32768, 131072), (32768, 500))
+        """
+        num_packs = self.pack_shuffle
+        if num_packs is None:
+            num_packs = PACK_SHUFFLE if self.shuffle else 0
+        return num_packs, min(SAMPLES_PER_PACK * num_packs, -(-self.block_size // 2))
 
     @property
     def block_size(self) -> int:
         """Number of samples shuffled together."""
         return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
-
-    def _keep_seed(self) -> None:
-        remedy = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
-        # read_integer accepts 17.0, but two large float seeds could round to the same integer.
-        if isinstance(self.seed, Real) and not hasattr(self.seed, "__index__"):
-            raise ConfigError(f"seed={self.seed!r} is no integer; {remedy}")
-        seed = read_integer("seed", self.seed, remedy)
-        if seed < 0:
-            raise ConfigError(f"seed={seed} is negative; {remedy}")
-        object.__setattr__(self, "seed", seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -497,8 +416,8 @@ class Buffers:
     "50gb" is accepted (1 gb = 2**30 bytes) and stored as an int. None: no limit."""
 
     def __post_init__(self) -> None:
-        _keep_counts(self, "worker_tokens", "worker_bytes", "rank_tokens")
-        object.__setattr__(self, "cache_limit", parse_bytes("cache_limit", self.cache_limit))
+        _convert(self, read_optional_count, "worker_tokens", "worker_bytes", "rank_tokens")
+        _convert(self, parse_bytes, "cache_limit")
 
     @property
     def cache_bytes(self) -> int | None:

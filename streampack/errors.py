@@ -88,12 +88,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
 def naming_limits(way_out: str = "") -> Iterator[None]:
     """Raise a ConfigError that names the limit when the system is out of files or threads.
 
-    Args:
-        way_out: An alternative to raising the limit, such as ", or set prefetch_threads=0".
-
     Raises:
         ConfigError: If this process is out of file descriptors, or no thread or process can be
-            started.
+            started. Its message ends with `way_out`, such as ", or set prefetch_threads=0".
     """
     try:
         yield
@@ -118,8 +115,8 @@ def _no_more(what: str, error: Exception, way_out: str) -> ConfigError:
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     return ConfigError(
         f"no {what} can be started ({error}); all processes of this user may have {soft} threads "
-        f"here, and {hard} at most, where -1 is no limit, a container may have fewer, and each "
-        "needs memory: raise the limit (`ulimit -u`, pids.max of a cgroup), or run fewer "
+        f"here, and {hard} at most (-1: unlimited), a container may have fewer, and each needs "
+        "memory: raise the limit (`ulimit -u`, pids.max of a cgroup), or run fewer "
         f"processes{way_out}"
     )
 

@@ -93,7 +93,9 @@ def global_units(
         ConfigError: If `batches` is empty: every rank must pass its own.
     """
     if not batches:
-        raise ConfigError("batches=[] is empty; pass the micro-batches of one optimizer step")
+        raise ConfigError(
+            f"batches={batches!r} is empty; pass the micro-batches of one optimizer step"
+        )
     units = sum(count_units(batch, average=average) for batch in batches)
     if not (distributed.is_available() and distributed.is_initialized()):
         return units

@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, place). There is no generator state to save.
+"""Randomness as a pure function of (seed, place), without a generator whose state to save.
 
 ::
 
@@ -35,10 +35,8 @@ def random_bits(length: int, seed: int, *place: int | str) -> npt.NDArray[np.uin
 def random_keys(ends: Iterable[str], seed: int, *place: int | str) -> npt.NDArray[np.uint64]:
     """Return the Philox keys of many places, shape (n, 2).
 
-    Args:
-        ends: The part of each place after `place`: an integer, or several joined with ", ".
-        seed: The run's seed.
-        place: The common prefix of all places, at least one part.
+    Each place is `place`, of at least one part, and one of `ends`: an integer, or several joined
+    with ", ".
     """
     common = repr((seed, *place))[:-1]
     hash_of = hashlib.blake2b

@@ -9,7 +9,7 @@
 
 The tolerance depends on the model. To measure a real change, the tokens before a segment's last one
 are replaced, and the change of its logits is recorded. If rounding hides that change, or no row has
-two segments, the check could not have failed and raises instead of passing.
+two segments, the check is inconclusive and raises instead of passing.
 
 If logits differ, the tokens of each other segment are replaced in turn. The segment whose change
 moves the logits is the one that leaked.
@@ -26,10 +26,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
+from streampack._checks import check_choice
 from streampack.batch.formats.huggingface import to_hf
 from streampack.batch.layout import segment_starts
 from streampack.batch.masks import block_causal_mask, dense_mask
-from streampack.config import check_choice
 from streampack.errors import ConfigError
 
 __all__ = ["Decoder", "LogitsOf", "assert_no_leak"]
@@ -83,8 +83,8 @@ def assert_no_leak(
     Raises:
         AssertionError: If a segment's logits differ. Names its row, stream and sample, and the
             segments that leaked into it, or reports that positions are ignored.
-        ConfigError: If the calling convention cannot be inferred, or the check could not have
-            failed: no row has two segments, or replacing tokens hardly changes the logits.
+        ConfigError: If the calling convention cannot be inferred, or the check is inconclusive: no
+            row has two segments, or replacing tokens hardly changes the logits.
     """
     logits_of = _logits_of(model, style)
     _check_edges(batch)
@@ -93,9 +93,9 @@ def assert_no_leak(
         rounding = _rounding(model, packed) if atol is None else atol
         differences, change = _compare(logits_of, batch, packed)
         tolerance = max(rounding, LEAST_SHARE * change)
-        is_told = change > LEAST_CONTRAST * tolerance
+        is_conclusive = change > LEAST_CONTRAST * tolerance
         # In an inconclusive check, a difference far beyond rounding is still a failure.
-        limit = tolerance if is_told else LEAST_CONTRAST * tolerance
+        limit = tolerance if is_conclusive else LEAST_CONTRAST * tolerance
         for number, difference in enumerate(differences):
             # Negated, so that a NaN fails too.
             if not difference <= limit:
@@ -104,40 +104,36 @@ def assert_no_leak(
                     f"{_name(batch, number)} have logits that differ by {difference:.3g} from "
                     f"those of the same tokens alone, more than atol={tolerance:.3g}; {why}"
                 )
-    if not is_told:
+    if not is_conclusive:
         raise ConfigError(
-            f"nothing could be told: other tokens before the last one of a segment move its logits "
-            f"by {change:.3g}, which must be more than {LEAST_CONTRAST:g} times what rounding may "
-            f"make, {tolerance:.3g}; is the head zero, or are the weights too small? Give the "
-            "model weights that matter, or check it in a finer type: model.float(), model.double()"
+            "the check is inconclusive: replacing the tokens before a segment's last one moves its "
+            f"logits by {change:.3g}, which must be more than {LEAST_CONTRAST:g} times the "
+            f"rounding error, {tolerance:.3g}; is the head zero, or are the weights too "
+            "small? Use larger weights, or check in a finer type: model.float(), model.double()"
         )
 
 
 def _check_edges(batch: dict[str, Any]) -> None:
-    """Refuse a batch without segments that could leak into each other.
-
-    Raises:
-        ConfigError: If no row holds two segments, or each has only one token.
-    """
+    """Refuse a batch in which nothing could leak: one segment per row, or only single tokens."""
     rows, lengths = batch["segments"][:, 0], batch["segments"][:, 5]
     most = int(rows.bincount().max()) if len(rows) else 0
     if most < 2:
         raise ConfigError(
-            "nothing could be told: the batch has no row with two segments "
-            f"({len(rows)} segments in {len(batch['tokens'])} rows), so there is no edge to see "
-            "over; take a batch of shorter samples or a larger max_seq_len"
+            "the check is inconclusive: no row of the batch has two segments "
+            f"({len(rows)} segments in {len(batch['tokens'])} rows), so no edge can leak; take a "
+            "batch of shorter samples or a larger max_seq_len"
         )
     if int(lengths.max()) < 2:
         raise ConfigError(
-            "nothing could be told: every segment has a single token, so none shows what a change "
-            "of the tokens before does; take a batch with longer samples"
+            "the check is inconclusive: every segment has a single token, so no earlier token can "
+            "change its logits; take a batch with longer samples"
         )
 
 
 def _rounding(model: Callable[..., Any], logits: torch.Tensor) -> float:
     """Return the bound of a logit's rounding error, from the coarsest dtype involved."""
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
-    dtypes = {logits.dtype} | {each.dtype for each in parameters if each.dtype.is_floating_point}
+    dtypes = {logits.dtype} | {one.dtype for one in parameters if one.dtype.is_floating_point}
     if torch.is_autocast_enabled(logits.device.type):
         dtypes.add(torch.get_autocast_dtype(logits.device.type))
     epsilon = max(torch.finfo(dtype).eps for dtype in dtypes)
@@ -156,14 +152,13 @@ def _compare(
     lengths = batch["segments"][:, 5]
     measured = set(lengths.argsort(descending=True, stable=True)[:MAX_MEASURED].tolist())
     differences, change = [], 0.0
-    for number, start in enumerate(segment_starts(batch).tolist()):
-        inside = _tokens_of(batch, number, start)
+    for number, inside in enumerate(_tokens_of_segments(batch)):
         alone = logits_of(_alone(batch, number, inside))[0]
-        differences.append(_moved(packed.flatten(0, 1)[inside], alone))
+        differences.append(_difference(packed.flatten(0, 1)[inside], alone))
         if number in measured and len(inside) > 1:
             changed = _with_other_tokens(batch, inside[:-1])
             other = logits_of(_alone(changed, number, inside))[0]
-            change = max(change, _moved(alone[-1], other[-1]))
+            change = max(change, _difference(alone[-1], other[-1]))
     return differences, change
 
 
@@ -183,11 +178,7 @@ def _logits_of(model: Callable[..., Any], style: Style | None) -> LogitsOf:
 
 
 def _guess_style(model: Callable[..., Any]) -> Style:
-    """Infer the calling convention of a model from its argument names.
-
-    Raises:
-        ConfigError: If the names match no convention.
-    """
+    """Infer the calling convention of a model from its argument names."""
     names = inspect.signature(getattr(model, "forward", model)).parameters
     required = [
         name
@@ -199,8 +190,8 @@ def _guess_style(model: Callable[..., Any]) -> Style:
         if "position_ids" not in names:
             raise ConfigError(
                 f"{type(model).__name__} takes input_ids but no position_ids, so it cannot know "
-                "where a sample begins and would see over the edges of packs; train another model "
-                "on packs, or pass style='batch' with a function that gives it a mask"
+                "where a sample begins and would attend across edges; train another model on "
+                "packs, or pass style='batch' with a function that gives it a mask"
             )
         return "hf"
     if {"tokens", "mask", "input_pos"} <= set(names):
@@ -208,15 +199,19 @@ def _guess_style(model: Callable[..., Any]) -> Style:
     if len(required) == 1:
         return "batch"
     raise ConfigError(
-        f"a model with the arguments {', '.join(names)} is none that assert_no_leak knows how to "
-        "call; pass a function that takes the batch and returns logits"
+        f"assert_no_leak does not know how to call a model with the arguments {', '.join(names)}; "
+        "pass a function that takes the batch and returns logits"
     )
 
 
-def _tokens_of(batch: dict[str, Any], number: int, start: int) -> torch.Tensor:
-    """Return the indices of a segment's tokens in the B * S, without padding; shape (length,)."""
-    length = int(batch["segments"][number, 5])
-    return torch.arange(start, start + length, device=batch["tokens"].device)
+def _tokens_of_segments(batch: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the indices of each segment's tokens in the B * S, without padding."""
+    starts = segment_starts(batch)
+    lengths = batch["segments"][:, 5].tolist()
+    return [
+        torch.arange(start, start + length, device=starts.device)
+        for start, length in zip(starts.tolist(), lengths, strict=True)
+    ]
 
 
 def _alone(batch: dict[str, Any], number: int, inside: torch.Tensor) -> dict[str, Any]:
@@ -243,29 +238,31 @@ def _name(batch: dict[str, Any], number: int) -> str:
 def _why(
     logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, number: int, tolerance: float
 ) -> str:
-    """Return the reason why a segment's logits differ from those that it has alone."""
+    """Return why a segment's logits differ from those it has alone."""
     if bool(packed.isnan().any()):
         return "the model's logits are NaN"
-    if _moved(packed, logits_of(batch)) > tolerance:
-        return "two passes of the same batch differ, so nothing can be told: call model.eval()"
-    starts = segment_starts(batch).tolist()
-    inside = _tokens_of(batch, number, starts[number])
-    own = packed.flatten(0, 1)[inside]
+    if _difference(packed, logits_of(batch)) > tolerance:
+        return (
+            "two passes of the same batch differ, so the check is inconclusive: call model.eval()"
+        )
+    tokens = _tokens_of_segments(batch)
+    inside = tokens[number]
+    expected = packed.flatten(0, 1)[inside]
     seen = []
     for other in _nearest_first(batch, number):
-        changed = _with_other_tokens(batch, _tokens_of(batch, other, starts[other]))
-        if _moved(own, logits_of(changed).flatten(0, 1)[inside]) > tolerance:
+        changed = _with_other_tokens(batch, tokens[other])
+        if _difference(expected, logits_of(changed).flatten(0, 1)[inside]) > tolerance:
             seen.append(_name(batch, other))
         if len(seen) == MAX_NAMED:
             break
     reasons = [f"the segment saw {name}" for name in seen]
     # Different positions that still begin with 0 and lie within any position table.
     halved = batch | {"input_pos": batch["input_pos"] // 2}
-    is_other = not torch.equal(halved["input_pos"], batch["input_pos"])
-    if is_other and _moved(packed, logits_of(halved)) <= tolerance:
+    differs = not torch.equal(halved["input_pos"], batch["input_pos"])
+    if differs and _difference(packed, logits_of(halved)) <= tolerance:
         reasons.append("the model ignores input_pos: its logits are the same with others")
     elif not seen:
-        reasons.append("the segment saw no other, so the model does not use input_pos as it should")
+        reasons.append("the segment saw no other, so the model does not use input_pos correctly")
     return "; ".join(reasons)
 
 
@@ -288,5 +285,5 @@ def _with_other_tokens(batch: dict[str, Any], inside: torch.Tensor) -> dict[str,
     return batch | {"tokens": tokens}
 
 
-def _moved(before: torch.Tensor, after: torch.Tensor) -> float:
+def _difference(before: torch.Tensor, after: torch.Tensor) -> float:
     return float((before - after).abs().max())

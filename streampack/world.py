@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from streampack.config import read_integer
+from streampack._checks import read_integer
 from streampack.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class World:
         per_node = self.num_local_ranks
         if per_node < 1 or self.num_ranks % per_node:
             raise ConfigError(
-                f"num_ranks={self.num_ranks} is no multiple of ranks_per_node={per_node}; "
+                f"num_ranks={self.num_ranks} is not a multiple of ranks_per_node={per_node}; "
                 "every node must run the same number of ranks"
             )
         if self.replication < 1 or self.num_ranks % self.replication:
@@ -98,8 +98,8 @@ class World:
         for key, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
             if group is None and key in env and other not in env:
                 raise ConfigError(
-                    f"{key}={env[key]} is set without {other}: how many ranks there are, and which "
-                    f"one this is, takes both; set {other}, unset {key}, or pass world=World(...)"
+                    f"{key}={env[key]} is set without {other}, but a rank is known only from both; "
+                    f"set {other}, unset {key}, or pass world=World(...)"
                 )
         rank, num_ranks = group or (0, 1)
         try:
@@ -117,7 +117,7 @@ class World:
                 "world=World(...)"
             )
         if group is None and "RANK" not in env:
-            _tell_of_slurm(env.get("SLURM_PROCID"), env.get("SLURM_NTASKS"))
+            _warn_of_slurm(env.get("SLURM_PROCID"), env.get("SLURM_NTASKS"))
         rank, num_ranks = stated
         world = cls(
             rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication
@@ -184,15 +184,15 @@ def _process_group() -> tuple[int, int] | None:
 
 
 @cache
-def _tell_of_slurm(task: str | None, num_tasks: str | None) -> None:
+def _warn_of_slurm(task: str | None, num_tasks: str | None) -> None:
     """Warn, once per process, about SLURM tasks that would all train on the same data."""
     if task is None or num_tasks in (None, "1"):
         return
     logger.warning(
-        "SLURM_PROCID=%s, SLURM_NTASKS=%s, but neither RANK nor an initialised torch.distributed: "
-        "each task takes itself to be alone, and gets all of the data; if they train together, "
-        "call init_process_group before the dataset is made, set RANK and WORLD_SIZE, or pass "
-        "world=World(...)",
+        "SLURM_PROCID=%s, SLURM_NTASKS=%s, but RANK is not set and torch.distributed is not "
+        "initialised: each task runs as a job of one process and reads all of the data; if they "
+        "train together, call init_process_group before making the dataset, set RANK and "
+        "WORLD_SIZE, or pass world=World(...)",
         task,
         num_tasks,
     )

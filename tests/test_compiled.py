@@ -80,7 +80,7 @@ def test_a_torn_file_of_the_kernel_cache_is_thrown_away_and_written_again(tmp_pa
         assert len(first["warned"]) <= 1
         if suffix == ".nbc":
             assert first["hits"] == 0
-            assert "threw away" in first["warned"][0]
+            assert "discarded a cached kernel" in first["warned"][0]
         assert second == {"value": 35, "hits": 1, "warned": []}
 
 
@@ -90,7 +90,7 @@ def test_a_full_disk_under_the_kernel_cache_is_one_warning(tmp_path):
     assert (first["value"], second["value"]) == (14, 21)
     for each in (first, second):
         assert len(each["warned"]) == 1
-        assert "set NUMBA_CACHE_DIR to a folder that can be written" in each["warned"][0]
+        assert "set NUMBA_CACHE_DIR to a folder that is writable" in each["warned"][0]
     assert left == []  # no index that names a data file of an older source
 
 

@@ -1,4 +1,4 @@
-"""The four configs: each refuses the impossible where it is written, and says what would work."""
+"""The configs: each refuses the impossible where it is written, and says what would work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Buffers, ConfigError, Mixing, Order, Packing
-from streampack.config import parse_count
+from streampack import Bucketing, Buffers, ConfigError, Mixing, Order, Packing
+from streampack._checks import parse_count
 
-CONFIGS = [Packing(max_seq_len=2048), Mixing(), Order(), Buffers()]
+CONFIGS = [Packing(max_seq_len=2048), Bucketing(max_tokens=64), Mixing(), Order(), Buffers()]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
@@ -59,34 +59,34 @@ def test_a_buffer_that_is_asked_for_is_the_limit():
         ({"buffer_samples": 0}, r"buffer_samples=0 must be at least 1"),
         ({"split_gap": 1.0}, r"split_gap=1.0 is not a fraction of a pack: 0 <= split_gap < 1"),
         ({"split_gap": -0.1}, r"split_gap=-0.1 is not a fraction"),
-        ({"bos_id": -1}, r"bos_id=-1 is no token id; .* None adds none"),
-        ({"eos_id": -2}, r"eos_id=-2 is no token id"),
-        ({"padding_id": -1}, r"padding_id=-1 is no token id; .* leave it out for 0"),
-        ({"eos_id": 2**31}, r"eos_id=2147483648 is no token id; they go from 0 to 2147483647"),
-        ({"padding_id": None}, r"padding_id=None is no integer; .* leave it out for 0"),
-        ({"max_seq_len": None}, r"max_seq_len=None is no integer; write a whole number"),
-        ({"buffer_samples": None}, r"buffer_samples=None is no integer; write a whole number"),
+        ({"bos_id": -1}, r"bos_id=-1 is not a token id; .* None adds none"),
+        ({"eos_id": -2}, r"eos_id=-2 is not a token id"),
+        ({"padding_id": -1}, r"padding_id=-1 is not a token id; .* leave it out for 0"),
+        ({"eos_id": 2**31}, r"eos_id=2147483648 is not a token id; they go from 0 to 2147483647"),
+        ({"padding_id": None}, r"padding_id=None is not an integer; .* leave it out for 0"),
+        ({"max_seq_len": None}, r"max_seq_len=None is not an integer; write a whole number"),
+        ({"buffer_samples": None}, r"buffer_samples=None is not an integer; write a whole number"),
         ({"split_gap": "0.1"}, r"split_gap='0.1' is not a fraction of a pack"),
         ({"split_gap": False}, r"split_gap=False is not a fraction of a pack"),
         ({"split_gap": math.nan}, r"split_gap=nan is not a fraction of a pack"),
         (
             {"method": "concat", "split_gap": 0.1},
-            r"split_gap=0.1 is nothing that method='concat' can do; .* 'exact_fit' or 'next_fit'",
+            r"split_gap=0.1 is not supported by method='concat'; .* 'exact_fit' or 'next_fit'",
         ),
         (
             {"method": "knapsack", "guard": 3},
-            r"guard=3 is nothing .* 'exact_fit' or 'first_fit' or 'best_fit'",
+            r"guard=3 is not supported .* 'exact_fit' or 'first_fit' or 'best_fit'",
         ),
         ({"method": "two_tiers", "short_seq_len": 8, "max_samples_per_pack": 3}, "max_samples_per"),
-        ({"open_packs": 4}, r"open_packs=4 is nothing that method='exact_fit' can do"),
-        ({"short_seq_len": 8}, r"short_seq_len=8 is nothing .* set method to 'two_tiers'"),
+        ({"open_packs": 4}, r"open_packs=4 is not supported by method='exact_fit'"),
+        ({"short_seq_len": 8}, r"short_seq_len=8 is not supported .* set method to 'two_tiers'"),
         ({"guard": 0}, r"guard=0 must be at least 1; leave it out"),
-        ({"min_fragment": 8}, r"min_fragment=8 bounds cuts, and there are none without split_gap"),
+        ({"min_fragment": 8}, r"min_fragment=8 bounds cuts, and without split_gap there are none"),
         ({"split_gap": 0.0, "min_fragment": 17}, r"min_fragment=17 leaves nothing .* 16 at most"),
-        ({"pad_to_multiple": 5}, r"max_seq_len=32 is no multiple of pad_to_multiple=5; .* 35"),
+        ({"pad_to_multiple": 5}, r"max_seq_len=32 is not a multiple of pad_to_multiple=5; .* 35"),
         (
             {"method": "two_tiers", "short_seq_len": 12, "pad_to_multiple": 8},
-            r"short_seq_len=12 is no multiple of pad_to_multiple=8; set it to 16",
+            r"short_seq_len=12 is not a multiple of pad_to_multiple=8; set it to 16",
         ),
         ({"method": "two_tiers"}, r"short_seq_len=None must be less than max_seq_len=32"),
         ({"method": "two_tiers", "short_seq_len": 32}, r"short_seq_len=32 must be less than"),
@@ -110,7 +110,7 @@ def test_packing_refuses_what_cannot_work(values, message):
         ({"epoch_end": "padd"}, r"epoch_end='padd' is not one of pad\|drop\|carry"),
         ({"arithmetic": "mosaic"}, r"arithmetic='mosaic' is not one of exact\|mosaicml"),
         ({"epoch_size": 0}, r"epoch_size=0 must be at least 1"),
-        ({"epoch_size": "many"}, r"epoch_size='many' is no number; write 10000, '10k'"),
+        ({"epoch_size": "many"}, r"epoch_size='many' is not a number; write 10000, '10k'"),
         ({"global_batch_size": 0}, r"global_batch_size=0 must be at least 1"),
     ],
 )
@@ -175,6 +175,7 @@ def test_a_choice_of_another_type_is_refused_with_the_words_there_are():
 COUNTS = [
     *((Packing, name) for name in ("max_seq_len", "buffer_tokens", "buffer_samples")),
     *((Packing, name) for name in ("bos_id", "eos_id", "padding_id")),
+    *((Bucketing, name) for name in ("max_tokens", "buffer_samples", "max_samples")),
     *((Mixing, name) for name in ("epoch_size", "global_batch_size")),
     *((Order, name) for name in ("shuffle_block_size", "num_lanes")),
     *((Buffers, name) for name in ("worker_tokens", "worker_bytes", "rank_tokens")),
@@ -183,7 +184,8 @@ COUNTS = [
 
 def with_count(config: type, name: str, value: object) -> object:
     """A config with this count, and what else it must have."""
-    return config(**{**({"max_seq_len": 8} if config is Packing else {}), name: value})
+    required = {Packing: {"max_seq_len": 8}, Bucketing: {"max_tokens": 8}}
+    return config(**{**required.get(config, {}), name: value})
 
 
 @pytest.mark.parametrize(("config", "name"), COUNTS)
@@ -209,24 +211,24 @@ def test_a_whole_number_of_any_kind_is_kept_as_an_int(config, name, number):
 @pytest.mark.parametrize(("config", "name"), COUNTS)
 @pytest.mark.parametrize("value", [10.5, True, math.inf, math.nan, [8], np.True_])
 def test_what_is_no_whole_number_is_refused_with_what_to_write(config, name, value):
-    with pytest.raises(ConfigError, match=rf"{name}=.* is no integer; (write a whole|token ids)"):
+    with pytest.raises(ConfigError, match=rf"{name}=.* not an integer; (write a whole|token ids)"):
         with_count(config, name, value)
 
 
 @pytest.mark.parametrize(("config", "name"), [c for c in COUNTS if c[1] != "epoch_size"])
 def test_text_is_no_count_but_for_epoch_size(config, name):
-    with pytest.raises(ConfigError, match=rf"{name}='16' is no integer"):
+    with pytest.raises(ConfigError, match=rf"{name}='16' is not an integer"):
         with_count(config, name, "16")
 
 
 def test_an_empty_epoch_size_is_refused():
-    with pytest.raises(ConfigError, match=r"epoch_size='' is no number; write 10000, '10k'"):
+    with pytest.raises(ConfigError, match=r"epoch_size='' is not a number; write 10000, '10k'"):
         Mixing(epoch_size="")
 
 
 @pytest.mark.parametrize("seed", [1.0, True, "17", None, Fraction(17), np.float64(17)])
 def test_a_seed_is_an_integer(seed):
-    with pytest.raises(ConfigError, match=r"seed=.* is no integer; a seed is .* such as 17"):
+    with pytest.raises(ConfigError, match=r"seed=.* is not an integer; a seed is .* such as 17"):
         Order(seed=seed)
 
 
@@ -243,7 +245,7 @@ def test_a_seed_is_kept_as_an_int(seed):
 
 @pytest.mark.parametrize("value", ["no", 0, None, 1.0])
 def test_shuffle_is_a_bool(value):
-    with pytest.raises(ConfigError, match=r"shuffle=.* is no bool; write True or False"):
+    with pytest.raises(ConfigError, match=r"shuffle=.* is not a bool; write True or False"):
         Order(shuffle=value)
 
 

@@ -77,26 +77,28 @@ def make_compacts(
     >>> batch["cu_seqlens"].tolist(), batch["next_tokens"].tolist(), "labels" in batch
     ([0, 2, 3], [-100], False)
     """
-    laid = _lay_out(rows, packs, len(steps))
+    layout = _Layout.of(rows, packs, len(steps))
     tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
     labels = None if rows.labels is None else cut(rows.labels, len(steps))
-    nexts = laid.of_segments(rows.next_tokens)
+    next_tokens = layout.split(rows.next_tokens)
     return [
         {
             "tokens": tokens[number],
             **({} if labels is None else {"labels": labels[number]}),
-            "next_tokens": nexts[number],
+            "next_tokens": next_tokens[number],
             **edges,
             "positions": positions,
             "epoch": epoch,
             "position": position,
         }
-        for number, ((epoch, position), edges) in enumerate(zip(steps, laid.fields(), strict=True))
+        for number, ((epoch, position), edges) in enumerate(
+            zip(steps, layout.fields(), strict=True)
+        )
     ]
 
 
-@dataclass(slots=True, eq=False)
-class _LaidOut:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
     """Layout of the segments of several batches."""
 
     numbered: Int64Array
@@ -106,7 +108,18 @@ class _LaidOut:
     bounds: Int64Array
     """End of each batch's part of these arrays, shape (batches, NUM_BOUNDS)."""
 
-    def of_segments(self, values: Int64Array) -> list[Tensor]:
+    @staticmethod
+    def of(rows: Rows, packs: Packs, num_batches: int) -> _Layout:
+        """Return the layout of packs in the rows of batches."""
+        num_rows, row_tokens = rows.tokens.shape
+        segments, ends = np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)
+        numbered = np.empty((len(segments), NUM_COLUMNS), np.int64)
+        edges = np.empty(len(segments) + num_rows + num_batches, np.int32)
+        bounds = np.empty((num_batches, NUM_BOUNDS), np.int64)
+        lay_out(segments, ends, row_tokens, rows.multiple, numbered, edges, bounds)
+        return _Layout(numbered, edges, bounds)
+
+    def split(self, values: Int64Array) -> list[Tensor]:
         """Return each batch's part of a per-segment array of shape (n, ...), as tensors."""
         ends = self.bounds[:, END].tolist()
         return [
@@ -116,48 +129,31 @@ class _LaidOut:
 
     def fields(self) -> list[Batch]:
         """Return the layout fields of each batch."""
-        segments, made, begin = self.of_segments(self.numbered), [], 0
-        for number, (_, end, longest) in enumerate(self.bounds.tolist()):
-            made.append(
-                {
-                    "cu_seqlens": torch.from_numpy(self.edges[begin:end]),
-                    "max_seqlen": longest,
-                    "segments": segments[number],
-                }
-            )
+        fields, begin = [], 0
+        for segments, (_, end, longest) in zip(
+            self.split(self.numbered), self.bounds.tolist(), strict=True
+        ):
+            edges = torch.from_numpy(self.edges[begin:end])
+            fields.append({"cu_seqlens": edges, "max_seqlen": longest, "segments": segments})
             begin = end
-        return made
+        return fields
 
 
-def _lay_out(rows: Rows, packs: Packs, num_batches: int) -> _LaidOut:
-    num_rows, row_tokens = rows.tokens.shape
-    segments, ends = np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)
-    numbered = np.empty((len(segments), NUM_COLUMNS), np.int64)
-    edges = np.empty(len(segments) + num_rows + num_batches, np.int32)
-    bounds = np.empty((num_batches, NUM_BOUNDS), np.int64)
-    lay_out(segments, ends, row_tokens, rows.multiple, numbered, edges, bounds)
-    return _LaidOut(numbered, edges, bounds)
-
-
-def _fill(rows: Rows, laid: _LaidOut, positions: str, blocks: BufferPool) -> list[Batch]:
+def _fill(rows: Rows, layout: _Layout, positions: str, blocks: BufferPool) -> list[Batch]:
     """Return the native tensors of shape (B, S) of each batch."""
     wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
-    arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(laid.bounds))
+    arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(layout.bounds))
     labels = NO_LABELS if rows.labels is None else rows.labels
-    made: Any = tuple(arrays)
-    where = laid.numbered, laid.edges, laid.bounds
+    out: Any = tuple(arrays)
+    places = layout.numbered, layout.edges, layout.bounds
     continues = positions == "continue"
-    fill_batches(where, rows.tokens, rows.next_tokens, labels, continues, made)
+    fill_batches(places, rows.tokens, rows.next_tokens, labels, continues, out)
     names = ("tokens", "labels", "input_pos", "document_ids")
     return [dict(zip(names, tensors, strict=True)) for tensors in parts]
 
 
 def fill_compact(batch: Batch) -> Batch:
-    """Return the native batch of a compact one, on the CPU.
-
-    Args:
-        batch: A batch from `make_compacts`; it is copied.
-    """
+    """Return the native batch of a compact one, on the CPU. All tensors are copied."""
     rows = Rows(
         tokens=batch["tokens"].numpy(),
         next_tokens=batch["next_tokens"].numpy(),
@@ -165,9 +161,8 @@ def fill_compact(batch: Batch) -> Batch:
     )
     edges, numbered = batch["cu_seqlens"].numpy(), batch["segments"].numpy()
     bounds = np.array([[len(numbered), len(edges), batch["max_seqlen"]]], np.int64)
-    laid = _LaidOut(numbered, edges, bounds)
+    [filled] = _fill(rows, _Layout(numbered, edges, bounds), batch["positions"], BufferPool())
     carried = ("cu_seqlens", "max_seqlen", "segments", "epoch", "position")
-    [filled] = _fill(rows, laid, batch["positions"], BufferPool())
     return filled | {key: batch[key] for key in carried}
 
 
@@ -214,18 +209,13 @@ def make_batches(
     positions: str,
     blocks: BufferPool | None = None,
 ) -> list[Batch]:
-    """Return native batches, each with the same number of rows; see `make_batch`.
+    """Return native batches as `make_batch` does, from arguments as in `make_compacts`.
 
-    Args:
-        rows: The tokens of all batches, one batch after another; they are copied.
-        packs: The plan of these rows; only the last batch may have fewer packs than rows.
-        steps: Epoch and position of each batch.
-        positions: "restart" or "continue".
-        blocks: Pool of memory, one block for all batches; None: new memory.
+    All batches share one block of memory.
     """
-    laid = _lay_out(rows, packs, len(steps))
-    filled = _fill(rows, laid, positions, blocks or BufferPool())
+    layout = _Layout.of(rows, packs, len(steps))
+    filled = _fill(rows, layout, positions, blocks or BufferPool())
     return [
         {**tensors, **edges, "epoch": epoch, "position": position}
-        for tensors, edges, (epoch, position) in zip(filled, laid.fields(), steps, strict=True)
+        for tensors, edges, (epoch, position) in zip(filled, layout.fields(), steps, strict=True)
     ]

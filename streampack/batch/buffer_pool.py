@@ -116,16 +116,19 @@ class BufferPool:
             The arrays, uncut; and for each part, a tensor of every array.
         """
         begins, num_bytes = _lay_out(shapes)
+        arrays: list[IntArray]
         if self._pinned:
             whole = _pinned(shapes, begins, num_bytes)
-            pieces = [list(tensor.chunk(num_parts)) for tensor in whole]
-            return [tensor.numpy() for tensor in whole], _by_part(pieces)
-        block = np.asarray(_Lease(self._waiting.take(np.uint8, (num_bytes,)), self._waiting))
-        arrays: list[IntArray] = [
-            np.ndarray(shape, dtype, block, begin)
-            for (dtype, shape), begin in zip(shapes, begins, strict=True)
-        ]
-        return arrays, _by_part([cut(array, num_parts) for array in arrays])
+            arrays = [tensor.numpy() for tensor in whole]
+            pieces = [tensor.chunk(num_parts) for tensor in whole]
+        else:
+            block = np.asarray(_Lease(self._waiting.take(np.uint8, (num_bytes,)), self._waiting))
+            arrays = [
+                np.ndarray(shape, dtype, block, begin)
+                for (dtype, shape), begin in zip(shapes, begins, strict=True)
+            ]
+            pieces = [tuple(cut(array, num_parts)) for array in arrays]
+        return arrays, [list(part) for part in zip(*pieces, strict=True)]
 
 
 def cut(array: IntArray, num_parts: int) -> list[Tensor]:
@@ -136,11 +139,6 @@ def cut(array: IntArray, num_parts: int) -> list[Tensor]:
     """
     size = len(array) // num_parts
     return [torch.from_numpy(array[part * size : (part + 1) * size]) for part in range(num_parts)]
-
-
-def _by_part(pieces: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Transpose a list by array into a list by part."""
-    return [list(part) for part in zip(*pieces, strict=True)]
 
 
 def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streampack._checks import MAX_ID
 from streampack.batch.batch import Batch, fill_compact
 from streampack.batch.kernels import ROW, ROW_LENGTH, ROW_START
-from streampack.batch.layout import check_carried, segment_starts
-from streampack.config import MAX_ID
-from streampack.errors import ConfigError, DataError
+from streampack.batch.layout import CARRIED, check_carried, check_keys, segment_starts
+from streampack.errors import DataError
 from streampack.types import IGNORED
 
 KEYS = ("tokens", "next_tokens", "cu_seqlens", "segments", "positions")
@@ -32,9 +32,7 @@ KEYS = ("tokens", "next_tokens", "cu_seqlens", "segments", "positions")
 def to_compact(batch: Batch) -> Batch:
     """Return the compact form of a native batch, with int32 tokens; `expand` reverses it.
 
-    The keys are ``tokens``, ``next_tokens``, ``cu_seqlens``, ``max_seqlen``, ``segments``,
-    ``positions``, ``epoch`` and ``position``; also ``labels`` if they do not follow from the
-    tokens.
+    The keys are those of `make_compacts`; ``labels`` only if they do not follow from the tokens.
 
     Raises:
         ConfigError: If the batch is not native, or has a field that cannot be carried.
@@ -55,7 +53,7 @@ def to_compact(batch: Batch) -> Batch:
         "next_tokens": batch["labels"].flatten()[lasts],
         **{key: batch[key] for key in ("cu_seqlens", "max_seqlen", "segments")},
         "positions": "continue" if bool(starts.any()) else "restart",
-        **{key: batch[key] for key in ("epoch", "position")},
+        **{key: batch[key] for key in CARRIED},
     }
     if not torch.equal(expand(compact, tokens.device)["labels"], batch["labels"]):
         compact["labels"] = batch["labels"].to(torch.int32)
@@ -82,14 +80,7 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | None = None) -
     >>> batch["labels"].tolist(), batch["document_ids"].tolist()
     ([[6, -100, -100]], [[1, 1, 0]])
     """
-    keys: list[Any] = list(batch) if isinstance(batch, Mapping) else []
-    missing = [key for key in KEYS if key not in keys]
-    if missing:
-        shown = sorted(map(str, keys)) if keys else f"a {type(batch).__name__}"
-        raise ConfigError(
-            f"expand takes a compact batch, but this one lacks {missing[0]!r} (it is {shown}); "
-            "iterate the dataset with batch_format='compact'"
-        )
+    check_keys(batch, "compact", KEYS, "expand")
     target = torch.device(device) if device is not None else batch["tokens"].device
     tensors = [value for value in batch.values() if torch.is_tensor(value)]
     if target.type == "cpu" and all(tensor.device.type == "cpu" for tensor in tensors):
@@ -104,13 +95,13 @@ def expand_on(batch: Mapping[str, Any], device: torch.device) -> Batch:
     size = tokens.numel()
     # There are few segments: compute their values here and copy them in one piece.
     edges = batch["cu_seqlens"].cpu().long()
-    rooms = _rooms(batch, edges, num_rows, row_tokens).to(device, non_blocking=True)
+    values = _segment_values(batch, edges, num_rows, row_tokens).to(device, non_blocking=True)
     lengths = edges.diff().to(device, non_blocking=True)
-    room = torch.repeat_interleave(
+    segment = torch.repeat_interleave(
         torch.arange(len(lengths), device=device), lengths, output_size=size
     )
     at = torch.arange(size, device=device)
-    offset, document, last, next_token = rooms[:, room]
+    offset, document, last, next_token = values[:, segment]
     if "labels" in batch:
         labels = batch["labels"].to(device, non_blocking=True).long()
     else:
@@ -124,7 +115,7 @@ def expand_on(batch: Mapping[str, Any], device: torch.device) -> Batch:
         "cu_seqlens": batch["cu_seqlens"].to(device, non_blocking=True),
         "max_seqlen": batch["max_seqlen"],
         "segments": batch["segments"].to(device, non_blocking=True),
-        **{key: batch[key] for key in ("epoch", "position")},
+        **{key: batch[key] for key in CARRIED},
     }
 
 
@@ -136,9 +127,14 @@ def _widened(tokens: Tensor) -> Tensor:
     return tokens.long()
 
 
-def _rooms(batch: Mapping[str, Any], edges: Tensor, num_rows: int, row_tokens: int) -> Tensor:
-    """Return per-segment values, shape (4, num_rooms): the offset from batch index to position, the
-    document, the index of its last real token, and the token after that."""
+def _segment_values(
+    batch: Mapping[str, Any], edges: Tensor, num_rows: int, row_tokens: int
+) -> Tensor:
+    """Return four values of each segment, including those of padding; shape (4, n).
+
+    The offset from batch index to position, the document, the index of its last real token, and the
+    token after that.
+    """
     segments, next_tokens = batch["segments"].cpu(), batch["next_tokens"].cpu()
     begin = edges[:-1]
     row = begin // row_tokens
@@ -146,12 +142,12 @@ def _rooms(batch: Mapping[str, Any], edges: Tensor, num_rows: int, row_tokens: i
     number = torch.arange(len(begin)) - first[row]
     # A row's segments come first; the rest of the row is one segment of padding.
     is_padding = number >= torch.bincount(segments[:, ROW], minlength=num_rows)[row]
-    rooms = torch.zeros(4, len(begin), dtype=torch.int64)
-    rooms[0] = -begin
-    rooms[1] = torch.where(is_padding, 0, number + 1)
-    rooms[2], rooms[3] = -1, IGNORED
-    rooms[2, ~is_padding] = begin[~is_padding] + segments[:, ROW_LENGTH] - 1
-    rooms[3, ~is_padding] = next_tokens
+    values = torch.zeros(4, len(begin), dtype=torch.int64)
+    values[0] = -begin
+    values[1] = torch.where(is_padding, 0, number + 1)
+    values[2], values[3] = -1, IGNORED
+    values[2, ~is_padding] = begin[~is_padding] + segments[:, ROW_LENGTH] - 1
+    values[3, ~is_padding] = next_tokens
     if batch["positions"] == "continue":
-        rooms[0, ~is_padding] += segments[:, ROW_START]
-    return rooms
+        values[0, ~is_padding] += segments[:, ROW_START]
+    return values

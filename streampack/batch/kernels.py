@@ -28,8 +28,8 @@ from streampack._numba import compiled, kernel_holding_gil
 from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, Int64Array, IntArray
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
-Laid: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
-Made: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int32Array]
+Layout: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
+Tensors: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int32Array]
 
 # Columns of a batch's `segments`: the row first, and no totals.
 ROW, ROW_START, ROW_LENGTH = 0, 4, 5
@@ -126,43 +126,42 @@ def lay_out(
 
 @compiled
 def fill_batches(
-    laid: Laid,
+    layout: Layout,
     source: IntArray,
     next_tokens: Int64Array,
     source_labels: IntArray,
     continues: bool,
-    made: Made,
+    out: Tensors,
 ) -> None:
     """Fill the rows of batches from their tokens and the plan.
 
     Args:
-        laid: Output of `lay_out`: segments with the row in their batch, shape (n, 6); all edges;
-            bounds of each batch, shape (batches, 3).
+        layout: `numbered`, `cu_seqlens` and `bounds` of `lay_out`.
         source: Token ids, then padding; shape (batches * B, S).
         next_tokens: The sample's token after each segment, -100 where it ends; shape (n,).
         source_labels: Labels that are already known, of the same shape; with 0 rows, labels are
             made from the tokens.
         continues: Whether positions of a split sample's later pieces continue from the cut.
-        made: Filled: tokens, labels (shifted, -100 where there is no target), input_pos,
+        out: Filled: tokens, labels (shifted, -100 for no target), input_pos,
             document_ids; each of shape (batches * B, S).
 
-    >>> made = (*(np.zeros((1, 4), np.int64) for _ in range(3)), np.zeros((1, 4), np.int32))
+    >>> out = (*(np.zeros((1, 4), np.int64) for _ in range(3)), np.zeros((1, 4), np.int32))
     >>> edges = np.array([0, 3, 4], np.int32)
-    >>> laid = np.array([[0, 7, 0, 4, 0, 3]]), edges, np.array([[1, 3, 3]])
+    >>> layout = np.array([[0, 7, 0, 4, 0, 3]]), edges, np.array([[1, 3, 3]])
     >>> source, none = np.array([[5, 6, 7, 0]], np.int32), np.zeros((0, 0), np.int32)
-    >>> fill_batches(laid, source, np.array([-100]), none, False, made)
-    >>> [row.tolist() for row in made]
+    >>> fill_batches(layout, source, np.array([-100]), none, False, out)
+    >>> [row.tolist() for row in out]
     [[[5, 6, 7, 0]], [[6, 7, -100, -100]], [[0, 1, 2, 0]], [[1, 1, 1, 0]]]
     """
-    segments, cu_seqlens, bounds = laid
-    tokens, labels, input_pos, document_ids = made
+    segments, cu_seqlens, bounds = layout
+    tokens, labels, input_pos, document_ids = out
     row_tokens = source.shape[1]
     num_rows = len(source) // len(bounds)
-    room, k = 0, 0
+    edge, k = 0, 0
     for place in range(len(source)):
         batch, row = place // num_rows, place % num_rows
         if row == 0 and batch > 0:
-            room += 1  # skip the edge that begins each batch
+            edge += 1  # skip the edge that begins each batch
         has_labels = place < len(source_labels)
         if has_labels:
             _widen(source[place], tokens[place])
@@ -171,7 +170,7 @@ def fill_batches(
             _copy(source[place], tokens[place], labels[place])
         at, document = 0, 0
         while at < row_tokens:
-            stop = cu_seqlens[room + 1] - row * row_tokens
+            stop = cu_seqlens[edge + 1] - row * row_tokens
             # The rest of the row is one segment of padding, document 0.
             is_padding = k == bounds[batch, END] or segments[k, ROW] != row
             real = 0 if is_padding else segments[k, ROW_LENGTH]
@@ -182,6 +181,6 @@ def fill_batches(
                 labels[place, at + real : stop] = IGNORED
                 if not is_padding:
                     labels[place, at + real - 1] = next_tokens[k]
-            room += 1
+            edge += 1
             k += 0 if is_padding else 1
             at = stop

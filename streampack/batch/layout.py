@@ -17,7 +17,8 @@ Cost: one or two passes over the batch each; pure functions, computed on the bat
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -25,8 +26,6 @@ from streampack.batch.batch import Batch
 from streampack.batch.kernels import ROW_LENGTH
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
-
-AnyBatch: TypeAlias = dict[str, Any]
 
 CARRIED = ("epoch", "position")  # read by `dataset.state_after(batch)`
 NATIVE = (
@@ -41,44 +40,37 @@ NATIVE = (
 )
 
 
-def check_native(batch: object, taker: str) -> None:
-    """Refuse a batch that is not native.
-
-    Raises:
-        ConfigError: Naming the first missing key, and `taker`, which needs it.
-    """
-    keys: list[Any] = list(batch) if isinstance(batch, dict) else []
-    missing = [key for key in NATIVE if key not in keys]
+def check_keys(batch: object, kind: str, keys: Sequence[str], taker: str) -> None:
+    """Refuse a batch that is not of a kind: it lacks one of the keys that `taker` needs."""
+    present: list[Any] = list(batch) if isinstance(batch, Mapping) else []
+    missing = [key for key in keys if key not in present]
     if missing:
-        shown = sorted(map(str, keys)) if keys else f"a {type(batch).__name__}"
+        shown = sorted(map(str, present)) if present else f"a {type(batch).__name__}"
         raise ConfigError(
-            f"{taker} takes a native batch, but this one lacks {missing[0]!r} (it is {shown}); "
-            "iterate the dataset with batch_format='native' and convert its batches"
+            f"{taker} takes a {kind} batch, but this one lacks {missing[0]!r} (it is {shown}); "
+            f"iterate the dataset with batch_format={kind!r} and pass one of its batches"
         )
 
 
-def check_carried(batch: Batch, name: str) -> None:
-    """Refuse a batch with a field that a format cannot carry.
+def check_native(batch: object, taker: str) -> None:
+    """Refuse a batch that is not native."""
+    check_keys(batch, "native", NATIVE, taker)
 
-    Raises:
-        ConfigError: Naming the field and the format.
-    """
+
+def check_carried(batch: Batch, name: str) -> None:
+    """Refuse a batch that is not native, or has a field that a format cannot carry."""
     check_native(batch, f"batch_format={name!r}")
     others = [key for key in batch if key not in NATIVE]
     if others:
         raise ConfigError(
-            f"batch_format={name!r} cannot carry the field {others[0]!r}, its trainer takes fixed "
-            "keys; use 'native', 'hf' or 'llama_factory', which hand other fields on, or convert "
-            "a batch without it"
+            f"batch_format={name!r} cannot carry the field {others[0]!r}: its trainer takes fixed "
+            "keys; use 'native', 'hf' or 'llama_factory', which pass other fields through, "
+            "or convert a batch without it"
         )
 
 
 def check_restarts(batch: Batch, name: str) -> None:
-    """Refuse positions that continue from another pack, for trainers that find edges by positions.
-
-    Raises:
-        ConfigError: Naming the first position that is not 0 where a segment begins.
-    """
+    """Refuse positions that continue from another pack: they would hide an edge."""
     check_native(batch, f"batch_format={name!r}")
     first = batch["input_pos"][begins(batch)]
     if bool(first.any()):
@@ -96,9 +88,9 @@ def begins(batch: Batch) -> torch.Tensor:
     [[1, 0, 1], [1, 0, 0]]
     """
     tokens = batch["tokens"]
-    found = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
-    found[batch["cu_seqlens"].long()] = True  # one more, for the final edge
-    return found[:-1].view(tokens.shape)
+    is_edge = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
+    is_edge[batch["cu_seqlens"].long()] = True  # one more, for the final edge
+    return is_edge[:-1].view(tokens.shape)
 
 
 def segment_starts(batch: Batch) -> torch.Tensor:
@@ -154,7 +146,7 @@ def row_edges(batch: Batch) -> list[torch.Tensor]:
     return [torch.cat([row.nonzero().flatten(), end]) for row in begins(batch)]
 
 
-def unpad(batch: Batch) -> AnyBatch:
+def unpad(batch: Batch) -> Batch:
     """Return the tokens of a batch in one row without padding, for varlen attention.
 
     Args:
@@ -180,9 +172,8 @@ def unpad(batch: Batch) -> AnyBatch:
     lengths = batch["segments"][:, ROW_LENGTH]
     edges = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=indices.device)
     edges[1:] = lengths.cumsum(0)
-    flat = {key: batch[key].flatten()[indices] for key in ("tokens", "labels", "input_pos")}
     return {
-        **flat,
+        **{key: batch[key].flatten()[indices] for key in ("tokens", "labels", "input_pos")},
         "indices": indices,
         "cu_seqlens": edges,
         "max_seqlen": int(lengths.max()) if len(lengths) else 0,

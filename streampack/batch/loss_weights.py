@@ -5,7 +5,7 @@ A pack of two samples, one with 3 targets and one with 1, and the weight of each
     labels      a1   a2   a3 -100 | b1 -100 | -100
     tokens       1    1    1    0 |  1    0 |    0      equal weight for every token
     samples    1/3  1/3  1/3    0 |  1    0 |    0      for every sample, as in a batch of one
-    packs      1/4  1/4  1/4    0 |1/4    0 |    0      for every pack: seldom what you want
+    packs      1/4  1/4  1/4    0 |1/4    0 |    0      for every pack: rarely intended
 
 The loss is ``sum(weight * loss of token) / units``, where units are the tokens, samples or packs
 with a target in the *global* batch: all micro-batches of an optimizer step, on all ranks.
@@ -19,9 +19,9 @@ from typing import Literal
 
 import torch
 
+from streampack._checks import check_choice, read_count
 from streampack.batch.batch import Batch
 from streampack.batch.layout import begins, check_native
-from streampack.config import check_choice, read_count
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
@@ -92,15 +92,10 @@ def _targets_per_unit(batch: Batch, average: Average) -> tuple[torch.Tensor, tor
     labels: torch.Tensor = batch["labels"]
     is_target = labels != IGNORED
     if average == "tokens":
-        return is_target.flatten().long(), _numbers(labels)
+        number = torch.arange(labels.numel(), device=labels.device).view(labels.shape)
+        return is_target.flatten().long(), number
     if average == "samples":
         of = begins(batch).flatten().cumsum(0).view(labels.shape) - 1
     else:
         of = torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels)
-    counts = torch.bincount(of[is_target], minlength=int(of.max()) + 1)
-    return counts, of
-
-
-def _numbers(labels: torch.Tensor) -> torch.Tensor:
-    """Return 0, 1, 2, ... in the shape of `labels`."""
-    return torch.arange(labels.numel(), device=labels.device).view(labels.shape)
+    return torch.bincount(of[is_target], minlength=int(of.max()) + 1), of

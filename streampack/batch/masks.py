@@ -26,7 +26,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils.data import get_worker_info
 
-from streampack.config import check_choice, read_count
+from streampack._checks import check_choice, read_count
 from streampack.errors import ConfigError
 
 MaskMod: TypeAlias = Callable[
@@ -104,7 +104,7 @@ def additive_mask(
     """
     if not dtype.is_floating_point:
         raise ConfigError(
-            f"dtype={dtype} is no floating type; pass the model's, or use a bool mask"
+            f"dtype={dtype} is not a floating type; pass the model's dtype, or use a bool mask"
         )
     hidden = ~block_causal_mask(document_ids, padding=padding)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=document_ids.device)
@@ -129,14 +129,14 @@ def document_mask_mod(document_ids: torch.Tensor, *, padding: PaddingMask = "ide
     check_choice("padding", padding, PaddingMask)
     least = 1 if padding == "identity" else 0
 
-    def sees(
+    def _sees(
         batch: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
         document = document_ids[batch, query]
         same = (document == document_ids[batch, key]) & (document >= least) & (query >= key)
         return same | (query == key)
 
-    return sees
+    return _sees
 
 
 def block_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity") -> BlockMask:
@@ -150,7 +150,7 @@ def block_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity")
         padding: "identity": padding sees only itself; "causal": also the padding before it.
 
     Raises:
-        ConfigError: In a worker of a data loader, where there is no device and no way to send it.
+        ConfigError: In a worker of a data loader, which cannot send a BlockMask.
 
     >>> block_mask(torch.ones(2, 256, dtype=torch.int32)).shape
     (2, 1, 256, 256)
@@ -158,7 +158,7 @@ def block_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity")
     info: Any = get_worker_info()
     if info is not None:
         raise ConfigError(
-            f"a BlockMask was asked for in worker {info.id} of {info.num_workers}; it belongs on "
+            f"a BlockMask was requested in worker {info.id} of {info.num_workers}; it belongs on "
             "the training device, so call block_mask(batch['document_ids']) in the training loop"
         )
     num_rows, row_tokens = document_ids.shape
@@ -177,7 +177,7 @@ def fixed_cu_seqlens(cu_seqlens: torch.Tensor, capacity: int) -> torch.Tensor:
 
     Args:
         cu_seqlens: Segment edges, int32, shape (n + 1,).
-        capacity: Maximal number of segments; B * S is always enough.
+        capacity: Maximum number of segments; B * S is always enough.
 
     Returns:
         int32, shape (capacity + 1,). The last value repeats: empty segments.

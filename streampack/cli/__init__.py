@@ -1,4 +1,4 @@
-"""The command line: one file per verb, imported only when the verb is called."""
+"""The command line: the options of all verbs in verbs.py, and one file per verb that runs it."""
 
 from __future__ import annotations
 

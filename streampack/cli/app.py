@@ -2,7 +2,7 @@
 
 ::
 
-    streampack --help        reads the table below, imports nothing else
+    streampack run --help    imports streampack.cli.verbs
     streampack run x.yaml    imports streampack.cli.run, and its dependencies
     Ctrl-C                   one line, exit code 130
 
@@ -12,57 +12,43 @@ Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
+from typer.core import TyperGroup
 
+from streampack.cli.verbs import VERBS
+from streampack.cli.wording import in_words_of_config, in_words_of_options
 from streampack.errors import StreampackError
 
 SYSTEM_ERROR = 1
 USER_ERROR = 2  # the usual exit code for wrong arguments
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
-# Verbs whose module has another name.
-FOLDERS = {"demo": "demo.command", "compare-packers": "compare_packers"}
-
-VERBS = {
-    "write": "Turn text, JSONL or token ids into a stream.",
-    "index": "Write the length files of streams that have none.",
-    "inspect": "Show a stream: its shards, its lengths, one of its packs.",
-    "run": "Mix and pack as a config says, and show what comes out.",
-    "simulate": "Plan a run as a config says, and show what it will give; no token is read.",
-    "compare-packers": "Pack the same lengths with every packer, and compare.",
-    "demo": "Real text, a small model, a crash and an exact resume; offline.",
-}
-
-
 # Former option names: still accepted, but not shown.
 RENAMED = {"--column": "--tokens", "--dtype": "--tokens-dtype"}
 # Python arguments whose option has another name.
-ARGUMENTS = {"column": "tokens", "dtype": "tokens_dtype", "num_processes": "processes"}
-ARGUMENTS |= {"extra_fields": "extra"}
+ARGUMENTS = {
+    "column": "tokens",
+    "dtype": "tokens_dtype",
+    "num_processes": "processes",
+    "extra_fields": "extra",
+}
 PATHS = dict.fromkeys(("local", "remote", "path", "paths"), "PATH")  # where it is not an option
 
 
 class VerbGroup(TyperGroup):
-    """A command group that imports a verb's module only when the verb is called."""
-
-    def __init__(self, **options: Any) -> None:
-        # The help page needs only names and summaries.
-        stubs = {name: TyperCommand(name, help=summary) for name, summary in VERBS.items()}
-        super().__init__(**{**options, "commands": stubs})
+    """A command group that accepts former options, and rewords errors for the command line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Replace a verb's stub by its real command, then resolve as usual."""
-        if args[0] in VERBS:
-            self.commands[args[0]] = load_verb(args[0])
+        """Find a verb; options with a former name get the current one."""
         return super().resolve_command(ctx, [args[0], *map(_current_name, args[1:])])
 
     def invoke(self, ctx: Any) -> Any:
@@ -73,7 +59,7 @@ class VerbGroup(TyperGroup):
             error.args = (_in_words_of(self.commands[ctx.invoked_subcommand], str(error)),)
             raise
         except KeyboardInterrupt as interrupt:
-            _show(f"interrupted{''.join(f': {each}' for each in interrupt.args)}")
+            _show(f"interrupted{''.join(f': {text}' for text in interrupt.args)}")
             raise typer.Exit(INTERRUPTED) from interrupt
 
 
@@ -84,22 +70,24 @@ def _current_name(argument: str) -> str:
 
 def _in_words_of(command: Any, text: str) -> str:
     """Reword a message of the package in terms of a verb's options or config keys."""
-    words = import_module("streampack.cli.wording")
-    names = {each.name: each.opts[0] for each in command.params}
+    names = {param.name: param.opts[0] for param in command.params}
     if "config" in names:
         keys = import_module("streampack.cli.config").all_keys()
-        return str(words.in_words_of_config(text, keys))
+        return in_words_of_config(text, keys)
     options = {name: option for name, option in names.items() if option.startswith("--")}
     options |= {name: options[given] for name, given in ARGUMENTS.items() if given in options}
-    return str(words.in_words_of_options(text, PATHS | options))
+    return in_words_of_options(text, PATHS | options)
 
 
-def load_verb(name: str) -> Any:
-    """Import a verb's module, and return its command."""
-    module = f"streampack.cli.{FOLDERS.get(name, name)}"
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    app.command(name)(getattr(import_module(module), name.replace("-", "_")))
-    return get_command(app)
+def _runner(name: str, options: type) -> Callable[..., None]:
+    """Return a function with a parameter for each option, which imports the verb and runs it."""
+    module = f"streampack.cli.{'demo.show' if name == 'demo' else name.replace('-', '_')}"
+
+    def _run(**values: Any) -> None:
+        import_module(module).run(options(**values))
+
+    _run.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
+    return _run
 
 
 def show_version(wanted: bool) -> None:
@@ -128,6 +116,8 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Weighted token streams in, full packs out: mixed and packed on the fly."""
 
+    for name, options in VERBS.items():
+        app.command(name, help=options.__doc__)(_runner(name, options))
     return app
 
 
@@ -147,7 +137,7 @@ def main() -> None:
         _drop_output()
         way_out = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            way_out = "; free space there, or write elsewhere: nothing unfinished is left as whole"
+            way_out = "; free space there, or write elsewhere; no incomplete file has a final name"
         _fail(f"{error}{way_out}", SYSTEM_ERROR)
 
 

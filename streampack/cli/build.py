@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from streampack.cli.config import RunConfig
+from streampack.balance import AttentionCost, Balance
+from streampack.cli.config import BalanceConfig, RunConfig
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
@@ -19,15 +20,10 @@ from streampack.world import World
 def build_dataset(
     config: RunConfig, path: Path, world: World | None = None
 ) -> PackedStreamingDataset:
-    """Return the dataset that a config describes.
-
-    Args:
-        config: The checked config.
-        path: Its file, for messages.
-        world: The rank to build for; None: this process.
+    """Return the dataset that a config describes, for one rank or, by default, this process.
 
     Raises:
-        ConfigError: If its weights, sizes or buffers cannot work together.
+        ConfigError: If the options contradict each other. Names the config's path.
         DataError: If a stream is missing or invalid.
     """
     try:
@@ -38,10 +34,16 @@ def build_dataset(
             order=config.order,
             buffers=config.buffers,
             batch_size=config.batch_size,
+            balance=None if config.balance is None else _balance(config.balance),
             world=world,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _balance(config: BalanceConfig) -> Balance:
+    cost = AttentionCost(hidden_size=config.hidden_size, window=config.window)
+    return Balance(within=config.within, cost=cost)
 
 
 def build_streams(config: RunConfig) -> list[Any]:
@@ -54,7 +56,7 @@ def build_streams(config: RunConfig) -> list[Any]:
                 streams.append(Stream(**arguments))
             else:
                 name = described.stream_name or "streampack"
-                streams.append(make_named_stream(name, {**(more or {})}, arguments))
+                streams.append(make_named_stream(name, dict(more or {}), arguments))
         except ConfigError as error:
             raise ConfigError(f"streams.{number}: {error}") from error
     return streams

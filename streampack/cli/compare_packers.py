@@ -2,42 +2,68 @@
 
 ::
 
-    compare-packers --help     this file
-    compare-packers            streampack.cli.show_packers, and its dependencies
+    synthetic lengths, lengths of streams --each packer--> a table for each, or one of Markdown
 
-Cost: about ten seconds for each kind of lengths.
+Cost: about ten seconds for each kind of lengths. For a stream, its length file is read, or the
+headers of its shards if it has none.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Annotated
+from collections.abc import Iterator, Sequence
 
-from typer import Option
+from rich.console import Console
+
+from streampack.cli.inspect import lengths_of, open_path
+from streampack.cli.verbs import ComparePackers
+from streampack.errors import ConfigError, suggest
+from streampack.report import (
+    KINDS,
+    packer_markdown,
+    packer_result,
+    packer_table,
+    packings_to_compare,
+    synthetic_lengths,
+)
+from streampack.rng import permutation
+from streampack.streams import MdsStream
+from streampack.types import Int64Array
 
 
-def compare_packers(  # noqa: PLR0913 - one option each
-    max_seq_len: Annotated[
-        list[int] | None, Option(min=8, help="Tokens in a pack; give several to compare: 8192.")
-    ] = None,
-    samples: Annotated[int, Option(min=1, help="Samples of each kind of lengths.")] = 100_000,
-    stream: Annotated[
-        list[str] | None, Option(help="A stream whose lengths are packed too, in random order.")
-    ] = None,
-    split: Annotated[str | None, Option(help="Subfolder that holds each stream.")] = None,
-    tokens: Annotated[
-        str, Option(help="Column of the token ids; as the default, input_ids is found too.")
-    ] = "tokens",
-    tokens_dtype: Annotated[
-        str | None, Option(help="Integer type of the ids in a column of bytes.")
-    ] = None,
-    kind: Annotated[
-        list[str] | None, Option(help="Made-up lengths: web, sft, code, long; by default all.")
-    ] = None,
-    markdown: Annotated[bool, Option("--markdown", help="Print one table of Markdown.")] = False,
-) -> None:
-    """Pack the same lengths with every packer, and compare."""
-    work = import_module("streampack.cli.show_packers")
-    columns = {"split": split, "tokens": tokens, "tokens_dtype": tokens_dtype}
-    streams = work.open_paths(stream or [], columns)
-    work.show_packers(max_seq_len or [8192], samples, streams, kind, markdown)
+def run(options: ComparePackers) -> None:
+    """Pack lengths with every packer, and print the results.
+
+    Raises:
+        ConfigError: If a kind is unknown.
+    """
+    streams = [open_path(path, options) for path in options.stream or []]
+    console = Console()
+    compared = {}
+    for title, lengths in _all_lengths(options.samples, streams, options.kind):
+        for size in options.max_seq_len or [8192]:
+            results = [
+                packer_result(name, lengths, packing)
+                for name, packing in packings_to_compare(size).items()
+            ]
+            compared[f"{title} {size:,}"] = results
+            if not options.markdown:
+                console.print(packer_table(f"{title}, packs of {size:,}", results))
+    if options.markdown:
+        console.print(packer_markdown(compared), markup=False, highlight=False, soft_wrap=True)
+
+
+def _all_lengths(
+    num_samples: int, streams: Sequence[MdsStream], kinds: Sequence[str] | None
+) -> Iterator[tuple[str, Int64Array]]:
+    """Yield the name and the lengths in tokens of each kind and stream."""
+    for kind in kinds or ([] if streams else KINDS):
+        if kind not in KINDS:
+            raise ConfigError(
+                f"kind={kind!r} is not one of {'|'.join(KINDS)}{suggest(kind, KINDS)}"
+            )
+        yield kind, synthetic_lengths(kind, num_samples)
+    for stream in streams:
+        lengths = lengths_of(stream, stream.num_shards)
+        # Shuffled, as in training: in stored order, lengths may be sorted.
+        order = permutation(len(lengths), 0, "compare-packers")
+        yield stream.name, lengths[order[:num_samples]]

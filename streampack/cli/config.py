@@ -24,6 +24,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streampack._paths import local_path
+from streampack.balance import Within
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 
@@ -85,6 +86,19 @@ class StreamConfig(BaseModel):
         return self.model_dump(exclude_unset=True, exclude={"stream_name", "stream_config"})
 
 
+class BalanceConfig(BaseModel):
+    """How packs are dealt to ranks: ``streampack.Balance`` with an ``AttentionCost``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    within: Within = "node"
+    """Who shares packs: each rank its own, the ranks of a node, or all ranks."""
+    hidden_size: int = Field(default=4096, ge=1)
+    """Width of the model."""
+    window: int | None = Field(default=None, ge=1)
+    """Tokens that a token attends to, itself included; None: all before it in its sample."""
+
+
 class RunConfig(BaseModel):
     """The config of ``streampack run``: streams, mixing, packing, buffers and batches."""
 
@@ -100,6 +114,8 @@ class RunConfig(BaseModel):
     """The order of samples."""
     buffers: Buffers = Buffers()
     """Memory limits."""
+    balance: BalanceConfig | None = None
+    """How packs are dealt to ranks so that their batches cost the same; None: they are not."""
     batch_size: int = Field(default=1, ge=1)
     """Packs per batch and rank."""
     num_workers: int = Field(default=0, ge=0)
@@ -117,7 +133,7 @@ class _Loader(yaml.SafeLoader):
         for index, (key, (key_node, _)) in enumerate(zip(keys, node.value, strict=True)):
             if key in keys[:index]:
                 line = key_node.start_mark.line + 1
-                raise ConfigError(f"line {line}: {key[1]!r} is written twice; keep one of them")
+                raise ConfigError(f"line {line}: {key[1]!r} is a duplicate key; keep one of them")
         return node
 
     def construct_number(self, node: Any) -> int | float:
@@ -152,12 +168,14 @@ def read_config(path: Path) -> RunConfig:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
-        raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
     try:
         return RunConfig.model_validate_json(as_json, strict=True)
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-        raise ConfigError("\n".join(f"{path}: {_explain(each)}" for each in mistakes)) from None
+        raise ConfigError(
+            "\n".join(f"{path}: {_explain(mistake)}" for mistake in mistakes)
+        ) from None
 
 
 def _explain(mistake: Any) -> str:
@@ -191,21 +209,20 @@ def _explain(mistake: Any) -> str:
 
 def all_keys() -> set[str]:
     """Return all keys of a config, for messages."""
-    sections = [f.annotation for f in RunConfig.model_fields.values() if is_dataclass(f.annotation)]
-    return {
-        *RunConfig.model_fields,
-        *StreamConfig.model_fields,
-        *(field.name for section in sections for field in fields(section)),
-    }
+    places = [
+        (),
+        *((name,) for name in ("streams", "packing", "mixing", "order", "buffers", "balance")),
+    ]
+    return {key for place in places for key in _known_keys(place)}
 
 
 def _class_at(place: Place) -> Any:
     """Return the model or config class at a place in the file."""
     if not place:
         return RunConfig
-    return (
-        StreamConfig if place[0] == "streams" else RunConfig.model_fields[str(place[0])].annotation
-    )
+    annotation = RunConfig.model_fields[str(place[0])].annotation
+    classes = {"streams": StreamConfig, "balance": BalanceConfig}
+    return classes.get(str(place[0]), annotation)
 
 
 def _known_keys(place: Place) -> list[str]:

@@ -2,36 +2,172 @@
 
 ::
 
-    inspect --help    this file
-    inspect PATH      streampack.cli.show_stream, and its dependencies
+    index.json -----------> shards, columns            immediately
+    length file, or the
+    headers of shards ----> lengths                    the first 16 shards without a length file
+    the first shards -----> one pack, decoded          a few samples
 
 Cost: seconds; without a length file, the first shards are fetched and decompressed.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import Annotated
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
 
-from typer import Argument, Option
+from streampack._paths import folder_of
+from streampack.cli.verbs import Inspect, StreamOptions
+from streampack.config import Packing
+from streampack.gather.gather import Gatherer
+from streampack.pack import fit_samples, make_packer
+from streampack.report import colour, histogram_table, length_quantiles, pack_lines
+from streampack.streams import MdsStream, Stream, open_stream
+from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
+from streampack.write.rows import load_tokenizer
+
+MAX_SHARDS_SHOWN = 10
+MAX_SHARDS_READ = 16  # of shards to fetch or decompress
+MAX_SAMPLES_READ = 1_000_000  # of memory-mapped shards: a few seconds
+DIGITS_SHOWN = 3  # of an estimate
+BAR_WIDTH = 96
+MARGIN = 32  # columns next to the bar
+CHARACTERS_SHOWN = 160  # of each segment
 
 
-def inspect(
-    path: Annotated[str, Argument(help="The stream's folder, or the URL of a remote one.")],
-    pack: Annotated[int, Option(min=1, help="Tokens in the pack that is drawn.")] = 2048,
-    tokenizer: Annotated[
-        Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
-    ] = None,
-    split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None,
-    tokens: Annotated[
-        str, Option(help="Column of the token ids; as the default, input_ids is found too.")
-    ] = "tokens",
-    tokens_dtype: Annotated[
-        str | None, Option(help="Integer type of the ids in a column of bytes.")
-    ] = None,
-) -> None:
-    """Show a stream: its shards, its lengths, one of its packs."""
-    work = import_module("streampack.cli.show_stream")
-    columns = {"split": split, "tokens": tokens, "tokens_dtype": tokens_dtype}
-    work.show_stream(path, pack, tokenizer, columns)
+def open_path(path: str, options: StreamOptions) -> MdsStream:
+    """Open the stream in a folder or at a URL.
+
+    Raises:
+        ConfigError: If an option is invalid.
+        DataError: If the place holds no stream.
+    """
+    folder = folder_of(path)
+    described = Stream(
+        remote=path if folder is None else None,
+        local=folder,
+        split=options.split,
+        tokens=options.tokens,
+        tokens_dtype=options.tokens_dtype,
+    )
+    return open_stream(described, 0)
+
+
+def run(options: Inspect) -> None:
+    """Print a stream's shards, its lengths and one of its packs.
+
+    Raises:
+        DataError: If the stream is invalid.
+    """
+    stream = open_path(options.path, options)
+    console = Console()
+    console.print(_shard_table(stream))
+    num_read = min(stream.num_shards, _num_shards_to_read(stream))
+    lengths = lengths_of(stream, num_read)
+    console.print(_length_line(stream, lengths, num_read))
+    console.print(histogram_table(lengths))
+    packs = _busiest_pack(stream, lengths, options.pack)
+    decoder = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
+    console.print(_draw(packs, options.pack, console.width - MARGIN))
+    console.print(_decode(stream, packs, options.pack, decoder))
+
+
+def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:
+    """Return the lengths of the samples in the first shards, in tokens."""
+    parts = [stream.shard_lengths(shard) for shard in range(num_shards)]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _num_shards_to_read(stream: MdsStream) -> int:
+    if stream.has_length_file:
+        return stream.num_shards
+    if stream.needs_fetch:
+        return MAX_SHARDS_READ
+    mapped = np.searchsorted(stream.first_sample, MAX_SAMPLES_READ, "right") - 1
+    return max(MAX_SHARDS_READ, int(mapped))
+
+
+def _shard_table(stream: MdsStream) -> Table:
+    """Return a table of the first shards, and the number of others."""
+    more = stream.num_shards - MAX_SHARDS_SHOWN
+    table = Table(
+        title=f"{stream.name}: {stream.num_shards:,} shards, {stream.num_samples:,} samples",
+        title_justify="left",
+        caption=f"... and {more:,} more" if more > 0 else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for name in ("shard", "samples", "bytes", "compressed"):
+        table.add_column(name, justify="left" if name == "shard" else "right")
+    for shard in stream.index.shards[:MAX_SHARDS_SHOWN]:
+        packed = "" if shard.packed is None else f"{shard.packed.num_bytes:,}"
+        table.add_row(
+            shard.raw.basename, f"{shard.num_samples:,}", f"{shard.raw.num_bytes:,}", packed
+        )
+    return table
+
+
+def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
+    """Return the number of tokens, and the quantiles of the lengths."""
+    total = f"{lengths.sum():,} tokens"
+    seen = ""
+    if num_read < stream.num_shards:
+        # Scaled by bytes: tokens per byte vary less among shards than tokens per shard.
+        share = lengths.sum() / stream.raw_bytes[:num_read].sum()
+        about = float(share * stream.raw_bytes.sum())
+        total = (
+            f"about {float(f'{about:.{DIGITS_SHOWN}g}'):,.0f} tokens, estimated from "
+            f"{num_read:,} of {stream.num_shards:,} shards; `streampack index` counts them"
+        )
+        seen = f" (of the first {len(lengths):,} samples)"
+    parts = [f"{name} {value:,.0f}" for name, value in length_quantiles(lengths).items()]
+    return Text(f"{total}\nlengths: {', '.join(parts)}{seen}")
+
+
+def _busiest_pack(stream: MdsStream, lengths: Int64Array, max_seq_len: int) -> Packs:
+    """Return the pack with the most segments among packs of the first few samples."""
+    # Four packs' worth of tokens are enough to fill one completely.
+    num_samples = int(np.searchsorted(np.cumsum(lengths), 4 * max_seq_len)) + 1
+    few = lengths[:num_samples]
+    samples = np.stack([0 * few, 0 * few, np.arange(len(few)), few], axis=1)
+    packer = make_packer(Packing(max_seq_len=max_seq_len))
+    packs = packer.add(fit_samples(samples, max_seq_len, "split", [stream.name]))
+    packs = Packs.join([packs, packer.flush()])
+    busiest = int(np.argmax(np.diff(packs.ends, prepend=0)))
+    return packs.slice(busiest, busiest + 1)
+
+
+def _draw(packs: Packs, max_seq_len: int, width: int) -> Text:
+    """Return the pack as a bar, with a different colour for each segment."""
+    bar = packs[0][:, [SAMPLE, LENGTH]]
+    bar[:, 0] = np.arange(len(bar))
+    return Text("\na pack  ") + pack_lines([bar], max_seq_len, min(width, BAR_WIDTH))
+
+
+def _decode(stream: MdsStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
+    """Return the pack's segments, decoded, in the colours of the bar."""
+    gatherer = Gatherer([stream], Packing(max_seq_len=max_seq_len))
+    row = gatherer.gather(packs, 1).tokens[0]
+    lines = []
+    ends = np.cumsum(packs[0][:, LENGTH]).tolist()
+    for number, (segment, end) in enumerate(zip(packs[0].tolist(), ends, strict=True)):
+        ids = row[end - segment[LENGTH] : end]
+        start, stop = segment[START], segment[START] + segment[LENGTH]
+        where = f"sample {segment[SAMPLE]}, tokens {start}-{stop - 1} of {segment[TOTAL]}"
+        lines.append(Text(where, style=f"bold {colour(number)}"))
+        lines.append(Text(_words(ids, decoder), style=colour(number)))
+    return Text("\n").join(lines)
+
+
+def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
+    """Return the start of a segment on one line."""
+    some = ids[:CHARACTERS_SHOWN].tolist()
+    if decoder is None:
+        text = " ".join(map(str, some))
+    else:
+        text = decoder.decode(some, skip_special_tokens=False).replace("\n", "⏎")
+    is_whole = len(some) == len(ids) and len(text) <= CHARACTERS_SHOWN
+    return text if is_whole else f"{text[:CHARACTERS_SHOWN]} ..."

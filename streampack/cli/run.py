@@ -2,36 +2,65 @@
 
 ::
 
-    run --help    this file
-    run CONFIG    streampack.cli.take_batches, and its dependencies
+    config --> dataset --> loader --> batches, counted and discarded
+                                '---> loader.stats() --> a table, a few times a second
 
 Cost: that of the loader; the table takes about a hundredth of one core.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import Annotated
+import json
+import sys
+import time
+from collections.abc import Iterable
+from itertools import chain, islice, repeat
+from typing import Any
 
-from typer import Argument, Option
+from rich.console import Console
+from rich.live import Live
+
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.cli.verbs import Run
+from streampack.loader.loader import PackedDataLoader
+from streampack.report import stats_view
+
+REDRAW_S = 0.25
 
 
-def run(
-    config: Annotated[Path, Argument(help="A run's YAML, such as configs/demo.yaml.")],
-    steps: Annotated[
-        int | None, Option(min=1, help="Batches to take, over as many epochs as that needs.")
-    ] = None,
-    workers: Annotated[
-        int | None, Option(min=0, help="Reading processes, in place of the config's num_workers.")
-    ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON line at the end, and no table.")
-    ] = False,
-) -> None:
-    """Mix and pack as a config says, and show what comes out.
+def run(options: Run) -> None:
+    """Iterate over the batches of a config, and print their statistics."""
+    described = read_config(options.config)
+    num_workers = described.num_workers if options.workers is None else options.workers
+    loader = PackedDataLoader(build_dataset(described, options.config), num_workers=num_workers)
+    batches: Iterable[Any] = loader
+    if options.steps is not None:
+        batches = islice(chain.from_iterable(repeat(loader)), options.steps)
+    begin = time.perf_counter()
+    if options.as_json:
+        num_steps = sum(1 for _ in batches)
+        seconds, stats = time.perf_counter() - begin, loader.stats()
+        record = {
+            "config": str(options.config),
+            "steps": num_steps,
+            "seconds": round(seconds, 3),
+            "tokens_per_s": round(stats["tokens"] / seconds),
+            **stats,
+        }
+        sys.stdout.write(json.dumps(record) + "\n")
+        return
+    with Live(console=Console(), auto_refresh=False) as live:
 
-    Without --steps it takes one epoch.
-    """
-    work = import_module("streampack.cli.take_batches")
-    work.take_batches(config, steps, workers, as_json)
+        def _redraw() -> None:
+            seconds = time.perf_counter() - begin
+            unit = described.mixing.weight_unit
+            view = stats_view(loader.stats(), weight_unit=unit, seconds=seconds)
+            live.update(view, refresh=True)
+
+        drawn = begin
+        for _ in batches:
+            if time.perf_counter() - drawn > REDRAW_S:
+                _redraw()
+                drawn = time.perf_counter()
+        _redraw()

@@ -2,35 +2,32 @@
 
 ::
 
-    simulate --help    this file
-    simulate CONFIG    streampack.cli.show_simulation, and its dependencies
+    config --> dataset --> streampack.report.simulate --> a table, or one JSON line
 
-Cost: planning, about 0.4 us per sample; see `streampack.report.simulate`.
+Cost: planning, about 0.4 us per sample.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import Annotated
+import json
+import sys
 
-from typer import Argument, Option
+from rich.console import Console
+
+from streampack import report
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.cli.verbs import Simulate
+from streampack.world import World
 
 
-def simulate(
-    config: Annotated[Path, Argument(help="A run's YAML, such as configs/demo.yaml.")],
-    steps: Annotated[
-        int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
-    ] = None,
-    ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1,
-    ranks_per_node: Annotated[
-        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON line, and no table.")] = False,
-) -> None:
-    """Plan a run as a config says, and show what it will give; no token is read.
-
-    Without --steps it plans one epoch. Numbers are those of all ranks together.
-    """
-    work = import_module("streampack.cli.show_simulation")
-    work.show_simulation(config, steps, (ranks, ranks_per_node), as_json)
+def run(options: Simulate) -> None:
+    """Plan the batches of a config, and print their statistics."""
+    described = read_config(options.config)
+    world = World(num_ranks=options.ranks, ranks_per_node=options.ranks_per_node)
+    dataset = build_dataset(described, options.config, world)
+    stats = report.simulate(dataset, steps=options.steps)
+    if options.as_json:
+        sys.stdout.write(json.dumps({"config": str(options.config), **stats}) + "\n")
+        return
+    Console().print(report.simulation_view(stats, weight_unit=described.mixing.weight_unit))

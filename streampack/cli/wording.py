@@ -26,47 +26,39 @@ CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
 def in_words_of_options(text: str, options: Mapping[str, str]) -> str:
     """Return a message with arguments replaced by their options.
 
-    Args:
-        text: The message.
-        options: The option or argument of each keyword, such as `{"tokens": "--tokens"}`.
-
     >>> in_words_of_options("set tokens= or out='a b'", {"tokens": "--tokens", "out": "--out"})
     "set --tokens or --out 'a b'"
     """
 
-    def word(match: re.Match[str]) -> str:
+    def _word(match: re.Match[str]) -> str:
         code, name, value = match.groups()
         if code or name not in options:
             return match.group()
         is_stated = value not in (None, "...", "True")  # naming a flag turns it on
         return f"{options[name]} {_plain(value)}" if is_stated else options[name]
 
-    return ARGUMENT.sub(word, text)
+    return ARGUMENT.sub(_word, text)
 
 
 def in_words_of_config(text: str, keys: set[str]) -> str:
     """Return a message with arguments replaced by config keys.
 
-    Args:
-        text: The message.
-        keys: All keys of a config.
-
     >>> in_words_of_config("set Mixing(epoch_end='carry') or tokens= and x=1", {"tokens"})
     'set mixing.epoch_end: carry or tokens: and x=1'
     """
 
-    def key(match: re.Match[str]) -> str:
+    def _key(match: re.Match[str]) -> str:
         section, name, value = match.groups()
         value = "" if value == "..." else f" {_plain(value)}"
         return f"{section.lower()}.{name}:{value}"
 
-    def word(match: re.Match[str]) -> str:
+    def _word(match: re.Match[str]) -> str:
         code, name, value = match.groups()
         if code or name not in keys:
             return match.group()
         return f"{name}:" if value in (None, "...") else f"{name}: {_plain(value)}"
 
-    return ARGUMENT.sub(word, CONFIG.sub(key, text))
+    return ARGUMENT.sub(_word, CONFIG.sub(_key, text))
 
 
 def _plain(value: str) -> str:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from streampack.config import check_choice, read_count, read_integer
+from streampack._checks import check_choice, read_count, read_integer
 from streampack.errors import ConfigError, DataError
 from streampack.streams.source_traits import own_copy
 from streampack.types import IGNORED
@@ -93,7 +93,10 @@ class PackedDataset(Dataset[Item]):
             try:
                 tokens, labels = sample["tokens"], sample["labels"]
             except KeyError as error:
-                raise _lacks_field(sample, number, error) from error
+                raise DataError(
+                    f"sample {number} has no {error}, only {', '.join(map(repr, sample))}; "
+                    "give dicts with tokens and labels"
+                ) from error
             length = len(tokens)
             if length != len(labels):
                 raise DataError(
@@ -179,13 +182,6 @@ class PackedDataset(Dataset[Item]):
             "input_pos": torch.from_numpy(positions),
             "seq_lens": torch.tensor(seq_lens),
         }
-
-
-def _lacks_field(sample: Mapping[str, Any], number: int, error: KeyError) -> DataError:
-    return DataError(
-        f"sample {number} has no {error}, only {', '.join(map(repr, sample))}; "
-        "give dicts with tokens and labels"
-    )
 
 
 def padded_collate_packed(batch: Sequence[Item], *, pad_mask: PadMask = "causal") -> Item:

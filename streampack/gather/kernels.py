@@ -7,8 +7,9 @@ One pack of two segments, with ``bos_id=1`` and S = 8::
     tokens   1 a0 a1 a2  1 b0 b1  0               a BOS before each sample, then padding
     next     a3          -100                     A is cut there, B ends
 
-A *place* row holds the addresses of a shard, with the columns below. Addresses are read only after
-their bounds are checked against the mapped bytes. A sample out of bounds is reported, never read.
+An *address row* holds the addresses of a shard, with the columns below. Addresses are read only
+after their bounds are checked against the mapped bytes. A sample out of bounds is reported, never
+read.
 
 streams/label_shift.py defines the meaning of labels. Their kernels are here because they call the
 others, and numba's cache does not notice changes in other files.
@@ -47,7 +48,7 @@ from streampack.types import (
 )
 
 # Inputs: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,); place
-# rows of open shards, (m, PLACE_COLUMNS); the place row of each segment, (n,), from `find_places`;
+# rows of open shards, (m, ROW_COLUMNS); the address row of each segment, (n,), from `find_rows`;
 # and the options, (5,): BOS and EOS ids or -1, padding id, 1 if samples may be truncated, and the
 # multiple of slots that each segment takes.
 Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
@@ -57,9 +58,9 @@ Shape: TypeAlias = tuple[int, int, int]
 # segment, how many of its bytes were prefetched, and how many bytes too early.
 Found: TypeAlias = tuple[Int64Array, Int64Array]
 
-# Columns of a place row: the shard's bytes, then three columns of it, two numbers each.
+# Columns of a address row: the shard's bytes, then three columns of it, two numbers each.
 DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 7, 9
-PLACE_COLUMNS = 11
+ROW_COLUMNS = 11
 # The address of the (offset, count) table of samples, int64, (COUNT, 2), and the type code. Both
 # numbers of a sample are in one cache line.
 SAMPLES, CODE = 0, 1
@@ -180,15 +181,7 @@ def _copy_int32(start: int, out: IntArray) -> int:
 def copy_values(address: int, code: int, first: int, out: IntArray, lowest: int) -> bool:
     """Copy ``len(out)`` values, starting with value `first` of those at `address`.
 
-    Args:
-        address: Address of the values.
-        code: Their type.
-        first: Index of the first value to copy.
-        out: Destination.
-        lowest: Lowest valid value: 0, or `LEAST` with `out` of int32.
-
-    Returns:
-        Whether all values are at least `lowest` and fit in `out`.
+    Returns whether all are at least `lowest` (0, or `LEAST` with `out` of int32) and fit in `out`.
     """
     start = address + first * item_bytes(code)
     # A value in 0 to 2**n - 1 has no bit set from n on, including the sign; the same holds for the
@@ -290,11 +283,7 @@ def _column_to_read(places: Int64Array, row: int, for_labels: bool) -> int:
 def _locate_all(
     segments: Int64Array, places: Int64Array, rows: Int64Array, for_labels: bool, found: Found
 ) -> tuple[int, int]:
-    """Fill `found` for all segments, and prefetch the first of them.
-
-    Returns:
-        (segment, problem) of the first bad one; (-1, FINE) if there is none.
-    """
+    """Fill `found` for all segments, and prefetch the first; return as `gather_tokens`."""
     where, cursor = found
     cursor[:] = 0
     for k in range(len(segments)):
@@ -362,16 +351,10 @@ def gather_tokens(
     next_tokens: Int64Array,
     found: Found,
 ) -> tuple[int, int]:
-    """Fill rows with the tokens of their segments, then padding.
+    """Fill rows of `tokens`, shape (num_rows, S), with their segments, then padding.
 
-    Args:
-        reading: Inputs, see `Reading`.
-        tokens: Filled, shape (num_rows, S); rows after the packs hold padding only.
-        next_tokens: Filled with the token after each segment, or IGNORED; shape (n,).
-        found: Filled with the locations of tokens.
-
-    Returns:
-        (segment, problem) of the first bad segment; (-1, FINE) if there is none.
+    `next_tokens`, shape (n,), gets the token after each segment, or IGNORED; `found` the locations.
+    Returns (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
     segments, ends, places, rows, options = reading
     bad, problem = _locate_all(segments, places, rows, False, found)
@@ -398,16 +381,9 @@ def gather_tokens(
 
 @compiled
 def _apply_labels(segment: Int64Array, place: Int64Array, shape: Shape, room: IntArray) -> int:
-    """Overwrite the targets in `room` with those of a labels column.
+    """Overwrite a segment's targets with those of a labels column; return the error code.
 
-    Args:
-        segment: A segment row.
-        place: Its place row.
-        shape: Own tokens, added BOS, added EOS.
-        room: The segment's labels, shape (length,); ``room[i]`` is for token ``start + 1 + i``.
-
-    Returns:
-        Error code, or FINE.
+    ``room[i]`` is for token ``start + 1 + i``; its shape is (length,).
     """
     count, before, after = shape
     address, values, problem = locate(place, LABELS, segment[SAMPLE])
@@ -442,11 +418,7 @@ def _apply_labels(segment: Int64Array, place: Int64Array, shape: Shape, room: In
 
 @compiled
 def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bool:
-    """Ignore the targets in `out` whose values, starting with value `first`, are 0.
-
-    Returns:
-        Whether all of these values are 0 or 1.
-    """
+    """Ignore the targets in `out` whose mask values are 0; return whether all are 0 or 1."""
     width = item_bytes(code)
     start = address + first * width
     # Signedness does not matter for a test against 0; one loop per width vectorises.
@@ -526,23 +498,14 @@ def gather_labels(
     next_tokens: Int64Array,
     labels: IntArray,
     found: Found,
-    beside: Found,
+    label_locations: Found,
 ) -> tuple[int, int]:
-    """Fill rows with labels, after `gather_tokens`.
+    """Fill rows of `labels`, shape (num_rows, S), from the results of `gather_tokens`.
 
-    Args:
-        reading: Inputs, see `Reading`.
-        tokens: Gathered tokens, shape (num_rows, S).
-        next_tokens: The token after each segment, or IGNORED; shape (n,).
-        labels: Filled, shape (num_rows, S).
-        found: Locations of tokens.
-        beside: Filled with the locations of label columns.
-
-    Returns:
-        (segment, problem) of the first bad segment; (-1, FINE) if there is none.
+    `label_locations` gets the locations of the label columns. Returns as `gather_tokens`.
     """
     segments, ends, places, rows, options = reading
-    bad, _ = _locate_all(segments, places, rows, True, beside)
+    bad, _ = _locate_all(segments, places, rows, True, label_locations)
     if bad >= 0:
         return bad, BAD_COLUMN
     k = 0
@@ -553,7 +516,9 @@ def gather_labels(
             stop = filled + segments[k, LENGTH]
             _copy(tokens[row, filled + 1 : stop], labels[row, filled : stop - 1])
             labels[row, stop - 1] = next_tokens[k]
-            _ask_ahead(segments, beside, segments[k, LENGTH] * beside[0][k, WIDTH])
+            _ask_ahead(
+                segments, label_locations, segments[k, LENGTH] * label_locations[0][k, WIDTH]
+            )
             problem = _label_segment(
                 segments[k], places[rows[k]], found[0][k], options, labels[row, filled:stop]
             )

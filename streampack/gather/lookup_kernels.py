@@ -39,8 +39,7 @@ def find_shards(
         first_samples: First sample of each shard, then the number of samples, for each stream.
         shards: Filled with indices into `first_samples`, shape (n,).
 
-    Returns:
-        The first segment whose stream or sample does not exist, or -1.
+    Returns the first segment whose stream or sample does not exist, or -1.
     """
     for k in range(len(segments)):
         stream, sample = segments[k, STREAM], segments[k, SAMPLE]
@@ -57,14 +56,7 @@ def find_shards(
 def are_local(
     segments: Int64Array, bases: Int64Array, first_samples: Int64Array, is_here: BoolArray
 ) -> bool:
-    """Return whether the shards of all segments are marked.
-
-    Args:
-        segments: Segment rows of existing samples, shape (n, 6).
-        bases: Index of each stream's first entry in `first_samples`, shape (num_streams + 1,).
-        first_samples: First sample of each shard, then the number of samples, for each stream.
-        is_here: The marks, indexed like `first_samples`.
-    """
+    """Return whether `is_here`, indexed like `first_samples`, marks the shards of all segments."""
     for k in range(len(segments)):
         stream = segments[k, STREAM]
         low, high = bases[stream], bases[stream + 1] - 1
@@ -74,36 +66,31 @@ def are_local(
 
 
 @kernel_holding_gil
-def find_places(
+def find_rows(
     segments: Int64Array,
     bases: Int64Array,
     first_samples: Int64Array,
-    place_of: Int64Array,
+    row_of: Int64Array,
     used: Int64Array,
     now: int,
     rows: Int64Array,
 ) -> tuple[int, bool]:
-    """Find the place row of each segment among the open shards.
+    """Find the address row of each segment's shard; as `find_shards`.
 
     Args:
-        segments: Segment rows, shape (n, 6).
-        bases: Index of each stream's first entry in `first_samples`, shape (num_streams + 1,).
-        first_samples: First sample of each shard, then the number of samples, for each stream.
-        place_of: Place row of each shard, or -1 if it is not open; indexed like `first_samples`.
-        used: Set to `now` for shards that are read, shape (m,).
-        now: A number that grows from call to call.
-        rows: Filled with place rows, shape (n,); with shards if one is not open.
+        row_of: Address row of each shard, or -1 if it is not open; indexed like `first_samples`.
+        used: Set to `now`, which grows from call to call, for shards that are read; shape (m,).
+        rows: Filled with address rows, shape (n,); with shards if one is not open.
 
-    Returns:
-        The first segment that does not exist, or -1; and whether all shards are open.
+    Returns the first segment that does not exist, or -1; and whether all shards are open.
     """
     bad = find_shards(segments, bases, first_samples, rows)
     if bad >= 0:
         return bad, False
     for k in range(len(segments)):
-        if place_of[rows[k]] < 0:
+        if row_of[rows[k]] < 0:
             return -1, False
     for k in range(len(segments)):
-        rows[k] = place_of[rows[k]]
+        rows[k] = row_of[rows[k]]
         used[rows[k]] = now
     return -1, True

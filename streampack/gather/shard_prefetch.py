@@ -95,10 +95,7 @@ class _ShardTable:
 class ShardPrefetcher:
     """Threads that fetch shards in the order in which a plan needs them.
 
-    Args:
-        streams: The streams, by number.
-        limits: Limits of the prefetch.
-        fetched: Extended with the bytes of each fetched shard, if given.
+    The bytes of each fetched shard are appended to `fetched`, if given.
     """
 
     def __init__(
@@ -139,12 +136,8 @@ class ShardPrefetcher:
 
     # Called by the process that plans and reads.
 
-    def follow(self, needs: ShardDelta | None) -> None:
-        """Update the plan to follow; None: no change.
-
-        Args:
-            needs: Shards needed from now on; its finished shards are for `finish`.
-        """
+    def update_plan(self, needs: ShardDelta | None) -> None:
+        """Follow the plan's shards from now on; None: no change. `finish` takes finished ones."""
         if needs is None:
             return
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]
@@ -169,7 +162,7 @@ class ShardPrefetcher:
                 self._notes.append(lambda: self._note(shards, is_finished=True))
                 self._changed.notify_all()
 
-    def need(self, shards: Iterable[ShardKey]) -> None:
+    def wait_for(self, shards: Iterable[ShardKey]) -> None:
         """Wait until shards, given as (stream, shard), are local.
 
         Raises:
@@ -186,7 +179,7 @@ class ShardPrefetcher:
             begin_s = time.monotonic()
             self._awaited.update(missing)
             try:
-                self._wait_for(missing)
+                self._wait_locked(missing)
             finally:
                 self._awaited -= Counter(missing)
             num_late = len(self._new.intersection(missing))
@@ -197,11 +190,11 @@ class ShardPrefetcher:
         """Return whether all shards of some packs are local."""
         return not self._all.missing(packs.segments)
 
-    def need_for(self, packs: Packs) -> None:
-        """Wait until all shards of some packs are local; raises as `need` does."""
+    def wait_for_packs(self, packs: Packs) -> None:
+        """Wait until all shards of some packs are local; raises as `wait_for` does."""
         missing = self._all.missing(packs.segments)
         if missing:
-            self.need(missing)
+            self.wait_for(missing)
 
     def check(self) -> None:
         """Raise the failure of a thread, if any."""
@@ -256,15 +249,15 @@ class ShardPrefetcher:
                         key = keys.popleft()
                         if key not in self._here and key not in self._busy:
                             self._busy.add(key)
-                            return partial(self._bring, key, is_waiting=keys is self._urgent)
+                            return partial(self._fetch, key, is_waiting=keys is self._urgent)
                 self._changed.wait(ALIVE_S)
             return None
 
-    def _bring(self, key: ShardKey, *, is_waiting: bool) -> None:
+    def _fetch(self, key: ShardKey, *, is_waiting: bool) -> None:
         number, shard = key
         stream = self._streams[number]
         is_new = not stream.is_here(shard)
-        num_bytes = stream.bring(shard, is_waiting=is_waiting) if is_new else 0
+        num_bytes = stream.fetch(shard, is_waiting=is_waiting) if is_new else 0
         if num_bytes is None:
             # Another process fetches it: fetch others meanwhile, unless a reader waits for it.
             with self._lock:
@@ -303,7 +296,7 @@ class ShardPrefetcher:
         for number, stream in enumerate(self._streams):
             own = np.array([shard for s, shard in shards if s == number], np.int64)
             if len(own):
-                (stream.finished if is_finished else stream.planned)(own)
+                (stream.mark_finished if is_finished else stream.mark_planned)(own)
 
     def _within_limit(self, shards: list[ShardKey]) -> list[ShardKey]:
         limit = self._limits.cache_bytes
@@ -312,14 +305,14 @@ class ShardPrefetcher:
         totals = accumulate(int(self._bytes[s][shard]) for s, shard in shards)
         return [key for key, total in zip(shards, totals, strict=True) if total <= limit]
 
-    def _wait_for(self, missing: list[ShardKey]) -> None:
+    def _wait_locked(self, missing: list[ShardKey]) -> None:
         """Wait for shards, with the lock held."""
         while not self._here.issuperset(missing):
             self.check()
             if self._is_closed or not any(thread.is_alive() for thread in self._threads):
                 raise WorkerError(
-                    f"no thread of process {os.getpid()} is left to bring shards; begin the "
-                    "iteration anew, in the process that goes through it"
+                    f"no thread of process {os.getpid()} is left to fetch shards; start the "
+                    "iteration again, in the process that consumes it"
                 )
             self._changed.wait(ALIVE_S)
 
@@ -350,14 +343,14 @@ def fetch_all(stream: MdsStream, shards: Int64Array) -> list[int]:
     missing = [shard for shard in shards.tolist() if not stream.is_here(shard)]
     fetched: list[int] = []
     if len(missing) == 1:
-        fetched.append(stream.bring(missing[0]) or 0)
+        fetched.append(stream.fetch(missing[0]) or 0)
     elif missing:
         limits = FetchLimits(num_threads=min(FETCH_THREADS, len(missing)))
         fetcher = ShardPrefetcher([stream], limits, fetched)
         holder = Holder()  # referenced by this frame only
         fetcher.end_with(holder)
         try:
-            fetcher.need([(0, shard) for shard in missing])
+            fetcher.wait_for([(0, shard) for shard in missing])
         finally:
             fetcher.close()
     return [num_bytes for num_bytes in fetched if num_bytes]

@@ -3,8 +3,8 @@
 ::
 
     PackedStreamingDataset  --> PlannedLoading    plans here, reads in a thread or stateless workers
-    PackedIterableDataset   --> IterableLoading   reads and packs in a thread, or in workers
-    BucketedIterableDataset --> IterableLoading   the same, grouped by length
+    PackedIterableDataset   --> OnlineLoading     reads and packs in a thread, or in workers
+    BucketedIterableDataset --> OnlineLoading     the same, grouped by length
 
 Prefetching never changes the batches. The state always refers to the batch last delivered.
 
@@ -18,18 +18,19 @@ from collections.abc import Generator, Iterator
 from multiprocessing import get_all_start_methods
 from typing import Any
 
+from streampack._checks import is_weight, read_integer, read_optional_count, show_number
 from streampack.batch.batch import Batch
-from streampack.config import check_positive, is_weight, read_integer, show_number
 from streampack.errors import ConfigError, suggest
 from streampack.loader.distributed_state import gather_state
 from streampack.online.dataset import FlowDataset
-from streampack.online.loading import IterableLoading
+from streampack.online.loading import OnlineLoading
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
-from streampack.runtime.worker_pool import WorkerOptions
+from streampack.runtime.resumable import engine_of
+from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class PackedDataLoader:
         prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2")
         prefetch_threads = read_integer("prefetch_threads", prefetch_threads, "leave it out for 1")
         num_workers = read_integer("num_workers", num_workers, "0 reads in threads")
-        check_positive("prefetch_factor", prefetch_factor)
+        read_optional_count("prefetch_factor", prefetch_factor)
         if prefetch_threads < 0:
             raise ConfigError(
                 f"prefetch_threads={prefetch_threads} must be at least 0; 0 reads in the loop"
@@ -147,7 +148,7 @@ class PackedDataLoader:
             dataset = self.dataset
             logger.info("%r: digest %s", dataset, dataset.digest)
             if self._checks_ranks:
-                compare_ranks(dataset.rank_view(), dataset.world)
+                compare_ranks(self._loading.engine.rank_view(), dataset.world)
             self._has_checked = True
         yield from batches
 
@@ -185,6 +186,8 @@ class PackedDataLoader:
         bytes; how many it waited for, and how long; peak bytes of shards fetched and not finished.
         Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
         ahead, each on one rank only. `digest` identifies everything that determines the packs.
+        `straggler` is the time of a global batch over the ideal, `planned` and `dealt`, over the
+        ranks that share packs; None without `balance`.
         """
         return self._loading.stats()
 
@@ -204,11 +207,11 @@ def _check_timeout(timeout: float | None, num_workers: int) -> float:
     return float(timeout or 0)
 
 
-def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | IterableLoading:
+def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | OnlineLoading:
     if isinstance(dataset, PackedStreamingDataset):
-        return PlannedLoading(dataset, options)
+        return PlannedLoading(engine_of(dataset), options)
     if isinstance(dataset, FlowDataset):
-        return IterableLoading(dataset, options)
+        return OnlineLoading(engine_of(dataset), options)
     raise ConfigError(
         "PackedDataLoader takes a PackedStreamingDataset, a PackedIterableDataset or a "
         f"BucketedIterableDataset, got {type(dataset).__name__}; iterate others with torch's "

@@ -48,10 +48,11 @@ class _Words:
     is_inner: BoolArray
     """Whether a word is not its sample's last, which may end in an EOS of 0; shape (n,)."""
     size: int
-    """The largest number of bytes that divides the size of every sample."""
+    """The largest power of 2, up to 8, that divides the bytes of every sample."""
 
     @classmethod
     def of(cls, data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> _Words:
+        """Return the words of a shard's first samples."""
         divisor = int(np.gcd.reduce(num_bytes)) if len(num_bytes) else 0
         begins, num_bytes = begins[:MAX_SAMPLES], num_bytes[:MAX_SAMPLES]
         counts = np.minimum(num_bytes, MAX_BYTES) // WORD
@@ -92,7 +93,7 @@ def check_tokens_dtype(
     words = _Words.of(data, begins, num_bytes)
     evidence = _evidence(words, dtype)
     if evidence is not None:
-        likely = _settled(words, evidence[0])
+        likely = _most_likely(words, evidence[0])
         raise DataError(
             f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
             f"{evidence[1]}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
@@ -102,7 +103,7 @@ def check_tokens_dtype(
     if oddity is not None:
         logger.warning(
             "%s: is read as tokens_dtype=%r, but %s; if it was written as another type, set "
-            "tokens_dtype to that; if not, check_dtypes=False on the Stream ends this warning",
+            "tokens_dtype to that; if not, check_dtypes=False on the Stream silences this warning",
             where,
             dtype,
             oddity,
@@ -115,17 +116,14 @@ def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -
     It fits the sizes of all samples. None if only single bytes fit and do not look like ids.
     """
     words = _Words.of(data, begins, num_bytes)
-    likely = _settled(words, LIKELY[words.size])
+    likely = _most_likely(words, LIKELY[words.size])
     return None if likely == "uint8" and words.read(1).max(initial=0) > 250 else likely
 
 
 def check_labels_dtype(
     data: ByteArray, begins: Int64Array, num_bytes: Int64Array, dtype: str, where: str
 ) -> None:
-    """Refuse an unsigned type for labels that contain -100.
-
-    Args:
-        data: As for `check_tokens_dtype`; so are the others.
+    """Refuse an unsigned type for labels that contain -100; arguments as `check_tokens_dtype`.
 
     Raises:
         DataError: Naming the evidence and the likely type.
@@ -133,18 +131,18 @@ def check_labels_dtype(
     width = np.dtype(dtype).itemsize
     values = _Words.of(data, begins, num_bytes).read(width)
     wrapped = 2 ** (8 * width) + IGNORED
-    found = int((values == wrapped).sum())
-    if np.dtype(dtype).kind == "u" and found >= LEAST_VALUES:
+    num_wrapped = int((values == wrapped).sum())
+    if np.dtype(dtype).kind == "u" and num_wrapped >= LEAST_VALUES:
         likely = SIGNED[width]
         raise DataError(
             f"{where}: is read as labels_dtype={dtype!r}, but was likely written as {likely}: "
-            f"{found} of the first {len(values)} values are {wrapped}, which is {IGNORED} "
-            f"there; set labels_dtype={likely!r}, or, if {dtype} is right, check_dtypes=False on "
-            "the Stream"
+            f"{num_wrapped} of the first {len(values)} values are {wrapped}, which is {IGNORED} "
+            f"as {likely}; set labels_dtype={likely!r}, or, if {dtype} is right, "
+            "check_dtypes=False on the Stream"
         )
 
 
-def _settled(words: _Words, likely: str) -> str:
+def _most_likely(words: _Words, likely: str) -> str:
     """Return the first type, starting from `likely`, that the values do not contradict."""
     tried = {likely}
     while (evidence := _evidence(words, likely)) is not None and evidence[0] not in tried:
@@ -157,19 +155,13 @@ def _evidence(words: _Words, dtype: str) -> tuple[str, str] | None:
     """Return the type that the values suggest instead of `dtype`, and the evidence."""
     width = np.dtype(dtype).itemsize
     for wider in (8, 4, 2):
-        if wider > width and words.size % wider == 0:
-            said = _of_wider(words, wider, width)
-            if said is not None:
-                return LIKELY[wider], said
-    if width > 1:
-        said = _of_narrower(words, width)
-        if said is not None:
-            return LIKELY[width // 2], said
-    if np.dtype(dtype).kind == "i":
-        said = _of_unsigned(words, width)
-        if said is not None:
-            # Unsigned ids of 4 bytes would exceed 2 billion.
-            return LIKELY[width if width <= 2 else width // 2], said
+        if wider > width and words.size % wider == 0 and (text := _of_wider(words, wider, width)):
+            return LIKELY[wider], text
+    if width > 1 and (text := _of_narrower(words, width)):
+        return LIKELY[width // 2], text
+    if np.dtype(dtype).kind == "i" and (text := _of_unsigned(words, width)):
+        # Unsigned ids of 4 bytes would exceed 2 billion.
+        return LIKELY[width if width <= 2 else width // 2], text
     return None
 
 
@@ -178,28 +170,22 @@ def _of_wider(words: _Words, wider: int, width: int) -> str | None:
     lows, highs = words.halves(wider, inner=True)
     if not len(highs):
         return None
-    if not _is_sign(lows, highs).all():
+    # Upper halves that are only the sign of the whole value.
+    ones = np.iinfo(highs.dtype).max
+    if not ((highs == 0) | ((highs == ones) & (lows > ones // 2))).all():
         # For vocabularies over 65,536 the upper halves are small numbers: 0, 1, 2 or so.
         is_small = wider < WORD and int(highs.max()) < MOST_UPPER
         if not is_small or len(np.unique(lows)) < 4 * MOST_UPPER:
             return None
-    if int(((lows != 0) & (lows != np.iinfo(lows.dtype).max)).sum()) < LEAST_VALUES:
+    if int(((lows != 0) & (lows != ones)).sum()) < LEAST_VALUES:
         return None
     step = wider // width
-    places = "every other" if step == 2 else f"{step // 2} of every {step}"
+    fraction = "every other one" if step == 2 else f"{step // 2} of every {step}"
     upper = "0" if not highs.any() else f"{highs.min()} to {highs.max()}"
-    num = len(words.read(width, inner=True))
     return (
-        f"of the {num} values looked at, {places} one lies where the upper half of a "
-        f"{LIKELY[wider]} is, and these are {upper}"
+        f"of {len(words.read(width, inner=True))} values looked at, {fraction} would be the upper "
+        f"half of a {LIKELY[wider]}, and these are {upper}"
     )
-
-
-def _is_sign(lows: UIntArray, highs: UIntArray) -> BoolArray:
-    """Return which upper halves hold only the sign of the whole value."""
-    most = np.iinfo(highs.dtype).max
-    signs: BoolArray = (highs == 0) | ((highs == most) & (lows > most // 2))
-    return signs
 
 
 def _of_narrower(words: _Words, width: int) -> str | None:
@@ -209,23 +195,23 @@ def _of_narrower(words: _Words, width: int) -> str | None:
     if len(values) < LEAST_VALUES or len(np.unique(values)) < 4 * LEAST_VALUES:
         return None
     limit = 0.9 * 2 ** (4 * width)
-    most = sorted((int(lows.max()), int(highs.max())))
+    smaller, larger = sorted((int(lows.max()), int(highs.max())))
     # Upper halves of real ids are small and few; their lower halves can be anything.
-    is_one_range = most[1] < limit and most[0] >= 0.75 * most[1]
-    # Single bytes say nothing: all of them occur in both halves of any ids.
+    is_one_range = larger < limit and smaller >= 0.75 * larger
+    # Single bytes prove nothing: all of them occur in both halves of any ids.
     if not is_one_range and (width == 2 or not _share_a_vocabulary(values, lows, highs)):
         return None
     return (
         f"{len(values)} values looked at are {values.min()} to {values.max()}, and as pairs of "
-        f"{LIKELY[width // 2]} both halves are of one vocabulary, of up to {most[0]} and {most[1]}"
+        f"{LIKELY[width // 2]} both halves are of one vocabulary, up to {smaller} and {larger}"
     )
 
 
 def _share_a_vocabulary(values: UIntArray, lows: UIntArray, highs: UIntArray) -> bool:
     """Return whether both halves come from the same values, far fewer than the whole ones."""
     halves = np.concatenate([lows, highs])
-    own = len(np.unique(values)) / len(values)
-    if len(np.unique(halves)) / len(halves) >= own / 2:
+    whole_variety = len(np.unique(values)) / len(values)
+    if len(np.unique(halves)) / len(halves) >= whole_variety / 2:
         return False
     return bool(np.isin(lows, highs).mean() >= 0.8 and np.isin(highs, lows).mean() >= 0.8)
 

@@ -35,7 +35,6 @@ class Part:
     basename: str
     """Its path under the stream's folder, with `/`, never outside of it."""
     num_bytes: int
-    """Size of the file."""
     hashes: Mapping[str, str]
     """Hex digests by algorithm."""
     hashes_from: str = "index.json"
@@ -47,7 +46,6 @@ class Layout:
     """The columns of a shard, in stored order."""
 
     names: tuple[str, ...]
-    """Column names."""
     encodings: tuple[str, ...]
     """MDS encodings, e.g. "ndarray:int32"."""
     sizes: tuple[int | None, ...]
@@ -56,7 +54,7 @@ class Layout:
     @property
     def num_variable(self) -> int:
         """Number of columns whose values state their size, 4 bytes each at the sample's start."""
-        return sum(size is None for size in self.sizes)
+        return self.sizes.count(None)
 
     @property
     def fixed_bytes(self) -> int:
@@ -69,7 +67,6 @@ class Shard:
     """One shard's entry in index.json."""
 
     num_samples: int
-    """Number of samples."""
     raw: Part
     """The shard's raw file."""
     packed: Part | None
@@ -77,7 +74,16 @@ class Shard:
     compression: str | None
     """The compression, e.g. "zstd" or "zstd:7"."""
     layout: Layout
-    """Its columns."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The shard's files: the raw one, and the compressed one if there is one."""
+        return (self.raw,) if self.packed is None else (self.raw, self.packed)
+
+    @property
+    def stored(self) -> Part:
+        """The file that a store holds: the compressed one, else the raw one."""
+        return self.packed or self.raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,46 +105,48 @@ class MdsIndex:
         return int(self.first_sample[-1])
 
     def with_hashes(self, algorithm: str, hashes: Sequence[str], source: str) -> MdsIndex:
-        """Return a copy of the index with a hash for each raw shard that has none.
+        """Return a copy with a hash, in hex, for each raw shard that has none.
 
-        Args:
-            algorithm: Name of the hash.
-            hashes: Hex digest of each decompressed shard.
-            source: The file that states them, for messages.
+        `source` is the file that states them, for messages.
         """
-        shards = [
-            shard
-            if shard.raw.hashes
-            else replace(
-                shard, raw=replace(shard.raw, hashes={algorithm: digest}, hashes_from=source)
-            )
-            for shard, digest in zip(self.shards, hashes, strict=True)
-        ]
+        shards = list(self.shards)
+        for number, digest in enumerate(hashes):
+            raw = shards[number].raw
+            if not raw.hashes:
+                raw = replace(raw, hashes={algorithm: digest}, hashes_from=source)
+                shards[number] = replace(shards[number], raw=raw)
         return replace(self, shards=tuple(shards))
 
 
 def parse_index(text: bytes, uri: str) -> MdsIndex:
     """Parse and validate an index.json.
 
-    Args:
-        text: The file's bytes.
-        uri: Their origin, for messages.
-
     Raises:
         DataError: Naming `uri` and the field, if the text is not JSON, has another version or
             format, or holds invalid names, counts or sizes.
     """
-    document = _parse_json(text, uri)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{uri}: {len(text)} bytes that are not JSON ({error}); "
+            "if it is a cached copy, delete it, else write the stream again"
+        ) from error
+    if not isinstance(document, dict):
+        raise DataError(
+            f"{uri}: holds {_short(document)}, but an index.json is an object; "
+            "write the stream again"
+        )
     if document.get("version") != 2:
         raise DataError(
             f"{uri}: version is {document.get('version')!r}, but only MDS version 2 is known; "
-            "write the stream anew"
+            "write the stream again"
         )
     entries = document.get("shards")
     if not isinstance(entries, list) or not entries:
         raise DataError(
             f"{uri}: shards is {_short(entries)}, but a stream needs 1 or more; "
-            "finish writing it, or take it out of the mix"
+            "finish writing it, or leave it out of the mix"
         )
     known: dict[Layout, Layout] = {}
     shards = tuple(
@@ -148,7 +156,7 @@ def parse_index(text: bytes, uri: str) -> MdsIndex:
     if not any(shard.num_samples for shard in shards):
         raise DataError(
             f"{uri}: the stream is empty: its {len(shards)} shards hold 0 samples; "
-            "write samples to it, or take it out of the mix"
+            "write samples to it, or leave it out of the mix"
         )
     counts = np.array([0] + [shard.num_samples for shard in shards], np.int64)
     return MdsIndex(
@@ -157,19 +165,6 @@ def parse_index(text: bytes, uri: str) -> MdsIndex:
         first_sample=np.cumsum(counts),
         raw_bytes=np.array([shard.raw.num_bytes for shard in shards], np.int64),
     )
-
-
-def _parse_json(text: bytes, uri: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{uri}: {len(text)} bytes that are no JSON ({error}); "
-            "delete the copy if it is a cached one, else write the stream anew"
-        ) from error
-    if not isinstance(document, dict):
-        raise DataError(f"{uri}: holds {_short(document)}, but an index.json is an object")
-    return document
 
 
 def _short(value: object) -> str:
@@ -198,7 +193,7 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
     if raw.num_bytes < least:
         raise DataError(
             f"{where}.samples is {num_samples}, which takes {least} bytes or more, but "
-            f"raw_data.bytes is {raw.num_bytes}; write index.json anew"
+            f"raw_data.bytes is {raw.num_bytes}; write index.json again"
         )
     return Shard(
         num_samples=num_samples,
@@ -216,7 +211,7 @@ def _parse_compression(entry: dict[str, Any], where: str) -> str:
         families = sorted({name.split(":")[0] for name in known})
         raise DataError(
             f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
-            f"compressed with one of {', '.join(families)}; write the stream anew"
+            f"compressed with one of {', '.join(families)}; write the stream again"
         )
     return compression
 
@@ -224,15 +219,15 @@ def _parse_compression(entry: dict[str, Any], where: str) -> str:
 def _parse_size(value: Any, where: str) -> int:
     if type(value) is not int or not 0 <= value <= MAX_SHARD_BYTES:
         raise DataError(
-            f"{where} is {_short(value)}, but must be an integer of 0 to {MAX_SHARD_BYTES}, "
-            "the most that a shard's offsets can reach"
+            f"{where} is {_short(value)}, but must be an integer from 0 to {MAX_SHARD_BYTES}, "
+            "the largest offset in a shard"
         )
     return value
 
 
 def _parse_part(entry: Any, where: str) -> Part:
     if not isinstance(entry, dict):
-        raise DataError(f"{where} is {_short(entry)}, but must say basename, bytes and hashes")
+        raise DataError(f"{where} is {_short(entry)}, but must hold basename, bytes and hashes")
     basename = entry.get("basename")
     if not isinstance(basename, str) or not _stays_inside(basename):
         raise DataError(
@@ -257,19 +252,17 @@ def _stays_inside(basename: str) -> bool:
 
 
 def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
-    seen: set[str] = set()
+    names: set[str] = set()
     for number, shard in enumerate(shards):
-        for part in (shard.raw, shard.packed):
-            if part is None:
-                continue
+        for part in shard.parts:
             # Case is folded, because some file systems ignore it.
             name = part.basename.casefold()
-            if name in seen:
+            if name in names:
                 raise DataError(
                     f"{uri}: shards.{number}: basename {part.basename!r} is used twice; "
-                    "every shard needs a file of its own"
+                    "give every shard a file of its own"
                 )
-            seen.add(name)
+            names.add(name)
 
 
 def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
@@ -277,7 +270,7 @@ def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     if not all(isinstance(field, list) for field in fields):
         raise DataError(
             f"{where}: column_names, column_encodings and column_sizes must be lists, "
-            f"got {_short(fields)}; write the stream anew"
+            f"got {_short(fields)}; write the stream again"
         )
     names, encodings, sizes = (tuple(field or ()) for field in fields)
     texts = all(isinstance(text, str) for text in names + encodings)
@@ -285,6 +278,6 @@ def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     if not (texts and positive and len(names) == len(encodings) == len(sizes) > 0):
         raise DataError(
             f"{where}: column_names, column_encodings and column_sizes do not match: "
-            f"{_short(names)}, {_short(encodings)}, {_short(sizes)}; write the stream anew"
+            f"{_short(names)}, {_short(encodings)}, {_short(sizes)}; write the stream again"
         )
     return Layout(names=names, encodings=encodings, sizes=sizes)

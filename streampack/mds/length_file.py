@@ -14,8 +14,8 @@ Little-endian; everything but the name starts at a multiple of 8 bytes::
 A stream whose index.json has hashes gets version 1, which every release reads. Otherwise hashes are
 stored here, because index.json belongs to another program and its digest identifies the stream.
 
-Cost: 12 bytes a sample on disk; opening reads the header and the hashes; a shard's lengths are one
-slice.
+Cost: 12 bytes per sample on disk. Opening reads the header and the hashes. A shard's lengths are
+one slice.
 """
 
 from __future__ import annotations
@@ -63,15 +63,11 @@ class LengthFile:
     """An opened length file; its arrays are read on each access."""
 
     path: Path
-    """Path of the file."""
     column: str
     """The column whose values were counted."""
     num_samples: int
-    """Number of samples in the stream."""
     num_shards: int
-    """Number of shards in the stream."""
     num_tokens: int
-    """Number of tokens in the stream."""
     min_tokens: int
     """Number of tokens of the shortest sample."""
     head_bytes: int
@@ -80,34 +76,21 @@ class LengthFile:
     """The xxh64 of each decompressed shard, in hex; empty if the file has none."""
 
     def shard_lengths(self, first: int, last: int, shard: int) -> Int64Array:
-        """Return the number of tokens of each sample of one shard.
-
-        Args:
-            first: The shard's first sample.
-            last: One past its last.
-            shard: Its number.
-
-        Returns:
-            Tokens per sample, shape (last - first,).
+        """Return the tokens of samples `first` to `last` - 1 of a shard, shape (last - first,).
 
         Raises:
             DataError: If they do not add up to the shard's total in the file's header.
         """
         lengths = self._read(np.uint32, self._lengths_begin + 4 * first, last - first)
-        first_stated, tokens = self.shard_entry(shard)
+        entry = self._read(np.uint64, self.head_bytes + 16 * shard, 2).tolist()
         total = int(lengths.sum(dtype=np.int64))
-        if (first_stated, tokens) != (first, total):
+        if entry != [first, total]:
             raise DataError(
                 f"{self.path}: shard {shard} starts at sample {first} and its lengths add up to "
-                f"{total} tokens, but the file's head says {first_stated} and {tokens}; "
-                f"write it anew: streampack index {self.path.parent}"
+                f"{total} tokens, but the header says {entry[0]} and {entry[1]}; "
+                f"{_way_out(self.path)}"
             )
         return lengths.astype(np.int64)
-
-    def shard_entry(self, shard: int) -> tuple[int, int]:
-        """Return a shard's first sample and its number of tokens."""
-        first, tokens = self._read(np.uint64, self.head_bytes + 16 * shard, 2)
-        return int(first), int(tokens)
 
     def shard_tokens(self) -> Int64Array:
         """Return the number of tokens of each shard, shape (num_shards,).
@@ -119,8 +102,8 @@ class LengthFile:
         tokens = entries[:, 1].astype(np.int64)
         if int(tokens.sum()) != self.num_tokens or tokens.min() < 0:
             raise DataError(
-                f"{self.path}: its shards' tokens add up to {tokens.sum()}, but its head says "
-                f"{self.num_tokens}; write it anew: streampack index {self.path.parent}"
+                f"{self.path}: its shards' tokens add up to {tokens.sum()}, but its header says "
+                f"{self.num_tokens}; {_way_out(self.path)}"
             )
         return tokens
 
@@ -155,8 +138,7 @@ class LengthFile:
             num_bytes = file.readinto(values.view(np.uint8).data)
         if num_bytes != values.nbytes:
             raise DataError(
-                f"{self.path}: was cut short since it was opened; write it anew: "
-                f"streampack index {self.path.parent}"
+                f"{self.path}: was truncated after it was opened; {_way_out(self.path)}"
             )
         return values
 
@@ -170,25 +152,24 @@ def write_length_file(
     edges: UInt32Array,
     hashes: Sequence[int] = (),
 ) -> None:
-    """Write a length file atomically.
+    """Write a length file atomically, next to an index.json of these bytes (`text`).
 
     Args:
-        path: Destination, next to the index.json.
-        text: The bytes of that index.json.
-        index: The same, parsed.
+        path: Destination.
+        text: The bytes of the index.json.
+        index: The parsed index.json.
         column: The column whose values were counted.
         lengths: Tokens per sample, shape (num_samples,).
         edges: First and last token per sample, shape (num_samples, 2).
         hashes: The xxh64 of each decompressed shard; empty: none are stored.
 
     Raises:
-        DataError: If the number of lengths differs from the number of samples, or that of hashes
-            from that of shards.
+        DataError: If there are too few or too many lengths, edges or hashes.
     """
     if not len(lengths) == len(edges) == index.num_samples:
         raise DataError(
             f"{path}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
-            "samples; count the samples of this very index.json"
+            "samples; count the samples of this index.json"
         )
     if len(hashes) not in (0, len(index.shards)):
         raise DataError(
@@ -207,7 +188,7 @@ def write_length_file(
         int(sums[-1]),
         int(lengths.min()),
         index_digest(text),
-        len(column.encode()),
+        len(name),
     )
     name = name.ljust(_padded(len(name)), b"\0")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -221,39 +202,38 @@ def write_length_file(
         temporary.unlink(missing_ok=True)
 
 
+def _way_out(path: Path) -> str:
+    return f"write it again: streampack index {path.parent}"
+
+
 def _padded(num_bytes: int) -> int:
     return -(-num_bytes // 8) * 8
 
 
 def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
-    """Open a length file and check that it belongs to an index.json.
-
-    Args:
-        path: The file.
-        text: The bytes of the index.json next to it.
-        index: The same, parsed.
+    """Open a length file and check that it belongs to the index.json of these bytes (`text`).
 
     Raises:
-        DataError: If it is not a length file, was cut short, or describes another index.json.
+        DataError: If it is not a length file, was truncated, or describes another index.json.
     """
-    way_out = f"write it anew: streampack index {path.parent}"
+    way_out = _way_out(path)
     with path.open("rb") as file:
         head = file.read(HEAD.size)
         file_bytes = os.fstat(file.fileno()).st_size
         if len(head) < HEAD.size or head[: len(MAGIC)] != MAGIC:
-            raise DataError(f"{path}: {file_bytes} bytes that are no length file; {way_out}")
+            raise DataError(f"{path}: {file_bytes} bytes that are not a length file; {way_out}")
         _, version, samples, shards, tokens, shortest, digest, name_bytes = HEAD.unpack(head)
         if version not in (VERSION, VERSION_WITH_HASHES):
             raise DataError(
-                f"{path}: is of version {version}, but {VERSION} and {VERSION_WITH_HASHES} are "
-                f"known; {way_out}"
+                f"{path}: has version {version}, but only {VERSION} and {VERSION_WITH_HASHES} "
+                f"are known; {way_out}"
             )
         name = file.read(min(name_bytes, file_bytes))
         num_hashes = shards if version == VERSION_WITH_HASHES else 0
         hashes_begin = file_bytes - 8 * num_hashes
         hashes = b""
         if hashes_begin > 0:
-            # Not numpy's fromfile: it needs a second descriptor, and leaves its file open without.
+            # Not numpy.fromfile, which needs a second descriptor and leaks its file without one.
             file.seek(hashes_begin)
             hashes = file.read()
     head_bytes = HEAD.size + _padded(name_bytes)
@@ -273,5 +253,5 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
         num_tokens=tokens,
         min_tokens=shortest,
         head_bytes=head_bytes,
-        hashes=tuple(f"{each:016x}" for each in np.frombuffer(hashes, "<u8").tolist()),
+        hashes=tuple(f"{value:016x}" for value in np.frombuffer(hashes, "<u8").tolist()),
     )

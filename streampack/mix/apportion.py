@@ -36,7 +36,7 @@ def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
     >>> [parts(t, [1, 3]) for t in (1, 2, 3, 4, 5)]
     [[0, 1], [0, 2], [0, 3], [1, 3], [1, 4]]
     """
-    left = int(sum(int(size) for size in sizes))
+    left = sum(map(int, sizes))
     rounds, rest = divmod(int(total), left)
     counts = []
     for size in map(int, sizes):

@@ -11,9 +11,9 @@ Counted in samples, every amount is 1, so deadlines are known in advance. Source
 whole sample ahead are not eligible. Of the rest, the one that would first fall a whole sample
 behind is next (earliest deadline first). No source is ever off by a sample or more.
 
-Counted in tokens, the source with the largest deficit is next. No source is ever ahead of its share
-by more than its longest sample. None is ever behind by more than one longest sample of each of the
-others. All arithmetic is on integers.
+Counted in tokens, the source with the largest deficit is next, as lengths are not known ahead. No
+source is ever ahead of its share by more than its longest sample, as in `mix/draw.py`. None is ever
+behind by more than one longest sample of each of the others. All arithmetic is on integers.
 
 When a source ends, the others keep their relative shares, and all deficits restart at 0.
 

@@ -43,16 +43,9 @@ def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:
 def draw_places(
     counts: Int64Array, chunk: int, seed: int, place: tuple[int | str, ...]
 ) -> Int64Array:
-    """Return the positions in a chunk at which each stream is drawn, grouped by stream.
+    """Return the positions in a chunk at which each stream is drawn, shape (sum(counts),).
 
-    Args:
-        counts: Draws of each stream in the chunk, shape (num_streams,).
-        chunk: Index of the chunk in the epoch.
-        seed: The run's seed.
-        place: Epoch and lane.
-
-    Returns:
-        The positions of each stream in ascending order, shape (sum(counts),).
+    They are grouped by stream and ascend within it; `place` is the epoch and lane.
 
     >>> sorted(draw_places(np.array([2, 1]), 0, 17, (0, 0)).tolist())
     [0, 1, 2]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streampack.config import MAX_COUNT, show_number
+from streampack._checks import MAX_COUNT, show_number
 from streampack.errors import ConfigError
 from streampack.mix.apportion import largest_remainders
 
@@ -118,7 +118,7 @@ def exact_share(value: object) -> Fraction:
     """
     match value:
         case bool():
-            raise TypeError(f"{value} is no number")
+            raise TypeError(f"{value} is not a number")
         case Integral():
             return Fraction(int(value))  # arithmetic on numpy's integers would wrap around
         case Decimal() if value.is_finite() and abs(value.adjusted()) > MAX_DIGITS:
@@ -129,7 +129,7 @@ def exact_share(value: object) -> Fraction:
             return Fraction(str(value))  # shortest digits that round-trip at its own precision
         case Real():
             return Fraction(repr(float(value)))
-    raise TypeError(f"{value!r} is no number")
+    raise TypeError(f"{value!r} is not a number")
 
 
 def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> list[int]:

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streampack.config import Buffers, Mixing, Order
+from streampack.config import Bucketing, Buffers, Mixing, Order
 from streampack.errors import ConfigError
-from streampack.online.bucketing import Bucketing
 from streampack.online.dataset import FlowDataset, check_fields, check_options, flow_plan
 from streampack.runtime.arguments import check_configs, with_hints
 from streampack.streams import IterableStream
@@ -73,7 +72,7 @@ class BucketedIterableDataset(FlowDataset):
     ) -> None:
         if not isinstance(bucketing, Bucketing):
             raise ConfigError(
-                f"bucketing=<{type(bucketing).__name__}> is no Bucketing; pass bucketing="
+                f"bucketing=<{type(bucketing).__name__}> is not a Bucketing; pass bucketing="
                 "streampack.Bucketing(max_tokens=8192)"
             )
         check_streams(streams, IterableStream)

@@ -40,7 +40,7 @@ FORMAT_BYTES = 32  # per token slot: the format's own labels, masks and position
 
 def tensor_bytes(batch: Batch) -> int:
     """Return the bytes of a native batch's tensors."""
-    return sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor))
+    return sum([value.nbytes for value in batch.values() if isinstance(value, torch.Tensor)])
 
 
 def batch_bytes(plan: FlowPlan) -> int:
@@ -66,7 +66,7 @@ def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
     return plan.batch_size * size * (FORMAT_BYTES + (0 if is_cheap(convert) else size))
 
 
-def added_bytes(made: Any, batch: Batch) -> int:
+def added_bytes(converted: Any, batch: Batch) -> int:
     """Return the bytes of a converted batch's tensors that do not share native storage."""
     own = {
         value.untyped_storage().data_ptr()
@@ -74,7 +74,7 @@ def added_bytes(made: Any, batch: Batch) -> int:
         if isinstance(value, torch.Tensor)
     }
     found: dict[int, int] = {}
-    waiting = [made]
+    waiting = [converted]
     while waiting:
         thing = waiting.pop()
         if isinstance(thing, torch.Tensor):
@@ -106,14 +106,9 @@ class HeldBytes:
         """Peak bytes of batches and payloads."""
 
     def check(self, payloads: int, where: str) -> None:
-        """Check that the buffered payloads fit next to the prefetched batches.
+        """Refuse buffered payloads of so many bytes that do not fit next to the prefetched batches.
 
-        Args:
-            payloads: Bytes of all buffered payloads, and of the batch under construction.
-            where: Name of the last sample, for messages.
-
-        Raises:
-            ConfigError: If they do not fit, naming a bound that would have worked so far.
+        `where` names the last sample.
         """
         if self._limit is None:
             return
@@ -128,13 +123,7 @@ class HeldBytes:
             )
 
     def finish(self, tensors: int, payloads: int, waiting: int) -> None:
-        """Count a finished batch.
-
-        Args:
-            tensors: Bytes of its tensors.
-            payloads: Bytes of the payloads in it.
-            waiting: Bytes of the payloads still buffered.
-        """
+        """Count the bytes of a finished batch, and of the payloads still waiting."""
         others = sum(each for each, _ in self._batches)
         self.high_water = max(self.high_water, others + tensors + payloads + waiting)
         self._batches.append((tensors + payloads, payloads))

@@ -13,9 +13,8 @@ Cost: about 5 us a call.
 
 from __future__ import annotations
 
-from streampack.config import Packing
-from streampack.online.bucketing import Bucketing
-from streampack.pack.limits import PATIENCE, TOLERANCE
+from streampack.config import Bucketing, Packing
+from streampack.pack.buffered import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 
 

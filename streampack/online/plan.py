@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streampack.config import Mixing, Packing
-from streampack.online.bucketing import Bucketing, BucketPacker
+from streampack.config import Bucketing, Mixing, Packing
 from streampack.online.epoch_quota import EpochQuotas
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.pack import make_packer
+from streampack.pack.length_buckets import LengthBucketPacker
 from streampack.pack.packer import Packer
 from streampack.streams import IterableStream
 
@@ -41,7 +41,7 @@ class FlowPlan:
     def packer(self) -> Packer:
         """Return an empty packer."""
         if self.bucketing is not None:
-            return BucketPacker(self.bucketing)
+            return LengthBucketPacker(self.bucketing)
         return make_packer(self.packing)
 
     def parts(self, place: WorkerSlice) -> list[SourceSlice]:

@@ -53,17 +53,7 @@ def check_piece(
     held: SampleBuffer,
     streams: Sequence[IterableStream],
 ) -> None:
-    """Check that a piece of a sample is unchanged.
-
-    Args:
-        address: Its saved address; see `SampleBuffer.state_dict`.
-        again: Its sample, read again.
-        held: Computes the digest.
-        streams: The streams, for messages.
-
-    Raises:
-        DataError: If it has changed, naming the sample.
-    """
+    """Raise a DataError if the piece at a saved address has changed."""
     start, length = map(int, address[START : START + 2])
     if [start, length] not in again.rows[:, START:TOTAL].tolist():
         were = f"{length}" if not start else f"{length} that follow its first {start}"
@@ -76,11 +66,7 @@ def check_piece(
 def check_whole(
     digest: int, again: ReplayedSample, held: SampleBuffer, streams: Sequence[IterableStream]
 ) -> None:
-    """Check that a partly sliced sample is unchanged; see `check_piece`.
-
-    Raises:
-        DataError: If it has changed, naming the sample.
-    """
+    """Raise a DataError if a partly sliced sample has changed."""
     if held.whole_digest(again.ready) != digest:
         raise _changed(again, OTHERWISE, streams)
 

@@ -2,7 +2,7 @@
 
 ::
 
-    arrive      put: append the tokens           settle: a table line and a segment row per sample
+    arrive      encode the tokens behind the others, add a line to the table for each sample
     packed      copy each segment into its row; a piece is freed with its last token
     full        compact the live tokens to the front; grow if more than half is live
 
@@ -19,8 +19,8 @@ packer's bound, and the one sample being sliced.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,36 +40,23 @@ from streampack.online.sample_buffer_kernels import (
     compact,
     digest_of,
     enter,
-    put_labels,
-    settle_whole,
+    hold_whole,
     take_out,
 )
-from streampack.online.samples import EncodedSample, Extras, SampleKey
-from streampack.streams.iterable_stream import Plain, invalid_token_ids
-from streampack.types import (
-    IGNORED,
-    NUM_COLUMNS,
-    START,
-    Int64Array,
-    Packs,
-    no_segments,
-)
+from streampack.online.samples import EncodedSample, Extras, SampleKey, special_ids
+from streampack.streams.iterable_stream import Plain
+from streampack.types import IGNORED, LENGTH, START, STREAM, Int64Array, Packs, no_segments
 
 FEWEST_LINES = 256  # initial capacity
 FEWEST_TOKENS = 1 << 14
 NO_VALUES = np.zeros(0, np.int64)
-Refuse: TypeAlias = Callable[[SampleKey, Int64Array, Int64Array], None]
-"""Takes a bad sample's key, tokens, and labels if it has any; raises its error."""
 
 
 class SampleBuffer:
     """The samples that one worker buffers.
 
-    Args:
-        packing: The packing options.
-        token_fields: Names and dtypes of the fields with a value per token.
-        payloads: Names of the fields that batches hold as lists.
-        has_labels: Whether labels are stored; otherwise they follow from the tokens.
+    `token_fields` are dtypes by name, `payloads` the fields that batches hold as lists. If not
+    `has_labels`, labels are not stored, because they follow from the tokens.
     """
 
     def __init__(
@@ -81,6 +68,7 @@ class SampleBuffer:
         has_labels: bool = True,
     ) -> None:
         self._packing = packing
+        self._ids = special_ids(packing)
         self._token_fields = dict(token_fields or {})
         self._payloads = tuple(payloads)
         self._has_labels = has_labels
@@ -91,9 +79,6 @@ class SampleBuffer:
         self._tokens = np.empty(FEWEST_TOKENS, np.int64)
         self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int64)
         self._used = 0
-        self._staged: list[tuple[int, int, int, int]] = []  # samples put but not settled
-        # The first staged sample with a label outside int32, with its tokens and labels.
-        self._wrong: tuple[SampleKey, Int64Array, Int64Array] | None = None
         self._extras: dict[int, tuple[Extras, int]] = {}  # by line, with payload bytes
         self._rows: tuple[Int64Array, Int64Array] | None = None  # reused for each batch
         self.last: dict[int, list[int]] = {}
@@ -119,90 +104,46 @@ class SampleBuffer:
 
     # Input.
 
-    def put(self, key: SampleKey, plain: Plain, labels_shifted: bool | None) -> int:
-        """Stage a whole sample that fits a pack; `settle` adds it to the table.
+    def extend(
+        self, rows: Int64Array, samples: Sequence[Plain], are_shifted: Sequence[bool]
+    ) -> int:
+        """Buffer whole samples that each fit a pack.
 
         Args:
-            key: Stream, pass and sample.
-            plain: Its arrays; they are copied.
-            labels_shifted: Whether labels[i] is the target of token i + 1.
+            rows: Their segment rows, shape (n, 6).
+            samples: Their arrays; they are copied.
+            are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
 
         Returns:
-            The number of its tokens, including an added BOS and EOS.
+            The index of the first sample with an invalid token id or label; n: all are valid.
         """
-        tokens, labels, mask = plain
-        num = len(tokens)
-        if self._used + num + 2 > len(self._tokens):
-            self._make_room(num + 2)
-        begin = at = self._used
-        end = at + num
-        held, bos, eos = self._tokens, self._packing.bos_id, self._packing.eos_id
-        if bos is not None and tokens[0] != bos:
-            held[at] = bos
-            at, end = at + 1, end + 1
-        held[at:end] = tokens
-        if eos is not None and held[end - 1] != eos:
-            held[end] = eos
-            end += 1
-        if self._has_labels:
-            own = NO_VALUES if labels is None else np.array(labels, np.int64)
-            targets = NO_VALUES if mask is None else np.array(mask, np.int64)
-            span, shifted = (at - begin, num), bool(labels_shifted)
-            out = self._labels[begin:end]
-            is_wrong = put_labels(held[begin:end], span, own, targets, shifted, out)
-            if is_wrong and self._wrong is None:
-                self._wrong = key, held[at : at + num].copy(), own
-        self._used = end
-        self._staged.append((*key, end - begin))
-        return end - begin
-
-    def settle(self, refuse: Refuse) -> Int64Array:
-        """Add the staged samples to the table; return their segment rows, shape (n, 6).
-
-        Args:
-            refuse: Called with the first sample that has an invalid token id, or else the first
-                with a label outside int32; it raises.
-        """
-        if not self._staged:
-            return no_segments()
-        self._make_lines(len(self._staged))
-        staged = np.array(self._staged, np.int64)
-        self._staged = []
-        rows = np.empty((len(staged), NUM_COLUMNS), np.int64)
-        num_tokens = int(staged[:, KEY].sum())
-        begin = self._used - num_tokens
+        num_tokens = int(rows[:, LENGTH].sum())
+        self._make_lines(len(rows))
+        if self._used + num_tokens > len(self._tokens):
+            self._make_room(num_tokens)
+        columns = list(zip(*samples, strict=True))[: 3 if self._has_labels else 1]
+        sizes = np.zeros((len(rows), 3), np.int64)
+        own: list[Int64Array] = [NO_VALUES] * 3
+        for number, column in enumerate(columns):
+            values = [NO_VALUES if row is None else row for row in column]
+            sizes[:, number] = list(map(len, values))
+            own[number] = np.concatenate(values, dtype=np.int64, casting="unsafe")
         held = (self._table, self._heads, self._tokens, self._labels)
-        if settle_whole(held, staged, (self._num_lines, begin, self._num_ever), rows):
-            self._check_own(rows, begin + np.cumsum(staged[:, KEY]), refuse)
-        if self._wrong is not None:
-            refuse(*self._wrong)
-        lasts = dict(zip(staged[:, 0].tolist(), range(len(staged)), strict=True))
+        shifted = np.array(are_shifted)
+        place = (self._num_lines, self._used, self._num_ever)
+        own_values = (own[0], own[1], own[2])
+        first_bad = hold_whole(held, place, rows, own_values, sizes, shifted, self._ids)
+        lasts = dict(zip(rows[:, STREAM].tolist(), range(len(rows)), strict=True))
         for stream, at in lasts.items():
             self.last[stream] = self._table[self._num_lines + at, :OFFSET].tolist()
+        self._used += num_tokens
         self._add(len(rows), num_tokens)
-        return rows
+        return int(first_bad)
 
-    def _check_own(self, rows: Int64Array, ends: Int64Array, refuse: Refuse) -> None:
-        added = {self._packing.bos_id, self._packing.eos_id}
-        for (stream, pass_, sample, *_, length), end in zip(
-            rows.tolist(), ends.tolist(), strict=True
-        ):
-            tokens = self._tokens[end - length : end].copy()
-            if any(token not in added for token in invalid_token_ids(tokens).tolist()):
-                refuse((stream, pass_, sample), tokens, NO_VALUES)
-
-    def hold(
+    def append_piece(
         self, key: SampleKey, ready: EncodedSample, start: int, length: int, total: int
     ) -> None:
-        """Buffer a piece of a sample until all of it is packed.
-
-        Args:
-            key: Stream, pass and sample.
-            ready: The whole sample.
-            start: First token of the piece.
-            length: Tokens of the piece.
-            total: Tokens of the sample that are packed.
-        """
+        """Buffer tokens [start, start + length) of a sample, of which `total` will be packed."""
         self._make_lines(1)
         if self._used + length > len(self._tokens):
             self._make_room(length)
@@ -241,7 +182,7 @@ class SampleBuffer:
         return ready.tokens[start:stop], labels, after
 
     def digest(self, ready: EncodedSample, start: int, length: int, total: int) -> int:
-        """Return a 53-bit digest of a piece; see `hold` for the arguments.
+        """Return a 53-bit digest of a piece; see `append_piece`.
 
         It covers tokens, labels, token fields and payload spans, but not the payloads themselves,
         which may be any objects.
@@ -277,9 +218,6 @@ class SampleBuffer:
 
     def _make_room(self, num_tokens: int) -> None:
         """Make room for more tokens: compact the live ones, and resize the arrays if needed."""
-        staged = sum(length for *_, length in self._staged)
-        first = self._used - staged
-        waiting = self._tokens[first : self._used].copy(), self._labels[first : self._used].copy()
         is_live = self._table[: self._num_lines, LEFT] > 0
         line_of = np.cumsum(is_live) - 1
         self._extras = {
@@ -289,13 +227,11 @@ class SampleBuffer:
         self._find_again()
         lines = self._table[: self._num_lines]
         used = int(lines[-1, OFFSET] + lines[-1, SIZE]) if len(lines) else 0
-        wanted = max(2 * (used + staged + num_tokens), FEWEST_TOKENS)
+        wanted = max(2 * (used + num_tokens), FEWEST_TOKENS)
         if not wanted <= len(self._tokens) <= 4 * wanted:
             self._tokens = _resized(self._tokens, used, 2 * wanted)
             self._labels = _resized(self._labels, used, 2 * wanted if self._has_labels else 0)
-        for held, values in zip((self._tokens, self._labels), waiting, strict=True):
-            held[used : used + len(values)] = values
-        self._used = used + staged
+        self._used = used
 
     def _find_again(self) -> None:
         self._heads.fill(-1)
@@ -315,33 +251,22 @@ class SampleBuffer:
         return addresses
 
     def restore(self, address: Sequence[int], ready: EncodedSample, total: int) -> None:
-        """Buffer the piece at a saved address again.
-
-        Args:
-            address: An address from `state_dict`.
-            ready: The whole sample.
-            total: Tokens of the sample that are packed.
-        """
+        """Buffer the piece at an address of `state_dict` again."""
         stream, pass_, number, start, length, num_left = map(int, address[:DIGEST])
         key = (stream, pass_, number)
-        self.hold(key, ready, start, length, total)
+        self.append_piece(key, ready, start, length, total)
         self._table[self._num_lines - 1, LEFT] = num_left
         self.num_tokens -= length - num_left
 
     # Output.
 
-    def rows(
+    def pop_rows(
         self, packs: Packs, num_rows: int, row_tokens: int | None = None
     ) -> tuple[Rows, dict[str, Any]]:
         """Return the tokens, labels and extra fields of packs, and free the used pieces.
 
-        Args:
-            packs: The segments of each row.
-            num_rows: Number of rows; those after the packs are padding.
-            row_tokens: Length of a row; None: max_seq_len.
-
-        Returns:
-            The rows, whose memory the next call reuses, and the extra fields.
+        The next call reuses the rows' memory. Rows after the packs are padding, and rows have
+        `row_tokens` tokens; None: max_seq_len.
 
         Raises:
             DataError: If a segment is not buffered.

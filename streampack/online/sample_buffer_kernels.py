@@ -17,14 +17,15 @@ Cost: about 20 ns per piece, a copy of its tokens, and about 1 ns per token for 
 
 from __future__ import annotations
 
+from streampack._checks import MAX_ID
 from streampack._numba import compiled
-from streampack.config import MAX_ID
-from streampack.types import IGNORED, LENGTH, START, TOTAL, Int64Array
+from streampack.types import IGNORED, LENGTH, START, STREAM, TOTAL, BoolArray, Int64Array
 
 KEY = 3  # number of key columns: stream, pass, sample; START follows, as in segment rows
 SIZE, LEFT, DIGEST, OFFSET, AFTER, RANK, NEXT = range(4, 11)
 NUM_TABLE = 11
 NO_LINE = -1
+NO_ID = -1
 FACTOR = 6364136223846793005  # Knuth's MMIX multiplier: its powers repeat only after 2**62
 DIGEST_BITS = 53  # precision that every JSON reader keeps
 
@@ -104,40 +105,58 @@ def digest_of(tokens: Int64Array, labels: Int64Array, after: int, seed: int) -> 
 
 
 @compiled
-def settle_whole(
+def hold_whole(
     held: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
-    staged: Int64Array,
     place: tuple[int, int, int],
     rows: Int64Array,
-) -> bool:
-    """Add whole samples, whose tokens are stored already, to the table.
+    own: tuple[Int64Array, Int64Array, Int64Array],
+    sizes: Int64Array,
+    are_shifted: BoolArray,
+    ids: tuple[int, int],
+) -> int:
+    """Encode whole samples and add them to the table.
 
     Args:
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
-        staged: Stream, pass, sample and number of tokens of each, shape (n, 4).
         place: The next line, the first token, and the first rank.
-        rows: Output: segment rows, shape (n, 6).
+        rows: Segment rows, shape (n, 6).
+        own: Tokens, labels and loss masks of all samples, one sample after another.
+        sizes: How many of these are each sample's, shape (n, 3).
+        are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
+        ids: BOS and EOS; NO_ID: none.
 
     Returns:
-        Whether any token is not a valid id.
+        The index of the first sample with an invalid token id or label; n: all are valid.
     """
     table, heads, tokens, labels = held
-    first, begin, rank = place
-    offset = begin
-    for i in range(len(staged)):
-        line, length = table[first + i], staged[i, KEY]
-        for column in range(KEY):
-            line[column] = rows[i, column] = staged[i, column]
-        line[START] = rows[i, START] = 0
-        line[SIZE] = line[LEFT] = rows[i, LENGTH] = rows[i, TOTAL] = length
-        line[OFFSET], line[AFTER], line[RANK] = offset, IGNORED, rank + i
+    own_tokens, own_labels, own_mask = own
+    line, offset, rank = place
+    at_token, at_label, at_mask, first_bad = 0, 0, 0, len(rows)
+    for i in range(len(rows)):
+        length = rows[i, LENGTH]
+        num, num_labels, num_mask = sizes[i]
+        own_ids = own_tokens[at_token : at_token + num]
+        out = tokens[offset : offset + length]
         beside = labels[offset : offset + length] if len(labels) else labels
+        targets = (
+            own_labels[at_label : at_label + num_labels],
+            own_mask[at_mask : at_mask + num_mask],
+        )
+        is_valid = encode(own_ids, targets, are_shifted[rows[i, STREAM]], ids, out, beside)
+        if not is_valid and first_bad == len(rows):
+            first_bad = i
+        entry = table[line + i]
+        for column in range(KEY):
+            entry[column] = rows[i, column]
+        entry[START] = 0
+        entry[SIZE] = entry[LEFT] = length
+        entry[OFFSET], entry[AFTER], entry[RANK] = offset, IGNORED, rank + i
         after = beside[length - 1] if len(beside) else IGNORED
-        line[DIGEST] = digest_of(tokens[offset : offset + length], beside, after, length)
+        entry[DIGEST] = digest_of(out, beside, after, length)
         offset += length
-    enter(table, heads, first, first + len(staged))
-    smallest, largest = _range(tokens[begin:offset])
-    return smallest < 0 or largest > MAX_ID
+        at_token, at_label, at_mask = at_token + num, at_label + num_labels, at_mask + num_mask
+    enter(table, heads, line, line + len(rows))
+    return first_bad
 
 
 @compiled
@@ -171,51 +190,62 @@ def compact(table: Int64Array, num_lines: int, tokens: Int64Array, labels: Int64
 
 
 @compiled
-def put_labels(
-    tokens: Int64Array,
-    span: tuple[int, int],
+def encode(
     own: Int64Array,
-    mask: Int64Array,
+    targets: tuple[Int64Array, Int64Array],
     shifted: bool,
-    out: Int64Array,
+    ids: tuple[int, int],
+    tokens: Int64Array,
+    labels: Int64Array,
 ) -> bool:
-    """Write the shifted labels of one sample.
+    """Write a sample's tokens, with BOS and EOS where they are missing, and its shifted labels.
 
     A token is a target if the labels and the loss mask allow it. An added EOS is a target if the
     token before it is.
 
     Args:
-        tokens: With BOS and EOS, shape (n,).
-        span: Start of the sample's own tokens (1 if a BOS was added), and their number.
-        own: Labels of the sample's own tokens, shape (m,); empty: it has none.
-        mask: Which of its own tokens are targets, shape (m,); empty: all.
-        shifted: Whether own[i] is the target of token i + 1.
-        out: Output, shape (n,).
+        own: The sample's own tokens, shape (m,).
+        targets: Its labels and its loss mask, each of shape (m,); empty: it has none.
+        shifted: Whether labels[i] is the target of token i + 1.
+        ids: BOS and EOS; NO_ID: none.
+        tokens: Output, shape (n,), n being `encoded_length`.
+        labels: Output, shape (n,); empty: not wanted.
 
     Returns:
-        Whether any of the sample's own labels is outside int32.
+        Whether all token ids are valid and all labels are within int32.
     """
-    lead, num = span
+    own_labels, mask = targets
+    num = len(own)
+    lead = 1 if ids[0] != NO_ID and own[0] != ids[0] else 0
+    if lead:
+        tokens[0] = ids[0]
+    _copy(own, tokens[lead : lead + num])
+    if lead + num < len(tokens):
+        tokens[lead + num] = ids[1]
     smallest, largest = _range(own)
-    target = tokens[lead + num - 1]
+    is_valid = smallest >= 0 and largest <= MAX_ID
+    if not len(labels):
+        return is_valid
+    target = own[num - 1]
     for i in range(num):
-        if not len(own):
-            target = tokens[lead + i]
-        elif shifted:
-            target = own[i - 1] if i else IGNORED
-        else:
+        if not len(own_labels):
             target = own[i]
+        elif shifted:
+            target = own_labels[i - 1] if i else IGNORED
+        else:
+            target = own_labels[i]
         if len(mask) and mask[i] == 0:
             target = IGNORED
         if lead + i:
-            out[lead + i - 1] = target
-    after = own[num - 1] if len(own) and shifted else IGNORED
+            labels[lead + i - 1] = target
+    after = own_labels[num - 1] if len(own_labels) and shifted else IGNORED
     if lead + num < len(tokens):  # an EOS was added: a target if the token before it is one
-        speaks = after if len(own) and shifted else target
-        out[lead + num - 1] = tokens[lead + num] if speaks != IGNORED else IGNORED
+        last = after if len(own_labels) and shifted else target
+        labels[lead + num - 1] = ids[1] if last != IGNORED else IGNORED
         after = IGNORED
-    out[len(tokens) - 1] = after
-    return smallest < -MAX_ID or largest > MAX_ID
+    labels[len(tokens) - 1] = after
+    smallest, largest = _range(own_labels)
+    return is_valid and smallest >= -MAX_ID and largest <= MAX_ID
 
 
 @compiled

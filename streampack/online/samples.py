@@ -8,7 +8,7 @@
     0 ........... 7                   one segment, or pieces of at most a pack, no payload cut
 
 Cost: about 25 us per sample. Samples of tokens alone that fit a pack take a faster path; see
-`SampleBuffer.put`.
+`SampleBuffer.extend`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.online.sample_buffer_kernels import put_labels
+from streampack.online.sample_buffer_kernels import NO_ID, encode
 from streampack.pack import fit_samples
 from streampack.streams import IterableSample
-from streampack.types import IGNORED, Int64Array
+from streampack.types import IGNORED, Int64Array, IntArray
 
 SampleKey = tuple[int, int, int]  # stream, pass, sample
 PLACE_BYTES = 24  # row, first token and one past the last, in int64
@@ -98,6 +98,23 @@ def num_bytes(thing: Any) -> int:
     return sys.getsizeof(thing)
 
 
+def encoded_length(tokens: IntArray, packing: Packing) -> int:
+    """Return the number of a sample's tokens, with BOS and EOS where they are missing.
+
+    >>> encoded_length(np.array([1, 5]), Packing(max_seq_len=8, bos_id=1, eos_id=2))
+    3
+    """
+    bos, eos = packing.bos_id, packing.eos_id
+    num_added = int(bos is not None and tokens[0] != bos)
+    return len(tokens) + num_added + int(eos is not None and tokens[-1] != eos)
+
+
+def special_ids(packing: Packing) -> tuple[int, int]:
+    """Return BOS and EOS for the kernels."""
+    bos, eos = packing.bos_id, packing.eos_id
+    return NO_ID if bos is None else bos, NO_ID if eos is None else eos
+
+
 def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -> EncodedSample:
     """Return a sample with BOS, EOS, the token slots of its payloads, and shifted labels.
 
@@ -106,22 +123,14 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
     >>> ready.tokens.tolist(), ready.labels.tolist()
     ([5, 6, 9, 9], [6, -100, -100, -100])
     """
-    bos, eos = packing.bos_id, packing.eos_id
-    tokens, num_own, lead = _row(sample.tokens), len(sample.tokens), 0
-    if bos is not None and tokens[0] != bos:
-        tokens, lead = np.append(bos, tokens), 1
-    if eos is not None and tokens[-1] != eos:
-        tokens = np.append(tokens, eos)
-    labels = np.empty_like(tokens)
-    own, mask = _row(sample.labels), _row(sample.loss_mask)
-    put_labels(tokens, (lead, num_own), own, mask, labels_shifted, labels)
-    if not (sample.extra_cost or sample.payloads or sample.token_fields):
-        return EncodedSample(tokens=tokens, labels=labels, token_fields={}, payloads={})
-    tail = len(tokens) - num_own - lead + sample.extra_cost
-    if sample.extra_cost:
-        tokens = np.append(tokens, np.full(sample.extra_cost, packing.padding_id))
-        labels = np.append(labels, np.full(sample.extra_cost, IGNORED))
-    whole = len(tokens)
+    length = encoded_length(sample.tokens, packing)
+    whole = length + sample.extra_cost
+    tokens = np.full(whole, packing.padding_id, np.int64)
+    labels = np.full(whole, IGNORED, np.int64)
+    targets = (_row(sample.labels), _row(sample.loss_mask))
+    own, ids = _row(sample.tokens), special_ids(packing)
+    encode(own, targets, labels_shifted, ids, tokens[:length], labels[:length])
+    lead = int(packing.bos_id is not None and own[0] != packing.bos_id)
     payloads = {
         name: [
             (thing, int(span[0]) + lead, int(span[1]) + lead)
@@ -131,7 +140,8 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
         else [(thing, 0, whole) for thing in objects]
         for name, objects in sample.payloads.items()
     }
-    fields = {name: np.pad(values, (lead, tail)) for name, values in sample.token_fields.items()}
+    around = (lead, whole - lead - len(own))
+    fields = {name: np.pad(values, around) for name, values in sample.token_fields.items()}
     return EncodedSample(tokens=tokens, labels=labels, token_fields=fields, payloads=payloads)
 
 

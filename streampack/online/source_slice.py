@@ -14,6 +14,8 @@ A position in a slice is (pass, taken), where taken counts the items before it i
 resume at a position, indexed sources jump. Sources with `state_dict` and `load_state_dict` load
 their last state before it. All others restart the pass and skip.
 
+Only lists, tuples and Hugging Face tables are read ahead, because reading them has no side effects.
+
 Cost: one call of the source's own iterator per item, and one source state every 64 items that are
 not skipped. Memory: the indices of a shuffled block, and those states.
 """
@@ -22,7 +24,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -42,7 +45,8 @@ from streampack.streams.source_traits import (
 from streampack.types import Int64Array, State
 
 STATE_EVERY = 64  # items between two states of a source
-READ_AHEAD = 16  # rows per batched read
+TABLE_ROWS = 16  # rows of a Hugging Face table that are read together
+LIST_ITEMS = 256  # items of a list, which are in memory already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +78,17 @@ class WorkerSlice:
         return -(-max(total - self.part, 0) // self.num_parts)
 
 
-class Item(NamedTuple):
-    """An item of a source; a tuple, because creation is on the hot path."""
+class Items(NamedTuple):
+    """Consecutive items of a slice."""
 
     pass_: int
     """Number of the pass through the source."""
     taken: int
-    """Items of this slice before it in that pass."""
-    number: int
-    """Its number in batches: its index in the source, if that is known."""
-    value: Any
-    """The item, or the error of reading it if the following items can still be read."""
+    """Items of this slice before the first of these in that pass."""
+    numbers: Sequence[int]
+    """Their numbers in batches: their indices in the source, if those are known."""
+    values: list[Any]
+    """The items, or the errors of reading them if the following items can still be read."""
 
 
 class SourceSlice:
@@ -100,7 +104,7 @@ class SourceSlice:
 
     >>> part = SourceSlice("abcdefgh", "letters", WorkerSlice(worker=1, num_workers=3))
     >>> part.begin(0)
-    >>> [(item.number, item.value) for item in iter(part.next, None)]
+    >>> [(*items.numbers, *items.values) for items in iter(part.read, None)]
     [(1, 'b'), (4, 'e'), (7, 'h')]
     """
 
@@ -117,10 +121,10 @@ class SourceSlice:
         self._name = name
         self._place = place
         self.is_first = place.part == 0
-        self.has_told = False  # whether the end-of-stream warning was logged
+        self.has_warned = False  # whether the end-of-stream warning was logged
         self._part, self._num_parts = place.part, place.num_parts
         self.source = source
-        self._source = source
+        self._source: Any = source
         self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
         if (
             is_hugging_face(source)
@@ -131,8 +135,11 @@ class SourceSlice:
             self._source = split(source, rank=place.device, world_size=place.num_devices)
         self.has_index = has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
-        self._reads_ahead = self.has_index and supports_batched_getitem(source)
-        self._ahead: dict[int, Any] = {}  # items read in advance, by index
+        self._reads_batches = self.has_index and supports_batched_getitem(source)
+        self.most_ahead = TABLE_ROWS if self._reads_batches else 1
+        """Most items that may be read together, because the source keeps them as they are."""
+        if self.has_index and type(source) in (list, tuple):
+            self.most_ahead = LIST_ITEMS
         self._block: tuple[tuple[int, int], Int64Array] | None = None
         own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         # A StreamingDataset's state counts over all workers as if they advanced in step.
@@ -204,7 +211,7 @@ class SourceSlice:
         # No states on the way: each is a copy, and none of them is needed.
         self._keeps = False
         try:
-            while self.taken != taken and self.next() is not None:
+            while self.taken != taken and self.read() is not None:
                 pass
         finally:
             self._keeps = self._has_state
@@ -213,13 +220,12 @@ class SourceSlice:
         self.check_not_used_up(pass_)
         self.pass_, self.taken, self._num_raw = pass_, 0, 0
         self._has_begun = True
-        self._ahead = {}
         if self.has_index:
             return
         self._set_pass(pass_)
         if self._is_put:
             # A Hugging Face dataset would start every pass at the loaded state.
-            self._source.load_state_dict(None)  # type: ignore[attr-defined]
+            self._source.load_state_dict(None)
             self._is_put = False
         try:
             self._items = iter(self._source)
@@ -240,26 +246,18 @@ class SourceSlice:
         """Set the epoch of a source that shuffles by epoch."""
         if is_mosaic(self._source):
             # All workers write the same number before they meet at its barrier.
-            self._source.next_epoch = pass_  # type: ignore[attr-defined]
+            self._source.next_epoch = pass_
         elif hasattr(self._source, "set_epoch"):
             self._source.set_epoch(pass_)
 
-    def next(self) -> Item | None:
-        """Return the next item of the pass; None at its end.
+    def read(self, most: int = 1) -> Items | None:
+        """Return the next item of the pass, or `most` of them up to `most_ahead`; None at its end.
 
         Raises:
             DataError: If the source's iterator raised, naming the sample.
         """
         if self.has_index:
-            total = len(self._source)  # type: ignore[arg-type]
-            nth = self.taken * self._num_parts + self._part
-            if nth >= total:
-                return None
-            number = nth if self._shuffle is None else self._index(nth, total)
-            self.taken += 1
-            if self._reads_ahead:
-                self._read_ahead(nth, number, total)
-            return self.get(self.pass_, self.taken - 1, number)
+            return self._read_by_index(min(most, self.most_ahead))
         if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
         part, num_parts = self._part, self._num_parts
@@ -275,47 +273,54 @@ class SourceSlice:
                 break
         self.taken += 1
         taken = self.taken - 1
-        return Item(self.pass_, taken, taken * num_parts + part, value)
+        return Items(self.pass_, taken, (taken * num_parts + part,), [value])
 
-    def _read_ahead(self, nth: int, number: int, total: int) -> None:
-        """Read item `number`, the `nth` of the pass, and some after it, unless already read."""
-        if number in self._ahead:
-            return
-        last = min(nth + READ_AHEAD * self._num_parts, total)
-        if self._shuffle is not None:  # stay in the block whose permutation is cached
-            last = min(last, (nth // self._shuffle[2] + 1) * self._shuffle[2])
-        nths = range(nth, last, self._num_parts)
-        numbers = [n if self._shuffle is None else self._index(n, total) for n in nths]
-        try:
-            values = self._source.__getitems__(numbers)  # type: ignore[attr-defined]
-        except Exception:  # reading them one by one finds the item that fails
-            values = []
-        self._ahead = dict(zip(numbers, values, strict=False))
+    def _read_by_index(self, most: int) -> Items | None:
+        total, step = len(self._source), self._place.num_parts
+        first = self.taken * step + self._place.part
+        if first >= total:
+            return None
+        nths = range(first, min(first + most * step, total), step)
+        numbers: Sequence[int] = nths
+        if self._shuffle is not None:
+            slot = first // self._shuffle[2]
+            begin = slot * self._shuffle[2]
+            order = self._order_of(slot, total)
+            numbers = order[first - begin :: step][: len(nths)].tolist()
+        taken, self.taken = self.taken, self.taken + len(numbers)
+        return Items(self.pass_, taken, numbers, self._values(numbers))
 
-    def get(self, pass_: int, taken: int, number: int) -> Item:
+    def _values(self, numbers: Sequence[int]) -> list[Any]:
+        if len(numbers) > 1:
+            with suppress(Exception):  # reading them one by one finds the item that fails
+                if not self._reads_batches:
+                    return list(map(self._source.__getitem__, numbers))
+                values = list(self._source.__getitems__(list(numbers)))
+                if len(values) == len(numbers):
+                    return values
+        return [self.get(number) for number in numbers]
+
+    def get(self, number: int) -> Any:
         """Return item `number` of an indexed source, or the error of reading it."""
         try:
-            is_there = number in self._ahead
-            value = self._ahead.pop(number) if is_there else self._source[number]  # type: ignore[index]
+            return self._source[number]
         except Exception as error:
-            value = self._failure(error, number)
-        return Item(pass_, taken, number, value)
+            return self._failure(error, number)
 
-    def _index(self, nth: int, total: int) -> int:
-        """Return the index of the `nth` item of a shuffled pass."""
+    def _order_of(self, slot: int, total: int) -> Int64Array:
+        """Return the indices of a shuffled block, in the order of the pass."""
         seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK_SIZE)
         num_blocks = -(-total // size)
-        # The last block may be short, so it stays last; the others are permuted.
-        slot, at = divmod(nth, size)
         key = (self.pass_, slot)
         if self._block is None or self._block[0] != key:
             block = slot
+            # The last block may be short, so it stays last; the others are permuted.
             if slot < num_blocks - 1:
                 block = int(permutation(num_blocks - 1, seed, "blocks", stream, self.pass_)[slot])
             length = min(size, total - block * size)
             order = permutation(length, seed, "items", stream, self.pass_, slot) + block * size
             self._block = (key, order)
-        return int(self._block[1][at])
+        return self._block[1]
 
     def _failure(self, error: Exception, number: int | None = None) -> DataError:
         if number is None:
@@ -339,7 +344,7 @@ class SourceSlice:
         if self._states and self._states[-1][:2] == (self.pass_, self.taken):
             return  # just loaded: a source may report a valid state only after its first item
         # Copied on save and on load, because a source may continue to change the object.
-        state = copy.deepcopy(self._source.state_dict())  # type: ignore[attr-defined]
+        state = copy.deepcopy(self._source.state_dict())
         self._states.append((self.pass_, self.taken, self._num_raw, state))
 
     def base(self, pass_: int, taken: int) -> State:
@@ -372,7 +377,7 @@ class SourceSlice:
                 "pass the source that was saved"
             )
         self._set_pass(int(base["pass"]))
-        self._source.load_state_dict(copy.deepcopy(base["source"]))  # type: ignore[attr-defined]
+        self._source.load_state_dict(copy.deepcopy(base["source"]))
         self._is_put = is_hugging_face(self._source)
         self._has_begun = True
         self._items = iter(self._source)

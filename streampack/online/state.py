@@ -20,14 +20,21 @@ from typing import Any
 
 import numpy as np
 
+from streampack._state import (
+    MAX_EPOCH,
+    FieldChecks,
+    field_difference,
+    saved_fingerprint,
+)
 from streampack.errors import ResumeError
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import WorkerSlice
-from streampack.plan.state import MAX_EPOCH
 from streampack.types import State
 
 STATE_VERSION = 2
 KIND = "iterable"
+CHECKS = FieldChecks("the state's ")
+FLOW_CHECKS = FieldChecks("the state's flow.")
 MAX_NUMBER = 2**63 - 1
 TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
 MARKS = ("high_water_tokens", "high_water_bytes")
@@ -107,50 +114,27 @@ def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -
             f"the state has version {state.get('version')!r}, this release reads {STATE_VERSION}; "
             "load it with the release that saved it"
         )
-    _check_layout(state)
+    epoch = CHECKS.integer("epoch", state.get("epoch"), 0, MAX_EPOCH)
+    saved_fields = saved_fingerprint(state)
+    flow = state.get("flow", "missing")
+    if not isinstance(flow, dict | None):
+        raise CHECKS.error("flow", flow, "None or a dict")
     for key, name, own in (
         ("device", "rank (of those with batches of their own)", [place.device, place.num_devices]),
         ("worker", "worker", [place.worker, place.num_workers]),
     ):
-        saved = list(state[key])
+        saved = CHECKS.items(key, state.get(key), 2)
         if saved != own:
             raise ResumeError(
                 f"the state is of {name} {saved[0]} of {saved[1]}, but is loaded in {own[0]} of "
                 f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
                 "ranks and workers, each with its own state"
             )
-    saved_fields = state["fingerprint"]
     for key, value in fingerprint.items():
         if saved_fields.get(key) != value:
-            raise ResumeError(
-                f"the state was saved with {key}={saved_fields.get(key)!r}, but this dataset has "
-                f"{key}={value!r}; resume with the saved value, or start anew without the state"
-            )
-    if state["flow"] is not None:
-        _check_flow(state["flow"], state["epoch"], fingerprint)
-
-
-def _check_layout(state: State) -> None:
-    """Check the outer layout of a state, which may come from a damaged file.
-
-    Raises:
-        ResumeError: Naming the wrong part.
-    """
-    wrong = None
-    epoch, flow = state.get("epoch"), state.get("flow", "missing")
-    if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
-        limits = f"an integer of at least 0 and at most {MAX_EPOCH}"
-        wrong = f"the state's epoch is {epoch!r:.80}, not {limits}"
-    for key in ("device", "worker"):
-        pair = state.get(key)
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            wrong = f"the state's {key} is {pair!r:.80}, not two numbers"
-    if not isinstance(state.get("fingerprint"), dict):
-        wrong = "the state has no fingerprint"
-    if not isinstance(flow, dict | None):
-        wrong = f"the state's flow is {flow!r:.80}, neither None nor a dict"
-    if wrong:
-        raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
+            raise ResumeError(field_difference(key, saved_fields.get(key), value))
+    if flow is not None:
+        _check_flow(flow, epoch, fingerprint)
 
 
 def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
@@ -161,60 +145,40 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     """
     num = len(fingerprint["streams"])
     sources, served, counts = (
-        _rows(key, flow.get(key), num) for key in ("sources", "served", "counts")
+        FLOW_CHECKS.items(key, flow.get(key), num) for key in ("sources", "served", "counts")
     )
     for number, source in enumerate(sources):
         _check_source(f"sources.{number}", source)
     for number, count in enumerate(served):
-        _check_number(f"served.{number}", count)
+        FLOW_CHECKS.integer(f"served.{number}", count, 0, MAX_NUMBER)
     for number, row in enumerate(counts):
-        for count in _rows(f"counts.{number}", row, NUM_COUNTS):
-            _check_number(f"counts.{number}", count)
+        for count in FLOW_CHECKS.items(f"counts.{number}", row, NUM_COUNTS):
+            FLOW_CHECKS.integer(f"counts.{number}", count, 0, MAX_NUMBER)
     for key in (*TOTALS, *MARKS):
-        _check_number(key, flow.get(key))
+        FLOW_CHECKS.integer(key, flow.get(key), 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
-        raise _damaged("epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch")
+        raise FLOW_CHECKS.error("epoch", flow.get("epoch"), f"{epoch}, which is the state's epoch")
     num_tokens = sum(row[1] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # Every batch has a pack, and every pack a token.
     most_packs = min(num_batches * fingerprint["batch_size"], num_tokens)
     if not num_batches <= num_packs <= most_packs or num_tokens > num_slots:
-        raise ResumeError(
-            f"the state's flow counts {num_batches} batches, {num_packs} packs, {num_tokens} "
-            f"tokens and {num_slots} slots, which do not go together; load what state_dict() "
-            "returned, unchanged"
+        raise CHECKS.failure(
+            f"flow counts {num_batches} batches, {num_packs} packs, {num_tokens} tokens and "
+            f"{num_slots} slots, which do not go together"
         )
 
 
-def _rows(where: str, value: Any, length: int) -> list[Any]:
-    if not isinstance(value, list | tuple) or len(value) != length:
-        raise _damaged(where, value, wanted=f"a list of {length}")
-    return list(value)
-
-
 def _check_source(where: str, source: Any) -> None:
-    if not isinstance(source, dict):
-        raise _damaged(where, source, wanted="a dict")
+    FLOW_CHECKS.mapping(where, source)
     for key in PLACE:
-        _check_number(f"{where}.{key}", source.get(key))
+        FLOW_CHECKS.integer(f"{where}.{key}", source.get(key), 0, MAX_NUMBER)
     if source.get("size", "missing") is not None:
-        _check_number(f"{where}.size", source.get("size"))
+        FLOW_CHECKS.integer(f"{where}.size", source.get("size"), 0, MAX_NUMBER)
     base = source.get("base", "missing")
     if base is None:
         return
     if not isinstance(base, dict):
-        raise _damaged(f"{where}.base", base, wanted="None or a dict")
+        raise FLOW_CHECKS.error(f"{where}.base", base, "None or a dict")
     for key in ("pass", "taken", *(("raw",) if "source" in base else ())):
-        _check_number(f"{where}.base.{key}", base.get(key))
-
-
-def _check_number(where: str, value: Any) -> None:
-    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
-        raise _damaged(where, value, wanted=f"an integer of at least 0 and at most {MAX_NUMBER}")
-
-
-def _damaged(where: str, value: Any, *, wanted: str) -> ResumeError:
-    return ResumeError(
-        f"the state's flow.{where} is {value!r:.80}, not {wanted}; load what state_dict() "
-        "returned, unchanged"
-    )
+        FLOW_CHECKS.integer(f"{where}.base.{key}", base.get(key), 0, MAX_NUMBER)

@@ -43,24 +43,12 @@ class ChosenSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
-    number: int
-    """Block number, counted over all passes."""
     passes: int
     """The pass that contains the block."""
     first: int
     """Its first element, counted over all passes."""
     rows: Int64Array
     """Sample and tokens of each element, shape (n, 2)."""
-
-    @property
-    def stop(self) -> int:
-        """One past its last element."""
-        return self.first + len(self.rows)
-
-    @property
-    def lengths(self) -> Int64Array:
-        """Tokens of each element, shape (n,)."""
-        return self.rows[:, LENGTHS]
 
 
 SAMPLES, LENGTHS = range(2)
@@ -151,17 +139,16 @@ class Passes:
         if self._is_small and count:
             return self._take_small(cursor + step * np.arange(count))
         passes, samples, lengths = np.empty((3, count), np.int64)
-        taken = ChosenSamples(passes=passes, samples=samples, lengths=lengths)
         done = 0
         while done < count:
             at = cursor + done * step
             block = self._block_at(at)
             rows = block.rows[at - block.first :: step][: count - done]
             part = slice(done, done + len(rows))
-            taken.passes[part] = block.passes
-            taken.samples[part], taken.lengths[part] = rows[:, SAMPLES], rows[:, LENGTHS]
+            passes[part] = block.passes
+            samples[part], lengths[part] = rows[:, SAMPLES], rows[:, LENGTHS]
             done += len(rows)
-        return taken
+        return ChosenSamples(passes=passes, samples=samples, lengths=lengths)
 
     def _take_small(self, cursors: Int64Array) -> ChosenSamples:
         """Return the elements at ascending cursors in small blocks, with few kernel calls."""
@@ -176,8 +163,8 @@ class Passes:
             numbers = passes[part] * self._blocks_per_pass + blocks[part]
             firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
             turns = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(part)))
-            made = self._small_blocks(passes[part][firsts], blocks[part][firsts])
-            rows[part] = made[turns, places[part]]
+            shuffled = self._small_blocks(passes[part][firsts], blocks[part][firsts])
+            rows[part] = shuffled[turns, places[part]]
         return ChosenSamples(passes=passes, samples=rows[:, SAMPLES], lengths=rows[:, LENGTHS])
 
     def _small_blocks(self, passes: Int64Array, blocks: Int64Array) -> Int64Array:
@@ -185,8 +172,8 @@ class Passes:
         part_keys = block_keys = NO_KEYS
         if self.num_samples <= MAX_SMALL:
             if self._stored is None:
-                self._stored = self._rows_of(self._extents)
-            stored, own = self._stored, blocks
+                self._stored = self._fill(None, self._extents)
+            stored, in_stored = self._stored, blocks
             stops = np.cumsum(self._extents.counts)
             if self._seed >= 0 and len(stops) > 1:
                 part_keys = random_keys(
@@ -194,27 +181,18 @@ class Passes:
                 )
         else:
             begin, end = (int(block) * self._block_size for block in (blocks[0], blocks[-1] + 1))
-            stored = self._rows_of(self._order_of(int(passes[0])).between(begin, end))
-            own, stops = blocks - blocks[0], np.array([len(stored)])
+            stored = self._fill(None, self._order_of(int(passes[0])).between(begin, end))
+            in_stored, stops = blocks - blocks[0], np.array([len(stored)])
         if self._seed >= 0 and self._block_size > 1:
             both = zip(passes.tolist(), blocks.tolist(), strict=True)
             ends = (f"{number}, {block}" for number, block in both)
             block_keys = random_keys(ends, self._seed, "block", *self._place)
-        return shuffle_blocks(own, stored, stops, part_keys, block_keys, self._block_size)
-
-    def _rows_of(self, extents: Extents) -> Int64Array:
-        rows = np.empty((extents.num_samples, 2), np.int64)
-        self._fill(rows, extents)
-        return rows
+        return shuffle_blocks(in_stored, stored, stops, part_keys, block_keys, self._block_size)
 
     def put(self, cursor: int, rows: Int64Array, places: Int64Array, number: int) -> None:
-        """Write elements `cursor`, `cursor` + 1, ... to rows of (stream, pass, sample, tokens).
+        """Write elements `cursor`, `cursor` + 1, ... to `places` in `rows`, shape (n, 4).
 
-        Args:
-            cursor: The first element.
-            rows: The output, shape (n, 4).
-            places: Row index of each element.
-            number: Stream number to write.
+        A row is (stream, pass, sample, tokens); `number` is the stream's.
         """
         if self._is_small and len(places):
             taken = self.take(cursor, len(places))
@@ -223,14 +201,16 @@ class Passes:
             return
         while len(places):
             block = self._block_at(cursor)
-            here = places[: block.stop - cursor]
-            _put_rows(rows, here, block.rows, cursor - block.first, number, block.passes)
-            places = places[len(here) :]
-            cursor += len(here)
+            begin = cursor - block.first
+            in_block = places[: len(block.rows) - begin]
+            _put_rows(rows, in_block, block.rows, begin, number, block.passes)
+            places = places[len(in_block) :]
+            cursor += len(in_block)
 
     def block_of(self, cursor: int) -> int:
         """Return the number of the block that holds an element, counted over all passes."""
-        return self._place_of(cursor)[0]
+        passes, inside = divmod(cursor, self.num_samples)
+        return passes * self._blocks_per_pass + inside // self._block_size
 
     def shards_in(self, number: int) -> Int64Array:
         """Return the shards of a block in the order in which the block reads them, shape (n,)."""
@@ -255,13 +235,10 @@ class Passes:
         return int(min(inside + 2 * num_bytes.max(), num_bytes.sum()))
 
     def find_tokens(self, tokens: int) -> tuple[int, int]:
-        """Find the first element that starts at or after `tokens` tokens of the sequence.
+        """Return the first element that starts at or after `tokens`, and the tokens before it.
 
         Loads the lengths of the block that contains it, and of shards that are cut. Without
         `shard_tokens` it also loads the lengths of everything before, or of a whole pass.
-
-        Returns:
-            The element's cursor, and the tokens before it.
         """
         if tokens <= 0:
             return 0, 0
@@ -271,7 +248,7 @@ class Passes:
                 return cursor, before
         in_pass = self.tokens_in_pass()
         if not in_pass:
-            return 0, 0  # all samples count 0 tokens, so there is no such element
+            return 0, 0  # all samples count 0 tokens, so none starts there
         # Zero-token samples at the end of a pass belong to that pass, not to the next one.
         passes, rest = divmod(tokens - 1, in_pass)
         cursor, before = self._find_in_pass(passes, rest + 1)
@@ -322,19 +299,14 @@ class Passes:
 
     def tokens_between(self, first: int, last: int) -> int:
         """Return the tokens of elements [first, last). Whole passes use the pass total."""
-        whole = max(last // self.num_samples - -(-first // self.num_samples), 0)
-        if whole:
-            tokens = whole * self.tokens_in_pass()
-            head_stop = -(-first // self.num_samples) * self.num_samples
-            tail_start = last // self.num_samples * self.num_samples
-            return (
-                tokens
-                + self.tokens_between(first, head_stop)
-                + self.tokens_between(tail_start, last)
-            )
         tokens = 0
         while first < last:
             passes, inside = divmod(first, self.num_samples)
+            if not inside and last - first >= self.num_samples:
+                num_passes = (last - first) // self.num_samples
+                tokens += num_passes * self.tokens_in_pass()
+                first += num_passes * self.num_samples
+                continue
             start = inside // self._block_size * self._block_size
             end = min(inside + last - first, self.num_samples)
             # Whole blocks are sums over parts of shards, so their order is irrelevant.
@@ -349,19 +321,30 @@ class Passes:
             first += stop - inside
         return tokens
 
-    def _place_of(self, cursor: int) -> tuple[int, int, int]:
-        """Return the number of the block that holds an element, its first element, and its size."""
-        passes, inside = divmod(cursor, self.num_samples)
-        block = inside // self._block_size
-        start = block * self._block_size
-        size = min(self._block_size, self.num_samples - start)
-        return passes * self._blocks_per_pass + block, passes * self.num_samples + start, size
-
     def _block_at(self, cursor: int) -> _Block:
+        """Return the block that holds an element. The next call may overwrite its rows."""
         block = self._block
-        if block is not None and block.first <= cursor < block.stop:
+        if block is not None and block.first <= cursor < block.first + len(block.rows):
             return block
-        return self._load(self._place_of(cursor)[0])
+        number = self.block_of(cursor)
+        extents = self._extents_of(number)
+        passes, block_of_pass = divmod(number, self._blocks_per_pass)
+        length = extents.num_samples
+        if self._room is None:
+            self._room = np.empty((self._block_size, 2), np.int64)
+        rows = self._room[:length]
+        # The buffer is overwritten here: callers only ever get copies of a block's rows.
+        self._block = None
+        if self._seed < 0:
+            self._fill(rows, extents)
+        else:
+            scratch = _scratch(self._block_size)
+            self._fill(scratch.rows[:length], extents)
+            place = ("block", *self._place, passes, block_of_pass)
+            shuffle_rows(length, scratch, rows, self._seed, *place)
+        first = passes * self.num_samples + block_of_pass * self._block_size
+        self._block = _Block(passes=passes, first=first, rows=rows)
+        return self._block
 
     def _extents_of(self, number: int) -> Extents:
         passes, block = divmod(number, self._blocks_per_pass)
@@ -390,7 +373,7 @@ class Passes:
             sizes = self._first_sample[extents.shards + 1] - self._first_sample[extents.shards]
             unknown = np.flatnonzero(extents.counts < sizes)
         lengths = self._lengths_in(extents.take(unknown))
-        tokens[unknown] = [int(self._weigh(own).sum()) for own in lengths]
+        tokens[unknown] = [int(self._weigh(of_part).sum()) for of_part in lengths]
         return tokens
 
     def _lengths_in(self, extents: Extents) -> Iterator[Int64Array]:
@@ -401,33 +384,10 @@ class Passes:
             lengths = self._lengths_of(shard)[first : first + count]
             yield lengths.astype(np.int64, copy=False)
 
-    def _tokens_in_block(self, number: int) -> int:
-        return self._tokens_in(self._extents_of(number))
-
-    def _load(self, number: int) -> _Block:
-        if self._block is not None and self._block.number == number:
-            return self._block
-        extents = self._extents_of(number)
-        passes, block = divmod(number, self._blocks_per_pass)
-        length = extents.num_samples
-        if self._room is None:
-            self._room = np.empty((self._block_size, 2), np.int64)
-        rows = self._room[:length]
-        # The buffer is overwritten here: callers only ever get copies of a block's rows.
-        self._block = None
-        if self._seed < 0:
-            self._fill(rows, extents)
-        else:
-            scratch = _scratch(self._block_size)
-            self._fill(scratch.rows[:length], extents)
-            place = ("block", *self._place, passes, block)
-            shuffle_rows(length, scratch, rows, self._seed, *place)
-        first = passes * self.num_samples + block * self._block_size
-        self._block = _Block(number=number, passes=passes, first=first, rows=rows)
-        return self._block
-
-    def _fill(self, rows: Int64Array, extents: Extents) -> None:
-        """Write sample and tokens of each element, in the order of the extents."""
+    def _fill(self, rows: Int64Array | None, extents: Extents) -> Int64Array:
+        """Return sample and tokens of each element, in the order of the extents, in `rows`."""
+        if rows is None:
+            rows = np.empty((extents.num_samples, 2), np.int64)
         starts = self._first_sample[extents.shards] + extents.firsts
         at = 0
         for start, lengths in zip(starts.tolist(), self._lengths_in(extents), strict=True):
@@ -435,3 +395,4 @@ class Passes:
             rows[at:end, SAMPLES] = np.arange(start, start + len(lengths))
             rows[at:end, LENGTHS] = lengths
             at = end
+        return rows

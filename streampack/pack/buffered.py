@@ -1,4 +1,4 @@
-"""Base classes for packers: a buffer that persists between calls, and a kernel that closes packs.
+"""Base classes for packers: limits, a buffer that persists between calls, a kernel for packs.
 
 ::
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
+from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 
+from streampack.config import Packing
 from streampack.errors import DataError, ResumeError
 from streampack.pack import kernels
-from streampack.pack.kernels import Limits, Work
+from streampack.pack.kernels import NO_LIMIT, Limits, Work
 from streampack.types import (
     LENGTH,
     NUM_COLUMNS,
@@ -33,6 +34,35 @@ from streampack.types import (
     State,
     no_segments,
 )
+
+WINDOW_TOKENS = 8192
+TOLERANCE = 1000  # a gap of at most 1 / TOLERANCE of a pack is acceptable ...
+PATIENCE = 16  # ... if this many more looks find nothing better
+
+
+def limits_of(packing: Packing) -> Limits:
+    """Return the limits of a packing in tokens and segments.
+
+    >>> limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap
+    81
+    """
+    size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
+    # Exact decimal arithmetic: 0.29 of 100 tokens is 29, not 28.999...
+    gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
+    return Limits(
+        max_seq_len=size,
+        buffer_tokens=packing.buffer_limit,
+        buffer_samples=packing.buffer_samples,
+        window=min(size, WINDOW_TOKENS),
+        tolerance=size // TOLERANCE,
+        patience=PATIENCE,
+        split_gap=gap,
+        # The padding in a segment's room may make the last piece of a sample this much shorter.
+        min_fragment=packing.least_fragment + multiple - 1,
+        guard=packing.guard or NO_LIMIT,
+        max_samples=packing.max_samples_per_pack or NO_LIMIT,
+        multiple=multiple,
+    )
 
 
 class BufferedPacker(ABC):
@@ -86,10 +116,22 @@ class BufferedPacker(ABC):
         """
         if not len(segments):
             return Packs.none()
-        misfit = self._misfit(segments)
-        if misfit:
+        if misfit := self._misfit(segments):
             raise DataError(f"{misfit}: pass samples through fit_samples first")
         return self._pack(segments, final=False)
+
+    def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
+        """Add segments one after another until `num_packs` packs are complete.
+
+        Returns:
+            The packs, and the number of segments that were added.
+        """
+        packs: list[Packs] = []
+        num_added = 0
+        while num_added < len(segments) and sum(map(len, packs)) < num_packs:
+            packs.append(self.add(segments[num_added : num_added + 1]))
+            num_added += 1
+        return Packs.join(packs), num_added
 
     def flush(self) -> Packs:
         """Pack the whole buffer and leave it empty."""
@@ -102,7 +144,7 @@ class BufferedPacker(ABC):
             "buffered": self._buffered.tolist(),
             "high_water": list(self._high_water),
         }
-        if self._limits.guard < kernels.NO_LIMIT:
+        if self._limits.guard < NO_LIMIT:
             state["waited"] = self._waited.tolist()
         return state
 
@@ -112,29 +154,31 @@ class BufferedPacker(ABC):
         Raises:
             ResumeError: If the state is of another method, or does not fit this buffer.
         """
-        if state.get("method") != self._method:
-            raise ResumeError(
-                f"the state is of packing method {state.get('method')!r}, this packer is "
-                f"{self._method!r}; resume with the packing that was saved"
-            )
-        buffered = np.array(state["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
-        limits = self._limits
-        num_tokens = int(rooms(buffered, limits.multiple)[:, LENGTH].sum())
-        if num_tokens > limits.buffer_tokens or len(buffered) > limits.buffer_samples:
-            raise ResumeError(
-                f"the state buffers {num_tokens} tokens in {len(buffered)} samples, more than "
-                f"buffer_tokens={limits.buffer_tokens} or buffer_samples={limits.buffer_samples}; "
-                "resume with the packing that was saved"
-            )
-        misfit = self._misfit(buffered)
-        if misfit:
-            raise ResumeError(f"the state buffers {misfit}; resume with the packing that was saved")
-        self._buffered = buffered
+        if state.get("method") == self._method:
+            problem = self._restore(state)
+        else:
+            method = state.get("method")
+            problem = f"is of packing method {method!r}, but this packer is {self._method!r}"
+        if problem:
+            raise ResumeError(f"the state {problem}; resume with the packing that was saved")
+
+    def _restore(self, state: State) -> str:
+        """Restore the buffer; return why the state does not fit this packer, if it does not."""
+        self._buffered = np.array(state["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
         # Without a guard, waiting times are not saved and never used.
-        waited = state.get("waited", [0] * len(buffered))
+        waited = state.get("waited", [0] * len(self._buffered))
         self._waited = np.array(waited, np.int64).reshape(-1)
         tokens, samples = state["high_water"]
         self._high_water = (int(tokens), int(samples))
+        limits, num_samples = self._limits, len(self._buffered)
+        num_tokens = int(rooms(self._buffered, limits.multiple)[:, LENGTH].sum())
+        if num_tokens > limits.buffer_tokens or num_samples > limits.buffer_samples:
+            return (
+                f"buffers {num_tokens} tokens in {num_samples} samples, more than buffer_tokens="
+                f"{limits.buffer_tokens} or buffer_samples={limits.buffer_samples}"
+            )
+        misfit = self._misfit(self._buffered)
+        return f"buffers {misfit}" if misfit else ""
 
     def _misfit(self, segments: Int64Array) -> str:
         """Describe the first segment that does not fit a pack; empty if all do."""
@@ -149,11 +193,8 @@ class BufferedPacker(ABC):
         )
 
 
-class Kernel(Protocol):
-    """Closes packs; with `final`, also those that no further segment will fill."""
-
-    def __call__(self, limits: Limits, work: Work, final: bool) -> None:
-        """Process the arrays of one call."""
+Kernel: TypeAlias = Callable[[Limits, Work, bool], None]
+"""Closes packs; if the bool is True, also those that no further segment will fill."""
 
 
 class KernelPacker(BufferedPacker):
@@ -163,10 +204,16 @@ class KernelPacker(BufferedPacker):
         super().__init__(method, limits)
         self._kernel = kernel
 
-    def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
-        return self._run(segments, partial(self._kernel, self._limits, final=final))
+    def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
+        """Add segments in one call of the kernel; see `BufferedPacker.add_until`."""
+        return self._run(segments, most_packs=num_packs)
 
-    def _run(self, segments: Int64Array, kernel: Callable[[Work], None]) -> Packs:
+    def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
+        return self._run(segments, final=final)[0]
+
+    def _run(
+        self, segments: Int64Array, *, final: bool = False, most_packs: int = NO_LIMIT
+    ) -> tuple[Packs, int]:
         multiple = self._limits.multiple
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)  # a copy: cuts modify it
         num_rows, num_buffered = len(rows), len(self._buffered)
@@ -175,21 +222,23 @@ class KernelPacker(BufferedPacker):
         pool[kernels.BORN, :num_buffered] = -self._waited
         cursor = np.empty(kernels.NUM_CURSORS + num_rows, np.int64)
         cursor[: kernels.NUM_CURSORS] = 0
+        cursor[kernels.MOST_PACKS] = most_packs
         cursor[kernels.TAIL] = cursor[kernels.NEXT] = num_buffered
         cursor[kernels.TOKENS] = rows[:num_buffered, LENGTH].sum()
         cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
         out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
-        kernel(Work(rows=rows, pool=pool, out=out, cursor=cursor))
+        self._kernel(self._limits, Work(rows=rows, pool=pool, out=out, cursor=cursor), final)
         held = pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
         self._buffered = without_padding(rows[held], multiple)
         self._waited = cursor[kernels.POOL_PACKS] - pool[kernels.BORN, held]
         self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
         ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
         # Copies, because views would keep the scratch arrays of this call alive.
-        return Packs(
+        packs = Packs(
             segments=without_padding(out[: cursor[kernels.NUM_OUT]].copy(), multiple),
             ends=ends.copy(),
         )
+        return packs, int(cursor[kernels.NEXT]) - num_buffered
 
 
 def rooms(segments: Int64Array, multiple: int) -> Int64Array:

@@ -33,7 +33,8 @@ from streampack._numba import compiled, compiled_inline, kernel_allocating
 from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
 
 HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
-NUM_CURSORS = 9
+SEEN, MOST_PACKS = 9, 10
+NUM_CURSORS = 11
 NO_LIMIT = 2**62
 ORDER, BORN, CHOSEN = range(3)  # rows of `Work.pool`
 PULLED, FULL, EMPTY = range(3)
@@ -89,12 +90,14 @@ class Work(NamedTuple):
     out: Int64Array
     """Segment rows of closed packs, shape (2n, 6): every row may be cut once."""
     cursor: Int64Array
-    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS; from
-    NUM_CURSORS on, one past the last segment of each closed pack. Shape (NUM_CURSORS + n,)."""
+    """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS. SEEN is
+    one past the last row that was looked at. No further row is examined when MOST_PACKS packs are
+    closed. From NUM_CURSORS on, one past the last segment of each closed pack. Shape
+    (NUM_CURSORS + n,)."""
 
 
 @compiled_inline
-def goes_on(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> bool:
+def continues_last(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> bool:
     """Whether a row continues the last segment of the current pack."""
     last = cursor[NUM_OUT] - 1
     num_packs = cursor[NUM_PACKS]
@@ -122,10 +125,9 @@ def emit_piece(
 ) -> None:
     """Append as `emit` does, but merge a row that continues the last segment into it.
 
-    Separate from `emit` to keep that small wherever it is inlined. Few rows start inside their
-    sample.
+    Separate from `emit`, which is inlined and must stay small. Few rows start inside a sample.
     """
-    if goes_on(rows, out, cursor, row):
+    if continues_last(rows, out, cursor, row):
         out[cursor[NUM_OUT] - 1, LENGTH] += length
     else:
         emit(rows, out, cursor, row, length)
@@ -175,6 +177,9 @@ def pull(
     """Pull one row into the pool. Full rows before it become packs of their own."""
     while cursor[NEXT] < len(rows):
         row = cursor[NEXT]
+        if cursor[NUM_PACKS] >= cursor[MOST_PACKS] and row >= cursor[SEEN]:
+            break
+        cursor[SEEN] = max(cursor[SEEN], row + 1)
         length = rows[row, LENGTH]
         if length < limits.max_seq_len:
             num_samples = cursor[TAIL] - cursor[HEAD] + 1
@@ -342,14 +347,7 @@ def search(
 ) -> int:
     """Choose segments of the pool, from place `first` on, to fill `left` tokens with few looks.
 
-    Args:
-        limits: Limits of the packs.
-        rows: See `Work`, as for `pool`, `out` and `cursor`.
-        pool: See `Work`.
-        out: See `Work`.
-        cursor: See `Work`.
-        sums: Scratch for rows of sums.
-        task: `first`, `left`, and whether no more rows will come.
+    `sums`: scratch for rows of sums; `task`: `first`, `left`, and whether no more rows will come.
 
     Returns:
         The number of places examined; WAIT if more rows are needed; TOO_SMALL if the search must be
@@ -588,7 +586,9 @@ def empty_pool(rows: Int64Array, pool: Int64Array, out: Int64Array, cursor: Int6
 def next_fit(limits: Limits, work: Work, final: bool) -> None:
     """Add rows to the open pack, which is the whole pool. Close it if a row does not fit."""
     rows, pool, out, cursor = work
-    for row in range(cursor[NEXT], len(rows)):
+    while cursor[NEXT] < len(rows) and cursor[NUM_PACKS] < cursor[MOST_PACKS]:
+        row = cursor[NEXT]
+        cursor[NEXT] += 1
         gap = limits.max_seq_len - cursor[TOKENS]
         if rows[row, LENGTH] > gap:
             empty_pool(rows, pool, out, cursor)
@@ -603,7 +603,6 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
         if cursor[TOKENS] == limits.max_seq_len or num_samples == most:
             empty_pool(rows, pool, out, cursor)
             close(cursor)
-    cursor[NEXT] = len(rows)
     if final and cursor[HEAD] < cursor[TAIL]:
         empty_pool(rows, pool, out, cursor)
         close(cursor)
@@ -684,6 +683,7 @@ def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int6
     pool = np.empty((3, num_rows), np.int64)
     cursor = np.empty(NUM_CURSORS + num_rows, np.int64)
     cursor[:NUM_CURSORS] = 0
+    cursor[MOST_PACKS] = NO_LIMIT
     for row in range(num_buffered):
         pool[ORDER, row], pool[BORN, row] = row, -waited[row]
         cursor[TOKENS] += rows[row, LENGTH]
@@ -718,7 +718,7 @@ def without_rooms(rows: Int64Array, num_rows: int) -> None:
 
 
 @kernel_allocating
-def number(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
+def number_items(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
     """Store each run of segments as an item; return the rows that represent them, shape (n, 6)."""
     counts, multiple = tiers.counts, tiers.long.limits.multiple
     numbered = np.zeros((len(ends), NUM_COLUMNS), np.int64)
@@ -738,16 +738,16 @@ def number(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
 
 
 @compiled
-def emit_items(tiers: Tiers, made: Int64Array, first: int, last: int) -> int:
+def emit_items(tiers: Tiers, packed: Int64Array, first: int, last: int) -> int:
     """Emit the segments of the items in one pack of the long tier; return the room left."""
     counts, spans = tiers.counts, tiers.spans
     room = tiers.long.limits.max_seq_len
     for row in range(first, last):
-        item = made[row, SAMPLE]
+        item = packed[row, SAMPLE]
         begin, end = spans[item, 0], spans[item, 1]
         counts[OUT] = copy_rows(tiers.items, begin, end, tiers.out, counts[OUT])
         counts[ITEM_SAMPLES] -= end - begin
-        room -= made[row, LENGTH]
+        room -= packed[row, LENGTH]
     return int(room)
 
 
@@ -766,10 +766,10 @@ def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> Non
         if len(ends) == 0:
             return
         what = ADD
-    made, cursor = run_tier(tiers.long, number(tiers, added, ends), (what, NOTHING))
+    packed, cursor = run_tier(tiers.long, number_items(tiers, added, ends), (what, NOTHING))
     first = 0
     for last in cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]:
-        room = emit_items(tiers, made, first, last)
+        room = emit_items(tiers, packed, first, last)
         if tiers.short.counts[HELD]:
             shorts, taken = run_tier(tiers.short, nothing, (FILL_ROOM, room))
             counts[OUT] = copy_rows(shorts, 0, taken[NUM_OUT], tiers.out, counts[OUT])
@@ -796,16 +796,10 @@ def collected(tiers: Tiers) -> Int64Array:
 def two_tiers(
     tiers: Tiers, segments: Int64Array, turn_tokens: int, buffer_samples: int, final: bool
 ) -> None:
-    """Add segments in arrival order; with `final`, emit rows with everything buffered.
+    """Add segment rows in arrival order; with `final`, emit rows with everything buffered.
 
+    `turn_tokens` limits the collected short segments, `buffer_samples` the segments of both tiers.
     Nesting of kernels is kept shallow: each one recompiles everything that it calls.
-
-    Args:
-        tiers: The buffers, and the output arrays.
-        segments: Segment rows, shape (n, 6).
-        turn_tokens: Maximum tokens of collected short segments.
-        buffer_samples: Hard limit on the segments in both tiers.
-        final: Whether this is the last call.
     """
     counts = tiers.counts
     short_seq_len, multiple = tiers.short.limits.max_seq_len, tiers.short.limits.multiple

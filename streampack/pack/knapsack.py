@@ -24,24 +24,16 @@ import numpy as np
 from streampack._numba import kernel_allocating
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.pack.buffered import BufferedPacker, rooms, without_padding
+from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
 from streampack.pack.kernels import NO_LIMIT
-from streampack.pack.limits import limits_of
 from streampack.types import LENGTH, Int64Array, Packs
 
 
 @kernel_allocating
 def fill_bins(lengths: Int64Array, capacity: int, max_items: int, bins: Int64Array) -> int:
-    """Fill bins one at a time, always with the longest item that fits.
+    """Fill bins one at a time, always with the longest item that fits; return their number.
 
-    Args:
-        lengths: Ascending, none over `capacity`, shape (n,).
-        capacity: Capacity of a bin.
-        max_items: Maximum items per bin.
-        bins: Receives the bin of each item, shape (n,).
-
-    Returns:
-        The number of bins.
+    `lengths` are ascending, none over `capacity`. `bins` receives the bin of each item.
     """
     # below[j]: all items in [below[j], j) are taken, so the search continues at below[j].
     below = np.arange(len(lengths) + 1)
@@ -76,11 +68,7 @@ def _bins(lengths: Int64Array, capacity: int, max_items: int) -> tuple[Int64Arra
 
 
 def greedy_knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return LLaMA-Factory's bins: lengths in descending order, no bin over `capacity`.
-
-    Args:
-        lengths: Lengths of the items, in any order. Not modified.
-        capacity: Capacity of a bin.
+    """Return LLaMA-Factory's bins of `lengths`, none over `capacity`; each is in descending order.
 
     Raises:
         DataError: If an item is negative or longer than a bin.
@@ -105,14 +93,11 @@ class KnapsackPacker(BufferedPacker):
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)
-        parts = []
-        begin = 0
-        for end in self._windows(rows[:, LENGTH]):
+        ends = [*self._windows(rows[:, LENGTH]), *([len(rows)] if final and len(rows) else [])]
+        begin, parts = 0, []
+        for end in ends:
             parts.append(self._pack_window(rows[begin:end]))
             begin = end
-        if final and begin < len(rows):
-            parts.append(self._pack_window(rows[begin:]))
-            begin = len(rows)
         packs = Packs.join(parts)
         self._buffered = without_padding(rows[begin:], multiple)
         self._waited = np.zeros(len(self._buffered), np.int64)

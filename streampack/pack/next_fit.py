@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from streampack.config import Packing
 from streampack.pack import kernels
-from streampack.pack.buffered import KernelPacker
-from streampack.pack.limits import limits_of
+from streampack.pack.buffered import KernelPacker, limits_of
 
 
 def next_fit(packing: Packing) -> KernelPacker:

@@ -26,10 +26,8 @@ import numpy as np
 
 from streampack._numba import compiled
 from streampack.config import Packing
-from streampack.errors import ResumeError
-from streampack.pack.buffered import BufferedPacker, rooms, without_padding
+from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
 from streampack.pack.kernels import Limits
-from streampack.pack.limits import limits_of
 from streampack.types import LENGTH, START, Int64Array, Packs, State
 
 # Columns of an open pack, columns of a piece, and indices of the counters.
@@ -39,7 +37,7 @@ NUM_OPEN, NUM_PIECES, NUM_SERIALS, NUM_CLOSED, POOL_PACKS = range(5)
 HELD_TOKENS, HELD_SAMPLES, HIGH_TOKENS, HIGH_SAMPLES, NUM_COUNTERS = range(5, 10)
 
 
-class Desk(NamedTuple):
+class Work(NamedTuple):
     """The arrays of one call."""
 
     open: Int64Array
@@ -53,81 +51,81 @@ class Desk(NamedTuple):
 
 
 @compiled
-def put_piece(desk: Desk, row: int, offset: int, length: int, owner: int) -> None:
+def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> None:
     """Record that a piece of a row lies in a pack."""
-    piece = desk.pieces[desk.counters[NUM_PIECES]]
+    piece = work.pieces[work.counters[NUM_PIECES]]
     piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
-    desk.counters[NUM_PIECES] += 1
+    work.counters[NUM_PIECES] += 1
 
 
 @compiled
-def close_slot(limits: Limits, desk: Desk, slot: int) -> None:
+def close_slot(limits: Limits, work: Work, slot: int) -> None:
     """Close an open pack and assign its number. Later open packs move up."""
-    counters = desk.counters
-    pack = desk.open[slot]
-    desk.closed[pack[SERIAL]] = counters[NUM_CLOSED]
+    counters = work.counters
+    pack = work.open[slot]
+    work.closed[pack[SERIAL]] = counters[NUM_CLOSED]
     counters[HELD_TOKENS] -= limits.max_seq_len - pack[FREE]
     counters[HELD_SAMPLES] -= pack[COUNT]
     counters[NUM_CLOSED] += 1
     counters[POOL_PACKS] += 1
     counters[NUM_OPEN] -= 1
     for place in range(slot, counters[NUM_OPEN]):
-        for column in range(desk.open.shape[1]):
-            desk.open[place, column] = desk.open[place + 1, column]
+        for column in range(work.open.shape[1]):
+            work.open[place, column] = work.open[place + 1, column]
 
 
 @compiled
-def close_waiting(limits: Limits, desk: Desk) -> None:
+def close_waiting(limits: Limits, work: Work) -> None:
     """Close the packs that have seen `guard` packs close since they were opened."""
-    counters = desk.counters
+    counters = work.counters
     while counters[NUM_OPEN] > 0:
-        if counters[POOL_PACKS] - desk.open[0, BORN] < limits.guard:
+        if counters[POOL_PACKS] - work.open[0, BORN] < limits.guard:
             return
-        close_slot(limits, desk, 0)
+        close_slot(limits, work, 0)
 
 
 @compiled
-def find_slot(desk: Desk, length: int, fullest: bool) -> int:
+def find_slot(work: Work, length: int, fullest: bool) -> int:
     """Return the fullest or the oldest open pack with room for a piece, or -1."""
-    found = -1
-    for slot in range(desk.counters[NUM_OPEN]):
-        free = desk.open[slot, FREE]
-        if free >= length and (found < 0 or free < desk.open[found, FREE]):
-            found = slot
+    best = -1
+    for slot in range(work.counters[NUM_OPEN]):
+        free = work.open[slot, FREE]
+        if free >= length and (best < 0 or free < work.open[best, FREE]):
+            best = slot
             if not fullest:
                 break
-    return found
+    return best
 
 
 @compiled
-def cut_into(limits: Limits, desk: Desk, slot: int, row: int, offset: int, length: int) -> int:
+def cut_into(limits: Limits, work: Work, slot: int, row: int, offset: int, length: int) -> int:
     """Fill a pack that is about to close with the head of a row; return the tokens taken."""
-    gap = desk.open[slot, FREE]
+    gap = work.open[slot, FREE]
     taken = min(gap, length - limits.min_fragment)
     taken -= taken % limits.multiple
     if gap <= limits.split_gap or length <= gap or taken < limits.min_fragment:
         return 0
-    put_piece(desk, row, offset, taken, desk.open[slot, SERIAL])
+    put_piece(work, row, offset, taken, work.open[slot, SERIAL])
     return int(taken)
 
 
 @compiled
-def new_serial(desk: Desk) -> int:
+def new_serial(work: Work) -> int:
     """Return a serial for a new pack, marked as open."""
-    serial = desk.counters[NUM_SERIALS]
-    desk.counters[NUM_SERIALS] += 1
-    desk.closed[serial] = -1
+    serial = work.counters[NUM_SERIALS]
+    work.counters[NUM_SERIALS] += 1
+    work.closed[serial] = -1
     return int(serial)
 
 
 @compiled
-def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) -> None:
+def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) -> None:
     """Place a row that is shorter than a pack, and close packs as necessary."""
-    counters = desk.counters
+    counters = work.counters
     offset = 0
     while True:
-        slot = find_slot(desk, length, fullest)
-        has_room = slot >= 0 or counters[NUM_OPEN] < len(desk.open)
+        slot = find_slot(work, length, fullest)
+        has_room = slot >= 0 or counters[NUM_OPEN] < len(work.open)
         is_bound_kept = (
             counters[HELD_TOKENS] + length <= limits.buffer_tokens
             and counters[HELD_SAMPLES] < limits.buffer_samples
@@ -135,20 +133,20 @@ def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) ->
         if has_room and is_bound_kept:
             break
         # Every pack has room for 0 tokens, so this finds the fullest or the oldest.
-        victim = find_slot(desk, 0, fullest)
-        taken = cut_into(limits, desk, victim, row, offset, length)
+        victim = find_slot(work, 0, fullest)
+        taken = cut_into(limits, work, victim, row, offset, length)
         offset += taken
         length -= taken
-        close_slot(limits, desk, victim)
-        close_waiting(limits, desk)
+        close_slot(limits, work, victim)
+        close_waiting(limits, work)
     if slot < 0:
         slot = counters[NUM_OPEN]
-        pack = desk.open[slot]
+        pack = work.open[slot]
         pack[FREE], pack[COUNT] = limits.max_seq_len, 0
-        pack[SERIAL], pack[BORN] = new_serial(desk), counters[POOL_PACKS]
+        pack[SERIAL], pack[BORN] = new_serial(work), counters[POOL_PACKS]
         counters[NUM_OPEN] += 1
-    pack = desk.open[slot]
-    put_piece(desk, row, offset, length, pack[SERIAL])
+    pack = work.open[slot]
+    put_piece(work, row, offset, length, pack[SERIAL])
     pack[FREE] -= length
     pack[COUNT] += 1
     counters[HELD_TOKENS] += length
@@ -156,32 +154,27 @@ def put_row(limits: Limits, desk: Desk, row: int, length: int, fullest: bool) ->
     counters[HIGH_TOKENS] = max(counters[HIGH_TOKENS], counters[HELD_TOKENS])
     counters[HIGH_SAMPLES] = max(counters[HIGH_SAMPLES], counters[HELD_SAMPLES])
     if pack[FREE] == 0 or pack[COUNT] == limits.max_samples:
-        close_slot(limits, desk, slot)
-        close_waiting(limits, desk)
+        close_slot(limits, work, slot)
+        close_waiting(limits, work)
 
 
 @compiled
-def fit_rows(limits: Limits, desk: Desk, lengths: Int64Array, fullest: bool, final: bool) -> None:
-    """Place rows into packs. A full row becomes a pack of its own.
+def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, final: bool) -> None:
+    """Place rows of these lengths into packs, those of open packs first.
 
-    Args:
-        limits: Limits of the packs.
-        desk: The open packs and their contents.
-        lengths: Tokens of each row, shape (n,). Rows that already lie in an open pack come first.
-        fullest: True for best fit, False for first fit.
-        final: Whether to close all packs at the end.
+    A full row becomes a pack by itself. `fullest`: best fit, not first fit; `final`: close all.
     """
-    counters = desk.counters
+    counters = work.counters
     for row in range(counters[NUM_PIECES], len(lengths)):
         if lengths[row] < limits.max_seq_len:
-            put_row(limits, desk, row, lengths[row], fullest)
+            put_row(limits, work, row, lengths[row], fullest)
         else:
-            serial = new_serial(desk)
-            put_piece(desk, row, 0, lengths[row], serial)
-            desk.closed[serial] = counters[NUM_CLOSED]
+            serial = new_serial(work)
+            put_piece(work, row, 0, lengths[row], serial)
+            work.closed[serial] = counters[NUM_CLOSED]
             counters[NUM_CLOSED] += 1
     while final and counters[NUM_OPEN] > 0:
-        close_slot(limits, desk, 0)
+        close_slot(limits, work, 0)
 
 
 class OpenPacksPacker(BufferedPacker):
@@ -196,36 +189,31 @@ class OpenPacksPacker(BufferedPacker):
         """Return the buffer, and its division into open packs."""
         return {**super().state_dict(), "packs": self._sizes.tolist()}
 
-    def load_state_dict(self, state: State) -> None:
-        """Resume from the state of a packer with the same packing.
-
-        Raises:
-            ResumeError: If the state is of another method, or does not fit the open packs.
-        """
-        super().load_state_dict(state)
+    def _restore(self, state: State) -> str:
+        if problem := super()._restore(state):
+            return problem
         sizes = np.array(state["packs"], np.int64).reshape(-1)
+        self._sizes = sizes
         self._waited = np.array(state.get("waited", 0 * sizes), np.int64).reshape(len(sizes))
         is_partition = sizes.sum() == len(self._buffered) and sizes.min(initial=1) > 0
-        fits = (
-            len(sizes) <= self._num_open and is_partition and self._free(sizes).min(initial=0) >= 0
+        if is_partition and len(sizes) <= self._num_open and self._free().min(initial=0) >= 0:
+            return ""
+        return (
+            f"holds {len(sizes)} open packs of {sizes.tolist()} samples, which are not "
+            f"{len(self._buffered)} samples in at most open_packs={self._num_open} of "
+            f"max_seq_len={self._limits.max_seq_len}"
         )
-        if not fits:
-            raise ResumeError(
-                f"the state holds {len(sizes)} open packs of {sizes.tolist()} samples, which are "
-                f"not {len(self._buffered)} samples in at most open_packs={self._num_open} of "
-                f"max_seq_len={self._limits.max_seq_len}; resume with the packing that was saved"
-            )
-        self._sizes = sizes
 
-    def _free(self, sizes: Int64Array) -> Int64Array:
+    def _free(self) -> Int64Array:
+        """Return the free tokens of each open pack."""
         taken = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
-        ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(sizes))]
+        ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(self._sizes))]
         return self._limits.max_seq_len - np.diff(ends)
 
-    def _desk(self, num_rows: int) -> Desk:
+    def _work(self, num_rows: int) -> Work:
         sizes, num_held = self._sizes, len(self._buffered)
         packs = np.zeros((self._num_open, 4), np.int64)
-        packs[: len(sizes), FREE] = self._free(sizes)
+        packs[: len(sizes), FREE] = self._free()
         packs[: len(sizes), COUNT] = sizes
         packs[: len(sizes), SERIAL] = np.arange(len(sizes))
         packs[: len(sizes), BORN] = -self._waited
@@ -240,34 +228,34 @@ class OpenPacksPacker(BufferedPacker):
         counters[HELD_TOKENS] = self.num_buffered_tokens
         counters[HIGH_TOKENS], counters[HIGH_SAMPLES] = self._high_water
         closed = np.full(len(sizes) + num_rows, -1)
-        return Desk(open=packs, pieces=pieces, closed=closed, counters=counters)
+        return Work(open=packs, pieces=pieces, closed=closed, counters=counters)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)
-        desk = self._desk(len(rows))
-        fit_rows(self._limits, desk, rows[:, LENGTH].copy(), self._method == "best_fit", final)
-        counters = desk.counters
-        pieces = desk.pieces[: counters[NUM_PIECES]]
+        work = self._work(len(rows))
+        fit_rows(self._limits, work, rows[:, LENGTH].copy(), self._method == "best_fit", final)
+        counters = work.counters
+        pieces = work.pieces[: counters[NUM_PIECES]]
         placed = rows[pieces[:, ROW]]
         placed[:, START] += pieces[:, OFFSET]
         placed[:, LENGTH] = pieces[:, TOKENS]
         placed = without_padding(placed, multiple)
         # Pieces are in arrival order, and a stable sort by pack keeps it within each pack.
-        number = desk.closed[pieces[:, OWNER]]
+        number = work.closed[pieces[:, OWNER]]
         is_open = number < 0
         order = np.argsort(number[~is_open], kind="stable")
         sizes = np.bincount(number[~is_open], minlength=counters[NUM_CLOSED])
-        self._keep(placed[is_open], pieces[is_open, OWNER], desk)
+        self._keep(placed[is_open], pieces[is_open, OWNER], work)
         return Packs(segments=placed[~is_open][order], ends=np.cumsum(sizes))
 
-    def _keep(self, segments: Int64Array, owners: Int64Array, desk: Desk) -> None:
-        packs = desk.open[: desk.counters[NUM_OPEN]]
+    def _keep(self, segments: Int64Array, owners: Int64Array, work: Work) -> None:
+        packs = work.open[: work.counters[NUM_OPEN]]
         # Serials are assigned in the order in which packs open, which is also that of `packs`.
         self._buffered = segments[np.argsort(owners, kind="stable")]
         self._sizes = packs[:, COUNT].copy()
-        self._waited = desk.counters[POOL_PACKS] - packs[:, BORN]
-        high = desk.counters[[HIGH_TOKENS, HIGH_SAMPLES]]
+        self._waited = work.counters[POOL_PACKS] - packs[:, BORN]
+        high = work.counters[[HIGH_TOKENS, HIGH_SAMPLES]]
         self._high_water = (int(high[0]), int(high[1]))
 
 

@@ -62,22 +62,10 @@ def _write(samples: Int64Array, max_seq_len: int, splits: bool, out: Int64Array)
             start += max_seq_len
 
 
-@compiled
-def _count_long(samples: Int64Array, max_seq_len: int, counts: Int64Array) -> None:
-    for row in range(len(samples)):
-        counts[samples[row, STREAM]] += samples[row, TOKENS] > max_seq_len
-
-
 def fit_samples(
     samples: Int64Array, max_seq_len: int, overflow: str, names: Sequence[str]
 ) -> Int64Array:
-    """Convert samples to segments that fit a pack.
-
-    Args:
-        samples: Rows of stream, pass, sample and length in tokens, shape (n, 4).
-        max_seq_len: Tokens per pack.
-        overflow: The rule for longer samples: split, truncate, drop or error.
-        names: Names of the streams, for errors.
+    """Convert rows of stream, pass, sample and length to segments that fit a pack.
 
     Returns:
         Segment rows in the same order, shape (m, 6).
@@ -93,13 +81,12 @@ def fit_samples(
     num_empty, num_long, num_pieces = _count(samples, max_seq_len)
     if num_empty:
         empty = samples[int(samples[:, TOKENS].argmin())]
-        raise _error(empty, names, "has no tokens; rewrite the stream")
+        raise DataError(f"{_named(empty, names)} has no tokens; rewrite the stream")
     if num_long and overflow == "error":
-        raise _error(
-            samples[int((samples[:, TOKENS] > max_seq_len).argmax())],
-            names,
-            f"does not fit max_seq_len={max_seq_len}; "
-            "set overflow to split, truncate or drop, or raise max_seq_len",
+        long = samples[int((samples[:, TOKENS] > max_seq_len).argmax())]
+        raise DataError(
+            f"{_named(long, names)} does not fit max_seq_len={max_seq_len}; "
+            "set overflow to split, truncate or drop, or raise max_seq_len"
         )
     splits = overflow == "split"
     if num_long and overflow == "drop":
@@ -115,14 +102,12 @@ def count_long(samples: Int64Array, max_seq_len: int, num_streams: int) -> Int64
     >>> count_long(np.array([[1, 0, 7, 5], [1, 0, 8, 4]]), 4, 2).tolist()
     [0, 1]
     """
-    counts = np.zeros(num_streams, np.int64)
-    _count_long(samples, max_seq_len, counts)
-    return counts
+    is_long = samples[:, TOKENS] > max_seq_len
+    return np.bincount(samples[is_long, STREAM], minlength=num_streams)
 
 
-def _error(sample: Int64Array, names: Sequence[str], what: str) -> DataError:
+def _named(sample: Int64Array, names: Sequence[str]) -> str:
     name = names[int(sample[STREAM])]
-    return DataError(
-        f"stream {name!r}, sample {sample[SAMPLE]} of {sample[TOKENS]} tokens (pass "
-        f"{sample[PASS]}) {what}"
+    return (
+        f"stream {name!r}, sample {sample[SAMPLE]} of {sample[TOKENS]} tokens (pass {sample[PASS]})"
     )

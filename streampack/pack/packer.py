@@ -38,6 +38,12 @@ class Packer(Protocol):
     def add(self, segments: Int64Array) -> Packs:
         """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
 
+    def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
+        """Add segments until `num_packs` packs are complete; return them and how many were added.
+
+        The state is as if each segment had been added by a call of its own.
+        """
+
     def flush(self) -> Packs:
         """Pack the whole buffer and leave it empty."""
 

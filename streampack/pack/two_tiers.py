@@ -23,11 +23,9 @@ from __future__ import annotations
 import numpy as np
 
 from streampack.config import BUFFER_PACKS, Packing
-from streampack.errors import ResumeError
 from streampack.pack import kernels
-from streampack.pack.buffered import BufferedPacker, KernelPacker, rooms
+from streampack.pack.buffered import TOLERANCE, BufferedPacker, KernelPacker, limits_of, rooms
 from streampack.pack.kernels import NO_LIMIT, Limits, Tier, Tiers
-from streampack.pack.limits import TOLERANCE, limits_of
 from streampack.types import (
     LENGTH,
     NUM_COLUMNS,
@@ -123,32 +121,28 @@ class TwoTiersPacker(BufferedPacker):
             "high_water_long": self._long.high_water_tokens,
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Resume from the state of a packer with the same packing.
-
-        Raises:
-            ResumeError: If the state is of another method, or does not fit this buffer.
-        """
-        super().load_state_dict(state)
+    def _restore(self, state: State) -> str:
+        if problem := super()._restore(state):
+            return problem
         longest = int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].max(initial=0))
         if longest > self._short_seq_len:
-            raise ResumeError(
-                f"the state collects a segment of {longest} tokens for short packs, but "
-                f"short_seq_len={self._short_seq_len}; resume with the packing that was saved"
+            return (
+                f"collects a segment of {longest} tokens for short packs, but short_seq_len="
+                f"{self._short_seq_len}"
             )
         self._short.load_state_dict(state["short"])
-        items = [np.array(item, np.int64).reshape(-1, NUM_COLUMNS) for item in state["items"]]
-        self._items = items
-        rows = _numbered(items, self._limits.multiple).tolist()
-        high_water = [state["high_water_long"], len(items)]
+        self._items = [np.array(item, np.int64).reshape(-1, NUM_COLUMNS) for item in state["items"]]
+        rows = _numbered(self._items, self._limits.multiple).tolist()
+        high_water = [state["high_water_long"], len(rows)]
         self._long.load_state_dict(
             {"method": "exact_fit", "buffered": rows, "high_water": high_water}
         )
         if self.num_buffered_samples > self._limits.buffer_samples:
-            raise ResumeError(
-                f"the state buffers {self.num_buffered_samples} samples, more than buffer_samples="
-                f"{self._limits.buffer_samples}; resume with the packing that was saved"
+            return (
+                f"buffers {self.num_buffered_samples} samples, more than buffer_samples="
+                f"{self._limits.buffer_samples}"
             )
+        return ""
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         num_rows = self.num_buffered_samples + len(segments)

@@ -33,11 +33,11 @@ def _count_column(
     recipe: Recipe, epoch: int, lane: int, column: int, stop: Event | None = None
 ) -> int:
     """Plan one column to the epoch's end, or until `stop` is set, and return its packs."""
-    planner = PackQueue(recipe, lane, column, epoch)
-    while not planner.is_complete and not (stop and stop.is_set()):
-        planner.extend()
-        planner.release(planner.num_known)
-    return planner.num_known
+    queue = PackQueue(recipe, lane, column, epoch)
+    while not queue.is_complete and not (stop and stop.is_set()):
+        queue.extend()
+        queue.release(queue.num_known)
+    return queue.num_known
 
 
 def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
@@ -64,7 +64,7 @@ class _LeastPacks:
         self._recipe = recipe
         self._epoch = epoch
         self._lane = lane
-        self._numbers = range(len(recipe.streams)) if recipe.is_mixed else [column]
+        self._numbers = recipe.streams_in(column)
         self._num_looked: int | None = None  # samples of each stream whose lengths are counted
         self._tokens = 0
         self.num_packs = 0
@@ -89,12 +89,7 @@ class _LeastPacks:
 
 
 class LaneEndFinder:
-    """Finds the ends of columns in lanes planned by other processes.
-
-    Args:
-        recipe: Determines the sequence.
-        epoch: The epoch.
-    """
+    """Finds the ends of columns in lanes planned by other processes."""
 
     def __init__(self, recipe: Recipe, epoch: int) -> None:
         self._recipe = recipe
@@ -106,8 +101,8 @@ class LaneEndFinder:
         self._is_finding = False
         self._closed = Event()
 
-    def learn(self, lane: int, column: int) -> tuple[int, bool]:
-        """Refine what is known of a column. Return its packs, and whether that count is exact."""
+    def refine(self, lane: int, column: int) -> tuple[int, bool]:
+        """Refine the bound of a column. Return its packs, and whether that count is exact."""
         least = self._least.get((lane, column))
         if least is None:
             least = _LeastPacks(self._recipe, self._epoch, lane, column)

@@ -1,17 +1,23 @@
-"""The packs of one column of a lane, planned one chunk of samples at a time.
+"""The packs of one column of a lane, planned one window at a time.
 
 ::
 
-    column 0   arrivals -> overflow -> packer -> [ pack 7 | pack 8 | pack 9 ]   not yet released
-    column 1   arrivals -> overflow -> packer -> [ pack 3 | pack 4 ]
-                                                  ^ a snapshot lies where a chunk began
+    column 0   arrivals -> overflow -> packer -> a b c d -> shuffle -> [ c | a | d | b ]
+    column 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
+                                                                       ^ a snapshot lies where a
+                                                                         window begins
+
+The pieces of a long sample leave the packer one after the other. So that a batch holds pieces of
+many samples, the packs of a window are shuffled. A window has the packs or the samples of
+`Recipe.window`, rounded up to whole chunks of samples; a smaller one is a part of a chunk. Its
+order depends only on the seed, the lane, the column and its first pack.
 
 A lane has one column if packs mix streams, otherwise one per stream. Packs are addressed by their
 number in the column. Packs planned ahead are therefore never lost, and planning a column again
 gives the same packs.
 
-Cost: about 0.2-0.4 us a sample. Memory: a chunk of segments (48 bytes each), the packer's buffer,
-and one shuffle block of each stream: 16 bytes per sample, by default at most 262,144 samples.
+Cost: about 0.2-0.4 us a sample. Memory: two windows of segments (48 bytes each), the packer's
+buffer, and one shuffle block of each stream: 16 bytes per sample, by default at most 262,144.
 """
 
 from __future__ import annotations
@@ -19,29 +25,55 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+from streampack._numba import kernel_holding_gil
 from streampack.errors import DataError, ResumeError
 from streampack.pack import count_long, fit_samples, make_packer
 from streampack.plan.recipe import Recipe
-from streampack.plan.sample_order import Blocks, make_arrivals
+from streampack.plan.sample_order import Blocks, make_sample_sequence
 from streampack.plan.slots import ENDLESS
-from streampack.types import Int64Array, Packs, State
+from streampack.rng import permutation
+from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
+
+
+@kernel_holding_gil
+def copy_packs(
+    segments: Int64Array, begins: Int64Array, sizes: Int64Array, starts: Int64Array, out: Int64Array
+) -> None:
+    """Copy `sizes` rows for each pack, from row `begins` to row `starts` of `out`."""
+    for pack in range(len(begins)):
+        begin, start = begins[pack], starts[pack]
+        for row in range(sizes[pack]):
+            for column in range(NUM_COLUMNS):
+                out[start + row, column] = segments[begin + row, column]
+
+
+def take_packs(packs: Packs, order: Int64Array) -> Packs:
+    """Return some packs by number, in this order, shape (n,)."""
+    sizes = np.diff(packs.ends, prepend=0)
+    begins = packs.ends - sizes
+    sizes = sizes[order]
+    ends = np.cumsum(sizes)
+    out = np.empty((int(sizes.sum()), NUM_COLUMNS), np.int64)
+    copy_packs(packs.segments, begins[order], sizes, ends - sizes, out)
+    return Packs(segments=out, ends=ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Snapshot:
-    """The state of a queue at the start of a chunk: enough to plan from there again."""
+    """The state of a queue at the start of a window: enough to plan from there again."""
 
     num_packs: int
-    """Packs of the column before the chunk."""
+    """Packs of the column before the window."""
     arrivals: list[int]
     packer: State
     held: Int64Array
     """Segments in the packer's buffer, shape (n, 6)."""
     overlong: list[int]
-    """Samples over max_seq_len seen before the chunk, per stream."""
+    """Samples over max_seq_len seen before the window, per stream."""
     blocks: Callable[[], Blocks]
     """Compute the shuffle blocks at this point. A callable, because it is rarely needed."""
 
@@ -49,35 +81,32 @@ class _Snapshot:
 class PackQueue:
     """The packs of one column of a lane, by number.
 
-    Args:
-        recipe: Determines the sequence.
-        lane: The lane.
-        column: The stream; 0 if packs mix streams.
-        epoch: The epoch (with carry: the first epoch of the run).
+    Attributes:
+        first_known: Number of the first pack that is not released.
+        is_complete: Whether all packs of the column are planned.
+
+    `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first.
     """
 
     def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
         self._recipe = recipe
         self._column = column
-        self._num_barren = 0  # consecutive samples that were all dropped
-        self._arrivals = make_arrivals(recipe, lane, column, epoch)
+        self._place = ("packs", column, lane, epoch)
+        self._max_packs, self._max_samples = recipe.window(lane, column)
+        self._num_dropped = 0  # consecutive samples that were all dropped
+        self._arrivals = make_sample_sequence(recipe, lane, column, epoch)
         self._packer = make_packer(recipe.packing)
         self._hold(Packs.none())
-        self._first = 0
+        self.first_known = 0
         self._snapshots: deque[_Snapshot] = deque()
         self.is_complete = False
         self.num_moves = 0
         self.overlong = np.zeros(len(recipe.streams), np.int64)
 
     @property
-    def first_known(self) -> int:
-        """Number of the first pack that is still available."""
-        return self._first
-
-    @property
     def num_known(self) -> int:
         """Number of packs of the column planned so far."""
-        return self._first + len(self._queue)
+        return self.first_known + len(self._queue)
 
     @property
     def high_water_tokens(self) -> int:
@@ -85,7 +114,7 @@ class PackQueue:
         return self._packer.high_water_tokens
 
     def extend(self) -> None:
-        """Plan one more chunk; at the end, flush the packer."""
+        """Plan one more window; at the end, flush the packer."""
         if self.is_complete:
             return
         self._snapshots.append(
@@ -99,15 +128,47 @@ class PackQueue:
             )
         )
         self.num_moves += 1
-        rows = self._arrivals.next()
-        if len(rows):
-            segments = self._fit(rows)
-            self._check_not_barren(rows, segments)
-            packs = self._packer.add(segments)
-        else:
-            packs = self._packer.flush()
+        self._hold(Packs.join([self._queue, self._next_window()]))
+
+    def _next_window(self) -> Packs:
+        """Return the packs of the next chunks, shuffled."""
+        chunks: list[Packs] = []
+        num_packs = num_samples = 0
+        while not self.is_complete:
+            rows = self._arrivals.next()
+            chunks.append(self._pack(rows))
+            num_packs += len(chunks[-1])
+            num_samples += len(rows)
+            if num_packs >= self._max_packs or num_samples >= self._max_samples:
+                break
+        packs = Packs.join(chunks)
+        if not self._max_packs or not num_packs:
+            return packs
+        # A window may be smaller than a chunk.
+        num_windows = 1
+        if len(chunks) == 1:
+            num_windows = max(
+                -(-num_packs // self._max_packs), -(-num_samples // self._max_samples)
+            )
+        return take_packs(packs, self._order_of(num_packs, min(num_windows, num_packs)))
+
+    def _order_of(self, num_packs: int, num_windows: int) -> Int64Array:
+        """Return the order in which the next packs leave, shape (num_packs,)."""
+        bounds = [num_packs * window // num_windows for window in range(num_windows + 1)]
+        seed = self._recipe.order.seed
+        windows = [
+            first + permutation(stop - first, seed, *self._place, self.num_known + first)
+            for first, stop in pairwise(bounds)
+        ]
+        return np.concatenate(windows)
+
+    def _pack(self, rows: Int64Array) -> Packs:
+        if not len(rows):
             self.is_complete = True
-        self._hold(Packs.join([self._queue, packs]))
+            return self._packer.flush()
+        segments = self._fit(rows)
+        self._check_drops(rows, segments)
+        return self._packer.add(segments)
 
     def _hold(self, queue: Packs) -> None:
         self._queue = queue
@@ -118,18 +179,18 @@ class PackQueue:
         self.overlong += count_long(rows, packing.max_seq_len, len(self.overlong))
         return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
 
-    def _check_not_barren(self, rows: Int64Array, segments: Int64Array) -> None:
+    def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
         """Stop an endless order that leaves nothing to pack.
 
         Raises:
             DataError: If more samples in a row were dropped than the streams hold.
         """
-        self._num_barren = 0 if len(segments) else self._num_barren + len(rows)
-        limit = self._recipe.longest_barren(self._column)
-        if limit is not None and self._num_barren > limit:
+        self._num_dropped = 0 if len(segments) else self._num_dropped + len(rows)
+        limit = self._recipe.max_consecutive_drops(self._column)
+        if limit is not None and self._num_dropped > limit:
             names = [self._recipe.names[number] for number in np.unique(rows[:, 0])]
             raise DataError(
-                f"stream {names}: all of {self._num_barren} samples in a row are longer than "
+                f"stream {names}: all of {self._num_dropped} samples in a row are longer than "
                 f"max_seq_len={self._recipe.packing.max_seq_len}, and overflow='drop' leaves "
                 "nothing; raise max_seq_len, or set overflow to split or truncate"
             )
@@ -162,16 +223,16 @@ class PackQueue:
         Returns:
             The first row of each pack and its number of rows, shape (n,).
         """
-        rows = packs - self._first
+        rows = packs - self.first_known
         sizes = self._sizes[rows]
         return self._queue.ends[rows] - sizes, sizes
 
     def release(self, number: int) -> None:
         """Release the packs before `number`."""
         number = min(number, self.num_known)
-        if number - self._first > len(self._queue) // 2:
-            self._hold(self._queue.slice(number - self._first, len(self._queue)))
-            self._first = number
+        if number - self.first_known > len(self._queue) // 2:
+            self._hold(self._queue.slice(number - self.first_known, len(self._queue)))
+            self.first_known = number
         while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
             self._snapshots.popleft()
             self.num_moves += 1
@@ -219,7 +280,7 @@ class PackQueue:
             ResumeError: If the snapshot is not one of such a queue.
         """
         try:
-            self._first = int(state["num_packs"])
+            self.first_known = int(state["num_packs"])
             self._arrivals.restore([int(value) for value in state["arrivals"]])
             self._packer.load_state_dict(state["packer"])
             self.overlong = np.array(state["overlong"], np.int64).reshape(self.overlong.shape)

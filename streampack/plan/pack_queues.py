@@ -19,23 +19,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from streampack._numba import kernel_holding_gil
-from streampack.plan.pack_queue import PackQueue
+from streampack.plan.pack_queue import PackQueue, copy_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.slots import COLUMN, ENDLESS, LANE, PACK
 from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
-
-
-@kernel_holding_gil
-def _copy_packs(
-    segments: Int64Array, begins: Int64Array, sizes: Int64Array, starts: Int64Array, out: Int64Array
-) -> None:
-    """Copy `sizes` rows for each pack, from row `begins` to row `starts` of `out`."""
-    for pack in range(len(begins)):
-        begin, start = begins[pack], starts[pack]
-        for row in range(sizes[pack]):
-            for column in range(NUM_COLUMNS):
-                out[start + row, column] = segments[begin + row, column]
 
 
 class PackQueues:
@@ -61,7 +48,7 @@ class PackQueues:
         self._recipe = recipe
         self._first_epoch = first_epoch
         self._loaded = {(saved["lane"], saved["column"]): saved for saved in snapshots}
-        self._planners: dict[tuple[int, int], PackQueue] = {}
+        self._queues: dict[tuple[int, int], PackQueue] = {}
         self._planned = np.zeros_like(passed)  # known packs of each column
         self._crossings = np.full_like(passed, ENDLESS)  # packs at which the next snapshot applies
         self._changed: set[tuple[int, int]] = set()
@@ -74,7 +61,7 @@ class PackQueues:
         self.num_changes = 0
 
     def __iter__(self) -> Iterator[PackQueue]:
-        return iter(self._planners.values())
+        return iter(self._queues.values())
 
     @property
     def high_water_tokens(self) -> int:
@@ -92,44 +79,44 @@ class PackQueues:
         if self._num_counted == self.num_changes:
             return
         self._num_counted = self.num_changes
-        self._high_water = sum(planner.high_water_tokens for planner in self)
+        self._high_water = sum(queue.high_water_tokens for queue in self)
         self._overlong = np.zeros(len(self._recipe.streams), np.int64)
-        for (lane, _), planner in self._planners.items():
+        for (lane, _), queue in self._queues.items():
             if lane in self._counted_lanes:
-                self._overlong += planner.overlong
+                self._overlong += queue.overlong
 
-    def planner(self, lane: int, column: int) -> PackQueue:
+    def queue(self, lane: int, column: int) -> PackQueue:
         """Return the pack queue of a column, and create it on the first call."""
-        planner = self._planners.get((lane, column))
-        if planner is None:
-            planner = PackQueue(self._recipe, lane, column, self._first_epoch)
+        queue = self._queues.get((lane, column))
+        if queue is None:
+            queue = PackQueue(self._recipe, lane, column, self._first_epoch)
             snapshot = self._loaded.pop((lane, column), None)
             if snapshot is not None:
-                planner.restore(snapshot)
-            self._planners[lane, column] = planner
+                queue.restore(snapshot)
+            self._queues[lane, column] = queue
             self._note(lane, column)
-        return planner
+        return queue
 
     def extend(self, lane: int, column: int) -> PackQueue:
         """Plan a column one chunk further, and return its pack queue."""
-        planner = self.planner(lane, column)
-        planner.release(int(self.passed[lane, column]))
-        planner.extend()
+        queue = self.queue(lane, column)
+        queue.release(int(self.passed[lane, column]))
+        queue.extend()
         self._note(lane, column)
-        return planner
+        return queue
 
     def know_passed(self) -> None:
         """Plan every column up to its delivered packs, and release those."""
-        for (lane, column), planner in self._planners.items():
+        for (lane, column), queue in self._queues.items():
             passed = int(self.passed[lane, column])
-            planner.know(passed - 1, keep=passed)
+            queue.know(passed - 1, keep=passed)
             self._note(lane, column)
 
     def first_ahead(self) -> tuple[int, int, int] | None:
         """Find a column that has released undelivered packs; return lane, first known, passed."""
-        for (lane, column), planner in self._planners.items():
-            if planner.first_known > self.passed[lane, column]:
-                return lane, planner.first_known, int(self.passed[lane, column])
+        for (lane, column), queue in self._queues.items():
+            if queue.first_known > self.passed[lane, column]:
+                return lane, queue.first_known, int(self.passed[lane, column])
         return None
 
     def pass_by(self, slots: Int64Array) -> None:
@@ -137,7 +124,7 @@ class PackQueues:
         # The packs of a column ascend, and numpy keeps the last value written.
         self.passed[slots[:, LANE], slots[:, COLUMN]] = slots[:, PACK] + 1
         for lane, column in np.argwhere(self.passed >= self._crossings).tolist():
-            self._planners[lane, column].release(int(self.passed[lane, column]))
+            self._queues[lane, column].release(int(self.passed[lane, column]))
             self._note(lane, column)
 
     def num_quiet(self, slots: Int64Array) -> int:
@@ -151,12 +138,10 @@ class PackQueues:
         for lane, column in self._changed:
             self._saved[lane, column] = [
                 {"lane": lane, "column": column, **snapshot}
-                for snapshot in self._planners[lane, column].snapshot(
-                    int(self.passed[lane, column])
-                )
+                for snapshot in self._queues[lane, column].snapshot(int(self.passed[lane, column]))
             ]
         self._changed.clear()
-        return [snapshot for place in self._planners for snapshot in self._saved[place]]
+        return [snapshot for place in self._queues for snapshot in self._saved[place]]
 
     def gather(self, slots: Int64Array, batch_size: int) -> Packs:
         """Return the packs of some slots, in order.
@@ -171,13 +156,13 @@ class PackQueues:
             slots = slots[: max(missing[0] // batch_size, 1) * batch_size]
         groups = self._by_column(slots)
         begins, sizes = np.empty((2, len(slots)), np.int64)
-        for planner, rows in groups:
-            begins[rows], sizes[rows] = planner.places(slots[rows, PACK])
+        for queue, rows in groups:
+            begins[rows], sizes[rows] = queue.places(slots[rows, PACK])
         ends = np.cumsum(sizes)
         starts = ends - sizes
         out = np.empty((int(ends[-1]), NUM_COLUMNS), np.int64)
-        for planner, rows in groups:
-            _copy_packs(planner.segments, begins[rows], sizes[rows], starts[rows], out)
+        for queue, rows in groups:
+            copy_packs(queue.segments, begins[rows], sizes[rows], starts[rows], out)
         return Packs(segments=out, ends=ends)
 
     def _by_column(self, slots: Int64Array) -> list[tuple[PackQueue, Int64Array]]:
@@ -186,21 +171,21 @@ class PackQueues:
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order])) + 1
         groups = np.split(order, bounds) if len(bounds) else [order]
-        return [(self.planner(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
+        return [(self.queue(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
 
     def _know(self, slots: Int64Array) -> None:
         known = self._planned[slots[:, LANE], slots[:, COLUMN]]
         if (slots[:, PACK] < known).all():
             return
-        for planner, rows in self._by_column(slots):
+        for queue, rows in self._by_column(slots):
             packs = slots[rows, PACK]
-            planner.know(int(packs[-1]), keep=int(packs[0]))
+            queue.know(int(packs[-1]), keep=int(packs[0]))
             self._note(*slots[rows[0], :PACK].tolist())
 
     def _note(self, lane: int, column: int) -> None:
         """Update the cached counters of a column."""
-        planner = self._planners[lane, column]
-        self._planned[lane, column] = planner.num_known
-        self._crossings[lane, column] = planner.next_crossing
+        queue = self._queues[lane, column]
+        self._planned[lane, column] = queue.num_known
+        self._crossings[lane, column] = queue.next_crossing
         self._changed.add((lane, column))
         self.num_changes += 1

@@ -12,7 +12,7 @@ shard and about 500 a lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -80,6 +80,7 @@ class LaneStream:
     def __init__(
         self, recipe: Recipe, number: int, extents: Extents, lane: int, shares: Int64Array | None
     ) -> None:
+        self._recipe = recipe
         self.stream = recipe.streams[number]
         self.number = number
         self._lane = lane
@@ -110,6 +111,16 @@ class LaneStream:
         """Whether the lane holds no sample of the stream."""
         return self._passes is None
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any epoch takes a sample here.
+
+        If all epochs take the same samples, a small quota leaves out the same lanes every time.
+        """
+        if self._passes is None or not self.stream.quota.amount:
+            return False
+        return not self._fixed or self.range_of(0)[1] > 0
+
     def block_of(self, cursor: int) -> int:
         """Return the number of the shuffle block that holds an element; -1 in an empty lane."""
         if self._passes is None:
@@ -125,10 +136,13 @@ class LaneStream:
     def most_bytes(self, shard_bytes: Int64Array) -> int:
         """Return an upper bound on the bytes of shards needed at the same time.
 
-        These are the shards of two neighbouring blocks, and of the samples in the chunk being
+        These are the shards of two neighbouring blocks, and of the samples in the window being
         delivered and in the one being planned.
         """
-        return 0 if self._passes is None else self._passes.most_bytes(shard_bytes, 2 * CHUNK)
+        if self._passes is None:
+            return 0
+        _, window = self._recipe.window(self._lane, 0 if self._recipe.is_mixed else self.number)
+        return self._passes.most_bytes(shard_bytes, 2 * max(window, CHUNK))
 
     def range_of(self, epoch: int) -> tuple[int, int]:
         """Return the epoch's [begin, end) in this lane's sequence, in the quota's unit."""
@@ -250,7 +264,7 @@ class Recipe:
     )
     """Results of `note_end` by (stream, lane): tokens, cursor, and tokens before the cursor."""
     # By stream: the extents and shares of each lane; for a shared stream all extents, and None.
-    _deals: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
+    _assignments: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
         default_factory=_Found, init=False, repr=False
     )
 
@@ -285,8 +299,23 @@ class Recipe:
         per_batch = self.global_batch_size * self.packing.max_seq_len
         return self.chosen_tokens // per_batch * self.global_batch_size
 
-    def longest_barren(self, column: int) -> int | None:
-        """Return how many samples in a row a column may drop. None if its order ends anyway."""
+    def window(self, lane: int, column: int) -> tuple[int, int]:
+        """Return the packs and samples of a window of a column, whichever ends it; 0, 0: no window.
+
+        All lanes and columns together hold what `Order.pack_shuffle` says. No window is longer than
+        a pass: samples would wait for others that are used again.
+        """
+        num_packs, num_samples = self.order.pack_window
+        if not num_packs:
+            return 0, 0
+        numbers = range(len(self.streams)) if self.is_mixed else [column]
+        chosen = sum(self.streams[number].chosen_tokens for number in numbers)
+        share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
+        in_pass = sum(self._samples_in(number, lane) for number in numbers)
+        return max(int(num_packs * share), 1), max(min(int(num_samples * share), in_pass), 1)
+
+    def max_consecutive_drops(self, column: int) -> int | None:
+        """Return how many samples in a row a column may drop; None if its order ends anyway."""
         by_tokens = any(stream.quota.unit == "tokens" for stream in self.streams)
         if self.mixing.epoch_end != "carry" and not by_tokens:
             return None
@@ -306,15 +335,33 @@ class Recipe:
             return np.where(lengths > limit, 0, lengths)
         return lengths
 
+    def _samples_in(self, number: int, lane: int) -> int:
+        """Return the samples that a lane takes of one pass over a stream, rounded up."""
+        runs, shares = self._assignment(number)
+        return (
+            -(-runs[0].num_samples // self.num_lanes) if shares is None else runs[lane].num_samples
+        )
+
     def lane_stream(self, number: int, lane: int) -> LaneStream:
         """Return one stream in one lane."""
-        if number not in self._deals:
-            self._deals[number] = self._deal(number)
-        runs, shares = self._deals[number]
+        runs, shares = self._assignment(number)
         extents = runs[0] if shares is None else runs[lane]
         return LaneStream(self, number, extents, lane, shares)
 
-    def _deal(self, number: int) -> tuple[list[Extents], Int64Array | None]:
+    def streams_in(self, column: int) -> Sequence[int]:
+        """Return the numbers of the streams in a column."""
+        return range(len(self.streams)) if self.is_mixed else [column]
+
+    def is_used(self, lane: int, column: int) -> bool:
+        """Return whether epochs take any sample in a column of a lane."""
+        return any(self.lane_stream(number, lane).is_used for number in self.streams_in(column))
+
+    def _assignment(self, number: int) -> tuple[list[Extents], Int64Array | None]:
+        if number not in self._assignments:
+            self._assignments[number] = self._assign(number)
+        return self._assignments[number]
+
+    def _assign(self, number: int) -> tuple[list[Extents], Int64Array | None]:
         stream = self.streams[number]
         samples = np.diff(stream.first_sample)
         is_small = stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes

@@ -252,7 +252,7 @@ class TokenDraw:
             w * s.num_samples / max(s.num_tokens, 1) for w, s in zip(weights, streams, strict=True)
         ]
         most = max(*due, 1e-9)
-        self._looks = [min(LOOKAHEAD, int(LOOKAHEAD * each / most * 1.25) + SPARE) for each in due]
+        self._looks = [min(LOOKAHEAD, int(LOOKAHEAD * rate / most * 1.25) + SPARE) for rate in due]
 
     def next(self) -> Int64Array:
         """Return the rows of the next draws; see `DrawPolicy`."""
@@ -348,23 +348,17 @@ class SampleSequence:
         self._draw.restore(state[1:])
 
 
-def make_arrivals(recipe: Recipe, lane: int, column: int, epoch: int) -> SampleSequence:
+def make_sample_sequence(recipe: Recipe, lane: int, column: int, epoch: int) -> SampleSequence:
     """Return the input of the packer of a lane's column: one stream, or all streams mixed."""
-    carry = recipe.mixing.epoch_end == "carry"
-    if not recipe.is_mixed:
-        lane_stream = recipe.lane_stream(column, lane)
+    carry = recipe.mixing.epoch_end == "carry" and recipe.is_used(lane, column)
+    lane_streams = [recipe.lane_stream(number, lane) for number in recipe.streams_in(column)]
 
-        def one_stream(epoch: int) -> DrawPolicy:
-            return StreamDraw(StreamCursor(lane_stream, recipe, epoch))
-
-        endless = carry and not lane_stream.is_empty and lane_stream.stream.quota.amount > 0
-        return SampleSequence(one_stream, epoch, carry=endless)
-    lane_streams = [recipe.lane_stream(number, lane) for number in range(len(recipe.streams))]
-
-    def mixed(epoch: int) -> DrawPolicy:
+    def draw(epoch: int) -> DrawPolicy:
         chosen = [StreamCursor(lane_stream, recipe, epoch) for lane_stream in lane_streams]
+        if not recipe.is_mixed:
+            return StreamDraw(*chosen)
         if recipe.mixing.weight_unit == "samples":
             return SampleDraw(recipe, chosen, (epoch, lane))
         return TokenDraw(recipe, chosen, [stream.chosen_tokens for stream in recipe.streams])
 
-    return SampleSequence(mixed, epoch, carry=carry)
+    return SampleSequence(draw, epoch, carry=carry)

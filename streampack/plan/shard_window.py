@@ -41,11 +41,7 @@ class ShardDelta:
 
 
 class ShardTracker:
-    """Tracks which shards a device's columns need.
-
-    Args:
-        recipe: Determines the sequence.
-    """
+    """Tracks which shards a device's columns need."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._streams = recipe.streams
@@ -59,9 +55,9 @@ class ShardTracker:
         """Whether `look` was called before."""
         return self._num_moves is not None
 
-    def look(self, planners: Iterable[PackQueue]) -> ShardDelta | None:
+    def look(self, queues: Iterable[PackQueue]) -> ShardDelta | None:
         """Return the needed and the finished shards of these queues, or None if unchanged."""
-        columns = list(planners)
+        columns = list(queues)
         num_moves = sum(column.num_moves for column in columns)
         if num_moves == self._num_moves:
             return None

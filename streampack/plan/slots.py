@@ -26,9 +26,8 @@ from streampack.types import Int64Array
 
 ENDLESS = 1 << 62  # number of packs of a column that never ends
 DRY = -2
-SERVED, KNOWN, COMPLETE, EXPECTED = range(
-    4
-)  # of a column: packs taken, packs known, if that is all
+# Of a column: packs taken, packs known, whether that is all, and packs expected.
+SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
 # Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
 # global batch, and the slots for which that choice still holds.
 TURN, LEFT, CHOSEN, HOLDS = range(4)
@@ -168,8 +167,13 @@ class SlotWalker:
         recipe: Determines the sequence.
         epoch: The epoch; 0 with carry.
         expected: Expected packs of each column in the epoch, shape (num_lanes, num_columns).
-        learn: Called with a lane and column if the walk needs to know more about it. It must raise
-            `known` there, or set `complete`.
+        extend_column: Called with a lane and column if the walk needs to know more about it. It
+            must raise `known` there, or set `complete`.
+
+    Attributes:
+        served: Packs taken from each column so far, shape (num_lanes, num_columns).
+        known: Lower bound on the packs of each column; same shape, to be raised in place.
+        complete: 1 if `known` is the exact number of packs; same shape, to be set in place.
     """
 
     def __init__(
@@ -177,57 +181,43 @@ class SlotWalker:
         recipe: Recipe,
         epoch: int,
         expected: Int64Array,
-        learn: Callable[[int, int], None],
+        extend_column: Callable[[int, int], None],
     ) -> None:
         # Four numbers per column, shape (4, num_lanes, num_columns).
         self._columns = np.stack([0 * expected, 0 * expected, 0 * expected, expected])
+        self.served, self.known, self.complete = self._columns[:EXPECTED]
         self._recipe = recipe
-        self._learn = learn
+        self._extend_column = extend_column
         is_whole = recipe.mixing.batching_method == "per_stream"
         self._holds = recipe.global_batch_size if is_whole else 0
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0], np.int64)
         self._wanted = self._wanted_columns(epoch)
         self._asked = np.zeros(0, np.int64)  # wanted columns of the next slots
 
-    @property
-    def served(self) -> Int64Array:
-        """Packs taken from each column so far, shape (num_lanes, num_columns)."""
-        served: Int64Array = self._columns[SERVED]
-        return served
-
-    @property
-    def known(self) -> Int64Array:
-        """Lower bound on the packs of each column; same shape, to be raised in place."""
-        known: Int64Array = self._columns[KNOWN]
-        return known
-
-    @property
-    def complete(self) -> Int64Array:
-        """1 if `known` is the exact number of packs; same shape, to be set in place."""
-        complete: Int64Array = self._columns[COMPLETE]
-        return complete
-
     def skip(self, num_slots: int) -> None:
-        """Skip the first slots of a run, in O(lanes). Every slot must want column 0."""
-        num_lanes, run = self._recipe.num_lanes, self._recipe.lane_run
+        """Skip the first slots of a run, in O(lanes). Each lane must be endless or empty.
+
+        Every slot must want column 0.
+        """
+        lanes, run = np.flatnonzero(self.known[:, 0]), self._recipe.lane_run
         visits, inside = divmod(num_slots, run)
-        rounds, lane = divmod(visits, num_lanes)
-        self.served[:, 0] = (rounds + (np.arange(num_lanes) < lane)) * run
-        self.served[lane, 0] += inside
+        rounds, turn = divmod(visits, len(lanes))
+        self.served[lanes, 0] = (rounds + (np.arange(len(lanes)) < turn)) * run
+        self.served[lanes[turn], 0] += inside
         # At the end of a visit, its lane is still current and has no packs left in its run.
-        self._turn[TURN] = lane if inside else (lane - 1) % num_lanes
+        self._turn[TURN] = lanes[turn] if inside else lanes[turn - 1]
         self._turn[LEFT] = run - inside if inside else 0
 
     def expect(self, expected: Int64Array) -> None:
         """Set the expected packs of each column, in addition to those taken, same shape."""
         self._columns[EXPECTED] = self._columns[SERVED] + expected
 
-    def next(self, num_slots: int, *, may_learn: bool = True) -> Int64Array:
+    def next(self, num_slots: int, *, may_extend: bool = True) -> Int64Array:
         """Return the lane, column and pack of the next slots, and their substitutions.
 
         Args:
             num_slots: Slots to walk; fewer are returned if all lanes run dry.
-            may_learn: False stops instead of calling `learn`.
+            may_extend: False stops instead of calling `extend_column`.
 
         Returns:
             Rows of LANE, COLUMN, PACK and SUBSTITUTED, shape (n, 4).
@@ -247,10 +237,10 @@ class SlotWalker:
             )
             self._asked = self._asked[filled:]
             done += filled
-            if lane == DRY or (lane >= 0 and not may_learn):
+            if lane == DRY or (lane >= 0 and not may_extend):
                 break
             if lane >= 0:
-                self._learn(lane, column)
+                self._extend_column(lane, column)
         return out[:done]
 
     def _wanted_columns(self, epoch: int) -> Iterator[Int64Array]:
@@ -271,9 +261,9 @@ class SlotWalker:
             num_lanes=1 if method == "per_stream" else recipe.num_lanes,
             run=recipe.lane_run // run or 1,
         )
-        at_once = max(PIECE // size, 1)
+        num_batches = max(PIECE // size, 1)
         for streams in schedule.windows():
-            for first in range(0, len(streams), at_once):
+            for first in range(0, len(streams), num_batches):
                 # Shape (global batches, choices per global batch).
-                some = streams[first : first + at_once]
+                some = streams[first : first + num_batches]
                 yield np.repeat(some, run, axis=1)[:, :size].ravel()

@@ -20,15 +20,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streampack._state import MAX_EPOCH, FieldChecks, as_text, field_difference, saved_fingerprint
 from streampack.config import OPTION_METHODS, Order, Packing
 from streampack.errors import ResumeError
 from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
-STATE_VERSION = 3  # incremented when the same config gives different packs
-READABLE = (2, 3)
-MAX_EPOCH = 10**6  # of a run; with epoch_end="carry" the epochs before it are walked
+STATE_VERSION = 4  # incremented when the same config gives different packs
+READABLE = (2, 3, 4)
+UNSHUFFLED = (2, 3)  # before packs were shuffled
+NO_WINDOW = [0, 0]
+RETURNED = "load what state_dict() or state_after(batch) returned"
+CHECKS = FieldChecks("the state's ", f"{RETURNED}, unchanged")
 # Fields that do not change which segments lie in which pack. They are not in the fingerprint.
 NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size", "stop"}
 
@@ -64,13 +68,14 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _defaults(packing: Packing, order: Order) -> dict[str, int | None]:
+def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | None]:
     """Return the effective values of optional settings, whose defaults a release may change."""
     keeps_open = packing.method in OPTION_METHODS["open_packs"]
     return {
         "min_fragment": None if packing.split_gap is None else packing.least_fragment,
         "open_packs": packing.num_open_packs if keeps_open else None,
         "shuffle_block_size": order.block_size,
+        "pack_shuffle": list(order.pack_window),
     }
 
 
@@ -96,16 +101,6 @@ def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> St
     }
 
 
-def _integer(state: State, key: str, least: int, most: int) -> int:
-    value = state.get(key)
-    if type(value) is not int or not least <= value <= most:
-        raise ResumeError(
-            f"the state's {key} is {value!r:.80}, not an integer of at least {least} and at most "
-            f"{most}; load what state_dict() or state_after(batch) returned, unchanged"
-        )
-    return value
-
-
 def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
     """Check that a state belongs to this recipe, and return its position.
 
@@ -114,23 +109,21 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
     Raises:
         ResumeError: If it does not belong. Names the first field that differs.
     """
-    saved = state.get("fingerprint")
-    if not isinstance(saved, dict):
-        raise ResumeError(
-            "the state has no fingerprint; load what state_dict() returned, unchanged"
-        )
+    saved = saved_fingerprint(state)
     own = fingerprint(recipe, digests)
+    if state.get("version") in UNSHUFFLED:
+        saved = {"pack_shuffle": NO_WINDOW, **saved}
     for key, value in own.items():
         if key == "streams" and _are_same_streams(saved.get(key), value):
             continue
-        if _as_text(saved.get(key)) != _as_text(value):
+        if as_text(saved.get(key)) != as_text(value):
             raise ResumeError(_difference(key, saved.get(key), value, recipe))
-    epoch = _integer(state, "epoch", 0, MAX_EPOCH)
-    position = _integer(state, "position", 0, MAX_INTEGER)
+    epoch = CHECKS.integer("epoch", state.get("epoch"), 0, MAX_EPOCH)
+    position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
     if state.get("version") == 2 and not _is_as_in_version_2(recipe, epoch, position):
         raise ResumeError(
             f"the state has version 2, epoch {epoch} and position {position}: this release gives "
-            "each stream's packs to lanes more evenly, so that other packs lie before it; go on "
+            "each stream's packs to lanes more evenly, so that other packs lie before it; resume "
             "with the release that saved it, or start again without the state"
         )
     return Progress(
@@ -173,14 +166,6 @@ def _is_as_in_version_2(recipe: Recipe, epoch: int, position: int) -> bool:
     return is_plain or num_lanes == 1 or method == "per_stream"
 
 
-def _as_text(value: Any) -> str:
-    """Return canonical JSON for comparison; a value that is not JSON equals no saved value."""
-    try:
-        return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"no JSON: {type(error).__name__}"
-
-
 def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
     """Describe the difference in a fingerprint field, and a fix."""
     is_alike = isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own)
@@ -191,23 +176,24 @@ def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
     if key == "streams" and isinstance(saved, list):
         return (
             f"the state was saved with {len(saved)} streams, but this dataset has {len(own)}, "
-            f"{_quoted(recipe.names)}; resume with those of the run, or start anew without the "
+            f"{_quoted(recipe.names)}; resume with those of the run, or start again without the "
             "state"
         )
-    way_out = "resume with the saved value, or start anew without the state"
-    if key == "shares":
-        way_out = (
-            "they come from the streams' length files, or from their bytes where there is none: "
-            "bring the length files back to what they were, or start anew without the state"
-        )
-    return (
-        f"the state was saved with {key}={saved!r:.400}, but this dataset has {key}={own!r}; "
-        f"{way_out}"
+    if key == "pack_shuffle":
+        size = saved[0] if isinstance(saved, list) and len(saved) == 2 else saved
+        way_out = f"resume with Order(pack_shuffle={size!r:.40}), or start again without the state"
+        return field_difference(key, saved, own, way_out)
+    if key != "shares":
+        return field_difference(key, saved, own)
+    way_out = (
+        "they come from the streams' length files, or from their bytes where there is none: "
+        "restore the length files of the run, or start again without the state"
     )
+    return field_difference(key, saved, own, way_out)
 
 
 def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
-    if sorted(map(_as_text, saved)) == sorted(map(_as_text, own)):
+    if sorted(map(as_text, saved)) == sorted(map(as_text, own)):
         order = [names[own.index(digest)] for digest in saved]
         return (
             f"the state was saved with this dataset's streams in another order: {_quoted(order)}; "
@@ -228,7 +214,7 @@ def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
         )
     return (
         f"since the state was saved stream {' and '.join(changed)} holds other data, or another "
-        "column of it: resume with what the run began with, or start anew without the state"
+        "column of it: resume with what the run began with, or start again without the state"
     )
 
 
@@ -241,11 +227,11 @@ def _other_weights(saved: list[Any], own: list[Any], names: list[str]) -> str:
         f"{before[0]!r:.20} {before[1]!s:.20} of stream {name!r} an epoch, but this dataset takes "
         f"{now[0]} {now[1]}"
         for name, before, now in zip(names, saved, own, strict=True)
-        if _as_text(before) != _as_text(now)
+        if as_text(before) != as_text(now)
     ]
     return (
         f"the state was saved with {'; '.join(changed)}: resume with the run's proportion, repeat "
-        "or choose of each stream, epoch_size and weight_unit, or start anew without the state"
+        "or choose of each stream, epoch_size and weight_unit, or start again without the state"
     )
 
 
@@ -262,8 +248,7 @@ def check_version(state: State) -> None:
     if not isinstance(state, dict) or "version" not in state:
         found = f"keys {list(state)}" if isinstance(state, dict) else type(state).__name__
         raise ResumeError(
-            f"this is no state of a PackedStreamingDataset: {found:.200}; "
-            "load what state_dict() or state_after(batch) returned"
+            f"this is not a state of a PackedStreamingDataset: {found:.200}; {RETURNED}"
         )
     if state.get("kind"):
         raise ResumeError(
@@ -274,7 +259,7 @@ def check_version(state: State) -> None:
     if type(version) is not int or version not in READABLE:
         raise ResumeError(
             f"the state has version {version!r:.80}, this release reads {STATE_VERSION}; "
-            "load what state_dict() or state_after(batch) returned, with the release that saved it"
+            f"{RETURNED}, with the release that saved it"
         )
 
 
@@ -285,11 +270,11 @@ def run_shape(state: State) -> tuple[int, int, int]:
         ResumeError: If one of them is missing or not a positive integer.
     """
     check_version(state)
-    return (
-        _integer(state, "num_lanes", 1, MAX_PACKS),
-        _integer(state, "lane_run", 1, MAX_PACKS),
-        _integer(state, "global_batch_size", 1, MAX_PACKS),
+    num_lanes, lane_run, global_batch_size = (
+        CHECKS.integer(key, state.get(key), 1, MAX_PACKS)
+        for key in ("num_lanes", "lane_run", "global_batch_size")
     )
+    return num_lanes, lane_run, global_batch_size
 
 
 def nearest_divisors(position: int, size: int) -> str:
@@ -323,7 +308,7 @@ def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
     if progress.position and not own.is_mixed:
         raise ResumeError(
             f"{asked}: batching_method={own.mixing.batching_method!r} chooses the streams of a "
-            f"whole global batch at once, so another size gives other packs from position "
+            f"whole global batch together, so another size gives other packs from position "
             f"{progress.position} on; {keep}, or change it at the start of an epoch"
         )
     is_same = own.is_mixed and own.packs_per_carry_epoch == saved.packs_per_carry_epoch
@@ -334,7 +319,7 @@ def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
         )
     if progress.position % size:
         raise ResumeError(
-            f"{asked}, of which position {progress.position} is no multiple; set it to "
+            f"{asked}, and position {progress.position} is not a multiple of it; set it to "
             f"{nearest_divisors(progress.position, size)}, or {keep}"
         )
 
@@ -349,9 +334,6 @@ def saving_worker(state: State) -> list[int] | None:
     if saved_in is None:
         return None
     is_pair = isinstance(saved_in, list | tuple) and len(saved_in) == 2
-    if not is_pair or not all(type(each) is int for each in saved_in):
-        raise ResumeError(
-            f"the state's worker is {saved_in!r:.80}, not [worker, workers]; load what "
-            "state_dict() returned, unchanged"
-        )
+    if not is_pair or not all(type(number) is int for number in saved_in):
+        raise FieldChecks("the state's ").error("worker", saved_in, "[worker, workers]")
     return list(saved_in)

@@ -19,12 +19,14 @@ from typing import cast
 
 import numpy as np
 
+from streampack.balance import Balance
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import PlanStream, Recipe
 from streampack.plan.recipe import MAX_PACKS
+from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
@@ -44,6 +46,7 @@ class DatasetSpec:
     order: Order
     batch_size: int
     world: World
+    balance: Balance | None = None
     cache_limit: int | None = None
     """Cache limit in bytes for fetched shards on this node; None: no limit."""
     keeps_packed: tuple[bool, ...]
@@ -71,9 +74,9 @@ class _Lengths:
     def prepare(self) -> Callable[[Int64Array], None] | None:
         """Fetches several shards together for their lengths; None if no fetch is needed."""
         is_lazy = self._stream.needs_fetch and not self._stream.has_length_file
-        return self._bring if is_lazy else None
+        return self._fetch if is_lazy else None
 
-    def _bring(self, shards: Int64Array) -> None:
+    def _fetch(self, shards: Int64Array) -> None:
         # In one step, because the thread that looks for lane ends calls this too.
         self._fetched.extend(fetch_all(self._stream, shards))
 
@@ -89,7 +92,7 @@ class _Lengths:
 
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:
-            self._bring(np.array([shard]))
+            self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
         bos, eos = self._packing.bos_id, self._packing.eos_id
         if bos is None and eos is None:
@@ -118,14 +121,14 @@ def _check_shape(shape: tuple[int, int, int], method: str) -> None:
             raise ConfigError(f"{name}={size} is more than {MAX_PACKS}, the most; lower it")
     if method == "device_per_stream" and global_batch_size % run:
         raise ConfigError(
-            f"global_batch_size={global_batch_size} is no multiple of the run's first batch_size="
-            f"{run}, which batching_method='device_per_stream' needs; choose one that is"
+            f"global_batch_size={global_batch_size} is not a multiple of the run's first "
+            f"batch_size={run}, which batching_method='device_per_stream' needs; choose one that is"
         )
     if method == "per_stream" and num_lanes > 1 and global_batch_size % (num_lanes * run):
         raise ConfigError(
             f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
-            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1); to go "
-            "on with a state leave both out, and the run keeps its own"
+            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1); to "
+            "resume from a state, leave both out, and the run keeps its own"
         )
 
 
@@ -135,56 +138,42 @@ def _check_batches(batch_size: int, global_batch_size: int) -> None:
         divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
         multiple = -(-global_batch_size // batch_size) * batch_size
         raise ConfigError(
-            f"global_batch_size={global_batch_size} is no multiple of batch_size={batch_size}; set "
-            f"it to {multiple}, or set batch_size to {divisor}, for example; to go on with a state "
-            "leave it out, and the run keeps its own"
+            f"global_batch_size={global_batch_size} is not a multiple of batch_size={batch_size}; "
+            f"set it to {multiple}, or set batch_size to {divisor}, for example; to resume from "
+            "a state, leave it out, and the run keeps its own"
         )
 
 
-def _check_ends(blueprint: DatasetSpec, num_lanes: int) -> None:
+def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
     """Refuse a padded end that would need lengths of shards that this node does not fetch."""
-    missing = [s.name for s in blueprint.streams if s.is_remote and not s.has_length_file]
-    if num_lanes > 1 and blueprint.mixing.epoch_end != "carry" and missing:
+    missing = [s.name for s in spec.streams if s.is_remote and not s.has_length_file]
+    if num_lanes > 1 and spec.mixing.epoch_end != "carry" and missing:
         raise ConfigError(
-            f"epoch_end={blueprint.mixing.epoch_end!r} with {num_lanes} lanes needs a length file "
+            f"epoch_end={spec.mixing.epoch_end!r} with {num_lanes} lanes needs a length file "
             f"in every remote stream, and {missing} have none: run `streampack index` on them, or "
             "set Mixing(epoch_end='carry') or Order(num_lanes=1)"
         )
 
 
-def build_recipe(blueprint: DatasetSpec, shape: tuple[int, int, int] | None = None) -> Recipe:
-    """Return the recipe of a dataset's sequence.
-
-    Args:
-        blueprint: The specification of the dataset.
-        shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
-
-    Raises:
-        ConfigError: If weights, batch sizes and lanes are incompatible.
-        DataError: If a stream cannot be opened.
-    """
-    packing, mixing, order = blueprint.packing, blueprint.mixing, blueprint.order
-    if mixing.stop != "all_exhausted":
-        raise ConfigError(
-            f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
-            "streams' weights, or by epoch_size; leave stop out"
-        )
-    totals = [stream.total_tokens()[0] for stream in blueprint.streams]
-    names = unique_names([stream.name for stream in blueprint.streams])
+def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
+    """Return the streams with their quotas and lengths."""
+    packing, mixing, order = spec.packing, spec.mixing, spec.order
+    totals = [stream.total_tokens()[0] for stream in spec.streams]
+    names = unique_names([stream.name for stream in spec.streams])
     quotas = resolve_weights(
         [
             Weight(name=n, proportion=s.proportion, repeat=s.repeat, choose=s.choose)
-            for n, s in zip(names, blueprint.streams, strict=True)
+            for n, s in zip(names, spec.streams, strict=True)
         ],
-        [(s.num_samples, t) for s, t in zip(blueprint.streams, totals, strict=True)],
+        [(s.num_samples, t) for s, t in zip(spec.streams, totals, strict=True)],
         epoch_size=cast("int | None", mixing.epoch_size),  # an int after Mixing's checks
         unit=mixing.weight_unit,
         arithmetic=mixing.arithmetic,
         seed=order.seed,
     )
-    fetched = blueprint.fetched_for_lengths
-    lengths = [_Lengths(stream, packing, fetched) for stream in blueprint.streams]
-    streams = tuple(
+    fetched = spec.fetched_for_lengths
+    lengths = [_Lengths(stream, packing, fetched) for stream in spec.streams]
+    return tuple(
         PlanStream(
             name=name,
             first_sample=stream.first_sample,
@@ -196,19 +185,39 @@ def build_recipe(blueprint: DatasetSpec, shape: tuple[int, int, int] | None = No
             shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
         )
         for name, stream, total, lengths_of, quota in zip(
-            names, blueprint.streams, totals, lengths, quotas, strict=True
+            names, spec.streams, totals, lengths, quotas, strict=True
         )
     )
+
+
+def build_recipe(spec: DatasetSpec, shape: tuple[int, int, int] | None = None) -> Recipe:
+    """Return the recipe of a dataset's sequence.
+
+    Args:
+        spec: The specification of the dataset.
+        shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
+
+    Raises:
+        ConfigError: If weights, batch sizes and lanes are incompatible.
+        DataError: If a stream cannot be opened.
+    """
+    packing, mixing, order = spec.packing, spec.mixing, spec.order
+    if mixing.stop != "all_exhausted":
+        raise ConfigError(
+            f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
+            "streams' weights, or by epoch_size; leave stop out"
+        )
+    streams = _plan_streams(spec)
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)
-        lanes = order.num_lanes or _default_lanes(chosen, packing, blueprint.world)
-        default_batch = blueprint.batch_size * blueprint.world.num_devices
-        shape = (lanes, blueprint.batch_size, mixing.global_batch_size or default_batch)
+        lanes = order.num_lanes or _default_lanes(chosen, packing, spec.world)
+        default_batch = spec.batch_size * spec.world.num_devices
+        shape = (lanes, spec.batch_size, mixing.global_batch_size or default_batch)
         # A run can resume with any batch size that divides its position.
-        _check_batches(blueprint.batch_size, shape[2])
+        _check_batches(spec.batch_size, shape[2])
     num_lanes, lane_run, global_batch_size = shape
     _check_shape(shape, mixing.batching_method)
-    _check_ends(blueprint, num_lanes)
+    _check_ends(spec, num_lanes)
     recipe = Recipe(
         streams=streams,
         packing=packing,
@@ -218,6 +227,7 @@ def build_recipe(blueprint: DatasetSpec, shape: tuple[int, int, int] | None = No
         lane_run=lane_run,
         global_batch_size=global_batch_size,
     )
+    check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(
             f"epoch_end='carry' gives epochs of whole global batches, but an epoch's "

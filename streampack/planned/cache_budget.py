@@ -18,6 +18,7 @@ Cost: O(shards), once per dataset.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +29,9 @@ from streampack.gather.shard_prefetch import (
     ShardPrefetcher,
     cached_bytes,
 )
-from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe, touched_lanes
+from streampack.plan import DevicePlan, EpochSequence, Recipe, touched_lanes
 from streampack.planned.build import DatasetSpec
+from streampack.planned.device_view import device_view, ranks_of_node
 from streampack.types import Int64Array
 from streampack.world import World
 
@@ -41,9 +43,9 @@ class CacheWorkingSet:
     """The concurrent cache needs of a rank and its node, in bytes."""
 
     node_bytes: int = 0
-    """Two shuffle blocks of all streams of the node's lanes, and planned samples."""
+    """Two shuffle blocks of all streams of the node's lanes, and planned samples, in any epoch."""
     own_bytes: int = 0
-    """The same for this rank's lanes."""
+    """The same for this rank's lanes, in one epoch."""
     shard_bytes: int = 0
     """The largest shard, compressed plus raw."""
     raw_part: float = 1.0
@@ -52,48 +54,53 @@ class CacheWorkingSet:
     """Processes that share the node's limit."""
 
 
-def _ranks_of_node(world: World) -> list[World]:
-    first = world.node * world.num_local_ranks
-    return [replace(world, rank=rank) for rank in range(first, first + world.num_local_ranks)]
+def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
+    """Return after how many epochs every device reads the same lanes again.
+
+    More than 1 only if lanes continue across epochs that are not whole steps of all ranks.
+    """
+    if recipe.mixing.epoch_end != "carry":
+        return 1
+    window = spec.world.num_devices * spec.batch_size
+    spacing = math.gcd(recipe.num_lanes * recipe.lane_run, window)
+    return spacing // math.gcd(spacing, recipe.packs_per_carry_epoch)
 
 
-def cache_needs(blueprint: DatasetSpec, recipe: Recipe) -> CacheWorkingSet:
-    """Return the cache needs of this rank and its node, if the cache is limited."""
-    world = blueprint.world
-    fetched = [n for n, stream in enumerate(blueprint.streams) if stream.needs_fetch]
-    if not fetched or blueprint.cache_limit is None:
+def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorkingSet:
+    """Return the cache needs of this rank in an epoch, and the most of its node in any epoch."""
+    world = spec.world
+    fetched = [n for n, stream in enumerate(spec.streams) if stream.needs_fetch]
+    if not fetched or spec.cache_limit is None:
         return CacheWorkingSet(ranks_per_node=world.num_local_ranks)
+    kept = {n: _kept_bytes(spec, n) for n in fetched}
+    lane_bytes = [
+        sum(recipe.lane_stream(n, lane).most_bytes(kept[n]) for n in fetched)
+        for lane in range(recipe.num_lanes)
+    ]
+    ranks = ranks_of_node(world)
 
-    def lanes_of(rank: World) -> set[int]:
-        return touched_lanes(
-            recipe,
-            DeviceView(
-                place=rank.place, num_devices=rank.num_devices, batch_size=blueprint.batch_size
-            ),
-        )
+    def bytes_of(readers: list[World], epoch: int) -> int:
+        is_carry = recipe.mixing.epoch_end == "carry"
+        before = epoch * recipe.packs_per_carry_epoch if is_carry else 0
+        lanes = set()
+        for rank in readers:
+            view = device_view(rank, spec.batch_size, spec.balance)
+            lanes |= touched_lanes(recipe, view, before=before)
+        return sum(lane_bytes[lane] for lane in lanes)
 
-    ranks = _ranks_of_node(world)
-    own_lanes = lanes_of(world)
-    node_lanes = set().union(*(lanes_of(rank) for rank in ranks))
-    kept = {n: _kept_bytes(blueprint, n) for n in fetched}
-    lane_bytes = {
-        lane: sum(recipe.lane_stream(n, lane).most_bytes(kept[n]) for n in fetched)
-        for lane in node_lanes
-    }
-    raw = sum(int(blueprint.streams[n].raw_bytes.sum()) for n in fetched)
-    largest = max(int(cached_bytes(blueprint.streams[n]).max()) for n in fetched)
+    raw = sum(int(spec.streams[n].raw_bytes.sum()) for n in fetched)
     return CacheWorkingSet(
-        node_bytes=sum(lane_bytes.values()),
-        own_bytes=sum(lane_bytes[lane] for lane in own_lanes),
-        shard_bytes=largest,
-        raw_part=raw / max(sum(int(each.sum()) for each in kept.values()), 1),
+        node_bytes=max(bytes_of(ranks, epoch) for epoch in range(lane_cycle(spec, recipe))),
+        own_bytes=bytes_of([world], epoch),
+        shard_bytes=max(int(cached_bytes(spec.streams[n]).max()) for n in fetched),
+        raw_part=raw / max(sum(int(sizes.sum()) for sizes in kept.values()), 1),
         ranks_per_node=len(ranks),
     )
 
 
-def _kept_bytes(blueprint: DatasetSpec, number: int) -> Int64Array:
-    stream = blueprint.streams[number]
-    return cached_bytes(stream) if blueprint.keeps_packed[number] else stream.raw_bytes
+def _kept_bytes(spec: DatasetSpec, number: int) -> Int64Array:
+    stream = spec.streams[number]
+    return cached_bytes(stream) if spec.keeps_packed[number] else stream.raw_bytes
 
 
 def fetch_limits(
@@ -117,8 +124,8 @@ def fetch_limits(
     least = needs.node_bytes + ranks * (1 + num_workers) * needs.shard_bytes
     if cache_limit < least:
         # A dataset does not know yet how many workers its loader will have.
-        each = ranks * needs.shard_bytes
-        more = "" if num_workers else f" (and {each} more for each of num_workers)"
+        per_worker = ranks * needs.shard_bytes
+        more = "" if num_workers else f" (and {per_worker} more for each of num_workers)"
         raise ConfigError(
             f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
             f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight "
@@ -133,17 +140,13 @@ def fetch_limits(
     return replace(limits, num_threads=num_threads, cache_bytes=int(own))
 
 
-def make_fetcher(
-    blueprint: DatasetSpec,
-    needs: CacheWorkingSet,
-    *,
-    num_workers: int = 0,
-    planner: int | None = None,
-) -> ShardPrefetcher | None:
-    """Return the shard prefetcher of a process that plans; None if there is nothing to fetch.
+def planner_limits(
+    spec: DatasetSpec, needs: CacheWorkingSet, *, num_workers: int = 0, planner: int | None = None
+) -> FetchLimits:
+    """Return the limits of the prefetch in a process that plans.
 
     Args:
-        blueprint: The specification of the dataset.
+        spec: The specification of the dataset.
         needs: Cache needs of this rank and its node.
         num_workers: Worker processes of the rank.
         planner: Index of this worker, if each worker plans for itself; None: the training process.
@@ -151,21 +154,15 @@ def make_fetcher(
     Raises:
         ConfigError: If the limit is below the working set.
     """
-    if not any(stream.needs_fetch for stream in blueprint.streams):
-        return None
-    world, cache_limit = blueprint.world, blueprint.cache_limit
-    turn = world.rank % needs.ranks_per_node
+    turn = spec.world.rank % needs.ranks_per_node
     if planner is None:
-        limits = fetch_limits(cache_limit, needs, num_workers=num_workers, turn=turn)
-    else:
-        limits = fetch_limits(cache_limit, needs, num_workers=num_workers - 1)
-        limits = replace(
-            limits,
-            num_threads=1,
-            turn=turn * num_workers + planner,
-            num_turns=needs.ranks_per_node * num_workers,
-        )
-    return ShardPrefetcher(blueprint.streams, limits)
+        return fetch_limits(spec.cache_limit, needs, num_workers=num_workers, turn=turn)
+    return replace(
+        fetch_limits(spec.cache_limit, needs, num_workers=num_workers - 1),
+        num_threads=1,
+        turn=turn * num_workers + planner,
+        num_turns=needs.ranks_per_node * num_workers,
+    )
 
 
 class ReadAhead:
@@ -195,7 +192,7 @@ class ReadAhead:
             return None
         self._fetcher.check()
         needs = self._sequence.shards_ahead()
-        self._fetcher.follow(needs)
+        self._fetcher.update_plan(needs)
         return None if needs is None else needs.finished
 
     def has(self, plan: DevicePlan) -> bool:
@@ -205,7 +202,7 @@ class ReadAhead:
     def need_for(self, plan: DevicePlan) -> None:
         """Wait until the shards of a plan are local."""
         if self._fetcher is not None:
-            self._fetcher.need_for(plan.packs)
+            self._fetcher.wait_for_packs(plan.packs)
 
     def finish(self, finished: Int64Array | None) -> None:
         """Mark the shards that `look` returned as delivered."""

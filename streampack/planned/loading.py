@@ -22,28 +22,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-import torch
-
 from streampack.batch.batch import Batch
-from streampack.config import Packing
-from streampack.plan import DevicePlan, EpochSequence, Progress
+from streampack.plan import DevicePlan, EpochSequence
 from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
-from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.deliveries import DeliveredBatch, IterationPlans, Losses
+from streampack.planned.engine import PlanEngine
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.flat_batch import WholeReader
+from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
-from streampack.runtime.reading_workers import Reads, SharedMemory, pin, task_groups
+from streampack.runtime.rank_digest import digest_of
+from streampack.runtime.reading_workers import Reads, SharedMemory, task_groups
 from streampack.runtime.shared_ring import Ring, RingReader
 from streampack.runtime.stats import DeliveryStats
 from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
-from streampack.runtime.worker_pool import Pool, WorkerOptions
-from streampack.types import Int64Array, State
+from streampack.runtime.worker_pool import Pool
+from streampack.runtime.worker_processes import WorkerOptions
+from streampack.types import State
 
 # A transfer costs as much for a small batch as for a large one, so several are sent together. A
 # loop that waits for the first of them waits for all.
@@ -53,236 +53,99 @@ MOST_HANDED_OVER = 8
 GROUPS_AT_HAND = 4  # groups planned before one is read: planning yields several at a time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Losses:
-    """Samples dropped and slots substituted."""
-
-    dropped: Int64Array
-    """Dropped samples per stream, shape (num_streams,)."""
-    substituted: int = 0
-    """Slots that another stream served."""
-
-    def __add__(self, other: _Losses) -> _Losses:
-        return _Losses(
-            dropped=self.dropped + other.dropped, substituted=self.substituted + other.substituted
-        )
-
-    @classmethod
-    def none(cls, num_streams: int) -> _Losses:
-        """Return zero losses."""
-        return cls(dropped=np.zeros(num_streams, np.int64))
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Planned:
-    """Batches that were planned together."""
-
-    plan: DevicePlan
-    snapshots: list[State]
-    """Progress after each batch."""
-    losses: _Losses
-    """Losses of this iteration so far."""
-    packer_tokens: int
-    """High-water mark of the packers' buffers so far."""
-    finished: Int64Array | None
-    """Rows (stream, shard) that are finished with the last batch."""
-    num_counted: int = 0
-    """Number of delivered batches already counted in the statistics."""
-
-    def count(self, num_delivered: int, tally: DeliveryStats) -> None:
-        """Count delivered batches that were not counted before."""
-        packs, num_rows = self.plan.packs, self.plan.num_rows
-        if self.num_counted < num_delivered:
-            first, last = self.num_counted * num_rows, num_delivered * num_rows
-            tally.add(packs.slice(first, min(last, len(packs))))
-            self.num_counted = num_delivered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Delivered:
-    """The batch last delivered, as part of a planned group."""
-
-    planned: _Planned
-    number: int
-    """Number of the group's batches that are delivered."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether all batches of the group are delivered."""
-        return self.number == self.planned.plan.num_batches
-
-    @property
-    def progress(self) -> Progress:
-        """Progress of the run after this batch."""
-        plan = self.planned.plan
-        position = plan.positions[self.number - 1]
-        return Progress(epoch=plan.epoch, position=position, snapshots=self.planned.snapshots)
-
-    def count(self, tally: DeliveryStats) -> None:
-        """Count this batch, and earlier ones that were not counted."""
-        self.planned.count(self.number, tally)
-
-
-class _Plans:
-    """The plans of one iteration, recorded as they are requested, and followed by the prefetch."""
-
-    def __init__(self, sequence: EpochSequence, packing: Packing, ahead: ReadAhead) -> None:
-        self.sequence = sequence
-        self.ahead = ahead
-        self._drops = packing.overflow == "drop"
-        # Losses of the epoch before this iteration, if it resumes from a state.
-        self._before = _Losses(dropped=sequence.overlong, substituted=sequence.substituted)
-        self._no_drops = np.zeros_like(self._before.dropped)
-        self.waiting: deque[_Planned] = deque()
-        self._num_asked, self._num_delivered = 0, 0
-        self._num_of_first = 0  # delivered batches of the oldest plan
-        self.most_waiting = 0
-        """High-water mark of batches planned and not delivered."""
-
-    def next(self, most: int) -> DevicePlan | None:
-        """Return a plan of at most this many batches; None at the epoch's end."""
-        sequence = self.sequence
-        if not self._num_asked:
-            self.ahead.look()  # only now: it starts threads, and the workers are already forked
-        plan = sequence.next(most)
-        if plan is None:
-            return None
-        finished = self.ahead.look()
-        losses = _Losses(
-            dropped=self._dropped(),
-            substituted=sequence.substituted - self._before.substituted,
-        )
-        self._num_asked += plan.num_batches
-        self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
-        self.waiting.append(
-            _Planned(
-                plan=plan,
-                snapshots=sequence.snapshots(),
-                losses=losses,
-                packer_tokens=sequence.buffered_tokens,
-                finished=finished,
-            )
-        )
-        return plan
-
-    def one_by_one(self) -> Iterator[DevicePlan]:
-        """Yield the plans of single batches."""
-        while (plan := self.next(1)) is not None:
-            yield plan
-
-    def deliver(self) -> _Delivered:
-        """Record the delivery of one more batch."""
-        self._num_of_first += 1
-        self._num_delivered += 1
-        delivered = _Delivered(planned=self.waiting[0], number=self._num_of_first)
-        if delivered.is_last:
-            self.waiting.popleft()
-            self._num_of_first = 0
-        return delivered
-
-    def _dropped(self) -> Int64Array:
-        if not self._drops:
-            return self._no_drops
-        return self.sequence.overlong - self._before.dropped
-
-
-class PlannedLoading:
+class PlannedLoading(LoaderSession[PlanEngine]):
     """Iterates over a `PackedStreamingDataset`; see `PackedDataLoader`.
 
     Args:
-        dataset: The dataset.
+        engine: The dataset's engine.
         options: Options of prefetching and workers.
 
     Raises:
-        ConfigError: If `dataset.buffers` cannot hold one batch per worker, or shared memory cannot
-            hold the workers' output.
+        ConfigError: If its buffers cannot hold one batch per worker, or shared memory cannot hold
+            the workers' output.
     """
 
-    def __init__(self, dataset: PackedStreamingDataset, options: WorkerOptions) -> None:
+    def __init__(self, engine: PlanEngine, options: WorkerOptions) -> None:
+        super().__init__(engine, options)
         num_workers = options.num_workers
-        self.dataset = dataset
-        self.num_workers = num_workers
-        # Without a GPU, there is nothing to pin for.
-        self._pins = options.pin_memory and torch.cuda.is_available()
-        self._read = dataset.reader(pinned=self._pins)
+        self._read = engine.reader(pinned=self._pins)
         self._num_threads = options.prefetch_threads
-        at_once = self._at_once(num_workers)
-        self._at_hand = AT_HAND if at_once == 1 else GROUPS_AT_HAND
+        most = self._most_together()
+        self._at_hand = AT_HAND if most == 1 else GROUPS_AT_HAND
         wanted = options.prefetch_factor
         if not num_workers:
             # Queued groups; one in each thread and in a blocked loop; and the one delivered.
             wanted = max(wanted, self._num_threads - 1 + 2 * self._at_hand)
         # Workers hold this many prefetched batches; others arrived with the one being delivered.
-        beside = 1 if num_workers else 0
-        footprint = dataset.footprint(num_workers)
-        ahead = max_prefetch(dataset.buffers, footprint, (wanted + beside) * at_once - beside)
-        self._group = max(1, (ahead + beside) // (wanted + beside))
+        arrived = 1 if num_workers else 0
+        footprint = engine.footprint(num_workers)
+        ahead = max_prefetch(engine.buffers, footprint, (wanted + arrived) * most - arrived)
+        self._group = max(1, (ahead + arrived) // (wanted + arrived))
         self._ahead = min(ahead, wanted)
-        self._workers: Pool | None = None
-        self._tally = DeliveryStats(dataset.recipe)
+        self._tally = DeliveryStats(engine.recipe)
         self._is_new = True  # made, or given a state, and no batch delivered since
         # Losses and high-water marks, without those of `_last`.
-        self._losses = _Losses.none(len(dataset.stream_names))
+        self._losses = Losses.none(len(engine.recipe.streams))
         self._packer_tokens = 0
         self._most_waiting = 0
-        self._plans: _Plans | None = None  # of the current iteration
-        self._last: _Delivered | None = None  # the batch last delivered
+        self._straggler: tuple[float, float] | None = None
+        self._plans: IterationPlans | None = None  # of the current iteration
+        self._last: DeliveredBatch | None = None  # the batch last delivered
         # Before the current iteration.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
         self._read_ahead: ReadAhead | None = None
         self._first_fetched = 0  # index of the first shard that the dataset fetched for lengths
-        dataset.fetcher(num_workers)  # refuses a cache limit that is too small
+        engine.check_cache(num_workers)
         self._options = replace(options, prefetch_factor=self._ahead, pin_memory=False)
         if num_workers:
             self._make_workers()
 
     def _make_workers(self) -> None:
-        self._handing = self._choose_handing(self.num_workers)
+        self._handing = self._choose_handing()
         self._workers = Pool(Reads(self._handing), self._options)
 
-    def _at_once(self, num_workers: int) -> int:
+    def _most_together(self) -> int:
         """Return how many batches are read or transferred together, if there is room for them."""
-        dataset, read = self.dataset, self._read
-        batch_tokens = dataset.footprint().batch_tokens
+        engine, read = self.engine, self._read
+        batch_tokens = engine.footprint().batch_tokens
         # The size of a limited cache assumes that little is planned ahead.
-        if dataset.buffers.cache_limit is not None:
+        if engine.buffers.cache_limit is not None:
             return 1
-        if not num_workers:
+        if not self.num_workers:
             return most_together(read, batch_tokens) if self._num_threads else 1
         fitting = HANDOVER_TOKENS // batch_tokens if read.is_cheap else 1
         return min(max(1, fitting), MOST_HANDED_OVER)
 
-    def _choose_handing(self, num_workers: int) -> RingReader | WholeReader:
+    def _choose_handing(self) -> RingReader | WholeReader:
         """Return the workers' function and result reader; refuse a ring without room."""
-        dataset, read = self.dataset, self._read
+        engine, read = self.engine, self._read
         if not read.is_cheap:
             # A worker has no GPU to pin for.
-            return WholeReader(reader=dataset.reader())
-        slot_bytes = dataset.footprint().batch_tokens * Ring.bytes_per_token(read)
+            return WholeReader(reader=engine.reader())
+        slot_bytes = engine.footprint().batch_tokens * Ring.bytes_per_token(read)
         # Groups prefetched by workers, plus two: one being delivered and one spare.
-        num_groups = num_workers * self._ahead + 2
-        room = SharedMemory.asked(dataset.world.num_local_ranks)
+        num_groups = self.num_workers * self._ahead + 2
+        room = SharedMemory.asked(engine.world.num_local_ranks)
         while self._group > 1 and not room.has(2 * num_groups * self._group * slot_bytes):
             self._group //= 2  # leave half of it to others
         num_slots = num_groups * self._group
         room.check(num_slots * slot_bytes)
-        return RingReader(reader=read, ring=Ring(num_slots, read, dataset.batch_size))
+        return RingReader(reader=read, ring=Ring(num_slots, read, engine.batch_size))
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""
-        return len(self.dataset)
+        return len(self.engine)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no current iteration, and its own workers.
         kept = {"_fetched": self._fetched_ahead(), "_read_ahead": None, "_plans": None}
-        return self.__dict__ | kept | {"_workers": None, "_handing": None}
+        return super().__getstate__() | kept | {"_handing": None}
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next epoch, or resume from a loaded state, at the first batch."""
-        self.dataset.ask()
+        self.engine.ask()
         return close_at_exit(self._deliver())
 
-    def _begin(self, sequence: EpochSequence, num_fetched: int) -> _Plans:
+    def _begin(self, sequence: EpochSequence, num_fetched: int) -> IterationPlans:
         """Record the beginning of an iteration.
 
         Args:
@@ -290,57 +153,52 @@ class PlannedLoading:
             num_fetched: Shards that the dataset had fetched for lengths before it.
         """
         self._settle()
-        recipe = self.dataset.recipe
+        recipe = self.engine.recipe
         if self._is_new:
             self._tally = DeliveryStats(recipe)
-            self._losses = _Losses.none(len(recipe.streams))
+            self._losses = Losses.none(len(recipe.streams))
             self._fetched = dict.fromkeys(NO_FETCHES, 0)
             self._first_fetched = num_fetched
         else:
             self._fetched = self._fetched_ahead()
-        self._read_ahead = ReadAhead(self.dataset.fetcher(self.num_workers), sequence)
-        self._plans = _Plans(sequence, recipe.packing, self._read_ahead)
+        self._read_ahead = self.engine.read_ahead(sequence, self.num_workers)
+        self._plans = IterationPlans(sequence, recipe, self._read_ahead)
         return self._plans
 
     def _deliver(self) -> Generator[Batch, None, None]:
         # Not in iter(), which trainers may call only as a check.
         if self.num_workers and not (self._workers and self._workers.is_of_this_process):
             self._make_workers()  # those from before a fork, and their ring, belong to the parent
-        dataset = self.dataset
-        num_fetched = len(dataset.fetched_for_lengths)
-        sequence = dataset.begin()
+        engine = self.engine
+        num_fetched = len(engine.fetched_for_lengths)
         ahead: ReadAhead | None = None
-        try:
-            plans = self._begin(sequence, num_fetched)
-            ahead, tally = plans.ahead, self._tally
-            # No zip, no enumerate: they keep a batch until the next arrives.
-            for batch in self._batches(plans):
-                delivered = plans.deliver()
-                # Otherwise a later iteration has begun or a state was loaded, and those count.
+        with engine.iteration() as sequence:
+            try:
+                plans = self._begin(sequence, num_fetched)
+                ahead, tally = plans.ahead, self._tally
+                # No zip, no enumerate: they keep a batch until the next arrives.
+                for batch in self._batches(plans):
+                    delivered = plans.deliver()
+                    # Otherwise a later iteration has begun or a state was loaded; those count.
+                    if plans is self._plans:
+                        self._last, self._is_new = delivered, False
+                    # Last of all: an interrupt arrives before this, or once the loop has the batch.
+                    engine.note(sequence, delivered.progress)
+                    yield batch
+                    del batch
+                    if delivered.is_last:
+                        delivered.count(tally)
+                        ahead.finish(delivered.planned.finished)
+                    ahead.check()
                 if plans is self._plans:
-                    self._last, self._is_new = delivered, False
-                # Last of all: an interrupt arrives before this, or once the loop has the batch.
-                dataset.note(sequence, delivered.progress)
-                yield batch
-                del batch
-                if delivered.is_last:
-                    delivered.count(tally)
-                    ahead.finish(delivered.planned.finished)
-                ahead.check()
-            if plans is self._plans:
-                self._settle()
-            dataset.note(sequence, None)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            dataset.abandon()
-            raise
-        finally:
-            if ahead is not None:
-                ahead.close()
-            sequence.close()
+                    self._settle()
+                engine.note_end(sequence)
+            finally:
+                if ahead is not None:
+                    ahead.close()
+                sequence.close()
 
-    def _batches(self, plans: _Plans) -> Iterator[Batch]:
+    def _batches(self, plans: IterationPlans) -> Iterator[Batch]:
         if self._workers is not None:
             return self._from_workers(plans, self._workers)
         groups = in_groups(plans.next, self._group, plans.ahead)
@@ -353,17 +211,17 @@ class PlannedLoading:
     def _read_group(self, plan: DevicePlan) -> ReadGroup:
         group = read_group(self._read, plan)
         if self._pins:
-            group.batches = deque(pin(batch) for batch in group.batches)
+            group.batches = deque(map(self._pinned, group.batches))
         return group
 
-    def _from_workers(self, plans: _Plans, workers: Pool) -> Iterator[Batch]:
+    def _from_workers(self, plans: IterationPlans, workers: Pool) -> Iterator[Batch]:
         handing = self._handing
         for got in workers.results(task_groups(handing.tasks(plans.one_by_one()), self._group)):
             batch = handing.finish(plans.waiting[0].plan, got)
-            yield pin(batch) if self._pins else batch
+            yield self._pinned(batch)
             del batch
 
-    def _totals(self) -> tuple[int, _Losses, int]:
+    def _totals(self) -> tuple[int, Losses, int]:
         """Count delivered batches; return the most that waited, all losses, and buffer peaks."""
         plans, last = self._plans, self._last
         most_waiting, losses, packers = self._most_waiting, self._losses, self._packer_tokens
@@ -377,13 +235,18 @@ class PlannedLoading:
     def _settle(self) -> None:
         """Add the iteration that ends to the earlier ones."""
         self._most_waiting, self._losses, self._packer_tokens = self._totals()
+        self._straggler = self._last_straggler()
         self._plans = self._last = None
+
+    def _last_straggler(self) -> tuple[float, float] | None:
+        """Return the straggler factors of the latest iteration that dealt a global batch."""
+        return (self._last and self._last.planned.straggler) or self._straggler
 
     def state_dict(self) -> State:
         """Return the state after the batch last delivered, as JSON."""
-        if self._plans is not None and self.dataset.is_told_by(self._plans.sequence):
-            return self.dataset.state_here()  # ignoring other processes
-        return self.dataset.state_dict()
+        if self._plans is not None and self.engine.is_current(self._plans.sequence):
+            return self.engine.state_here()  # ignoring other processes
+        return self.engine.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state` at the next iteration.
@@ -391,7 +254,7 @@ class PlannedLoading:
         Raises:
             ResumeError: If it belongs to another sequence; the message names the difference.
         """
-        self.dataset.load_state_dict(state)
+        self.engine.load_state_dict(state)
         self._settle()
         self._is_new = True
 
@@ -403,12 +266,14 @@ class PlannedLoading:
         most_waiting, losses, packers = self._totals()
         # torch requests one more plan before it delivers a batch.
         most_waiting = max(most_waiting - (self.num_workers > 0), 0)
-        batch_tokens = self.dataset.footprint().batch_tokens
+        batch_tokens = self.engine.footprint().batch_tokens
         waiting = most_waiting * batch_tokens
+        straggler = self._last_straggler()
         per_worker = -(-most_waiting // max(self.num_workers, 1)) * batch_tokens
         return self._tally.stats(losses.dropped.tolist()) | {
             "substituted": losses.substituted,
-            "digest": self.dataset.digest,
+            "digest": digest_of(self.engine.fingerprint()),
+            "straggler": straggler and dict(zip(("planned", "dealt"), straggler, strict=True)),
             "shards": self._shards(),
             "buffers": {
                 "worker_tokens": per_worker + (0 if self.num_workers else packers),
@@ -420,7 +285,7 @@ class PlannedLoading:
     def _shards(self) -> dict[str, Any]:
         """Return counts of shards fetched in advance and for lengths."""
         counts = self._fetched_ahead()
-        for_lengths = self.dataset.fetched_for_lengths[self._first_fetched :]
+        for_lengths = self.engine.fetched_for_lengths[self._first_fetched :]
         counts["fetched"] += len(for_lengths)
         counts["fetched_bytes"] += sum(for_lengths)
         return counts

@@ -42,10 +42,7 @@ def colour(stream: int) -> str:
 
 
 def bars_of(segments: Int64Array) -> list[Bar]:
-    """Return the packs of a batch as bars; rows of padding alone are left out.
-
-    Args:
-        segments: A batch's ``segments``: row, stream, pass, sample, start, length; shape (n, 6).
+    """Return the packs of a batch's ``segments``, shape (n, 6); all-padding rows are left out.
 
     >>> segments = np.array([[0, 2, 0, 7, 0, 5], [0, 1, 0, 3, 0, 2], [1, 2, 0, 8, 0, 6]])
     >>> [bar.tolist() for bar in bars_of(segments)]
@@ -57,12 +54,7 @@ def bars_of(segments: Int64Array) -> list[Bar]:
 
 
 def pack_lines(bars: Sequence[Bar], max_seq_len: int, width: int) -> Text:
-    """Draw packs for a terminal, one line each.
-
-    Args:
-        bars: The packs.
-        max_seq_len: Tokens in a full pack.
-        width: Characters of a full pack.
+    """Draw packs for a terminal, one line each; a full pack is `width` characters.
 
     >>> print(pack_lines([np.array([[0, 4], [1, 2]])], max_seq_len=8, width=8))
     ███▌█▌··  2 segments

@@ -74,7 +74,7 @@ def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
     bits = np.random.Generator(np.random.Philox(key=seed))
     normal, uniform = bits.standard_normal(num_samples), bits.random(num_samples)
     web = np.exp(np.log(400) + (2 * np.log(900 / 400)) ** 0.5 * normal)
-    made = {
+    by_kind = {
         "web": web,
         "sft": np.exp(np.log(90) + (2 * np.log(130 / 90)) ** 0.5 * normal),
         "code": np.where(
@@ -84,7 +84,7 @@ def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
         ),
         "long": np.where(uniform < 0.9, web, 8192 * 8 ** (10 * (uniform - 0.9))),
     }
-    lengths: Int64Array = np.maximum(made[kind], 1).astype(np.int64)
+    lengths: Int64Array = np.maximum(by_kind[kind], 1).astype(np.int64)
     return lengths
 
 
@@ -108,13 +108,7 @@ def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
 
 
 def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerResult:
-    """Measure a packer on samples of these lengths.
-
-    Args:
-        name: The packer's name in tables.
-        lengths: Tokens of each sample in arrival order, shape (n,).
-        packing: The packing to measure.
-    """
+    """Measure a packer on samples of these lengths in arrival order, shape (n,)."""
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, SAMPLE] = np.arange(len(lengths))
     samples[:, 3] = lengths

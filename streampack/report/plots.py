@@ -20,14 +20,7 @@ DOTS_PER_INCH = 120
 
 
 def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int) -> None:
-    """Write a PNG of packs, coloured by stream.
-
-    Args:
-        bars: The packs, the first one on top.
-        path: The file to write.
-        names: The streams' names, by number.
-        max_seq_len: Tokens in a full pack.
-    """
+    """Write a PNG of packs, the first one on top, coloured by stream; `names` are by number."""
     # No pyplot: it keeps every figure alive, and selects a backend for the whole process.
     figure = Figure(figsize=(11, 1.4 + INCHES_PER_PACK * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -54,7 +54,8 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
         compared = name in {"target", f"of {weight_unit}"}
         table.add_column(name, justify="right", style="bold" if compared else "")
     for number, (name, stream) in enumerate(streams.items()):
-        shares = [_percent(stream[key]) for key in ("share_samples", "share_tokens", "target")]
+        keys = ("share_samples", "share_tokens", "target")
+        shares = [f"{100 * stream[key]:.1f} %" for key in keys]
         table.add_row(
             Text(name, style=colour(number)),
             f"{stream['samples']:,}",
@@ -72,24 +73,14 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
 
 
 def stats_summary(stats: Mapping[str, Any], seconds: float | None = None) -> Text:
-    """Return the totals over all streams: fill, amounts, speed, high water of the buffers.
-
-    Args:
-        stats: The result of ``loader.stats()``.
-        seconds: Elapsed time, for tokens per second; None leaves the speed out.
-    """
+    """Return the totals of ``loader.stats()``; elapsed `seconds` add the tokens per second."""
     facts = _facts(stats, f"{stats['tokens'] / seconds:,.0f} tokens/s" if seconds else None)
     marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
     return Text(facts + "\nmost buffered: " + ", ".join(marks))
 
 
 def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples") -> Group:
-    """Return a simulation's table and summary lines for a terminal.
-
-    Args:
-        numbers: The result of `simulate`.
-        weight_unit: The unit of the targets, samples or tokens.
-    """
+    """Return the table and summary lines of a result of `simulate`, for a terminal."""
     packs = f"{numbers['batch_size']:,} packs"
     if numbers["ranks"] > 1:
         packs = f"{numbers['ranks']:,} x {packs}"
@@ -101,8 +92,21 @@ def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples")
         f"{numbers['padding_tokens']:,} tokens of padding in all",
     )
     digest = f"\ndigest {numbers['digest']}" if "digest" in numbers else ""
-    lines = Text(f"{_facts(numbers)}\n{' · '.join(steps)}{digest}")
+    lines = Text(f"{_facts(numbers)}\n{' · '.join(steps)}{_waits(numbers)}{digest}")
     return Group(stats_table(numbers, weight_unit=weight_unit), lines)
+
+
+def _waits(numbers: Mapping[str, Any]) -> str:
+    """Return how long ranks wait for each other, on a line, where there are several."""
+    times = numbers.get("straggler")
+    if times is None or numbers["ranks"] == 1:
+        return ""
+    planned, dealt = f"{times['planned']:.3f}", f"{times['dealt']:.3f}"
+    both = f"{dealt} x the ideal with balance, {planned} x without"
+    if not times["is_dealt"]:
+        both = f"{planned} x the ideal, {dealt} x with balance=Balance()"
+    note = f" ({times['note']})" if times["note"] else ""
+    return f"\na global batch takes {both}{note}"
 
 
 def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
@@ -116,12 +120,3 @@ def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
     if stats["substituted"]:
         facts.append(f"{stats['substituted']:,} packs of another stream, as one had run out")
     return " · ".join(facts)
-
-
-def _percent(share: float) -> str:
-    """Return a share as text.
-
-    >>> _percent(0.35)
-    '35.0 %'
-    """
-    return f"{100 * share:.1f} %"

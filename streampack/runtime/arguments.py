@@ -21,17 +21,11 @@ from inspect import signature
 from reprlib import repr as short_repr
 from typing import ParamSpec
 
-from streampack.config import (
-    MAX_BATCH_TOKENS,
-    Buffers,
-    Mixing,
-    Order,
-    Packing,
-    read_count,
-    read_integer,
-)
+from streampack._checks import read_count, read_integer
+from streampack._state import MAX_EPOCH
+from streampack.balance import Balance
+from streampack.config import MAX_BATCH_TOKENS, Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, short_text, suggest
-from streampack.plan.state import MAX_EPOCH
 from streampack.world import World
 
 P = ParamSpec("P")
@@ -41,6 +35,7 @@ CONFIGS = {
     "mixing": Mixing,
     "order": Order,
     "buffers": Buffers,
+    "balance": Balance,
     "world": World,
 }
 # The equivalents here of arguments of MosaicML's dataset and torch's loader, except those that a
@@ -98,7 +93,7 @@ def check_configs(**configs: object) -> None:
     """Refuse a config of the wrong type; None stands for the default, but packing has none.
 
     Args:
-        **configs: Any of packing, mixing, order, buffers and world.
+        **configs: Any of packing, mixing, order, buffers, balance and world.
 
     Raises:
         ConfigError: Naming the argument, its value and the expected class.
@@ -109,9 +104,11 @@ def check_configs(**configs: object) -> None:
         wanted = CONFIGS[key]
         if isinstance(value, wanted) or (value is None and wanted is not Packing):
             continue
+        article = "an" if wanted is Order else "a"
         example = "Packing(max_seq_len=2048)" if wanted is Packing else f"{wanted.__name__}(...)"
         raise ConfigError(
-            f"{key}={short_text(value)} is no {wanted.__name__}; pass {key}=streampack.{example}"
+            f"{key}={short_text(value)} is not {article} {wanted.__name__}; "
+            f"pass {key}=streampack.{example}"
         )
 
 
@@ -130,7 +127,7 @@ def check_batch_size(batch_size: object, max_seq_len: int = 1) -> int:
     4
     """
     if batch_size is None:
-        raise ConfigError("batch_size=None says no number of packs; leave it out for 1")
+        raise ConfigError("batch_size=None is not a number of packs; leave it out for 1")
     count = read_count("batch_size", batch_size, "leave it out for the default")
     if count * max_seq_len > MAX_BATCH_TOKENS:
         raise ConfigError(

@@ -65,10 +65,10 @@ class FlatBatch:
         )
 
     def __reduce__(self) -> tuple[Callable[..., FlatBatch], tuple[Any, ...]]:
-        return _folded, (sendable(self.block), self.content)
+        return _rebuilt, (sendable(self.block), self.content)
 
 
-def _folded(block: Any, content: Any) -> FlatBatch:
+def _rebuilt(block: Any, content: Any) -> FlatBatch:
     return FlatBatch(torch.as_tensor(block), content)
 
 
@@ -93,12 +93,12 @@ def by_value(tensor: Tensor) -> Any:
     """Reduce a tensor such that the pickle holds its bytes, and no connection is needed."""
     if not is_plain(tensor):
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
-    folded = flatten(tensor)
-    return _unfolded, (folded.block.numpy(), folded.content)
+    flat = flatten(tensor)
+    return _unflattened, (flat.block.numpy(), flat.content)
 
 
-def _unfolded(block: Any, content: Any) -> Any:
-    return _folded(block, content).unfold()
+def _unflattened(block: Any, content: Any) -> Any:
+    return _rebuilt(block, content).unfold()
 
 
 def is_plain(value: Any) -> bool:
@@ -119,8 +119,8 @@ def is_plain(value: Any) -> bool:
 def flatten(value: Any) -> FlatBatch:
     """Return a batch, or any nested dicts, lists and tuples of tensors, as one block.
 
-    >>> folded = flatten({"tokens": torch.tensor([[5, 6]]), "epoch": 3})
-    >>> folded.block.shape, folded.unfold()
+    >>> flat = flatten({"tokens": torch.tensor([[5, 6]]), "epoch": 3})
+    >>> flat.block.shape, flat.unfold()
     (torch.Size([16]), {'tokens': tensor([[5, 6]]), 'epoch': 3})
     """
     tensors: list[tuple[Tensor, _Place]] = []
@@ -137,8 +137,8 @@ def flatten(value: Any) -> FlatBatch:
 
     content = _mapped(value, place)
     block = torch.empty(end, dtype=torch.uint8)
-    for tensor, its in tensors:
-        its.look(block).copy_(tensor)
+    for tensor, span in tensors:
+        span.look(block).copy_(tensor)
     return FlatBatch(block, content)
 
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streampack.errors import ConfigError
-from streampack.runtime.worker_pool import SHARED_MEMORY, Failed
+from streampack.runtime.worker_messages import Failed
+from streampack.runtime.worker_pool import SHARED_MEMORY
 
 
 class Read(Protocol):

@@ -5,6 +5,7 @@ Cost: about 1 us per batch; segments are counted a few hundred batches at a time
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,41 @@ def shares(counts: list[int]) -> list[float]:
     """
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
+
+
+def delivery_report(
+    names: Sequence[str],
+    counts: Mapping[str, list[int]],
+    targets: list[int],
+    *,
+    packs: int,
+    slots: int,
+) -> dict[str, Any]:
+    """Return the first part of `loader.stats()`.
+
+    Args:
+        names: The streams' names.
+        counts: By key, the count of each stream; `samples` and `tokens` among them.
+        targets: What the streams' shares are derived from.
+        packs: Packs delivered.
+        slots: Token slots in these packs.
+    """
+    tokens = sum(counts["tokens"])
+    columns: dict[str, Sequence[float]] = {
+        **counts,
+        "share_samples": shares(counts["samples"]),
+        "share_tokens": shares(counts["tokens"]),
+        "target": shares(targets),
+    }
+    return {
+        "streams": {
+            name: {key: column[number] for key, column in columns.items()}
+            for number, name in enumerate(names)
+        },
+        "packs": packs,
+        "tokens": tokens,
+        "fill": tokens / slots if slots else 0.0,
+    }
 
 
 class DeliveryStats:
@@ -79,18 +115,16 @@ class DeliveryStats:
                 longer = stream.lengths_of(shard)[places] > self._recipe.packing.max_seq_len
                 self._truncated[number] += int(longer.sum())
 
-    def _targets(self) -> list[float]:
+    def _targets(self) -> list[int]:
+        streams = self._recipe.streams
         if self._recipe.mixing.weight_unit == "tokens":
-            return shares([stream.chosen_tokens for stream in self._recipe.streams])
-        recipe = self._recipe
-        return shares(
-            [
-                stream.quota.amount
-                if stream.quota.unit == "samples"
-                else stream.quota.amount * stream.num_samples // max(stream.num_tokens, 1)
-                for stream in recipe.streams
-            ]
-        )
+            return [stream.chosen_tokens for stream in streams]
+        return [
+            stream.quota.amount
+            if stream.quota.unit == "samples"
+            else stream.quota.amount * stream.num_samples // max(stream.num_tokens, 1)
+            for stream in streams
+        ]
 
     def stats(self, dropped: list[int]) -> dict[str, Any]:
         """Return the counts as plain numbers.
@@ -99,46 +133,15 @@ class DeliveryStats:
             dropped: Dropped samples of each stream, which do not appear in plans.
         """
         self._count()
-        packing = self._recipe.packing
-        samples, tokens = self._samples.tolist(), self._tokens.tolist()
-        rows = zip(
-            self._recipe.names,
-            samples,
-            tokens,
-            self._split.tolist(),
-            self._truncated.tolist(),
-            dropped,
-            shares(samples),
-            shares(tokens),
-            self._targets(),
-            strict=True,
-        )
-        slots = self._num_packs * packing.max_seq_len
-        return {
-            "streams": {
-                name: {
-                    "samples": num_samples,
-                    "tokens": num_tokens,
-                    "split": split,
-                    "truncated": truncated,
-                    "dropped": left_out,
-                    "share_samples": share_samples,
-                    "share_tokens": share_tokens,
-                    "target": target,
-                }
-                for (
-                    name,
-                    num_samples,
-                    num_tokens,
-                    split,
-                    truncated,
-                    left_out,
-                    share_samples,
-                    share_tokens,
-                    target,
-                ) in rows
-            },
-            "packs": self._num_packs,
-            "tokens": sum(tokens),
-            "fill": sum(tokens) / slots if slots else 0.0,
+        recipe = self._recipe
+        counts = {
+            "samples": self._samples.tolist(),
+            "tokens": self._tokens.tolist(),
+            "split": self._split.tolist(),
+            "truncated": self._truncated.tolist(),
+            "dropped": dropped,
         }
+        slots = self._num_packs * recipe.packing.max_seq_len
+        return delivery_report(
+            recipe.names, counts, self._targets(), packs=self._num_packs, slots=slots
+        )

@@ -9,7 +9,7 @@
     main     torch       unpickles a plain dict, with all tensors made again
 
 torch sends each tensor of a dict separately, with its own shared memory and connection: about 0.3
-ms on each side. There is no hook for a dict that leaves the worker. So this module hooks into the
+ms on each side. torch has no hook for a dict that leaves the worker. So this module hooks into the
 pickler between processes (`ForkingPickler`). Any other pickle, deep copy or `torch.save` gives a
 plain dict.
 
@@ -102,43 +102,43 @@ class CompactPickleBatch(dict[str, Any]):
 
     Args:
         batch: The batch.
-        ingredients: The inputs it was made of, if known.
+        inputs: The inputs it was made of, if known.
 
     >>> import copy, pickle
-    >>> made = CompactPickleBatch({"epoch": 3})
-    >>> made, type(copy.copy(made)).__name__, type(pickle.loads(pickle.dumps(made))).__name__
+    >>> batch = CompactPickleBatch({"epoch": 3})
+    >>> batch, type(copy.copy(batch)).__name__, type(pickle.loads(pickle.dumps(batch))).__name__
     ({'epoch': 3}, 'CompactPickleBatch', 'dict')
     """
 
-    __slots__ = ("ingredients",)
+    __slots__ = ("inputs",)
 
-    def __init__(self, batch: Any = (), ingredients: BatchInputs | None = None) -> None:
+    def __init__(self, batch: Any = (), inputs: BatchInputs | None = None) -> None:
         super().__init__(batch)
-        self.ingredients = ingredients
+        self.inputs = inputs
 
     def __copy__(self) -> CompactPickleBatch:
         # torch's default_convert fills a copy, and the worker sends that copy.
-        return CompactPickleBatch(self, self.ingredients)
+        return CompactPickleBatch(self, self.inputs)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         return dict, (), None, None, iter(self.items())
 
 
-def parcel(batch: Any, ingredients: BatchInputs | None = None) -> Any:
+def transferable(batch: Any, inputs: BatchInputs | None = None) -> Any:
     """Wrap a batch so that it is not stacked and is sent in one piece, if it is a dict.
 
     Args:
         batch: A batch in any format.
-        ingredients: The inputs it was made of, if known.
+        inputs: The inputs it was made of, if known.
     """
     if type(batch) is not dict:
         return batch
-    _make_known()
-    return CompactPickleBatch(batch, ingredients)
+    _register()
+    return CompactPickleBatch(batch, inputs)
 
 
 @cache
-def _make_known() -> None:
+def _register() -> None:
     """Register the class with ForkingPickler, default_collate and pytree."""
     ForkingPickler.register(CompactPickleBatch, _send)
     default_collate_fn_map[CompactPickleBatch] = _refuse_to_stack
@@ -161,7 +161,7 @@ def _refuse_to_stack(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParcelReader:
+class TransferReader:
     """Reads plans in a worker of torch's own loader."""
 
     reader: BatchReader
@@ -170,11 +170,11 @@ class ParcelReader:
         """Read the plan of one batch, in the dataset's `batch_format`."""
         read = self.reader
         if not read.is_cheap or read.keeps_rows:
-            return parcel(read(plan))
+            return transferable(read(plan))
         # This memory is not reused while any array refers to it.
-        room, tokens = read.room(plan.num_rows)
-        rows = read.gatherer.gather(plan.packs, plan.num_rows, out=room)
-        ingredients = BatchInputs(
+        array, tokens = read.room(plan.num_rows)
+        rows = read.gatherer.gather(plan.packs, plan.num_rows, out=array)
+        inputs = BatchInputs(
             rows=rows,
             packs=plan.packs,
             epoch=plan.epoch,
@@ -183,7 +183,7 @@ class ParcelReader:
             convert=read.convert,
         )
         [batch] = read.finish(plan, rows, [tokens])
-        return parcel(batch, ingredients)
+        return transferable(batch, inputs)
 
 
 Sent = tuple[list[str], Batch | FlatBatch, BatchInputs | None, Any, Any]
@@ -191,39 +191,39 @@ Sent = tuple[list[str], Batch | FlatBatch, BatchInputs | None, Any, Any]
 
 def _send(batch: CompactPickleBatch) -> tuple[Callable[..., Batch], Sent]:
     """Return the function and arguments that make the batch in another process."""
-    ingredients = batch.ingredients
-    made = {} if ingredients is None else ingredients.make()
+    inputs = batch.inputs
+    again = {} if inputs is None else inputs.make()
     rest = {
         name: value
         for name, value in batch.items()
-        if name not in made or not _is_same(value, made[name])
+        if name not in again or not _is_same(value, again[name])
     }
-    names, folded = list(batch), _folded(rest)
-    if ingredients is None or len(rest) == len(batch):
-        return _receive, (names, folded, None, None, None)
-    rows = ingredients.rows
-    bare = replace(ingredients, rows=replace(rows, tokens=NO_TOKENS, labels=None))
+    names, values = list(batch), _flat(rest)
+    if inputs is None or len(rest) == len(batch):
+        return _receive, (names, values, None, None, None)
+    rows = inputs.rows
+    bare = replace(inputs, rows=replace(rows, tokens=NO_TOKENS, labels=None))
     labels = None if rows.labels is None else sendable(torch.from_numpy(rows.labels))
-    return _receive, (names, folded, bare, sendable(torch.from_numpy(rows.tokens)), labels)
+    return _receive, (names, values, bare, sendable(torch.from_numpy(rows.tokens)), labels)
 
 
-def _folded(rest: Batch) -> Batch | FlatBatch:
+def _flat(rest: Batch) -> Batch | FlatBatch:
     """Return the batch in one piece if it fits through a pipe."""
     num_bytes = sum(value.nbytes for value in rest.values() if is_plain(value))
     return flatten(rest) if num_bytes <= LARGEST_IN_PIPE else rest
 
 
 def _receive(
-    names: list[str], folded: Batch | FlatBatch, bare: BatchInputs | None, tokens: Any, labels: Any
+    names: list[str], values: Batch | FlatBatch, bare: BatchInputs | None, tokens: Any, labels: Any
 ) -> Batch:
-    """Make the batch; `tokens` and `labels` belong to the ingredients."""
-    made = {}
+    """Make the batch; `tokens` and `labels` belong to the inputs."""
+    batch = {}
     if bare is not None:
         labels = None if labels is None else np.asarray(labels)
         rows = replace(bare.rows, tokens=np.asarray(tokens), labels=labels)
-        made = replace(bare, rows=rows).make()
-    made |= folded.unfold() if isinstance(folded, FlatBatch) else folded
-    return {name: made[name] for name in names}
+        batch = replace(bare, rows=rows).make()
+    batch |= values.unfold() if isinstance(values, FlatBatch) else values
+    return {name: batch[name] for name in names}
 
 
 def _is_same(one: Any, other: Any) -> bool:

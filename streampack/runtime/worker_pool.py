@@ -1,238 +1,44 @@
-"""Worker processes, and the messages between them and the training loop.
+"""Worker processes that serve one iteration after another.
 
 ::
 
     training loop                       worker 0, 1, ...
-    (n, BEGIN, start)  --- socket --->  sets up the work of iteration n
+    (n, BEGIN, start)  --- socket --->  sets up the work of iteration n      worker_main.py
     (n, None, task)    -------------->  work(task)
-    (n, results)       <--------------  a pickle, then the bytes of all tensors
+    (n, results)       <--------------  results                              worker_messages.py
 
-    keeper, a thread    starts the processes      waits for a request      ends them
+    keeper, a thread    starts and ends the processes                        worker_processes.py
 
 A signal handler runs in the main thread, between almost any two instructions, and may raise. So:
 
 - The keeper starts and ends the processes, because signal handlers never run in its thread.
 - The loop marks a session as torn before it uses a socket, and as whole afterwards. A session left
   torn by an interrupt is never reused: its workers end, and the next iteration starts new ones.
-- A weak reference tells the keeper that the session is no longer referenced. Its callback is a C
-  function, so no interrupt can skip it, even one that skips other clean-up.
 
 A worker's death, or its silence for `timeout` seconds, is noticed by the next request for a result.
-Workers ignore Ctrl-C. They end when the other end of their socket closes, as it does when the
-training process dies. A forked child closes its copies of the sockets.
-
 Cost: 50 us per message, two copies of the tensors.
 """
 
 from __future__ import annotations
 
-import _thread
-import atexit
-import copy
-import multiprocessing
 import os
-import pickle
-import queue
-import random
 import select
 import signal
-import socket
-import struct
-import threading
-import time
-import traceback
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import _utils
-
-from streampack.errors import ConfigError, WorkerError, naming_limits
-from streampack.runtime.flat_batch import FlatBatch, by_value, flatten
+from streampack.errors import ConfigError, WorkerError
+from streampack.runtime.worker_messages import Failed, Mark, Serve, receive_result
+from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
 SHARED_MEMORY = Path("/dev/shm")
-LEAVE_S = 2.0  # time limit for workers to end by themselves
-ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
-AWAKE_S = 0.1  # poll interval while waiting for the keeper
 REASONS = {
     signal.SIGKILL: "the system may have run out of memory: see `dmesg`, use fewer workers",
     signal.SIGBUS: f"{SHARED_MEMORY} may be full: use num_workers=0; or a local shard was cut "
     "short while it was read: write the stream again",
 }
-
-# From a task to results; to an empty list if the worker has no more in this iteration.
-Work: TypeAlias = Callable[[Any], list[Any]]
-Serve: TypeAlias = Callable[[Any], Work]
-
-
-class _Mark(Enum):
-    """Marks messages other than tasks and results."""
-
-    BEGIN = 0
-    """To a worker: begin an iteration. From it: it has begun."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """Options of prefetching; except `prefetch_threads`, torch's arguments of the same names."""
-
-    num_workers: int
-    prefetch_factor: int
-    prefetch_threads: int = 1
-    pin_memory: bool = False
-    persistent_workers: bool = True
-    multiprocessing_context: str | None = None
-    timeout: float = 0.0
-    """Seconds; 0: no limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Failed:
-    """An error on its way to the training loop."""
-
-    error: Exception
-
-    @classmethod
-    def of(cls, error: Exception) -> Failed:
-        """Wrap an error in a picklable form; one that cannot be rebuilt is sent as its text."""
-        told = "".join(traceback.format_exception(error))
-        try:
-            pickle.dumps(copy.copy(error))
-        except Exception:
-            error = RuntimeError(told)
-        error.add_note(f"in reading worker {os.getpid()}")
-        if error.__traceback__ is not None:
-            error.add_note(told)
-        return cls(error=error)
-
-
-class _Kept:
-    """The processes of a session; all methods but `end` and `wait_until` run in the keeper.
-
-    Args:
-        serve: Makes the work of an iteration, in each worker.
-        options: How the processes are started.
-        session: The loop's session; when it is freed, the processes end.
-    """
-
-    def __init__(self, serve: Serve, options: WorkerOptions, session: object) -> None:
-        self._serve = serve
-        self._options = options
-        self._base_seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        self.processes: list[Any] = []
-        self.sockets: list[Any] = []
-        self.is_started = self.is_over = False
-        self.pids: list[int] = []
-        self.exitcodes: list[int | None] = []
-        self.failure: Exception | None = None
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._session = weakref.ref(session, self._asked.put)
-        _thread.start_new_thread(self._keep, ())
-
-    def end(self, *, at_once: bool = False) -> None:
-        """End the processes and wait for them; with `at_once`, cancel their tasks."""
-        self._asked.put(at_once)
-        self.wait_until(lambda: self.is_over)
-
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the keeper."""
-        # The queue only wakes: an interrupt may lose its item, so the condition is polled again.
-        while not is_done():
-            with suppress(queue.Empty):
-                self._told.get(timeout=AWAKE_S)
-
-    def _keep(self) -> None:
-        _KEPT.add(self)
-        try:
-            with naming_limits(", or set num_workers=0"):
-                self._start()
-        except Exception as failure:  # raised in the loop
-            self.failure = failure
-        self.is_started = True
-        self._told.put(None)
-        at_once = self._asked.get() is True
-        with _FORKING[0]:
-            for each in self.sockets:
-                each.close()
-        if not at_once:
-            self._join()
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()  # it holds only kernel locks, which are released
-        self._join()
-        self.exitcodes = [process.exitcode for process in self.processes]
-        # Here, so that no interrupt can arrive while the loop drops the last reference to them.
-        self.processes.clear()
-        _KEPT.discard(self)
-        self.is_over = True
-        self._told.put(None)
-
-    def _start(self) -> None:
-        context: Any = multiprocessing.get_context(self._options.multiprocessing_context)
-        for number in range(self._options.num_workers):
-            ours, theirs = context.Pipe()
-            self.sockets.append(ours)
-            _limit(ours, self._options.timeout)
-            info = (number, self._options.num_workers, self._base_seed)
-            process = context.Process(target=_work, args=(theirs, self._serve, info), daemon=True)
-            try:
-                with _FORKING[0]:
-                    process.start()
-            finally:
-                theirs.close()
-            self.processes.append(process)
-            self.pids.append(process.pid)
-
-    def _join(self) -> None:
-        deadline_s = time.monotonic() + LEAVE_S
-        for process in self.processes:
-            process.join(max(0.0, deadline_s - time.monotonic()))
-
-
-_KEPT: set[_Kept] = set()
-
-# Held while a socket is closed, and while a worker is forked: between the close of a file and the
-# note of it, its number may already belong to the new worker, which would close its own socket.
-_FORKING = [threading.Lock()]
-
-
-def _forget_all() -> None:
-    """Close a forked child's copies: workers would not notice the end of the training process."""
-    _FORKING[0] = threading.Lock()  # whose holder is not here
-    for kept in list(_KEPT):
-        kept.is_over = True  # the keeper is not in this process
-        for each in kept.sockets:
-            each.close()
-    _KEPT.clear()
-
-
-def _end_all() -> None:
-    """End the workers before the interpreter clears its modules."""
-    for kept in list(_KEPT):
-        kept.end()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-atexit.register(_end_all)
-
-
-def _limit(ours: Any, timeout_s: float) -> None:
-    """Limit each read from a worker, or write to it, to this many seconds."""
-    if timeout_s:
-        seconds = int(timeout_s)
-        limit = struct.pack("ll", seconds, int((timeout_s - seconds) * 1e6) or 1)
-        with socket.socket(fileno=os.dup(ours.fileno())) as each:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 class _Session:
@@ -252,7 +58,7 @@ class _Session:
         self._order: list[int] = []
         self._polls: list[Any] = []
         self._sentinels: Any = select.poll()
-        self.kept = _Kept(serve, options, self)
+        self.kept = WorkerProcesses(serve, options, self)
 
     def begin(self, given: Any) -> None:
         """Begin an iteration with its setup data.
@@ -269,7 +75,7 @@ class _Session:
         self.is_torn = True
         self.iteration += 1
         for worker in range(len(self.kept.pids)):
-            self.send(worker, given, _Mark.BEGIN)
+            self.send(worker, given, Mark.BEGIN)
         if not is_first:
             # Tasks left over from the last iteration may write to the memory of this one.
             for worker in range(len(self.kept.pids)):
@@ -302,7 +108,7 @@ class _Session:
         if ready := self._sentinels.poll(0):
             raise self._death(ready) from None
 
-    def send(self, worker: int, task: Any, mark: _Mark | None = None) -> None:
+    def send(self, worker: int, task: Any, mark: Mark | None = None) -> None:
         """Send a message to a worker."""
         was_torn, self.is_torn = self.is_torn, True
         try:
@@ -333,12 +139,11 @@ class _Session:
             if any(fd != ours.fileno() for fd, _ in ready):
                 raise self._death(ready)
             try:
-                iteration, content, num_bytes = ours.recv()
-                block = _read(ours.fileno(), num_bytes)
+                iteration, result = receive_result(ours)
             except (EOFError, OSError) as error:
                 raise self._broken(worker, error) from error
-            if iteration == self.iteration and (content is _Mark.BEGIN) == is_begin:
-                return FlatBatch(block, content).unfold()
+            if iteration == self.iteration and (result.content is Mark.BEGIN) == is_begin:
+                return result.unfold()
 
     def _broken(self, worker: int, error: Exception) -> Exception:
         """Return the error to raise for a broken socket."""
@@ -351,14 +156,14 @@ class _Session:
     def _death(self, ready: list[tuple[int, int]]) -> WorkerError:
         dead = [self._order.index(fd) for fd, _ in ready if fd in self._order]
         self.is_torn = True
-        self.kept.end(at_once=True)
+        self.kept.end(is_urgent=True)
         codes = self.kept.exitcodes
-        worker = next((each for each in dead if codes[each]), dead[0])
+        worker = next((number for number in dead if codes[number]), dead[0])
         return self._failure(worker, f"died: {_exit_text(codes[worker])}")
 
     def _silence(self, worker: int) -> WorkerError:
         self.is_torn = True
-        self.kept.end(at_once=True)
+        self.kept.end(is_urgent=True)
         text = f"gave nothing for {self._timeout} s (timeout): it is stopped, waits for what does "
         return self._failure(worker, f"{text}not come, or needs longer")
 
@@ -473,18 +278,6 @@ def _give(session: _Session, worker: int, tasks: Iterator[Any], waiting: deque[i
         return
 
 
-def _read(fd: int, num_bytes: int) -> torch.Tensor:
-    """Read the bytes that follow a message."""
-    block = torch.empty(num_bytes, dtype=torch.uint8)
-    left = memoryview(block.numpy())  # type: ignore[arg-type]
-    while len(left):
-        num_read = os.readv(fd, [left])
-        if not num_read:
-            raise EOFError
-        left = left[num_read:]
-    return block
-
-
 def _exit_text(exitcode: int | None) -> str:
     """Describe how a process ended.
 
@@ -501,101 +294,3 @@ def _exit_text(exitcode: int | None) -> str:
         return f"killed by signal {-exitcode}"
     reason = REASONS.get(number)
     return f"killed by {number.name}" + (f" ({reason})" if reason else "")
-
-
-# Run in a worker.
-
-
-class _Inbox:
-    """Messages sent to a worker, and its latest iteration."""
-
-    def __init__(self, theirs: Any) -> None:
-        self._theirs = theirs
-        self.messages: queue.SimpleQueue[tuple[int, _Mark | None, Any] | None] = queue.SimpleQueue()
-        self.latest = 0
-        threading.Thread(target=self._listen, name="streampack-tasks", daemon=True).start()
-
-    def _listen(self) -> None:
-        # In a thread, so that a training process that sends never waits for a busy worker.
-        with suppress(EOFError, OSError):
-            while True:
-                message = self._theirs.recv()
-                self.latest = message[0]
-                self.messages.put(message)
-        self.latest = -1
-        self.messages.put(None)
-        time.sleep(ORPHANED_S)
-        os._exit(1)
-
-
-class _Outbox:
-    """Messages from a worker, sent in a thread so that the worker need not wait for the reader."""
-
-    def __init__(self, theirs: Any) -> None:
-        self._theirs = theirs
-        self._messages: queue.SimpleQueue[tuple[Any, torch.Tensor]] = queue.SimpleQueue()
-        threading.Thread(target=self._send, name="streampack-results", daemon=True).start()
-
-    def put(self, iteration: int, result: Any) -> None:
-        """Send a result."""
-        folded = flatten(result)
-        try:
-            message = ForkingPickler.dumps((iteration, folded.content, folded.block.nbytes))
-        except Exception as error:  # of a batch that cannot be pickled
-            folded = flatten([Failed.of(error)])
-            message = ForkingPickler.dumps((iteration, folded.content, 0))
-        self._messages.put((message, folded.block))
-
-    def _send(self) -> None:
-        with suppress(OSError):  # the reader is gone
-            while True:
-                message, block = self._messages.get()
-                self._theirs.send_bytes(message)
-                left = memoryview(block.numpy())  # type: ignore[arg-type]
-                while len(left):
-                    left = left[os.write(self._theirs.fileno(), left) :]
-                del message, block, left
-
-
-def _work(theirs: Any, serve: Serve, info: tuple[int, int, int]) -> None:
-    """Run a worker until the other end of its socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training loop handles Ctrl-C
-    _introduce(serve, *info)
-    ForkingPickler.register(torch.Tensor, by_value)
-    inbox, outbox = _Inbox(theirs), _Outbox(theirs)
-    work: Work | None = None
-    while (message := inbox.messages.get()) is not None:
-        iteration, mark, task = message
-        if mark is _Mark.BEGIN:
-            work = None  # do not keep it while the next is made
-            work = _begun(serve, task)
-            outbox.put(iteration, _Mark.BEGIN)
-        elif work is not None and iteration == inbox.latest:
-            outbox.put(iteration, _results(work, task))
-
-
-def _introduce(dataset: Any, number: int, num_workers: int, base_seed: int) -> None:
-    """Seed the process and set torch's worker info, which sources and formats query."""
-    seed = base_seed + number
-    random.seed(seed)
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)
-    _utils.worker._worker_info = _utils.worker.WorkerInfo(
-        id=number, num_workers=num_workers, seed=seed, dataset=dataset
-    )
-
-
-def _begun(serve: Serve, given: Any) -> Work:
-    try:
-        return serve(given)
-    except Exception as error:
-        failed = Failed.of(error)
-        return lambda _: [failed]
-
-
-def _results(work: Work, task: Any) -> list[Any]:
-    try:
-        return work(task)
-    except Exception as error:
-        return [Failed.of(error)]

@@ -42,10 +42,8 @@ def ask_for_credentials(client: Any) -> None:
     """Make a new client check for credentials first, if its own check would be slow.
 
     Azure's clients treat a missing token as a failed request and retry for more than a minute. The
-    credential object itself fails within a second. Clients of other stores fail immediately.
-
-    Raises:
-        ClientAuthenticationError: From Azure's library, if there are no credentials.
+    credential object itself raises ClientAuthenticationError within a second. Clients of other
+    stores fail immediately.
     """
     credential: Any = getattr(client, "credential", None)
     if hasattr(credential, "get_token"):
@@ -81,13 +79,12 @@ class ClientPool:
         """
         key = self.key_of(remote, timeout_s)
         with self._lock:
-            idle = self._idle.pop(key, []) if is_new else self._idle.get(key, [])
-            client = idle.pop() if idle and not is_new else None
-        if is_new:
-            for old in idle:
-                self.drop(old)
-        if client is not None:
-            return client, True
+            idle = self._idle.setdefault(key, [])
+            if idle and not is_new:
+                return idle.pop(), True
+            self._idle[key] = []
+        for outdated in idle:
+            self.drop(outdated)
         client = mosaic.CloudDownloader.get(remote)
         client.answers = Answers(client)
         return client, False

@@ -17,6 +17,7 @@ from __future__ import annotations
 import bz2
 import gzip
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -35,10 +36,6 @@ MAX_SNAPPY_RATIO = 24  # the longest copy turns 3 bytes into 64
 
 def decompress_shard(path: Path, shard: Shard) -> bytes:
     """Decompress a shard's file into memory, up to the size in index.json.
-
-    Args:
-        path: The compressed file.
-        shard: The shard's entry in index.json.
 
     Raises:
         DataError: If it cannot be decompressed, or has another decompressed size.
@@ -81,27 +78,21 @@ def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piec
     if filled != num_bytes:
         raise DataError(
             f"{where}: does not decompress to the {num_bytes} bytes that index.json says "
-            f"({filled}{' or more' if filled > num_bytes else ''}); write the stream anew"
+            f"({filled}{' or more' if filled > num_bytes else ''}); write the stream again"
         )
 
 
 def _next_piece(pieces: Iterator[Piece], where: str, algorithm: str) -> Piece:
     try:
         return next(pieces, b"")
-    except OSError as error:
-        # gzip and bz2 raise OSError for corrupt data, but without an errno.
-        if error.errno is not None:
-            raise
-        raise _damaged(where, algorithm, error) from error
     except Exception as error:  # each codec raises its own exceptions
-        raise _damaged(where, algorithm, error) from error
-
-
-def _damaged(where: str, algorithm: str, error: Exception) -> DataError:
-    return DataError(
-        f"{where}: cannot be decompressed with {algorithm!r} ({type(error).__name__}: {error}); "
-        "the bytes are damaged: copy or write the shard anew"
-    )
+        # gzip and bz2 raise OSError for corrupt data, but without an errno.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(
+            f"{where}: cannot be decompressed with {algorithm!r} ({type(error).__name__}: "
+            f"{error}); the bytes are damaged: copy or write the shard again"
+        ) from error
 
 
 def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
@@ -115,15 +106,13 @@ def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
 
 
 def _gzip(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
-    with gzip.GzipFile(fileobj=file, mode="rb") as reader:
-        while piece := reader.read(PIECE_BYTES):
-            yield piece
+    with gzip.open(file) as reader:
+        yield from iter(partial(reader.read, PIECE_BYTES), b"")
 
 
 def _bzip2(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
-    with bz2.BZ2File(file, mode="rb") as reader:
-        while piece := reader.read(PIECE_BYTES):
-            yield piece
+    with bz2.open(file) as reader:
+        yield from iter(partial(reader.read, PIECE_BYTES), b"")
 
 
 def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
@@ -139,10 +128,9 @@ def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 
 
 def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
     packed = file.read(num_bytes + num_bytes // 6 + 64)  # the worst-case compressed size
-    stated, shift = 0, 0
-    for byte in packed[:5]:
-        stated |= (byte & 127) << shift
-        shift += 7
+    stated = 0
+    for position, byte in enumerate(packed[:5]):
+        stated |= (byte & 127) << 7 * position
         if byte < 128:
             break
     # Snappy decompresses the whole input in one call, so an impossible size is refused first.

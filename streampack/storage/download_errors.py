@@ -2,13 +2,11 @@
 
 ::
 
-    error --its causes--> HTTP status, kind of error --> permanent | denied | disk | passing
+    error --its causes--> HTTP status, type of error --> permanent | denied | disk | passing
                           name of its class          --> no credentials
 
 Each store raises its own exceptions, usually wrapped in others, so the whole chain is examined.
 A failure that is not known to be permanent is treated as transient.
-
-Cost: none.
 """
 
 from __future__ import annotations
@@ -49,34 +47,27 @@ class DamagedError(Exception):
 
 
 class NoClientError(Exception):
-    """There is no client for a remote: an unknown kind of store, or a missing library."""
+    """A remote has no client: an unknown kind of store, or a missing library."""
 
 
 class FailureKind(Enum):
     """Kinds of failure, by their remedy."""
 
-    MISSING = "missing"
-    """The store has no such object."""
-    DENIED = "denied"
-    """The store refuses access; a client with newer credentials may be accepted."""
-    NO_CREDENTIALS = "no credentials"
-    """No request was sent, because this process has no credentials."""
-    DISK = "disk"
-    """The local disk is full or not writable."""
-    BROKEN = "broken"
-    """This installation has no client for the store."""
-    PASSING = "passing"
-    """Any other failure; a retry may succeed."""
-    UNKNOWN = "unknown"
-    """A built-in exception such as KeyError, from a class with its own download."""
+    MISSING = "missing"  # the store has no such object
+    DENIED = "denied"  # the store refuses; a client with newer credentials may be accepted
+    NO_CREDENTIALS = "no credentials"  # no request was sent, as this process has none
+    DISK = "disk"  # the local disk is full or not writable
+    BROKEN = "broken"  # this installation has no client for the store
+    PASSING = "passing"  # any other failure; a retry may succeed
+    UNKNOWN = "unknown"  # a built-in one such as KeyError, from a class with its own download
 
 
-def classify(error: BaseException, place: str) -> FailureKind:
+def classify(error: BaseException, target: str) -> FailureKind:
     """Classify a failed download.
 
     Args:
         error: The exception.
-        place: Prefix of the paths that the download writes to.
+        target: Prefix of the paths that the download writes to.
 
     >>> classify(FileNotFoundError("no such object"), "/local/x.tmp")
     <FailureKind.MISSING: 'missing'>
@@ -85,17 +76,19 @@ def classify(error: BaseException, place: str) -> FailureKind:
     """
     chain = list(_chain(error))
     status = status_of(error)
+    if status in DENIED:
+        return FailureKind.DENIED
     if status is not None:
-        return _kind_of_status(status)
-    for each in chain:
-        if type(each).__name__ == UNREACHABLE:
+        return FailureKind.MISSING if status in MISSING else FailureKind.PASSING
+    for cause in chain:
+        if type(cause).__name__ == UNREACHABLE:
             return FailureKind.PASSING
-        kind = _kind_of_type(each, place)
+        kind = _kind_of_type(cause, target)
         if kind is not None:
             return kind
-    is_own = all(type(each).__module__ == "builtins" for each in chain)
-    is_network = any(isinstance(each, OSError | EOFError) for each in chain)
-    return FailureKind.UNKNOWN if is_own and not is_network else FailureKind.PASSING
+    is_builtin = all(type(cause).__module__ == "builtins" for cause in chain)
+    is_network = any(isinstance(cause, OSError | EOFError) for cause in chain)
+    return FailureKind.UNKNOWN if is_builtin and not is_network else FailureKind.PASSING
 
 
 def status_of(error: BaseException) -> int | None:
@@ -104,7 +97,8 @@ def status_of(error: BaseException) -> int | None:
     >>> status_of(ConnectionResetError("reset by peer")) is None
     True
     """
-    return next((s for s in map(_status_of, _chain(error)) if s is not None), None)
+    statuses = map(_status_of, _chain(error))
+    return next((status for status in statuses if status is not None), None)
 
 
 def text_of(error: BaseException) -> str:
@@ -113,22 +107,22 @@ def text_of(error: BaseException) -> str:
     >>> text_of(ConnectionResetError("reset by peer"))
     'ConnectionResetError: reset by peer'
     """
-    status, said = status_of(error), str(error)
-    kind = type(error).__name__
-    for each in _chain(error):
-        response = getattr(each, "response", None)
+    status, message = status_of(error), str(error)
+    for cause in _chain(error):
+        response = getattr(cause, "response", None)
         if isinstance(response, dict) and response.get("Error"):
             # MosaicML's client reports "not found" for denied objects, and suggests permissions for
             # missing ones.
             fields = response["Error"]
-            said = f"{fields.get('Code')}, {fields.get('Message')}"
+            message = f"{fields.get('Code')}, {fields.get('Message')}"
             break
-    return f"{kind}: {said}" if status is None else f"HTTP {status}, {kind}: {said}"
+    text = f"{type(error).__name__}: {message}"
+    return text if status is None else f"HTTP {status}, {text}"
 
 
 def is_library_missing(error: BaseException) -> bool:
     """Return whether the store's client library is not installed."""
-    return any(isinstance(each, ImportError) for each in _chain(error))
+    return any(isinstance(cause, ImportError) for cause in _chain(error))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -136,8 +130,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        hidden = None if error.__suppress_context__ else error.__context__
-        error = error.__cause__ or hidden
+        context = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or context
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -147,12 +141,8 @@ def _status_of(error: BaseException) -> int | None:
         status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
         word = str((response.get("Error") or {}).get("Code"))
         return status if isinstance(status, int) else STATUS_OF_WORD.get(word)
-    for holder, name in (
-        (response, "status_code"),
-        (error, "status_code"),
-        (error, "code"),
-        (error, "status"),
-    ):
+    names = ("status_code", "code", "status")
+    for holder, name in ((response, "status_code"), *((error, name) for name in names)):
         status = getattr(holder, name, None)
         # Google's `code` is an IntEnum; a bool or a small number is not a status.
         if isinstance(status, int) and 100 <= status < 600:
@@ -160,22 +150,16 @@ def _status_of(error: BaseException) -> int | None:
     return STATUS_OF_WORD.get(str(getattr(error, "error_code", None)))
 
 
-def _kind_of_status(status: int) -> FailureKind:
-    if status in DENIED:
-        return FailureKind.DENIED
-    return FailureKind.MISSING if status in MISSING else FailureKind.PASSING
-
-
-def _kind_of_type(error: BaseException, place: str) -> FailureKind | None:
+def _kind_of_type(error: BaseException, target: str) -> FailureKind | None:
     if isinstance(error, ImportError | NoClientError):
         return FailureKind.BROKEN
-    if not NO_CREDENTIALS.isdisjoint(each.__name__ for each in type(error).__mro__):
+    if not NO_CREDENTIALS.isdisjoint(base.__name__ for base in type(error).__mro__):
         return FailureKind.NO_CREDENTIALS
     if not isinstance(error, OSError):
         return None
     if error.errno in FULL_DISK:
         return FailureKind.DISK
-    if str(error.filename or "").startswith(place):
+    if str(error.filename or "").startswith(target):
         # If another process deletes the folder during the write, the next attempt makes it again.
         return FailureKind.PASSING if isinstance(error, FileNotFoundError) else FailureKind.DISK
     if isinstance(error, PermissionError):

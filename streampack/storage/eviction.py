@@ -18,14 +18,15 @@ evicted file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from streampack.errors import DataError
 from streampack.mds.index import Part, Shard
 from streampack.storage.filesystem import LocalFilesystem, LockBusyError
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
-from streampack.storage.manifest import Manifest
+from streampack.storage.manifest import PENDING, Manifest
 
 LIMIT_LOCK = ".cache-limit.lock"  # no stream's file name starts with a dot
 LIMIT_TIMEOUT_S = 60.0
@@ -33,41 +34,19 @@ LIMIT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CacheFolder:
-    """A folder that holds cached files."""
+    """A folder, and the shards whose files it may hold."""
 
     folder: Path
-    """The folder."""
     shards: Sequence[Shard]
-    """The shards whose files it may hold."""
-    parts: dict[str, tuple[Part, str]] = field(default_factory=dict)
-    """Each file by its entry's name, with the basename whose lock guards it; built lazily."""
-
-    def table(self, records: Manifest) -> dict[str, tuple[Part, str]]:
-        """Return `parts`, built on the first call."""
-        if not self.parts:
-            for shard in self.shards:
-                for part in (shard.raw, shard.packed):
-                    if part is not None:
-                        name = records.path(part.basename).name
-                        self.parts[name] = (part, shard.raw.basename)
-        return self.parts
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _home, (self.folder, self.shards)
-
-
-def _home(folder: Path, shards: Sequence[Shard]) -> CacheFolder:
-    return CacheFolder(folder=folder, shards=shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Entry:
-    """A cached file that counts toward the limit."""
+class _CachedFile:
+    """A file that counts toward the limit."""
 
-    home: CacheFolder
-    records: Manifest
+    folder: Path
     part: Part
-    guarded_by: str
+    lock: str  # basename of the file whose lock guards this one
 
 
 class CacheLimit:
@@ -75,86 +54,94 @@ class CacheLimit:
 
     Args:
         num_bytes: The limit.
-        homes: Folders that may hold cached files; not empty.
+        folders: Folders that may hold cached files; not empty.
         disk: Filesystem of these folders.
     """
 
-    def __init__(self, num_bytes: int, homes: Sequence[CacheFolder], disk: LocalFilesystem) -> None:
+    def __init__(
+        self, num_bytes: int, folders: Sequence[CacheFolder], disk: LocalFilesystem
+    ) -> None:
         self.num_bytes = num_bytes
-        self._homes = tuple(homes)
+        self._folders = tuple(folders)
         self._disk = disk
+        # For each folder its possible files by the name of their manifest entries; built lazily.
+        self._files: list[dict[str, _CachedFile]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": []}
 
     def reserve(self, folder: Path, parts: Sequence[Part]) -> None:
         """Make room for a shard's files and reserve it; the shard's lock must be held.
 
-        Args:
-            folder: Destination of the files.
-            parts: The files, none of which exists there yet: an entry marks a file as ours.
+        None of the files may exist yet: an entry marks a file as ours.
 
         Raises:
             DataError: If other processes do not release the limit's lock.
-            OSError: If the folder cannot be written.
         """
-        lock = self._homes[0].folder / NOTES_FOLDER / LIMIT_LOCK
+        lock = self._folders[0].folder / NOTES_FOLDER / LIMIT_LOCK
         self._disk.make_folder(lock.parent)
         try:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
                 self._make_room(folder, parts)
                 for part in parts:
-                    Manifest(folder, self._disk).reserve(part.basename)
+                    Manifest(folder, self._disk).write(part.basename, PENDING)
         except LockBusyError as error:
             raise DataError(
                 f"{lock}: another process has held this lock for {LIMIT_TIMEOUT_S:.0f} s; "
-                "see whether it hangs"
+                "check whether it hangs"
             ) from error
 
     def _make_room(self, folder: Path, parts: Sequence[Part]) -> None:
         # An incoming file may have an old entry; count it once.
-        coming = {(folder, part.basename) for part in parts}
-        entries = [
-            entry
-            for entry in self._entries()
-            if (entry.home.folder, entry.part.basename) not in coming
-        ]
-        num_bytes = sum(part.num_bytes for part in (*parts, *(entry.part for entry in entries)))
+        incoming = {(folder, part.basename) for part in parts}
+        files = [f for f in self._cached_files() if (f.folder, f.part.basename) not in incoming]
+        num_bytes = sum(part.num_bytes for part in (*parts, *(file.part for file in files)))
         excess = num_bytes - self.num_bytes
         if excess <= 0:
             return
-        for entry in sorted(entries, key=self._last_planned_ns):
-            if self._evict(entry):
-                excess -= entry.part.num_bytes
+        for file in sorted(files, key=self._last_planned_ns):
+            if self._evict(file):
+                excess -= file.part.num_bytes
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
 
-    def _entries(self) -> Iterator[_Entry]:
-        for home in self._homes:
-            records = Manifest(home.folder, self._disk)
-            table = home.table(records)
-            for name in self._disk.names(home.folder / NOTES_FOLDER):
-                if name in table:
-                    part, guarded_by = table[name]
-                    yield _Entry(home=home, records=records, part=part, guarded_by=guarded_by)
+    def _cached_files(self) -> Iterator[_CachedFile]:
+        if not self._files:
+            self._files = [self._possible_files(folder) for folder in self._folders]
+        for folder, files in zip(self._folders, self._files, strict=True):
+            for name in self._disk.names(folder.folder / NOTES_FOLDER):
+                if name in files:
+                    yield files[name]
 
-    def _last_planned_ns(self, entry: _Entry) -> int:
-        state = self._disk.state(entry.records.path(entry.part.basename))
+    def _possible_files(self, cached: CacheFolder) -> dict[str, _CachedFile]:
+        manifest = Manifest(cached.folder, self._disk)
+        return {
+            manifest.path(part.basename).name: _CachedFile(
+                folder=cached.folder, part=part, lock=shard.raw.basename
+            )
+            for shard in cached.shards
+            for part in shard.parts
+        }
+
+    def _last_planned_ns(self, file: _CachedFile) -> int:
+        state = self._disk.state(Manifest(file.folder, self._disk).path(file.part.basename))
         return 0 if state is None else state.mtime_ns
 
-    def _evict(self, entry: _Entry) -> bool:
+    def _evict(self, file: _CachedFile) -> bool:
         """Remove a file if it is ours and no process is fetching it; return whether it is gone."""
-        folder, basename = entry.home.folder, entry.part.basename
-        with FileLocks(folder, self._disk).try_hold(entry.guarded_by) as is_held:
+        basename = file.part.basename
+        path = file.folder / basename
+        with FileLocks(file.folder, self._disk).try_hold(file.lock) as is_held:
             if not is_held:
                 return False
-            record = entry.records.read(basename)
-            state = self._disk.state(folder / basename)
-            if state is not None and (record is None or not record.matches(state)):
-                # Another program put this file here. If our fetching process was killed, drop
-                # its pending entry; the file stays and does not count toward the limit.
-                if record is None or not record.is_promise:
-                    return False
-            else:
+            manifest = Manifest(file.folder, self._disk)
+            entry, state = manifest.read(basename), self._disk.state(path)
+            if state is None or (entry is not None and entry.matches(state)):
                 # In this order: a file without an entry would never be evicted.
-                self._disk.remove(folder / basename)
-            entry.records.remove(basename)
+                self._disk.remove(path)
+            elif entry != PENDING:
+                return False  # another program put this file here
+            # If our fetch was killed, another program's file stays and does not count.
+            manifest.remove(basename)
             return True

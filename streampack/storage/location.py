@@ -3,8 +3,6 @@
 ::
 
     Stream(remote, local, split, ...) --copied--> StreamLocation --> download.py, cache.py
-
-Cost: none; no I/O.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ NOT_CALLED = (
     "set_up_local",
     "validate_weights",
 )
-DEFAULT_RETRY = 2
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
 
@@ -57,23 +54,28 @@ class StreamLocation:
             ConfigError: If its class overrides a method that is never called here.
         """
         _check_overrides(stream)
-        own = copy.copy(stream)
-        for field, default in (
-            ("download_retry", DEFAULT_RETRY),
-            ("download_timeout", DEFAULT_TIMEOUT_S),
-            ("keep_zip", False),
-        ):
-            if getattr(own, field, None) is None:
-                setattr(own, field, default)
+        stream = copy.copy(stream)
+        for field, default in DEFAULTS.items():
+            if getattr(stream, field, None) is None:
+                setattr(stream, field, default)
         # A downloader may hold a client, which must not be shared with another thread or process.
-        own._downloader = None
-        own.safe_keep_zip = own.keep_zip or own.remote in (None, own.local)
-        split = own.split or ""
+        stream._downloader = None
+        stream.safe_keep_zip = stream.keep_zip or stream.remote in (None, stream.local)
+        split = stream.split or ""
         return cls(
-            stream=own,
-            folder=Path(own.local, split),
-            remote=own.remote and os.path.join(own.remote, split).rstrip("/"),
+            stream=stream,
+            folder=Path(stream.local, split),
+            remote=stream.remote and os.path.join(stream.remote, split).rstrip("/"),
         )
+
+    def uri(self, basename: str) -> str:
+        """Return the origin of one of the stream's files, for messages."""
+        return os.path.join(self.remote or self.folder, basename)
+
+    @property
+    def index_uri(self) -> str:
+        """The origin of the stream's index.json, for messages."""
+        return self.uri(mosaic.get_index_basename())
 
     @property
     def remote_folder(self) -> Path | None:
@@ -93,35 +95,35 @@ class StreamLocation:
     @property
     def temporary_root(self) -> Path | None:
         """The folder under the system's temporary one that was chosen for an unset `local`."""
-        ours = getattr(self.stream, "_temporary_root", None)
+        stream, root = self.stream, Path(tempfile.gettempdir())
+        ours = getattr(stream, "_temporary_root", None)
         if ours is not None:
             return Path(ours)
-        stream, root = self.stream, Path(tempfile.gettempdir())
         if self.remote is None or getattr(stream, "_local", "") is not None:
             return None
-        # A subclass may choose another folder, which is its own responsibility.
+        # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
         chosen, local = Path(stream._get_temporary_directory()), Path(stream.local)
-        is_theirs = local == chosen and local.is_relative_to(root)
-        return root / local.relative_to(root).parts[0] if is_theirs else None
+        is_mosaicml = local == chosen and local.is_relative_to(root)
+        return root / local.relative_to(root).parts[0] if is_mosaicml else None
 
 
 def _check_overrides(stream: Any) -> None:
     """Refuse a stream of a user's class whose overrides would be ignored."""
     downloader = getattr(stream, "_downloader", None)
     if downloader is not None and type(downloader) not in mosaic.DOWNLOADER_MAPPINGS.values():
-        own = type(downloader)
+        name = type(downloader).__name__
         raise ConfigError(
-            f"{type(stream).__name__} sets _downloader to a {own.__name__}, which streampack would "
-            "not use: it makes a downloader for each thread by the remote's scheme; register the "
-            "class there, streaming.base.storage.download.DOWNLOADER_MAPPINGS['scheme'] = "
-            f"{own.__name__}, or override _download_file"
+            f"{type(stream).__name__} sets _downloader to a {name}, which streampack would not "
+            "use: it makes a downloader for each thread by the remote's scheme; register the class "
+            "there, streaming.base.storage.download.DOWNLOADER_MAPPINGS['scheme'] = "
+            f"{name}, or override _download_file"
         )
     overridden = [name for name in NOT_CALLED if _is_overridden(stream, name)]
     if overridden:
         raise ConfigError(
             f"{type(stream).__name__} overrides {', '.join(overridden)}, which streampack never "
             "calls: it reads index.json, fetches, checks and weighs by itself. To fetch in another "
-            "way, override _download_file; else let MosaicML read the stream: "
+            "way, override _download_file; otherwise let MosaicML read the stream: "
             "PackedIterableDataset([IterableStream(StreamingDataset(streams=[stream]))])"
         )
 
@@ -129,5 +131,4 @@ def _check_overrides(stream: Any) -> None:
 def _is_overridden(stream: Any, name: str) -> bool:
     if name in vars(stream):
         return True
-    first = next(each for each in type(stream).__mro__ if name in vars(each))
-    return first is not mosaic.Stream
+    return next(base for base in type(stream).__mro__ if name in vars(base)) is not mosaic.Stream

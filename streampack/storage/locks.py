@@ -8,7 +8,7 @@ In the stream's folder, for its file `a/shard.mds`::
     .streampack/a_shard.mds.json           marks the file as ours (manifest.py)
 
 When a download fails, the lock holder writes a failure note. A process that was already waiting
-finds that the note has changed since it began to wait. It raises the same error instead of
+notices that the note has changed since it began to wait. It raises the same error instead of
 retrying. Times are not compared, because machines that share a folder may have different clocks.
 
 Cost: five system calls per lock; a sweep lists one folder.
@@ -42,12 +42,7 @@ def note_name(basename: str) -> str:
 
 
 class FileLocks:
-    """The locks of the files in one folder; safe to pickle.
-
-    Args:
-        folder: The folder.
-        disk: Its filesystem.
-    """
+    """The locks of the files in one folder; safe to pickle."""
 
     def __init__(self, folder: Path, disk: LocalFilesystem) -> None:
         self._folder = folder / NOTES_FOLDER
@@ -57,32 +52,39 @@ class FileLocks:
         """Return a new temporary path for a file; its lock must be held to use it."""
         return self._folder / f"{note_name(basename)}.{uuid.uuid4().hex}.tmp"
 
+    def replace(self, basename: str, path: Path, content: bytes) -> None:
+        """Write a small file atomically, by way of a temporary file of `basename`."""
+        self._disk.make_folder(self._folder)
+        temporary = self.temporary(basename)
+        try:
+            self._disk.write(temporary, [content])
+            self._disk.rename(temporary, path)
+        finally:
+            self._disk.remove(temporary)
+
     @contextmanager
     def hold(self, basename: str, timeout_s: float) -> Iterator[None]:
         """Hold a file's lock while it is fetched; write a failure note for waiting processes.
 
-        Args:
-            basename: The file.
-            timeout_s: How long one holder may take.
+        Each earlier holder may take up to `timeout_s`.
 
         Raises:
             DataError: If the lock cannot be acquired, or a holder failed in the meantime.
             OSError: If the folder cannot be written.
         """
-        disk = self._disk
         note = self._folder / f"{note_name(basename)}.failed"
-        known = self._read(note)
+        old_text = self._read(note)
         with self._lock(basename, timeout_s):
             text = self._read(note)
-            if text is not None and text != known:
+            if text is not None and text != old_text:
                 _raise_failure(text)
             try:
                 yield
             except DataError as error:
-                with suppress(OSError):  # without a note the other processes try for themselves
-                    disk.write(note, [_failure_text(error)])
+                with suppress(OSError):  # without a note the waiting processes try again
+                    self._disk.write(note, [_failure_text(error)])
                 raise
-            disk.remove(note)
+            self._disk.remove(note)
 
     @contextmanager
     def try_hold(self, basename: str) -> Iterator[bool]:
@@ -101,29 +103,24 @@ class FileLocks:
         disk = self._disk
         path = self._folder / f"{note_name(basename)}.lock"
         disk.make_folder(self._folder)
+        before = disk.state(path)
         with ExitStack() as stack:
-            self._wait(stack, path, timeout_s)
+            while True:
+                try:
+                    stack.enter_context(disk.lock(path, timeout_s))
+                    break
+                except LockBusyError as error:
+                    # A holder sets the file's time when it starts: this one may be another.
+                    state = disk.state(path)
+                    if state == before:
+                        raise DataError(
+                            f"{path}: another process has held this lock for {timeout_s:.0f} s; "
+                            "check whether it hangs, or raise download_timeout= if its downloads "
+                            "are only slow"
+                        ) from error
+                    before = state
             disk.touch(path, disk.now_s())
             yield
-
-    def _wait(self, stack: ExitStack, path: Path, timeout_s: float) -> None:
-        """Acquire a lock; each earlier holder may keep it for `timeout_s`."""
-        disk = self._disk
-        begun = disk.state(path)
-        while True:
-            try:
-                stack.enter_context(disk.lock(path, timeout_s))
-                return
-            except LockBusyError as error:
-                # A holder sets the file's time when it starts, which may be very recent.
-                state = disk.state(path)
-                if state == begun:
-                    raise DataError(
-                        f"{path}: another process has held this lock for {timeout_s:.0f} s; see "
-                        "whether it hangs, or raise download_timeout= if its downloads are only "
-                        "slow"
-                    ) from error
-                begun = state
 
     def _read(self, note: Path) -> bytes | None:
         try:
@@ -132,45 +129,45 @@ class FileLocks:
         except OSError:
             return None  # usually because there is none
 
-    def remove_remains(self, basename: str) -> None:
+    def remove_leftovers(self, basename: str) -> None:
         """Remove a file's temporary files; they are unused, because its lock is held."""
-        name = note_name(basename)
-        for found in self._disk.names(self._folder):
-            # Most names belong to other files: matching each of them would cost more than the
-            # listing.
-            if not found.startswith(name) or found.endswith(".failed"):
-                continue
-            match = LEFTOVER.fullmatch(found)
-            if match and match["name"] == name:
-                self._disk.remove(self._folder / found)
+        for name in self._leftovers(note_name(basename)).get(note_name(basename), ()):
+            if not name.endswith(".failed"):
+                self._disk.remove(self._folder / name)
 
     def sweep(self) -> None:
         """Remove leftovers of dead processes: those whose lock is free."""
-        by_name: dict[str, list[str]] = {}
-        for found in self._disk.names(self._folder):
-            if match := LEFTOVER.fullmatch(found):
-                by_name.setdefault(match["name"], []).append(found)
-        for name, leftovers in by_name.items():
-            with suppress(OSError), self.try_hold(name) as is_held:
-                for leftover in leftovers if is_held else ():
-                    self._disk.remove(self._folder / leftover)
+        for owner, names in self._leftovers().items():
+            with suppress(OSError), self.try_hold(owner) as is_held:
+                for name in names if is_held else ():
+                    self._disk.remove(self._folder / name)
+
+    def _leftovers(self, prefix: str = "") -> dict[str, list[str]]:
+        """Return the leftovers whose names start with a prefix, by the file they belong to."""
+        by_owner: dict[str, list[str]] = {}
+        for name in self._disk.names(self._folder):
+            # Matching all names would cost more than listing them.
+            match = LEFTOVER.fullmatch(name) if name.startswith(prefix) else None
+            if match:
+                by_owner.setdefault(match["name"], []).append(name)
+        return by_owner
 
 
 ATTRIBUTES = ("uri", "shard", "attempts", "elapsed_s")
 
 
 def _failure_text(error: DataError) -> bytes:
-    known = {name: getattr(error, name, None) for name in ATTRIBUTES}
+    attributes = {name: getattr(error, name, None) for name in ATTRIBUTES}
     # The id makes a repeated failure a different note.
-    note = {"message": str(error), "id": uuid.uuid4().hex, "known": known}
+    note = {"message": str(error), "id": uuid.uuid4().hex, "known": attributes}
     return json.dumps(note).encode()
 
 
 def _raise_failure(text: bytes) -> None:
     try:
-        failure = json.loads(text)
-        message, known = str(failure["message"]), failure["known"]
-        error = DataError(message, **{name: known.get(name) for name in ATTRIBUTES})
+        note = json.loads(text)
+        attributes = {name: note["known"].get(name) for name in ATTRIBUTES}
+        error = DataError(str(note["message"]), **attributes)
     except (ValueError, KeyError, TypeError, AttributeError):
         return  # ignore a partial note
     raise error

@@ -22,6 +22,7 @@ from typing import Any
 
 from streampack.errors import DataError
 from streampack.mds.index import Part, Shard
+from streampack.storage.checksum import Digest
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.download_errors import DamagedError
@@ -29,7 +30,7 @@ from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
-from streampack.storage.manifest import Digest, Manifest
+from streampack.storage.manifest import CacheEntry, Manifest
 from streampack.storage.owner import CacheOwner
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
 
@@ -50,141 +51,123 @@ class Downloader:
 class ShardMaterializer:
     """Makes the shards of one stream available; safe to pickle."""
 
-    files: StreamLocation
-    """Location of the stream's files."""
+    location: StreamLocation
     disk: LocalFilesystem
-    """Filesystem of its local folder."""
     store: Downloader
-    """Downloads its files."""
-    checked: FileVerifier
-    """Verifies its files."""
+    verifier: FileVerifier
     owner: CacheOwner
-    """The remote that the local folder belongs to."""
     limit: CacheLimit | None = None
-    """Limit on the bytes of its files."""
 
     @property
     def is_remote(self) -> bool:
         """Whether the stream has a remote."""
-        return self.files.remote is not None
+        return self.location.remote is not None
 
-    def lock_s(self, num_bytes: int | None) -> float:
+    def lock_s(self, num_bytes: int | None = None) -> float:
         """Return how long a process may hold a file's lock."""
-        return budget_s(self.files, num_bytes) + LEAST_LOCK_S
+        return budget_s(self.location, num_bytes) + LEAST_LOCK_S
 
     def discard(self, temporary: Path) -> None:
         """Remove a temporary file; on failure, leave it to a later start."""
         with suppress(OSError):
             self.disk.remove(temporary)
 
-    def bring(self, shard: Shard, home: Path) -> bool:
+    def materialize(self, shard: Shard, folder: Path) -> bool:
         """Make a shard's raw file available in a folder; return False if it was there already.
 
         Raises:
             DataError: If it cannot be fetched, or does not match index.json.
             OSError: If a local stream's shard cannot be unpacked in this folder.
         """
-        path = home / shard.raw.basename
-        part = shard.packed or shard.raw
-        locks = FileLocks(home, self.disk)
-        with locks.hold(shard.raw.basename, self.lock_s(part.num_bytes)):
-            is_missing = not self.checked.is_whole(home, shard.raw)
-            if is_missing:
-                locks.remove_remains(shard.raw.basename)
-                if self.is_remote:
-                    # Inside the lock, so that waiting processes also get the error for a full disk.
-                    with as_data_error(path, part.num_bytes + shard.raw.num_bytes):
-                        self._make(shard, home, locks)
-                else:
-                    self._make(shard, home, locks)
-        return is_missing
+        locks, basename = FileLocks(folder, self.disk), shard.raw.basename
+        num_bytes = shard.stored.num_bytes
+        with locks.hold(basename, self.lock_s(num_bytes)):
+            if self.verifier.verify(folder, shard.raw) is not None:
+                return False
+            locks.remove_leftovers(basename)
+            if self.is_remote:
+                # Inside the lock, so that waiting processes also get the error for a full disk.
+                with as_data_error(folder / basename, num_bytes + shard.raw.num_bytes):
+                    self._make(shard, folder, locks)
+            else:
+                self._make(shard, folder, locks)
+        return True
 
-    def throw_away(self, home: Path, damaged: FileState, basename: str, packed: str = "") -> bool:
-        """Remove a damaged file of ours, and the compressed file that it was made from.
-
-        Args:
-            home: The file's folder.
-            damaged: The damaged version.
-            basename: The file's path in that folder.
-            packed: Path of the compressed file; empty: there is none.
+    def remove_damaged(
+        self, folder: Path, damaged: FileState, basename: str, packed: str = ""
+    ) -> bool:
+        """Remove a damaged file of ours, and the compressed file that it was made from, if any.
 
         Returns:
             Whether a new copy may be available; False if the file is not ours to remove.
-
-        Raises:
-            DataError: If another process does not release the file's lock.
-            OSError: If it cannot be removed.
         """
-        with FileLocks(home, self.disk).hold(basename, self.lock_s(None)):
-            if self.checked.seen(home / basename) != damaged:
+        with FileLocks(folder, self.disk).hold(basename, self.lock_s()):
+            if self.disk.state(folder / basename) != damaged:
                 return True  # another process has replaced it
-            records = Manifest(home, self.disk)
-            if not records.has(basename):
+            manifest = Manifest(folder, self.disk)
+            if not manifest.has(basename):
                 return False
             for name in filter(None, (packed, basename)):
-                if records.has(name):
-                    self.disk.remove(home / name)
+                if manifest.has(name):
+                    self.disk.remove(folder / name)
         return True
 
-    def _make(self, shard: Shard, home: Path, locks: FileLocks) -> None:
-        if self._stays(home, shard.raw):
+    def _make(self, shard: Shard, folder: Path, locks: FileLocks) -> None:
+        if self._is_kept(folder, shard.raw):
             return
-        parts = [shard.raw]
-        if shard.packed is not None and self.is_remote:
-            parts.append(shard.packed)
+        parts = shard.parts if self.is_remote else (shard.raw,)
         if self.limit is not None:
-            self.limit.reserve(home, [part for part in parts if self._is_missing(home, part)])
+            self.limit.reserve(folder, [part for part in parts if self._is_missing(folder, part)])
         if self.is_remote and not self.owner.claim():  # the folder may have been deleted
             self.owner.refuse_others()
         # Read before the fetch, so that a replacement during it is noticed later.
-        origin = self.checked.origin(shard)
+        origin = self.verifier.origin(shard)
         if origin:
-            self.checked.refuse_rewritten()
+            self.verifier.raise_if_rewritten()
         # Both temporary names use the raw file's name, because its lock guards them.
         raw, packed = (locks.temporary(shard.raw.basename) for _ in range(2))
         try:
             if shard.packed is None:
                 self._fetch(shard, raw, None)
             else:
-                self._unpack_some(shard, shard.packed, packed, raw)
-            self.name(raw, home, shard.raw.basename, self.checked.wanted(shard.raw), origin)
-            if shard.packed is not None and self._keeps(packed):
-                wanted = self.checked.wanted(shard.packed)
-                self.name(packed, self.files.folder, shard.packed.basename, wanted, origin)
+                self._fetch_and_unpack(shard, shard.packed, packed, raw)
+            self.publish(raw, folder, shard.raw.basename, self.verifier.expected(shard.raw), origin)
+            keeps_packed = bool(self.location.stream.safe_keep_zip)
+            if shard.packed is not None and keeps_packed and self.disk.state(packed) is not None:
+                expected = self.verifier.expected(shard.packed)
+                to = self.location.folder
+                self.publish(packed, to, shard.packed.basename, expected, origin)
         finally:
             self.discard(raw)
             self.discard(packed)
             for part in parts:
                 with suppress(OSError):
-                    if self._is_missing(home, part):
-                        Manifest(home, self.disk).remove(part.basename)
+                    if self._is_missing(folder, part):
+                        Manifest(folder, self.disk).remove(part.basename)
 
-    def _is_missing(self, home: Path, part: Part) -> bool:
-        return self.disk.state(home / part.basename) is None
+    def _is_missing(self, folder: Path, part: Part) -> bool:
+        return self.disk.state(folder / part.basename) is None
 
-    def _keeps(self, packed: Path) -> bool:
-        return bool(self.files.stream.safe_keep_zip) and self.disk.state(packed) is not None
-
-    def _stays(self, home: Path, part: Part) -> bool:
+    def _is_kept(self, folder: Path, part: Part) -> bool:
         """Remove a damaged file of ours; return whether a file of another program is complete.
 
-        Raises:
-            DataError: If another program's file is damaged: it is not ours to remove.
+        A damaged file of another program is an error: it is not ours to remove.
         """
-        path = home / part.basename
-        if self.disk.state(path) is None:
+        if self._is_missing(folder, part):
             return False
-        if not Manifest(home, self.disk).has(part.basename):
-            self.checked.refuse(path, part)
+        path = folder / part.basename
+        if not Manifest(folder, self.disk).has(part.basename):
+            self.verifier.raise_if_damaged(path, part)
             return True
         self.disk.remove(path)
         return False
 
-    def _unpack_some(self, shard: Shard, part: Part, packed: Path, raw: Path) -> None:
+    def _fetch_and_unpack(self, shard: Shard, part: Part, packed: Path, raw: Path) -> None:
         """Unpack the local compressed file, fetching it first if it is missing or damaged."""
-        source = self.files.folder / part.basename
-        if not self.is_remote or self.checked.is_whole(self.files.folder, part):
-            self.checked.refuse(source, part)
+        folder = self.location.folder
+        source = folder / part.basename
+        if not self.is_remote or self.verifier.verify(folder, part) is not None:
+            self.verifier.raise_if_damaged(source, part)
             try:
                 with attach_uri(source, part.basename):
                     self._unpack(source, str(source), shard, raw)
@@ -193,7 +176,7 @@ class ShardMaterializer:
                 if not self.is_remote:
                     raise
         # Its size and hash (if any) match, but it does not unpack: refused if not ours.
-        if self._stays(self.files.folder, part):
+        if self._is_kept(folder, part):
             raise DataError(
                 f"{source}: does not unpack to what index.json says, and streampack did not put it "
                 "there; delete it, so that it can be fetched",
@@ -203,29 +186,24 @@ class ShardMaterializer:
         self._fetch(shard, packed, lambda path: self._unpack(path, part.basename, shard, raw))
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
-        """Unpack a compressed file into a temporary one.
-
-        Raises:
-            DataError: If the result does not match index.json.
-            OSError: If the source cannot be read, or the target cannot be written.
-        """
+        """Unpack a compressed file into a temporary one, and verify it."""
         # Hashed in the same pass: a second pass over the file would cost half as much as unpacking.
-        digest = Digest(self.checked.wanted(shard.raw))
+        digest = Digest(self.verifier.expected(shard.raw))
         with self.disk.open(source) as file:
             self.disk.write(raw, digest.of(decompress_pieces(file, where, shard)))
-        problem = self.checked.problem(raw, shard.raw, digest.text)
+        problem = self.verifier.problem(raw, shard.raw, digest.text)
         if problem is not None:
-            raise DataError(f"{where}: unpacked, {problem}; write the stream anew")
+            raise DataError(f"{where}: unpacked, {problem}; write the stream again")
 
     def _fetch(self, shard: Shard, to: Path, unpack: Callable[[Path], None] | None) -> None:
         """Fetch a file until it is undamaged; a compressed one is verified by unpacking it."""
-        part = shard.packed or shard.raw
+        part = shard.stored
         failures: list[OSError] = []
 
         def check(path: Path) -> None:
             failures.clear()
             try:
-                problem = self.checked.problem(path, part)
+                problem = self.verifier.problem(path, part)
                 if problem is not None:
                     raise DamagedError(problem)
                 if unpack is not None:
@@ -237,33 +215,25 @@ class ShardMaterializer:
                 failures.append(error)
 
         self.store.fetch(
-            self.files,
+            self.location,
             part.basename,
             to,
             num_bytes=part.num_bytes,
             check=check,
-            is_hashed=self.checked.is_hashed(shard),
+            is_hashed=self.verifier.is_hashed(shard),
         )
         if failures:
             raise failures[0]
 
-    def name(self, temporary: Path, home: Path, basename: str, hash_: str, origin: str) -> None:
-        """Record a file as ours and verified, and rename it to its final name.
-
-        Args:
-            temporary: The file.
-            home: Its destination folder.
-            basename: Its path in that folder.
-            hash_: Its verified hash, as "algorithm:digest"; empty if none is known.
-            origin: Version of its source, in the manifest's form.
-
-        Raises:
-            OSError: If the entry or the file cannot be written.
-        """
+    def publish(
+        self, temporary: Path, folder: Path, basename: str, hash_: str, origin: str
+    ) -> None:
+        """Rename a file to its final name, recorded as ours; hash and origin as in CacheEntry."""
         state = self.disk.state(temporary)
         if state is None:
-            raise FileNotFoundError(f"{temporary} was removed before it got its name")
-        known, boot_id = self.checked.lasting(home, state), self.checked.boot_id(home)
+            raise FileNotFoundError(f"{temporary} was removed before it got its final name")
+        boot_id = self.verifier.boot_id(folder)
+        entry = CacheEntry.of(state, hash_=hash_, boot_id=boot_id, origin=origin)
         # In this order: a file of ours without an entry would be taken for another program's.
-        Manifest(home, self.disk).remember(basename, known, hash_, boot_id, origin)
-        self.disk.rename(temporary, home / basename)
+        Manifest(folder, self.disk).write(basename, entry)
+        self.disk.rename(temporary, folder / basename)

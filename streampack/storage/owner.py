@@ -35,27 +35,20 @@ class _Owner(NamedTuple):
 
 
 class CacheOwner:
-    """The owner of one stream's local folder; safe to pickle and to share between processes.
+    """The owner of one stream's local folder; safe to pickle and to share between processes."""
 
-    Args:
-        files: Location of the stream's files.
-        disk: Filesystem of its local folder.
-    """
-
-    def __init__(self, files: StreamLocation, disk: LocalFilesystem) -> None:
-        self._remote = files.owner
-        self._folder = files.folder
-        self._path = files.folder / NOTES_FOLDER / OWNER_FILE
+    def __init__(self, location: StreamLocation, disk: LocalFilesystem) -> None:
+        self._remote = location.owner
+        self._folder = location.folder
+        self._path = location.folder / NOTES_FOLDER / OWNER_FILE
         self._disk = disk
-        self._locks = FileLocks(files.folder, disk)
+        self._locks = FileLocks(location.folder, disk)
 
     def claim(self, digest: str = "") -> bool:
         """Claim an unowned folder for this remote; return whether this remote owns it.
 
-        A folder that is not writable stays unclaimed, and may be read.
-
-        Args:
-            digest: Digest of the index.json about to be renamed into place; empty: none.
+        A folder that is not writable stays unclaimed, and may be read. `digest` is that of an
+        index.json that is about to be renamed into place.
         """
         if self._remote is None:
             return True
@@ -70,10 +63,10 @@ class CacheOwner:
         Raises:
             DataError: Naming both remotes and the ways out.
         """
-        owner = self._read() if self._remote is not None else None
+        owner = self._read()
         if owner is not None and owner.remote != self._remote:
             raise DataError(
-                f"{self._folder}: holds files of {owner.remote}, but {self._remote} was asked for; "
+                f"{self._folder}: holds files of {owner.remote}, but {self._remote} was requested; "
                 f"set local= to another folder, or delete {self._folder}; if both remotes hold "
                 f"the same files, delete only {self._path}",
                 uri=str(self._path),
@@ -82,10 +75,13 @@ class CacheOwner:
     @property
     def digest(self) -> str:
         """The digest of the fetched index.json; empty if unknown."""
-        owner = self._read() if self._remote is not None else None
+        owner = self._read()
         return "" if owner is None else owner.digest
 
     def _read(self) -> _Owner | None:
+        """Return the folder's owner; None if it has none, or this stream has no remote."""
+        if self._remote is None:
+            return None
         try:
             with self._disk.open(self._path) as file:
                 fields = json.loads(file.read())
@@ -96,20 +92,16 @@ class CacheOwner:
             return None  # a partial write after a power loss: write it again
         return owner if all(isinstance(field, str) for field in owner) else None
 
-    def _write(self, own: _Owner) -> _Owner:
-        """Write the note unless another remote's exists by now; return the valid one."""
+    def _write(self, new: _Owner) -> _Owner:
+        """Write the note unless it already names another remote; return the valid one."""
         try:
             # Nothing raises in here: a failure note would also reach this remote's processes.
             with self._locks.hold(OWNER_FILE, LOCK_TIMEOUT_S):
-                found = self._read()
-                if found is not None and found.remote != own.remote:
-                    return found
-                temporary = self._locks.temporary(OWNER_FILE)
-                try:
-                    self._disk.write(temporary, [json.dumps(own._asdict()).encode()])
-                    self._disk.rename(temporary, self._path)
-                finally:
-                    self._disk.remove(temporary)
+                current = self._read()
+                if current is not None and current.remote != new.remote:
+                    return current
+                content = json.dumps(new._asdict()).encode()
+                self._locks.replace(OWNER_FILE, self._path, content)
         except OSError as error:
             logger.debug("%s: cannot be written: %s", self._path, error)
-        return own
+        return new

@@ -33,17 +33,14 @@ import numpy.typing as npt
 
 from streampack._numba import compiled
 
-PIECE_BYTES = 2**20  # a multiple of 8
-QUICKEST_FIRST = ("crc32c", "crc64nvme", "crc32", "sha1", "sha256", "sha512", "md5")
+# Bytes of each checksum, the cheapest to compute first.
 SUM_BYTES = {"crc32c": 4, "crc64nvme": 8, "crc32": 4, "sha1": 20, "sha256": 32, "sha512": 64}
 SUM_BYTES |= {"md5": 16}
 HEX_MD5 = re.compile(r'"?([0-9a-fA-F]{32})"?')
-OF_ETAGS = dict.fromkeys(QUICKEST_FIRST, "") | {
-    "md5": " (where a store's ETags are not MD5 sums: run `streampack index` on a copy of the "
-    "stream, and upload its lengths.bin)"
-}
-# Not one of botocore's error types, so that botocore does not retry.
-OVERDUE = "the attempt is overdue and was given up"
+ETAG_HINT = (
+    " (if the store's ETags are not MD5 sums: run `streampack index` on a copy of the stream, and "
+    "upload its lengths.bin)"
+)
 
 
 class Answers:
@@ -59,26 +56,28 @@ class Answers:
         self._is_cut = False
         self._body: Any = None
         for name in ("s3", "gcs"):
-            make = getattr(client, f"_create_{name}_client", None)
-            if make is not None:
-                setattr(client, f"_create_{name}_client", partial(self._make, client, name, make))
+            create = getattr(client, f"_create_{name}_client", None)
+            if create is not None:
+                hooked = partial(self._create, client, name, create)
+                setattr(client, f"_create_{name}_client", hooked)
 
-    def _make(self, client: Any, name: str, make: Callable[..., Any], **options: Any) -> None:
-        make(**options)
-        made: Any = getattr(client, f"_{name}_client", None)
-        events = getattr(getattr(made, "meta", None), "events", None)
+    def _create(self, client: Any, name: str, create: Callable[..., Any], **options: Any) -> None:
+        create(**options)
+        inner: Any = getattr(client, f"_{name}_client", None)
+        events = getattr(getattr(inner, "meta", None), "events", None)
         if events is None:
             return
         # If the GET requests checksums, so may the HEAD before it. A large object is fetched in
         # parts, and only the HEAD reports the checksum of the whole.
-        if getattr(made.meta.config, "response_checksum_validation", "") == "when_supported":
-            events.register("before-parameter-build.s3.HeadObject", _ask_for_checksums)
+        if getattr(inner.meta.config, "response_checksum_validation", "") == "when_supported":
+            events.register("before-parameter-build.s3.HeadObject", _request_checksums)
         events.register("before-send.s3", self._refuse_if_cut)
         events.register("after-call.s3", self._listen)
 
     def _refuse_if_cut(self, **_: Any) -> None:
         if self._is_cut:
-            raise InterruptedError(OVERDUE)
+            # Not one of botocore's error types, so that botocore does not retry.
+            raise InterruptedError("the attempt was abandoned, because it is overdue")
 
     def _listen(self, http_response: Any, parsed: Any, **_: Any) -> None:
         self._body = getattr(parsed.get("Body"), "_raw_stream", None)
@@ -94,30 +93,29 @@ class Answers:
             self._body.shutdown()
 
 
-def sum_problem(path: Path, sums: Mapping[str, str]) -> str | None:
-    """Compare a file with the checksums that the store reported.
-
-    Args:
-        path: The file.
-        sums: In hex by algorithm; the cheapest one is compared.
+def checksum_problem(path: Path, checksums: Mapping[str, str]) -> str | None:
+    """Compare a file with the cheapest checksum that the store reported, in hex by algorithm.
 
     Returns:
-        What is wrong; None if the file matches, or none of the checksums can be computed.
+        The difference; None if the file matches, or none of the checksums can be computed.
 
     Raises:
         OSError: If the file cannot be read.
     """
-    for algorithm in QUICKEST_FIRST:
-        make = _makers().get(algorithm)
-        if algorithm in sums and make is not None:
-            found, told = _sum_of(path, make()), sums[algorithm]
-            if found == told:
+    for algorithm in SUM_BYTES:
+        factory = _factories().get(algorithm)
+        expected = checksums.get(algorithm)
+        if expected and factory:
+            with path.open("rb") as file:
+                actual = hashlib.file_digest(file, factory).hexdigest()
+            if actual == expected:
                 return None
-            return f"its {algorithm} is {found}, but the store says {told}{OF_ETAGS[algorithm]}"
+            hint = ETAG_HINT if algorithm == "md5" else ""
+            return f"its {algorithm} is {actual}, but the store says {expected}{hint}"
     return None
 
 
-def _ask_for_checksums(params: dict[str, Any], **_: Any) -> None:
+def _request_checksums(params: dict[str, Any], **_: Any) -> None:
     params.setdefault("ChecksumMode", "ENABLED")
 
 
@@ -129,17 +127,17 @@ def sums_of(headers: Mapping[str, str]) -> dict[str, str]:
     >>> sums_of({"ETag": '"900150983cd24fb0d6963f7d28e17f72-3"', "x-goog-hash": "crc32c=NKPdWw=="})
     {'crc32c': '34a3dd5b'}
     """
-    told = {name.lower(): value for name, value in headers.items()}
-    if told.get("x-goog-stored-content-encoding", "identity") != "identity":
+    headers = {name.lower(): value for name, value in headers.items()}
+    if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
         return {}  # of an object that is stored compressed and served decompressed
-    stated = {name: told.get(f"x-amz-checksum-{name}", "") for name in SUM_BYTES}
-    stated["md5"] = stated["md5"] or told.get("content-md5", "")
-    for each in told.get("x-goog-hash", "").split(","):
-        name, _, value = each.strip().partition("=")
-        stated[name] = value
-    sums = {name: _hex_of(value, SUM_BYTES.get(name)) for name, value in stated.items()}
-    etag = HEX_MD5.fullmatch(told.get("etag", ""))
-    if etag and not sums.get("md5") and _is_etag_md5(told):
+    encoded = {name: headers.get(f"x-amz-checksum-{name}", "") for name in SUM_BYTES}
+    encoded["md5"] = encoded["md5"] or headers.get("content-md5", "")
+    for field in headers.get("x-goog-hash", "").split(","):
+        name, _, value = field.strip().partition("=")
+        encoded[name] = value
+    sums = {name: _hex_of(value, SUM_BYTES.get(name)) for name, value in encoded.items()}
+    etag = HEX_MD5.fullmatch(headers.get("etag", ""))
+    if etag and not sums.get("md5") and _is_etag_md5(headers):
         sums["md5"] = etag[1].lower()
     return {name: digest for name, digest in sums.items() if digest}
 
@@ -153,21 +151,12 @@ def _hex_of(text: str, num_bytes: int | None) -> str:
     return content.hex() if len(content) == num_bytes else ""
 
 
-def _is_etag_md5(told: Mapping[str, str]) -> bool:
-    for name, value in told.items():
+def _is_etag_md5(headers: Mapping[str, str]) -> bool:
+    for name, value in headers.items():
         is_of_encryption = "encryption" in name or "-sse" in name
         if is_of_encryption and (name, value) != ("x-amz-server-side-encryption", "AES256"):
             return False
-    return told.get("x-amz-storage-class") != "EXPRESS_ONEZONE"
-
-
-def _sum_of(path: Path, summed: Any) -> str:
-    buffer = memoryview(bytearray(PIECE_BYTES))
-    with path.open("rb") as file:
-        while filled := file.readinto(buffer):
-            summed.update(buffer[:filled])
-    digest: str = summed.hexdigest()
-    return digest
+    return headers.get("x-amz-storage-class") != "EXPRESS_ONEZONE"
 
 
 class _Crc:
@@ -179,27 +168,29 @@ class _Crc:
         self._value = 0
 
     def update(self, piece: memoryview) -> None:
+        """Add the next bytes."""
         self._value = self._extend(piece, self._value)
 
     def hexdigest(self) -> str:
+        """Return the checksum so far, in hex."""
         return self._value.to_bytes(self._num_bytes, "big").hex()
 
 
 @cache
-def _makers() -> dict[str, Callable[[], Any]]:
+def _factories() -> dict[str, Callable[[], Any]]:
     """Return a factory for each checksum that can be computed here."""
-    makers: dict[str, Callable[[], Any]] = {
+    factories: dict[str, Callable[[], Any]] = {
         name: partial(hashlib.new, name) for name in ("md5", "sha1", "sha256", "sha512")
     }
-    makers["crc32"] = partial(_Crc, zlib.crc32, 4)
-    makers["crc64nvme"] = partial(_Crc, _extend_crc64, 8)
+    factories["crc32"] = partial(_Crc, zlib.crc32, 4)
+    factories["crc64nvme"] = partial(_Crc, _extend_crc64, 8)
     with suppress(ImportError):
         library = import_module("google_crc32c")  # installed with google-cloud-storage
         if library.implementation == "c":  # the pure Python one takes minutes per shard
-            makers["crc32c"] = partial(
+            factories["crc32c"] = partial(
                 _Crc, lambda piece, value: library.extend(value, bytes(piece)), 4
             )
-    return makers
+    return factories
 
 
 CRC64_NVME = 0x9A6C9329AC4BC9B5  # its polynomial, lowest bit first
@@ -236,11 +227,11 @@ def _crc64(
 ) -> np.uint64:
     low, eight = np.uint64(255), np.uint64(8)
     for word in words:
-        left = value ^ word
+        rest = value ^ word
         value = np.uint64(0)
-        for place in range(8):
-            value ^= tables[7 - place, left & low]
-            left >>= eight
+        for position in range(8):
+            value ^= tables[7 - position, rest & low]
+            rest >>= eight
     for byte in tail:
         value = (value >> eight) ^ tables[0, (value ^ np.uint64(byte)) & low]
     return value

@@ -7,7 +7,8 @@ Cost: opening a stream with a length file takes milliseconds, whatever its size.
 """
 
 from streampack.streams.iterable_stream import IterableSample, IterableStream
-from streampack.streams.mds_stream import MdsStream, open_stream, open_streams
+from streampack.streams.mds_stream import MdsStream
+from streampack.streams.opening import open_stream, open_streams
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.stream import Stream
 

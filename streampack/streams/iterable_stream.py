@@ -16,30 +16,37 @@ fields. The source is read on demand.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from reprlib import repr as short_repr
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streampack.config import MAX_ID, check_choice, is_weight, read_integer, show_number
+from streampack._checks import MAX_ID, check_choice, is_weight, read_integer, show_number
 from streampack.errors import ConfigError, DataError
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
-from streampack.streams.source_traits import is_one_shot, num_items, own_copy
+from streampack.streams.sample_fields import (
+    ENCODE_CHATS,
+    cast_values,
+    invalid_labels,
+    invalid_token_ids,
+    is_chat,
+    is_mask,
+    payload_objects,
+    payload_spans,
+    plain_row,
+    token_ids,
+    values_per_token,
+)
+from streampack.streams.source_traits import is_one_shot, num_items
 from streampack.streams.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
 OnBadSample = Literal["raise", "skip"]
 Plain: TypeAlias = tuple[Any, Any, Any]
 """Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
-PLAIN_TYPES = "?bBhHiIlq"  # integer types that convert losslessly to int64
-ENCODE_CHATS = (
-    "encode conversations with their template: IterableStream(ChatSamples(rows, "
-    "ChatEncoder(tokenizer)), loss_mask='loss_mask'), both from streampack.write"
-)
 # Reserved keys of a batch: no field may have one of these names.
 BATCH_KEYS = {"tokens", "labels", "input_pos", "document_ids", "cu_seqlens", "max_seqlen"}
 BATCH_KEYS |= {"segments", "epoch", "position"}
@@ -169,7 +176,7 @@ class IterableStream:
         for name, value in (("token_fields", self.token_fields), ("payloads", self.payloads)):
             if not isinstance(value, Mapping):
                 example = "{'weight': 'float32'}" if name == "token_fields" else "{'images': None}"
-                raise ConfigError(f"{name}={value!r} is no dict; write {name}={example}")
+                raise ConfigError(f"{name}={value!r} is not a dict; write {name}={example}")
             taken = sorted(BATCH_KEYS & set(value))
             if taken:
                 raise ConfigError(
@@ -181,7 +188,7 @@ class IterableStream:
                 np.dtype(dtype)
             except TypeError:
                 raise ConfigError(
-                    f"token_fields: {name!r} is to be {dtype!r}, which is no dtype; "
+                    f"token_fields: {name!r} is to be {dtype!r}, which is not a dtype; "
                     "write 'int64' or 'float32', for example"
                 ) from None
 
@@ -190,26 +197,22 @@ class IterableStream:
         return f"stream {self.name or 'of an iterable'!r}, sample {number}"
 
     def text_of(self, item: Any, number: int) -> str:
-        """Return the text of an item of the source.
-
-        Raises:
-            DataError: If there is none.
-        """
-        found = item.get(self.text) if isinstance(item, Mapping) else item
-        if isinstance(found, str):
-            return found
-        what = f"is {type(found).__name__}"
+        """Return the text of an item of the source; raise a DataError if there is none."""
+        text = item.get(self.text) if isinstance(item, Mapping) else item
+        if isinstance(text, str):
+            return text
+        what = f"is {type(text).__name__}"
         way_out = "give texts, or dicts with a field of text"
         if isinstance(item, Mapping):
             fields = [name for name, value in item.items() if isinstance(value, str)]
             what = f"has {', '.join(map(repr, item))}, and no text in {self.text!r}"
             if fields:
                 way_out = f"set text= to the field that holds it: {' or '.join(map(repr, fields))}"
-        if _is_chat(item):
+        if is_chat(item):
             way_out = ENCODE_CHATS
-        elif isinstance(item, Mapping) and _plain_row(self._field_of(dict(item))) is not None:
+        elif isinstance(item, Mapping) and plain_row(self._field_of(dict(item))) is not None:
             way_out = "leave out tokenizer=, as its samples hold token ids"
-        elif not isinstance(item, Mapping) and _plain_row(item) is not None:
+        elif not isinstance(item, Mapping) and plain_row(item) is not None:
             way_out = "leave out tokenizer=, as its samples are token ids"
         raise DataError(f"{self.where(number)}: {what}, but a tokenizer takes text; {way_out}")
 
@@ -229,49 +232,41 @@ class IterableStream:
         where = self.where(number)
         if not isinstance(item, Mapping):
             item = {self.tokens: item}
-        tokens = self._tokens(item, where) if encoded is None else encoded
+        tokens = token_ids(item, self.tokens, where) if encoded is None else encoded
         if len(tokens) == 0:
             raise DataError(f"{where}: 0 tokens, but a sample needs 1 or more; leave it out")
         self.check_ids(number, tokens)
         labels, loss_mask = (
-            None if name is None else _beside(tokens, item, name, where)
+            None if name is None else values_per_token(tokens, item, name, where)
             for name in (self.labels, self.loss_mask)
         )
         self.check_labels(number, labels)
-        if loss_mask is not None and not _is_mask(loss_mask):
+        if loss_mask is not None and not is_mask(loss_mask):
             value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
             raise DataError(
                 f"{where}: {self.loss_mask!r} holds {value}, but a loss mask holds 1 for a target "
-                "and 0 for any other token; token ids and -100 belong into labels="
+                "and 0 for any other token; token ids and -100 belong in labels="
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
         return self._with_extras(sample, item, where) if self._has_extras else sample
 
     def check_ids(self, number: int, tokens: Int64Array) -> None:
-        """Refuse invalid token ids.
-
-        Raises:
-            DataError: Naming the first.
-        """
+        """Refuse invalid token ids with a DataError that names the first."""
         if len(wrong := invalid_token_ids(tokens)):
-            what = f"is no token id; they go from 0 to {MAX_ID}; tokenize the sample anew"
+            what = f"is not a token id; they go from 0 to {MAX_ID}; tokenize the sample again"
             if wrong[0] < 0:
                 what = (
-                    "is negative; token ids count from 0, and what is no target belongs into "
+                    "is negative; token ids count from 0; mark tokens that are not targets in "
                     "labels or a loss mask"
                 )
             raise DataError(f"{self.where(number)}: token {wrong[0]} {what}")
 
     def check_labels(self, number: int, labels: Int64Array | None) -> None:
-        """Refuse invalid labels.
-
-        Raises:
-            DataError: Naming the first.
-        """
+        """Refuse invalid labels with a DataError that names the first."""
         if labels is not None and len(wrong := invalid_labels(labels)):
             raise DataError(
-                f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which lies outside "
-                f"int32, +-{MAX_ID}; a label is a token id, or -100 for what is no target"
+                f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which is outside int32, "
+                f"+-{MAX_ID}; a label is a token id, or -100 for a token that is not a target"
             )
 
     def warn_unused_label_column(self, item: Any) -> None:
@@ -282,7 +277,7 @@ class IterableStream:
             if name == self.tokens:
                 continue
             with suppress(DataError):  # not one integer per token, so it is something else
-                _beside(self._tokens(item, ""), item, name, "")
+                values_per_token(token_ids(item, self.tokens, ""), item, name, "")
                 warn_unused_label_column("IterableStream", self.name or "of an iterable", name)
 
     def plain(self, item: Any, encoded: Int64Array | None = None) -> Plain | None:
@@ -306,25 +301,24 @@ class IterableStream:
             return None
         tokens = encoded
         if tokens is None:
-            tokens = _plain_row(self._field_of(item) if is_dict else item)
+            tokens = plain_row(self._field_of(item) if is_dict else item)
         if tokens is None or not len(tokens):
             return None
         if is_tokens_only:
             return tokens, None, None
         labels, mask = (
-            None if name is None else _plain_row(item.get(name))
+            None if name is None else plain_row(item.get(name))
             for name in (self.labels, self.loss_mask)
         )
         for name, row in ((self.labels, labels), (self.loss_mask, mask)):
             if name is not None and (row is None or len(row) != len(tokens)):
                 return None
-        return None if mask is not None and not _is_mask(mask) else (tokens, labels, mask)
+        return None if mask is not None and not is_mask(mask) else (tokens, labels, mask)
 
     def _field_of(self, item: dict[str, Any]) -> Any:
-        found = item.get(self.tokens)
-        if found is None and self.tokens == "tokens" and "tokens" not in item:
+        if self.tokens == "tokens" and "tokens" not in item:
             return item.get("input_ids")
-        return found
+        return item.get(self.tokens)
 
     @property
     def has_labels(self) -> bool:
@@ -344,27 +338,16 @@ class IterableStream:
     def _has_extras(self) -> bool:
         return self.length_fn is not None or bool(self.token_fields) or bool(self.payloads)
 
-    def _tokens(self, item: Mapping[str, Any], where: str) -> Int64Array:
-        wanted = self.tokens
-        if wanted == "tokens" and wanted not in item and "input_ids" in item:
-            wanted = "input_ids"
-        _check_there(item, wanted, where, _way_to_tokens)
-        if isinstance(item.get(wanted), str):
-            raise DataError(
-                f"{where}: field {wanted!r} holds text, but must hold integers; set tokenizer="
-            )
-        return _integers(item, wanted, where)
-
     def _with_extras(
         self, sample: IterableSample, item: Mapping[str, Any], where: str
     ) -> IterableSample:
         fields = {
-            name: _values(item, name, np.dtype(dtype), len(sample.tokens), where)
+            name: cast_values(item, name, np.dtype(dtype), len(sample.tokens), where)
             for name, dtype in self.token_fields.items()
         }
-        payloads = {name: _objects(item.get(name)) for name in self.payloads}
+        payloads = {name: payload_objects(item.get(name)) for name in self.payloads}
         spans = {
-            name: _spans(item, span_field, len(payloads[name]), len(sample.tokens), where)
+            name: payload_spans(item, span_field, len(payloads[name]), len(sample.tokens), where)
             for name, span_field in self.payloads.items()
             if span_field is not None
         }
@@ -374,156 +357,6 @@ class IterableStream:
                 f"{where}: length_fn says {extra!r}, but must return how many token slots the "
                 "payloads take beyond the tokens: a whole number of 0 or more"
             )
-        return IterableSample(
-            tokens=sample.tokens,
-            labels=sample.labels,
-            loss_mask=sample.loss_mask,
-            token_fields=fields,
-            payloads=payloads,
-            spans=spans,
-            extra_cost=int(extra),
+        return replace(
+            sample, token_fields=fields, payloads=payloads, spans=spans, extra_cost=int(extra)
         )
-
-
-def _way_to_tokens(item: Mapping[str, Any]) -> str:
-    """Return advice for a sample without the token field."""
-    if _is_chat(item):
-        return ENCODE_CHATS
-    rows = [name for name, value in item.items() if _plain_row(value) is not None]
-    texts = [name for name, value in item.items() if isinstance(value, str)]
-    if rows:
-        return f"set tokens= to the field that holds them: {' or '.join(map(repr, rows))}"
-    if texts:
-        name = "text" if "text" in texts else texts[0]
-        return f"set tokenizer={'' if name == 'text' else f' and text={name!r}'}"
-    return "give token ids, or texts and tokenizer="
-
-
-def _is_chat(item: Any) -> bool:
-    """Return whether an item is a conversation: messages, or a dict that holds them."""
-    values = item.values() if isinstance(item, Mapping) else (item,)
-    return any(
-        isinstance(value, list | tuple | np.ndarray)
-        and len(value) > 0
-        and isinstance(value[0], Mapping)
-        for value in values
-    )
-
-
-def invalid_token_ids(tokens: Any) -> Any:
-    """Return the values of a row that are not valid token ids.
-
-    >>> invalid_token_ids(np.array([7, -1, 2**40])).tolist()
-    [-1, 1099511627776]
-    """
-    return tokens[(tokens < 0) | (tokens > MAX_ID)]
-
-
-def invalid_labels(labels: Any) -> Any:
-    """Return the values of a row that are outside int32.
-
-    >>> invalid_labels(np.array([7, -100, 2**40])).tolist()
-    [1099511627776]
-    """
-    return labels[(labels < -MAX_ID) | (labels > MAX_ID)]
-
-
-def _plain_row(value: Any) -> Any:
-    """Return a row of integers that numpy can copy directly; None if it needs a closer look."""
-    if type(value) is np.ndarray:
-        return value if value.ndim == 1 and value.dtype.char in PLAIN_TYPES else None
-    if type(value) is not list:
-        return None
-    try:
-        # Rejects non-integers in half the time that numpy's type inference takes.
-        return np.frombuffer(struct.pack(f"{len(value)}q", *value), np.int64)
-    except (TypeError, struct.error):
-        return None
-
-
-def _is_mask(values: Any) -> bool:
-    return not (values >> 1).any()  # one pass; works for bools too
-
-
-def _beside(tokens: Int64Array, item: Mapping[str, Any], name: str, where: str) -> Int64Array:
-    values = _integers(item, name, where)
-    _check_length(len(values), len(tokens), name, where)
-    return values
-
-
-def _check_length(num_values: int, num_tokens: int, name: str, where: str) -> None:
-    if num_values != num_tokens:
-        raise DataError(
-            f"{where}: {num_tokens} tokens, but {num_values} values in {name!r}; "
-            "give one for each token"
-        )
-
-
-def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = True) -> Int64Array:
-    _check_there(
-        item, name, where, lambda _: "set labels=, loss_mask= or payloads= to fields it has"
-    )
-    try:
-        values = np.asarray(item[name])
-    except ValueError as error:  # rows of unequal length
-        raise DataError(f"{where}: field {name!r} is no row of integers: {error}") from error
-    if values.size and values.dtype.kind not in "iub":
-        raise DataError(
-            f"{where}: field {name!r} holds {values.dtype}, but must hold integers; tokenize first"
-        )
-    if is_row and values.size and max(values.shape, default=1) != values.size:
-        shape = " x ".join(map(str, values.shape))
-        raise DataError(
-            f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
-            "row as a sample of its own"
-        )
-    return values.reshape(-1).astype(np.int64)
-
-
-def _check_there(
-    item: Mapping[str, Any], name: str, where: str, way_out: Callable[[Mapping[str, Any]], str]
-) -> None:
-    if name not in item:
-        raise DataError(
-            f"{where}: no field {name!r}; it has {', '.join(map(repr, item))}; {way_out(item)}"
-        )
-
-
-def _values(
-    item: Mapping[str, Any], name: str, dtype: np.dtype[Any], num_tokens: int, where: str
-) -> Any:
-    _check_there(item, name, where, lambda _: "set token_fields= to those it has")
-    try:
-        values = np.asarray(item[name]).reshape(-1).astype(dtype)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: field {name!r} does not turn into {dtype}: {error}") from error
-    _check_length(len(values), num_tokens, name, where)
-    return values
-
-
-def _objects(value: Any) -> list[Any]:
-    """Return copies of a sample's payloads: none, one, or a list of them."""
-    if value is None:
-        return []
-    value = own_copy(value)
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _spans(
-    item: Mapping[str, Any], name: str, num_objects: int, num_tokens: int, where: str
-) -> Int64Array:
-    if not num_objects:
-        return np.zeros((0, 2), np.int64)
-    flat = _integers(item, name, where, is_row=False)
-    spans = flat[: len(flat) // 2 * 2].reshape(-1, 2)
-    if len(flat) % 2 or len(spans) != num_objects:
-        raise DataError(
-            f"{where}: {num_objects} payloads, but {len(spans)} spans in {name!r}; give each one"
-        )
-    bad = spans[(spans[:, 0] < 0) | (spans[:, 0] >= spans[:, 1]) | (spans[:, 1] > num_tokens)]
-    if len(bad):
-        raise DataError(
-            f"{where}: {name!r} has a span {bad[0].tolist()}, which is no part of its {num_tokens} "
-            "tokens; a span is its first token and one past its last"
-        )
-    return spans

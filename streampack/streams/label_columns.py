@@ -19,13 +19,7 @@ TARGET_COLUMNS = {"labels": "labels", "loss_mask": "loss_mask", "assistant_masks
 
 
 def warn_unused_label_column(kind: str, name: str, column: str) -> None:
-    """Warn that a column is not read: without `labels=` and `loss_mask=` every token is a target.
-
-    Args:
-        kind: The stream's class.
-        name: The stream's name in messages.
-        column: One of `TARGET_COLUMNS`.
-    """
+    """Warn that one of `TARGET_COLUMNS` is not read by stream `name` of class `kind`."""
     logger.warning(
         "stream %r: its %r is not read, so every token is a target; set %s(%s=%r) to read it, or, "
         "if it is left out on purpose, silence the logger %r",

@@ -29,13 +29,10 @@ def resolve_streams(
     stream_name: str | None,
     stream_config: Mapping[str, Any] | None,
 ) -> Sequence[Any]:
-    """Return the streams that a dataset's arguments describe.
+    """Return the streams that a dataset's arguments describe: a list, or a single one.
 
-    Args:
-        streams: The streams; None: the other arguments describe a single one.
-        place: remote, local and split of the single stream.
-        stream_name: Its class in MosaicML's `streams_registry`; None: `streampack.Stream`.
-        stream_config: More arguments of that class.
+    `place` holds remote, local and split of a single stream, `stream_name` its class in MosaicML's
+    `streams_registry` (None: `streampack.Stream`), `stream_config` more arguments of that class.
 
     Raises:
         ConfigError: If the arguments contradict each other, or no such class is registered.
@@ -59,12 +56,7 @@ def resolve_streams(
 
 
 def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any]) -> Any:
-    """Return a stream of a registered class.
-
-    Args:
-        name: In `streams_registry`; "streampack" is ours, "stream" is MosaicML's.
-        config: Arguments of the class.
-        place: remote, local and split, which are passed to the class too.
+    """Return a stream of a class in `streams_registry`; `place` adds remote, local and split.
 
     Raises:
         ConfigError: If the name is unknown, or the class does not accept the arguments.
@@ -93,11 +85,6 @@ def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any
 def check_streams(streams: object, stream_type: type) -> None:
     """Refuse `streams` unless it is a list or tuple of at least one `stream_type`.
 
-    Args:
-        streams: The argument of that name.
-        stream_type: Required type of each: IterableStream, or MosaicML's Stream (ours is a
-            subclass).
-
     Raises:
         ConfigError: Naming the offending stream, its type, and the dataset that accepts it.
 
@@ -113,13 +100,14 @@ def check_streams(streams: object, stream_type: type) -> None:
             way_out = f"pass a list; {_way_out(streams, kind)}"
         else:
             way_out = f"pass a list of {kind}: [{kind}(...), ...]"
-        raise ConfigError(f"streams={short_text(streams)} is no list of streams; {way_out}")
+        raise ConfigError(f"streams={short_text(streams)} is not a list of streams; {way_out}")
     if not streams:
         raise ConfigError("streams=[] is empty; pass at least one Stream")
     for number, stream in enumerate(streams):
         if not isinstance(stream, stream_type):
             raise ConfigError(
-                f"streams[{number}]={short_text(stream)} is no {kind}; {_way_out(stream, kind)}"
+                f"streams[{number}]={short_text(stream)} is not of type {kind}; "
+                f"{_way_out(stream, kind)}"
             )
 
 

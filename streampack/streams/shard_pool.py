@@ -2,14 +2,16 @@
 
 ::
 
-    get(key) --> shard            put(key, shard) --> [least recent] ... [most recent]
-                                                       '-- closed, once there are too many
+    get(key) --> shard      put(shard), touch(shards) --> [least recent] ... [most recent]
+                                                          '-- closed, once there are too many
 
-Memory maps are kept per process, for all streams together; they hold no file descriptor. Shards
-whose files were evicted are closed the next time a shard is opened.
+Memory maps are kept per process, for all streams together; they hold no file descriptor. A gatherer
+keeps the address rows of open shards that it reads (gather/mapped_shards.py). It reports their use
+before it opens another shard, and lets go of those that the pool has closed. Shards whose files
+were evicted are closed the next time a shard is opened.
 
-Cost: 16 bytes per sample and column, at most 4 million samples; one lock per opening, and under a
-cache limit a `stat` for each open shard.
+Cost: 16 bytes per sample and column, as much again for a gatherer's address rows, at most 3 million
+samples; one lock per opening, and under a cache limit a `stat` for each open shard.
 """
 
 from __future__ import annotations
@@ -17,27 +19,26 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from streampack.mds.columns import ByteArray, Places
 
 MAX_OPEN_SHARDS = 512  # mappings, which hold no file descriptor
-MAX_OPEN_SAMPLES = 4_000_000
+MAX_OPEN_SAMPLES = 3_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenShard:
     """One shard's bytes, and the positions of its values."""
 
+    key: Hashable
+    """Identifies the version of its file, and the columns that are read."""
     data: ByteArray
     """The raw shard, mapped from its file, shape (num_bytes,)."""
     tokens: Places
-    """Positions of the tokens."""
     labels: Places | None
-    """Positions of the labels, if there is such a column."""
     loss_mask: Places | None
-    """Positions of the loss mask, if there is such a column."""
     is_gone: Callable[[], bool] | None = None
     """Returns whether its file was evicted; None: files in its folder are never evicted. The disk
     space is freed only once no process has the shard open.
@@ -45,12 +46,7 @@ class OpenShard:
 
 
 class ShardPool:
-    """An LRU cache of one process's open shards, for all streams together.
-
-    Args:
-        max_shards: Maximum number of open shards.
-        max_samples: Maximum number of samples that they may hold together.
-    """
+    """An LRU cache of one process's open shards, limited in number and in total samples."""
 
     def __init__(self, max_shards: int, max_samples: int) -> None:
         self._max_shards = max_shards
@@ -62,6 +58,9 @@ class ShardPool:
     def __len__(self) -> int:
         return len(self._shards)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._shards
+
     def get(self, key: Hashable) -> OpenShard | None:
         """Return an open shard and mark it as most recently used; None if it is not open."""
         with self._lock:
@@ -70,39 +69,47 @@ class ShardPool:
                 self._shards.move_to_end(key)
             return shard
 
-    def put(self, key: Hashable, shard: OpenShard) -> None:
+    def put(self, shard: OpenShard) -> None:
         """Add a shard; its mapping is released after eviction, once no array refers to it."""
         with self._lock:
-            if key in self._shards:
-                return
-            self._let_go_of_removed()
-            self._shards[key] = shard
-            self._num_samples += len(shard.tokens.counts)
-            while len(self._shards) > 1 and (
-                len(self._shards) > self._max_shards or self._num_samples > self._max_samples
-            ):
-                _, oldest = self._shards.popitem(last=False)
-                self._num_samples -= len(oldest.tokens.counts)
+            for other in list(self._shards.values()):
+                if other.is_gone is not None and other.is_gone():
+                    self._remove(other.key)
+            self._use([shard])
 
-    def _let_go_of_removed(self) -> None:
-        for key, shard in list(self._shards.items()):
-            if shard.is_gone is not None and shard.is_gone():
-                del self._shards[key]
-                self._num_samples -= len(shard.tokens.counts)
+    def touch(self, shards: Iterable[OpenShard]) -> None:
+        """Mark shards as recently used, the last one most; closed ones are added again."""
+        with self._lock:
+            self._use(shards)
+
+    def _use(self, shards: Iterable[OpenShard]) -> None:
+        for shard in shards:
+            if shard.key in self._shards:
+                self._shards.move_to_end(shard.key)
+            else:
+                self._shards[shard.key] = shard
+                self._num_samples += len(shard.tokens.counts)
+        while len(self._shards) > 1 and (
+            len(self._shards) > self._max_shards or self._num_samples > self._max_samples
+        ):
+            self._remove(next(iter(self._shards)))
+
+    def _remove(self, key: Hashable) -> None:
+        self._num_samples -= len(self._shards.pop(key).tokens.counts)
 
 
-_recent_shards: dict[int, ShardPool] = {}
+_pools: dict[int, ShardPool] = {}
 
 
 def shard_pool() -> ShardPool:
     """Return this process's shard pool."""
     # Keyed by process: after a fork, the parent's lock may be held by a thread that is not here.
     pid = os.getpid()
-    own = _recent_shards.get(pid)
-    if own is None:
+    pool = _pools.get(pid)
+    if pool is None:
         # Several threads may get here concurrently: all of them use the pool that was stored first.
-        own = _recent_shards.setdefault(pid, ShardPool(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
-        for other in list(_recent_shards):
+        pool = _pools.setdefault(pid, ShardPool(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
+        for other in list(_pools):
             if other != pid:
-                _recent_shards.pop(other, None)
-    return own
+                _pools.pop(other, None)
+    return pool

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from streampack._checks import check_at_most, is_weight, read_integer, show_number
 from streampack._paths import folder_of, local_path, shown_path
-from streampack.config import check_at_most, is_weight, read_integer, show_number
 from streampack.errors import ConfigError, suggest
 from streampack.mds import mosaic
 from streampack.mds.columns import DTYPES
@@ -89,8 +89,13 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         _check_dtypes(
             tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
         )
-        _check_columns(labels, labels_shifted)
-        remote = _plain_path(None if remote is None else shown_path(remote))
+        if labels_shifted is not None and labels is None:
+            raise ConfigError(
+                f"labels_shifted={labels_shifted} describes a labels column, but labels=None; "
+                "set labels= to its name, or leave labels_shifted out"
+            )
+        if remote is not None:
+            remote = folder_of(shown_path(remote)) or shown_path(remote)
         _check_scheme(remote)
         self.remote = remote
         self.split = split or ""
@@ -110,13 +115,10 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
                 f"{library_of(str(remote))}"
             ) from error
         self.name = name
-        self.tokens = tokens
-        self.tokens_dtype = tokens_dtype
-        self.labels = labels
-        self.labels_dtype = labels_dtype
+        self.tokens, self.tokens_dtype = tokens, tokens_dtype
+        self.labels, self.labels_dtype = labels, labels_dtype
         self.labels_shifted = labels_shifted
-        self.loss_mask = loss_mask
-        self.loss_mask_dtype = loss_mask_dtype
+        self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
         self.check_dtypes = check_dtypes
         self.check_remote = check_remote
 
@@ -145,7 +147,7 @@ def _check_names(others: dict[str, Any]) -> None:
     for name, value in others.items():
         if name not in known:
             raise ConfigError(
-                f"{name}={value!r}: no argument of Stream{suggest(name, known)}; "
+                f"{name}={value!r}: not an argument of Stream{suggest(name, known)}; "
                 f"it takes {', '.join(known)}"
             )
 
@@ -186,27 +188,15 @@ def _check_dtypes(**dtypes: str | None) -> None:
             )
 
 
-def _check_columns(labels: str | None, labels_shifted: bool | None) -> None:
-    if labels_shifted is not None and labels is None:
-        raise ConfigError(
-            f"labels_shifted={labels_shifted} speaks of a labels column, but labels=None; "
-            "set labels= to its name, or leave labels_shifted out"
-        )
-
-
 def _check_scheme(remote: str | None) -> None:
     scheme = urlsplit(remote or "").scheme  # as in MosaicML: whatever precedes a colon
     known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is used as dbfs
     if scheme and scheme not in known:
         raise ConfigError(
-            f"remote={remote!r}: nothing here speaks {scheme}:; a remote is a folder, or a url of "
-            f"{', '.join(f'{each}:' for each in known)} or file:; copy the files to one of them"
+            f"remote={remote!r}: nothing can fetch from {scheme}:; a remote is a folder, or a "
+            f"url of {', '.join(f'{name}:' for name in known)} or file:; copy the files to one of "
+            "them"
         )
-
-
-def _plain_path(remote: str | None) -> str | None:
-    folder = None if remote is None else folder_of(remote)
-    return remote if folder is None else folder
 
 
 mosaic.streams_registry.register("streampack", func=Stream)

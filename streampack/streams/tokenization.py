@@ -25,11 +25,7 @@ from streampack.types import Int64Array
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse an object that cannot encode a list of texts.
-
-    Raises:
-        ConfigError: Naming its type.
-    """
+    """Refuse an object that cannot encode a list of texts, with a ConfigError."""
     if isinstance(tokenizer, str):  # str.encode is unrelated
         raise ConfigError(
             f"tokenizer={tokenizer!r} is a name; load it and pass the tokenizer itself: "
@@ -43,14 +39,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Int64Array]:
-    """Return the token ids of each text.
-
-    Args:
-        tokenizer: A tokenizer that `check_tokenizer` accepts.
-        texts: Any number of texts.
-
-    Returns:
-        One array for each text, shape (num_tokens,).
+    """Return the token ids of each text, shape (num_tokens,).
 
     Raises:
         DataError: If the tokenizer does not return one list of ids for each text.

@@ -8,22 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = [
-    "ChatEncoder",
-    "ChatSamples",
-    "Indexed",
-    "Progress",
-    "RowFormat",
-    "WriteOptions",
-    "Written",
-    "kind_of",
-    "list_files",
-    "write_lengths",
-    "write_remote_lengths",
-    "write_stream",
-    "write_texts",
-]
-
 _FILES = {
     "ChatEncoder": "chat",
     "ChatSamples": "chat",
@@ -39,6 +23,8 @@ _FILES = {
     "write_stream": "shards",
     "write_texts": "tokenize",
 }
+
+__all__ = list(_FILES)
 
 
 def __getattr__(name: str) -> Any:

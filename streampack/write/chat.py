@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from streampack.config import check_choice
+from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
 from streampack.write.chat_spans import RESPONSE, Messages, Rendering, Spans
@@ -104,10 +104,7 @@ class ChatEncoder:
             )
 
     def __call__(self, conversation: Any) -> dict[str, IntArray]:
-        """Return the sample of one conversation.
-
-        Args:
-            conversation: Messages, or a row that holds them.
+        """Return the sample of one conversation: messages, or a row that holds them.
 
         Returns:
             `tokens`, int32, and `loss_mask`, uint8: 1 for targets; both of shape (num_tokens,).
@@ -171,25 +168,18 @@ class ChatSamples:
 
 
 def target_tokens(offsets: Any, spans: Spans, num_chars: int) -> npt.NDArray[np.uint8]:
-    """Mark the tokens that have a character in a span.
+    """Return 1 for tokens that have a character in a span, else 0; shape (num_tokens,).
 
-    Args:
-        offsets: First character of each token and one past its last, shape (num_tokens, 2).
-        spans: First character of each span and one past its last, in the same text.
-        num_chars: Number of characters in the text.
-
-    Returns:
-        1 for marked tokens, 0 for others; shape (num_tokens,).
-
-    A token that crosses an edge is marked. So are all tokens of one character, such as the bytes of
-    an emoji:
+    `offsets` holds the first character of each token and one past its last, (num_tokens, 2); so do
+    `spans`, in the same text of `num_chars` characters. A token that
+    crosses an edge is marked. So are all tokens of one character, such as the bytes of an emoji:
 
     >>> target_tokens([(0, 2), (2, 5), (5, 6), (5, 6), (6, 8)], [(4, 6)], 8).tolist()
     [0, 1, 1, 1, 0]
     """
     starts, ends = np.asarray(offsets, np.int64).reshape(-1, 2).T
     # Some tokenizers trim the offsets of white space to nothing. It then follows the previous
-    # token. If there is no gap, as for an inserted space, the next character decides.
+    # token. Without a gap, as for an inserted space, the next character decides.
     before = np.maximum.accumulate(np.append(0, ends))[:-1]
     starts = np.where(starts == ends, np.minimum(before, starts), starts)
     ends = np.where(starts == ends, ends + 1, ends)
@@ -204,18 +194,18 @@ def _read_row(row: Any) -> tuple[Messages, Any]:
     """Return a conversation's messages in transformers' form, and its tools."""
     tools = None
     if isinstance(row, Mapping):
-        found = next((name for name in FIELDS if row.get(name) is not None), None)
-        if found is None:
+        name = next((name for name in FIELDS if row.get(name) is not None), None)
+        if name is None:
             raise DataError(
                 f"a row with {', '.join(map(repr, row))} holds no conversation; "
                 f"name its field {' or '.join(FIELDS)}, or pass the messages alone"
             )
-        tools, row = row.get("tools") or None, row[found]
+        tools, row = row.get("tools") or None, row[name]
     is_list = isinstance(row, Sequence) and not isinstance(row, str)
     if not is_list or not len(row) or not all(isinstance(message, Mapping) for message in row):
         raise DataError(
-            f"{repr(row)[:60]} is no conversation; it must be a list of 1 or more messages such as "
-            "{'role': 'user', 'content': 'Hi'}"
+            f"{repr(row)[:60]} is not a conversation; it must be a list of 1 or more messages such "
+            "as {'role': 'user', 'content': 'Hi'}"
         )
     return [_read_message(message, number) for number, message in enumerate(row)], tools
 
@@ -223,7 +213,9 @@ def _read_row(row: Any) -> tuple[Messages, Any]:
 def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     if "role" in message:
         # A table has every field in every row, and templates test whether a message has tool_calls.
-        return {name: v for name, v in message.items() if v is not None or name == "content"}
+        return {
+            key: value for key, value in message.items() if value is not None or key == "content"
+        }
     if "from" not in message or "value" not in message:
         raise DataError(
             f"message {number} has {', '.join(map(repr, message))}, but must have role and "

@@ -32,13 +32,8 @@ BEGIN, END = "\ue000begin\ue001", "\ue000end\ue001"  # private use area: not in 
 class Rendering:
     """One conversation as text, and the spans of its responses.
 
-    Args:
-        tokenizer: Its `apply_chat_template` renders.
-        messages: The conversation.
-        options: More arguments for `apply_chat_template`.
-
-    Raises:
-        DataError: If the template rejects the conversation.
+    `options` are more arguments for `apply_chat_template`. A DataError is raised if the template
+    rejects the conversation.
     """
 
     def __init__(self, tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> None:
@@ -57,15 +52,12 @@ class Rendering:
         except Exception as error:  # a template can raise anything
             raise DataError(
                 f"the chat template cannot render {num_messages} of {len(self._messages)} messages "
-                f"({type(error).__name__}: {error}); mend the conversation or leave it out"
+                f"({type(error).__name__}: {error}); fix the conversation or leave it out"
             ) from error
         return str(text)
 
     def spans(self, *, last_only: bool) -> Spans:
-        """Return the character spans of all responses, or of the last one.
-
-        Returns:
-            First character and one past the last of each span.
+        """Return the first character and one past the last of each response, or of the last one.
 
         Raises:
             ConfigError: If the template does not reveal the position of a response.
@@ -88,8 +80,8 @@ class Rendering:
         text, spans = _cut_signs(self._render(len(self._messages), chat_template=template))
         if text != self.text:
             raise ConfigError(
-                "the chat template changes text that it marked with {% generation %}, so where "
-                "it lies is not known; put the markers around what is printed as it is"
+                "the chat template changes text that it marked with {% generation %}, so its "
+                "position is unknown; put the markers around text that is printed unchanged"
             )
         if first:
             earlier = _cut_signs(self._render(first, chat_template=template))[1]
@@ -110,11 +102,10 @@ class Rendering:
         until = self.text if is_last else self._render(response + 1)
         if not (until.startswith(before) and self.text.startswith(until)):
             raise ConfigError(
-                f"message {response} of {num_messages}: the chat template prints what is before "
-                "it, or the message itself, otherwise than at the end of a conversation (as "
-                "templates do that strip earlier reasoning), so where the response lies is not "
-                "known; pass chat_template= with {% generation %} markers, or "
-                "train_on='last_response'"
+                f"message {response} of {num_messages}: the chat template prints it, or the "
+                "messages before it, differently at the end of a conversation (as templates do "
+                "that strip earlier reasoning), so the response's position is unknown; pass "
+                "chat_template= with {% generation %} markers, or train_on='last_response'"
             )
         added = self.text[len(before) : len(until)]
         self._check_header(response, before, added)
@@ -127,8 +118,8 @@ class Rendering:
         if not begins and before == self._render(response):
             raise ConfigError(
                 f"message {response} of {len(self._messages)}: the chat template prints "
-                f"{added[:40]!r} for it, but nothing for add_generation_prompt=True, so what is "
-                "header is not known; pass chat_template= with {% generation %} markers or a "
+                f"{added[:40]!r} for it, but nothing for add_generation_prompt=True, so the end "
+                "of its header is unknown; pass chat_template= with {% generation %} markers or a "
                 "generation prompt"
             )
 

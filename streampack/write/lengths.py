@@ -28,10 +28,10 @@ from streampack.mds import mosaic
 from streampack.mds.columns import ByteArray, Places, find_column, sample_places
 from streampack.mds.index import MdsIndex, Part, Shard, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.filesystem import LocalFilesystem, map_file
-from streampack.storage.manifest import file_digest, wanted_hash
-from streampack.streams.mds_stream import ColumnSelection
+from streampack.streams.column_selection import ColumnSelection
 
 UInt32Array = npt.NDArray[np.uint32]
 
@@ -45,11 +45,8 @@ class Indexed:
     column: str
     """The column whose values were counted."""
     num_samples: int
-    """Number of samples in the stream."""
     num_shards: int
-    """Number of shards in the stream."""
     num_tokens: int
-    """Number of tokens in the stream."""
 
 
 def write_lengths(
@@ -70,18 +67,18 @@ def write_lengths(
         The length files, in the order of their paths.
 
     Raises:
-        DataError: If there is no index.json, or a stream does not match its index.json.
+        DataError: If index.json is missing, or a stream does not match its index.json.
     """
     basename = mosaic.get_index_basename()
-    found = sorted(local_path(path, "path", "use write_remote_lengths").rglob(basename))
-    if not found:
+    index_files = sorted(local_path(path, "path", "use write_remote_lengths").rglob(basename))
+    if not index_files:
         raise DataError(f"{path}: holds no {basename}, nor does a subfolder; give an MDS stream")
-    choice = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
-    return [_index_folder(file.parent, choice, progress) for file in found]
+    columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
+    return [_index_folder(file.parent, columns, progress) for file in index_files]
 
 
 def _index_folder(
-    folder: Path, choice: ColumnSelection, progress: Callable[[int], None] | None
+    folder: Path, columns: ColumnSelection, progress: Callable[[int], None] | None
 ) -> Indexed:
     file = folder / mosaic.get_index_basename()
     text = file.read_bytes()
@@ -93,20 +90,15 @@ def _index_folder(
             if progress is not None:
                 progress(1)
 
-    return count_stream(text, index, choice, shards(), folder / LENGTH_FILE)
+    return count_stream(text, index, columns, shards(), folder / LENGTH_FILE)
 
 
 def count_stream(
-    text: bytes, index: MdsIndex, choice: ColumnSelection, shards: Iterable[ByteArray], path: Path
+    text: bytes, index: MdsIndex, columns: ColumnSelection, shards: Iterable[ByteArray], path: Path
 ) -> Indexed:
-    """Write the length file of one stream.
+    """Write the length file of one stream, whose index.json is `text`, to `path`.
 
-    Args:
-        text: The bytes of its index.json.
-        index: The same, parsed.
-        choice: Its token column.
-        shards: Its raw shards in stored order, shape (num_bytes,) each; read one at a time.
-        path: Destination of the length file.
+    `shards` yields its raw shards in stored order, shape (num_bytes,) each.
 
     Raises:
         DataError: If a shard does not match index.json, or has no such column.
@@ -116,18 +108,20 @@ def count_stream(
     edges: list[UInt32Array] = []
     hashes: list[int] = []
     is_hashed = all(shard.raw.hashes for shard in index.shards)
+    names, dtype = columns.token_names, columns.tokens_dtype
     for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
-        places = _token_places(data, shard, number, where, choice)
+        place = f"{where}, shard {number} ({shard.raw.basename})"
+        column = find_column(shard.layout, names, dtype, place, "column")
+        places = sample_places(data, shard.num_samples, shard.layout, column, place)
         lengths.append(places.counts.astype(np.uint32))
         edges.append(edges_of(data, places, f"{where}, shard {number}"))
         hashes += [] if is_hashed else [xxhash.xxh64_intdigest(data.data)]
-    layout, dtype = index.shards[0].layout, choice.tokens_dtype
-    column = find_column(layout, choice.token_names, dtype, where, "column").name
+    name = find_column(index.shards[0].layout, names, dtype, where, "column").name
     counts = np.concatenate(lengths)
-    write_length_file(path, text, index, column, counts, np.concatenate(edges), hashes)
+    write_length_file(path, text, index, name, counts, np.concatenate(edges), hashes)
     return Indexed(
         path=path,
-        column=column,
+        column=name,
         num_samples=index.num_samples,
         num_shards=len(index.shards),
         num_tokens=int(counts.sum(dtype=np.int64)),
@@ -140,37 +134,27 @@ def _read_shard(folder: Path, shard: Shard, uri: str) -> ByteArray:
         if path.stat().st_size != shard.raw.num_bytes:
             raise DataError(
                 f"{path}: has {path.stat().st_size} bytes, but index.json says "
-                f"{shard.raw.num_bytes}; the shard was cut short or changed: write it anew"
+                f"{shard.raw.num_bytes}; the shard was cut short or changed: write it again"
             )
         _check_hash(path, shard.raw, uri)
         return map_file(path)
-    part = shard.packed or shard.raw
+    part = shard.stored
     packed = folder / part.basename
     if not packed.is_file():
-        raise DataError(
-            f"{packed}: there is no such file, but index.json names it; copy the shard there"
-        )
+        raise DataError(f"{packed}: does not exist, but index.json names it; copy the shard to it")
     _check_hash(packed, part, uri)
     return np.frombuffer(decompress_shard(packed, shard), np.uint8)
 
 
 def _check_hash(path: Path, part: Part, uri: str) -> None:
     """Refuse a damaged shard: hashing its bytes now would make it look undamaged later."""
-    wanted = wanted_hash(part, None, uri)
+    wanted = expected_hash(part, None, uri)
     found = file_digest(LocalFilesystem(), path, wanted) if wanted else ""
     if found != wanted:
         raise DataError(
             f"{path}: its hash is {found}, but index.json says {wanted}; the shard is damaged or "
             "was changed: copy or write it again"
         )
-
-
-def _token_places(
-    data: ByteArray, shard: Shard, number: int, folder: str, choice: ColumnSelection
-) -> Places:
-    where = f"{folder}, shard {number} ({shard.raw.basename})"
-    column = find_column(shard.layout, choice.token_names, choice.tokens_dtype, where, "column")
-    return sample_places(data, shard.num_samples, shard.layout, column, where)
 
 
 def edges_of(data: ByteArray, places: Places, where: str) -> UInt32Array:

@@ -31,7 +31,7 @@ from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import map_file
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
-from streampack.streams.mds_stream import ColumnSelection
+from streampack.streams.column_selection import ColumnSelection
 from streampack.write.lengths import Indexed, count_stream
 
 WAY_OUT = (
@@ -66,29 +66,30 @@ def write_remote_lengths(
     """
     if keep_local and local is None:
         raise ConfigError("keep_local=True, but local=None; set local= to the folder to keep it in")
-    kept = None if local is None else local_path(local, "local")
-    choice = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
+    columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
     with ExitStack() as stack:
         # First, so that missing write access is noticed before anything is read.
         uploader = None if keep_local else stack.enter_context(_uploader_of(remote))
-        if local is None:
-            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-"))
-        folder = Path(name) if kept is None else kept
+        folder = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")))
+            if local is None
+            else local_path(local, "local")
+        )
         cache = ShardCache(StreamLocation.of(Stream(remote=remote, local=str(folder))))
-        text = cache.index_bytes()
-        index = parse_index(text, cache.index_uri)
+        text = cache.metadata.index_bytes()
+        index = parse_index(text, cache.location.index_uri)
         cache.check(index)
 
         def shards() -> Iterator[ByteArray]:
             for shard in index.shards:
-                path = cache.path(shard)
+                path = Path(cache.file(shard).path)
                 yield map_file(path)
                 if local is None:
                     path.unlink()
                 if progress is not None:
                     progress(1)
 
-        indexed = count_stream(text, index, choice, shards(), folder / LENGTH_FILE)
+        indexed = count_stream(text, index, columns, shards(), folder / LENGTH_FILE)
         if uploader is None:
             return indexed
         _upload(uploader, folder / LENGTH_FILE, remote, is_kept=local is not None)
@@ -126,6 +127,6 @@ def _upload(uploader: Any, file: Path, remote: str, *, is_kept: bool) -> None:
             file = Path(shutil.move(file, tempfile.mkdtemp(prefix="streampack-lengths-")))
         raise DataError(
             f"{remote}: cannot be written ({type(error).__name__}: {error}); the length file is "
-            f"in {file}: copy it beside index.json, or {WAY_OUT}",
+            f"in {file}: copy it next to index.json, or {WAY_OUT}",
             uri=remote,
         ) from error

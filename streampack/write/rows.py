@@ -64,10 +64,7 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[dict[str, IntArray]]:
     """Convert rows to samples: token ids under "tokens", and the extra fields under their names.
 
-    Args:
-        chunk: The rows.
-        rows: Their format.
-        is_alone: Whether no other process tokenizes, so that the tokenizer may use all cores.
+    `is_alone` means that no other process tokenizes, so that the tokenizer may use all cores.
 
     Raises:
         DataError: Naming file and line, if a row does not match `rows`.
@@ -89,18 +86,18 @@ def _parse_json(path: Path, number: int, line: bytes) -> Any:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        # HF's `to_json` names JSON lines .json; others use this suffix for an array over many
-        # lines.
-        way_out = _lines_of(path) if kind_of(path) == ".json" else "mend or remove the line"
-        raise DataError(f"{path}:{number}: no JSON ({error}); {way_out}") from error
+        # HF's `to_json` names JSON lines .json; others use it for an array over many lines.
+        way_out = _array_to_lines(path) if kind_of(path) == ".json" else "fix or remove the line"
+        raise DataError(f"{path}:{number}: not valid JSON ({error}); {way_out}") from error
     if isinstance(row, list) and row and isinstance(row[0], dict):
         raise DataError(
-            f"{path}:{number}: an array of objects, but a line must be one row; {_lines_of(path)}"
+            f"{path}:{number}: an array of objects, but a line must be one row; "
+            f"{_array_to_lines(path)}"
         )
     return row
 
 
-def _lines_of(path: Path) -> str:
+def _array_to_lines(path: Path) -> str:
     return f"make lines of a JSON array: {to_jsonl(f'json({str(path)!r})')}"
 
 
@@ -128,14 +125,14 @@ def _text_of(path: Path, number: int, line: bytes, text_field: str) -> str:
             return line.decode()
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{path}: byte {error.start} is no UTF-8; name text files only"
+                f"{path}: byte {error.start} is not valid UTF-8; name text files only"
             ) from error
     where = f"{path}:{number}"
     row = _as_object(_parse_json(path, number, line), where, "; leave out tokenizer= for token ids")
     text = _field(row, text_field, where, "text_field")
     if not isinstance(text, str):
         raise DataError(
-            f"{path}:{number}: field {text_field!r} is {type(text).__name__}, but must be text; "
+            f"{where}: field {text_field!r} is {type(text).__name__}, but must be text; "
             "set text_field= to another, or leave out tokenizer= if these are token ids"
         )
     return text
@@ -164,6 +161,6 @@ def _ids_of(row: Any, path: Path, number: int, rows: RowFormat) -> dict[str, Int
 def _integers(values: Any, where: str) -> IntArray:
     if not isinstance(values, list) or not all(type(value) in (int, bool) for value in values):
         raise DataError(
-            f"{where}: {repr(values)[:60]} is no list of integers; set tokenizer= for text"
+            f"{where}: {repr(values)[:60]} is not a list of integers; set tokenizer= for text"
         )
     return np.array(values, np.int64)

@@ -36,7 +36,7 @@ from streampack.mds import mosaic
 from streampack.mds.columns import DTYPES
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
-from streampack.streams.mds_stream import ColumnSelection
+from streampack.streams.column_selection import ColumnSelection
 from streampack.types import IntArray
 
 PARTIAL = ".partial"
@@ -50,13 +50,9 @@ class Written:
     """Summary of a written stream."""
 
     path: Path
-    """Folder of the stream."""
     num_samples: int
-    """Number of samples."""
     num_tokens: int
-    """Number of tokens."""
     num_shards: int
-    """Number of shards."""
     num_skipped: int
     """Number of samples left out because they had no tokens."""
     num_without_targets: int
@@ -123,14 +119,14 @@ def _local_folder(out: Path) -> Path:
     )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
-            f"out={str(out)!r} is there already and not empty; remove it, or name another"
+            f"out={str(out)!r} exists already and is not empty; remove it, or name another"
         )
     return out
 
 
 @contextmanager
 def _partial_folder(out: Path) -> Iterator[Path]:
-    """Yield a new folder next to `out` for this writer alone, and remove what is left of it."""
+    """Yield a new folder next to `out` for this writer alone, and remove its remains."""
     _remove_remains(out)
     partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -157,8 +153,8 @@ def _give_name(partial: Path, out: Path) -> None:
         partial.rename(out)
     except OSError as error:
         raise ConfigError(
-            f"out={str(out)!r} cannot take the stream's place ({error.strerror}): something was "
-            "put there while it was written; remove it, or name another"
+            f"out={str(out)!r} cannot become the stream's folder ({error.strerror}): something "
+            "was put there during the write; remove it, or name another"
         ) from error
 
 
@@ -180,15 +176,9 @@ class _StreamWriter:
         self._num_without_targets = 0
 
     def write_all(self, samples: Iterable[Any], folder: Path, out: Path) -> dict[str, int]:
-        """Write all samples, index.json and the length file into a folder.
+        """Write samples, index.json and the length file; return the counts of `Written`.
 
-        Args:
-            samples: The samples.
-            folder: Destination folder.
-            out: The final name of the folder, for messages.
-
-        Returns:
-            The counts of `Written`.
+        `out` is the final name of `folder`, for messages.
         """
         try:
             for number, sample in enumerate(samples):
@@ -303,8 +293,8 @@ def _make_writer(columns: dict[str, str], options: dict[str, Any]) -> Any:
     head_bytes = writer.extra_bytes_per_shard
     if writer.size_limit is not None and writer.size_limit <= head_bytes:
         raise ConfigError(
-            f"size_limit={size_limit!r} (bytes) leaves no room for a sample beside a shard's head "
-            f"of {head_bytes} bytes: each would get a shard of its own; write such as '64mb'"
+            f"size_limit={size_limit!r} (bytes) leaves no room for a sample after a shard's header "
+            f"of {head_bytes} bytes: each would get its own shard; set a size such as '64mb'"
         )
     return writer
 
@@ -339,7 +329,7 @@ def _is_per_token(value: Any, num_tokens: int) -> bool:
     if isinstance(value, np.ndarray):
         return bool(value.dtype == np.bool_ and value.shape == (num_tokens,))
     is_list = isinstance(value, (list, tuple)) and len(value) == num_tokens
-    return is_list and all(isinstance(each, (int, np.integer, np.bool_)) for each in value)
+    return is_list and all(isinstance(item, (int, np.integer, np.bool_)) for item in value)
 
 
 def _as_integers(values: Any, name: str, like: IntArray, number: int) -> IntArray:
@@ -353,7 +343,7 @@ def _as_integers(values: Any, name: str, like: IntArray, number: int) -> IntArra
     raise DataError(
         f"sample {number}: {name!r} holds {repr(values)[:60]}, but as in the first sample it must "
         f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
-        "mend it, or put it into a dict in all samples if that is not what it means"
+        "fix it, or put it into a dict in all samples if it has another meaning"
     )
 
 

@@ -58,12 +58,13 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in (local_path(path, "paths") for path in paths):
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file())
-            files += [file for file in inside if not _is_hidden(file.relative_to(path))]
+            for file in sorted(file for file in path.rglob("*") if file.is_file()):
+                if not any(part.startswith(".") for part in file.relative_to(path).parts):
+                    files.append(file)
         elif path.is_file():
             files.append(path)
         else:
-            raise DataError(f"{path}: there is no such file or folder; check the path")
+            raise DataError(f"{path}: does not exist; check the path")
     if not files:
         raise DataError(f"{', '.join(map(str, paths))}: 0 files; name text or JSONL files")
     _check_kinds(files)
@@ -89,9 +90,9 @@ def _check_kinds(files: Sequence[Path]) -> None:
         if reader:
             way_out = f"make JSON lines of it: {to_jsonl(reader.format(str(path)))}"
         raise DataError(
-            f"{path}{more}: is not read; what is read is text ({', '.join(TEXT)}) and JSON lines "
-            f"({', '.join(JSONL)}), plain, .gz or .zst; {way_out}, or leave it out: of a folder, "
-            "name the files that are to be read"
+            f"{path}{more}: is not a supported file; supported are text ({', '.join(TEXT)}) "
+            f"and JSON lines ({', '.join(JSONL)}), plain, .gz or .zst; {way_out}, or leave it out: "
+            "name the files to read instead of their folder"
         )
 
 
@@ -100,14 +101,10 @@ def to_jsonl(reader: str) -> str:
     return f"datasets.Dataset.from_{reader}.to_json('rows.jsonl')"
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 class _ZstdBytes(io.RawIOBase):
-    """The decompressed bytes of a .zst file; raises EOFError if it ends within a frame.
+    """The decompressed bytes of a .zst file.
 
-    zstandard's own reader stops there silently, so that the missing rest would go unnoticed.
+    Raises EOFError if it ends within a frame, where zstandard's own reader stops silently.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -161,16 +158,17 @@ def read_chunks(files: Sequence[Path]) -> Iterator[Chunk]:
                 yield from _chunks_of(path, file, text, kind_of(path) in JSONL)
             except (zstandard.ZstdError, zlib.error, gzip.BadGzipFile, EOFError) as error:
                 raise DataError(
-                    f"{path}: cannot be decompressed ({error}); copy it anew"
+                    f"{path}: cannot be decompressed ({error}); copy it again"
                 ) from error
 
 
 def _chunks_of(path: Path, file: Any, text: Any, is_jsonl: bool) -> Iterator[Chunk]:
     if not is_jsonl:
-        rows: list[tuple[int, bytes]] = [(0, text.read())]
-        yield Chunk(path=path, rows=tuple(rows), num_bytes=file.tell())
+        row = text.read()
+        yield Chunk(path=path, rows=((0, row),), num_bytes=file.tell())
         return
-    rows, size, begin = [], 0, 0
+    rows: list[tuple[int, bytes]] = []
+    size = begin = 0
     for number, line in enumerate(text, 1):
         if line.strip():
             rows.append((number, line))

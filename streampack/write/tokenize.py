@@ -39,16 +39,12 @@ Samples = list[dict[str, IntArray]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of the write."""
+    """Progress of the write: bytes of the files that were encoded, and what they gave so far."""
 
     num_bytes: int
-    """Bytes of the files that were read and encoded."""
     total_bytes: int
-    """Bytes of all files."""
     num_samples: int
-    """Samples so far."""
     num_tokens: int
-    """Tokens so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +106,8 @@ def write_texts(
         )
     total_bytes = sum(file.stat().st_size for file in files)
     dtype = options.dtype or _choose_dtype(options.rows)
-    num_processes = options.num_processes or _choose_processes(total_bytes)
+    default_processes = 1 if total_bytes < SMALL_BYTES else os.cpu_count() or 1
+    num_processes = options.num_processes or default_processes
     encoded = encode_all(read_chunks(files), options.rows, num_processes)
     return write_stream(
         _samples_of(encoded, options.column, total_bytes, progress),
@@ -126,10 +123,6 @@ def _choose_dtype(rows: RowFormat) -> str:
     if rows.tokenizer is None:
         return "int32"
     return "uint16" if load_tokenizer(rows.tokenizer).get_vocab_size() <= 2**16 else "int32"
-
-
-def _choose_processes(total_bytes: int) -> int:
-    return 1 if total_bytes < SMALL_BYTES else os.cpu_count() or 1
 
 
 def encode_all(
@@ -182,11 +175,5 @@ def _samples_of(
         num_bytes += chunk.num_bytes
         num_samples += len(samples)
         if progress is not None:
-            progress(
-                Progress(
-                    num_bytes=num_bytes,
-                    total_bytes=total_bytes,
-                    num_samples=num_samples,
-                    num_tokens=num_tokens,
-                )
-            )
+            counts = {"num_samples": num_samples, "num_tokens": num_tokens}
+            progress(Progress(num_bytes=num_bytes, total_bytes=total_bytes, **counts))

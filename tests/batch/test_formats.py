@@ -437,7 +437,7 @@ def test_positions_that_go_on_are_refused_where_they_are_the_edges(name: str) ->
     with pytest.raises(ConfigError, match=f"'{name}' .* begins at position 7; set Packing"):
         get_format(name)(batch)
     packing = Packing(max_seq_len=8, positions="continue")
-    with pytest.raises(ConfigError, match=rf"'{name}' .*Packing\(positions='continue'\) lets"):
+    with pytest.raises(ConfigError, match=rf"'{name}' .*Packing\(positions='continue'\) they"):
         check_format(name, packing)
     check_format(name, Packing(max_seq_len=8, positions="continue", overflow="drop"))
 
@@ -449,7 +449,7 @@ def test_positions_that_go_on_are_refused_for_llama_factorys_numbered_mask() -> 
         formats.to_llama_factory(batch)
     packing = Packing(max_seq_len=8, positions="continue")
     with pytest.raises(
-        ConfigError, match=r"'llama_factory' .*Packing\(positions='continue'\) lets"
+        ConfigError, match=r"'llama_factory' .*Packing\(positions='continue'\) they"
     ):
         check_format("llama_factory", packing)
     check_format(partial(formats.to_llama_factory, dense=True), packing, 4)

@@ -198,7 +198,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         loss_weights(batch, average="sample")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"units=0 must be at least 1; a step without any target"):
         loss_weights(batch, units=0)
-    with pytest.raises(ConfigError, match="num_ranks=None is no integer; write a whole number"):
+    with pytest.raises(ConfigError, match="num_ranks=None is not an integer; write a whole number"):
         loss_weights(batch, num_ranks=None)
     with pytest.raises(ConfigError, match="num_ranks=0 must be at least 1"):
         loss_weights(batch, num_ranks=0)

@@ -247,7 +247,7 @@ def test_more_segments_than_capacity_are_refused() -> None:
     cu_seqlens = native_batch(ROWS_OF_4, 24)["cu_seqlens"]
     with pytest.raises(ConfigError, match=r"8 segments, padding included, but capacity=7; raise"):
         fixed_cu_seqlens(cu_seqlens, 7)
-    with pytest.raises(ConfigError, match="capacity=None is no integer; write a whole number"):
+    with pytest.raises(ConfigError, match="capacity=None is not an integer; write a whole number"):
         fixed_cu_seqlens(cu_seqlens, None)  # type: ignore[arg-type]
     assert len(fixed_cu_seqlens(cu_seqlens, 9.0)) == 10  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="capacity=0 must be at least 1"):
@@ -261,7 +261,7 @@ def test_an_unknown_padding_is_refused_with_the_nearest() -> None:
 
 
 def test_an_additive_mask_of_integers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"dtype=torch.int64 is no floating type"):
+    with pytest.raises(ConfigError, match=r"dtype=torch.int64 is not a floating type"):
         additive_mask(torch.ones(1, 4), dtype=torch.int64)
 
 
@@ -276,5 +276,5 @@ class _MasksInWorkers(Dataset[Any]):
 @pytest.mark.processes
 def test_a_block_mask_in_a_worker_is_refused() -> None:
     loader = DataLoader(_MasksInWorkers(), batch_size=None, num_workers=1)
-    with pytest.raises(ConfigError, match="asked for in worker 0 of 1; it belongs on the training"):
+    with pytest.raises(ConfigError, match="requested in worker 0 of 1; it belongs on the training"):
         next(iter(loader))

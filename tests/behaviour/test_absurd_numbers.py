@@ -19,21 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack import (
-    BucketedIterableDataset,
     Bucketing,
     Buffers,
     ConfigError,
-    IterableStream,
     Mixing,
     Order,
     PackedDataLoader,
-    PackedIterableDataset,
-    PackedStreamingDataset,
     Packing,
-    Stream,
     World,
 )
 from streampack.write import write_stream
+from tests.helpers.datasets import online_dataset, planned_dataset
 
 LIMIT_S = 60
 SPARE_BYTES = 3 * 2**30
@@ -71,6 +67,10 @@ def options_of(given_: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def streams_of(given_: dict[str, Any]) -> dict[str, Any]:
+    return {"a": given_.get("stream", {}), "b": given_.get("other", {})}
+
+
 def begin(dataset: Any, given_: dict[str, Any]) -> None:
     if "epoch" in given_:
         dataset.set_epoch(given_["epoch"])
@@ -80,30 +80,20 @@ def begin(dataset: Any, given_: dict[str, Any]) -> None:
 
 
 def planned(root: Path, **given_: Any) -> None:
-    streams = [
-        Stream(local=root / "a", **given_.get("stream", {})),
-        Stream(local=root / "b", **given_.get("other", {})),
-    ]
+    options = options_of(given_) | {"batch_size": given_.get("batch_size", 2)}
     packing = Packing(**{"max_seq_len": 256, **given_.get("packing", {})})
-    size = given_.get("batch_size", 2)
-    options = options_of(given_)
-    begin(PackedStreamingDataset(streams, packing=packing, batch_size=size, **options), given_)
+    begin(planned_dataset(root, streams_of(given_), packing=packing, **options), given_)
 
 
 def flow(_: Path, source: Any = ITEMS, **given_: Any) -> None:
-    streams = [
-        IterableStream(source, **given_.get("stream", {})),
-        IterableStream(ITEMS, **given_.get("other", {})),
-    ]
     options = options_of(given_)
     if "bucketing" in given_:
-        bucketing = Bucketing(**{"max_tokens": 256, **given_["bucketing"]})
+        options["bucketing"] = Bucketing(**{"max_tokens": 256, **given_["bucketing"]})
         options.pop("order")
-        begin(BucketedIterableDataset(streams, bucketing=bucketing, **options), given_)
-        return
-    packing = Packing(**{"max_seq_len": 64, **given_.get("packing", {})})
-    size = given_.get("batch_size", 2)
-    begin(PackedIterableDataset(streams, packing=packing, batch_size=size, **options), given_)
+    else:
+        options["packing"] = Packing(**{"max_seq_len": 64, **given_.get("packing", {})})
+        options["batch_size"] = given_.get("batch_size", 2)
+    begin(online_dataset({"a": source, "b": ITEMS}, streams_of(given_), **options), given_)
 
 
 Case = Callable[[Path, Any], None]
@@ -237,9 +227,9 @@ def test_every_option_takes_or_refuses_every_absurd_number(root, case):
         ("planned choose random samples", 10**30, "lower its repeat or choose"),
         ("flow choose random samples", 10**30, "lower its repeat or choose"),
         ("unsized repeat", 1e300, "144115188075855872 passes, the most; lower it"),
-        ("planned epoch_size random samples", "1e30", "more than 144115188075855872, the most"),
-        ("flow epoch_size random samples", "1e30", "more than 144115188075855872, the most"),
-        ("planned max_seq_len", 2**40, "more than 2147483647, the most"),
+        ("planned epoch_size random samples", "1e30", "the maximum of 144115188075855872"),
+        ("flow epoch_size random samples", "1e30", "the maximum of 144115188075855872"),
+        ("planned max_seq_len", 2**40, "more than the maximum of 2147483647; lower it"),
         ("flow batch_size", 2**40, "set batch_size to 33554431 at most"),
         ("planned batch_size", 2**40, "set batch_size to 8388607 at most"),
         ("planned num_lanes", 2**40, "more than 1048576, the most"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from streampack import PackedStreamingDataset, Packing, Stream
+from streampack.runtime.resumable import engine_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {
@@ -121,7 +122,7 @@ def test_the_stream_of_many_shards_holds_as_many_samples_as_it_says(data):
     dataset = PackedStreamingDataset([Stream(local=str(path))], packing=Packing(max_seq_len=512))
     rows = next(iter(dataset))["segments"]
 
-    assert dataset.recipe.streams[0].num_samples == 3 * 18_600
+    assert engine_of(dataset).recipe.streams[0].num_samples == 3 * 18_600
     assert set(rows[:, 5].tolist()) == {3}
     assert len({int(sample) // 18_600 for sample in rows[:, 3]}) == 3, "not of all shards"
 

@@ -6,12 +6,15 @@
     docs/api.md               every public name
     docs/config-reference.md  what docs/generate.py prints
     docs/ARCHITECTURE.md      files that exist
-    pages of tutorials        each python block, in order, in a folder of its own
+    each page                 its python blocks, in order, in a folder of its own
+    docs/operations.md        messages that the package has
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +25,11 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
+
+from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack.write import write_stream
+from tests.helpers.words import words
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -29,14 +37,11 @@ PACKAGE = ROOT / "streampack"
 PUBLIC = tuple(
     "streampack" + suffix for suffix in ("", ".formats", ".testing", ".write", ".report")
 )
-PAGES_WITH_CODE = (
-    "index",
-    "migrating-torchtune",
-    "migrating-trl-axolotl",
-    "operations",
-    "preparing-data",
-    "quickstart-finetuning",
-    "quickstart-pretraining",
+RUN_ELSEWHERE = {"chat": "tests/write/test_chat.py", "migrating-mosaicml": "test_readme.py"}
+PAGES_WITH_CODE = sorted(
+    path.stem
+    for path in DOCS.rglob("*.md")
+    if "```python\n" in path.read_text() and path.stem not in RUN_ELSEWHERE
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,6 +118,27 @@ def test_the_index_of_decisions_lists_every_page_with_its_date_and_status():
         assert f"| {number} | [{title}]({page.name}) | {date} | {status} |" in index
 
 
+def names_of_iterables() -> dict[str, Any]:
+    """The names that docs/iterables.md takes from its reader."""
+    texts = ["a text more"] * 60
+    chats = [{"tokens": [1, 2, 3], "labels": [-100, 2, 3]}] * 60
+    rows = [{"tokens": [1], "weight": [0.5], "images": ["x"], "image_spans": [[0, 1]]}]
+    given = {"web_texts": texts, "texts": texts, "chats": chats, "rows": rows}
+    return given | {"tokenizer": words(), "train": lambda batch: batch["tokens"]}
+
+
+def names_of_a_run() -> dict[str, Any]:
+    """The names that docs/distributed.md takes from its reader: one rank in training."""
+    stream = Stream(local=write_stream([[1, 2, 3]] * 60, "data/text").path)
+    loader = PackedDataLoader(PackedStreamingDataset([stream], packing=Packing(max_seq_len=8)))
+    next(iter(loader))
+    given = {"torch": torch, "os": os, "rank": 0, "model": torch.nn.Linear(1, 1)}
+    return given | {"loader": loader}
+
+
+NAMES = {"iterables": names_of_iterables, "distributed": names_of_a_run}
+
+
 # MosaicML's merge_index leaves the files that it read to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -123,7 +149,26 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
     assert blocks
-    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page})
+    given = NAMES[page]() if page in NAMES else {}
+    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page, **given})
+
+
+def test_each_message_of_the_troubleshooting_table_is_one_of_the_package():
+    table = (DOCS / "operations.md").read_text().split("| the message contains |")[1]
+    rows = re.findall(r"^\| (`.*?) \|", table.split("\n\n")[0], flags=re.MULTILINE)
+    texts = "\0".join(
+        node.value
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    ours = [row for row in rows if "torchvision" not in row]
+    pieces = [
+        piece for row in ours for span in re.findall("`(.*?)`", row) for piece in span.split("...")
+    ]
+
+    assert len(rows) > 10
+    assert [piece for piece in pieces if piece.strip(" ()=") not in texts] == []
 
 
 def test_a_page_that_shows_code_of_another_library_marks_it_so():

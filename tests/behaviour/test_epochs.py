@@ -21,6 +21,7 @@ from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.resumable import engine_of
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.builders import stream_of
@@ -268,7 +269,7 @@ def find(value: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
 def test_two_datasets_over_the_same_stream_objects_do_not_see_each_other(written):
     streams = written.streams([{"repeat": 2}, {"choose": 10}])
     before = [dict(vars(stream)) for stream in streams]
-    options = {"packing": make(written).recipe.packing, "batch_size": 4}
+    options = {"packing": engine_of(make(written)).recipe.packing, "batch_size": 4}
     one = PackedStreamingDataset(streams=streams, **options)
     other = PackedStreamingDataset(streams=streams, **options)
     first = [show(batch) for batch in one]

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from streampack import IterableStream, PackedDataLoader, PackedIterableDataset, Packing, Stream
+from streampack import (
+    IterableStream,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    ResumeError,
+    Stream,
+)
 from tests.helpers.golden.cases import (
     CASES,
     EXPECTED,
@@ -22,6 +29,7 @@ from tests.helpers.golden.cases import (
 )
 
 GOLDEN = json.loads(EXPECTED.read_text(encoding="utf-8"))
+VERSION_3 = json.loads(EXPECTED.with_name("version3.json").read_text(encoding="utf-8"))
 
 PATHS = [
     "streampack.formats.to_hf",
@@ -65,6 +73,21 @@ def test_a_state_of_the_release_before_resumes(case, folder):
         loader.load_state_dict(GOLDEN[case]["states"][str(number)])
         rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
         assert rest == GOLDEN[case]["batches"][number:]
+
+
+@pytest.mark.parametrize("case", VERSION_3)
+def test_a_state_from_before_packs_were_shuffled_resumes_without_a_shuffle(case, folder):
+    for number in SAVED_AT:
+        loader = PackedDataLoader(CASES[case](folder))
+        loader.load_state_dict(VERSION_3[case][str(number)])
+        rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
+        assert rest == GOLDEN[case]["batches"][number:]
+
+
+def test_a_state_from_before_packs_were_shuffled_names_the_option_that_resumes_it(folder):
+    loader = PackedDataLoader(CASES["spread"](folder))
+    with pytest.raises(ResumeError, match=r"resume with Order\(pack_shuffle=0\)"):
+        loader.load_state_dict(VERSION_3["random"]["16"])
 
 
 @pytest.mark.parametrize("path", PATHS)

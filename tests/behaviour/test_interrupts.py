@@ -202,8 +202,10 @@ def resources() -> tuple[int, int, int]:
 
     Shards stay open for as long as the process has room for them.
     """
-    tasks = Path("/proc/self/task")
-    children = sum(len((task / "children").read_text().split()) for task in tasks.iterdir())
+    children = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended since
+            children += len((task / "children").read_text().split())
     threads = sum(thread.name.startswith("streampack") for thread in threading.enumerate())
     num_open = 0
     for each in os.listdir("/proc/self/fd"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from streampack.cli.demo.model import Decoder
+from streampack.cli.demo.train import Decoder
 from streampack.formats import to_hf, to_hf_flash, to_llama_factory
 from streampack.testing import assert_no_leak
 from tests.helpers.flash import flash_in_torch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,34 @@ def test_the_lines_that_run_do_run(tmp_path):
     printed = run(code, tmp_path)
 
     assert re.fullmatch(r"torch\.Size\(\[4, 2048\]\) fill (9\d\.\d\d|100\.00)%\n", printed)
+
+
+def shape(line: str) -> str:
+    """Return a line of the demo's output without its numbers, hashes, bars and widths."""
+    line = re.sub(r"\b[0-9a-f]{16}\b", "hash", line)
+    line = re.sub(r"[█▌]+(?=  \d)", "bar", line)
+    line = re.sub(r"\d[\d.,]*", "0", line).replace("segments", "segment")
+    return re.sub(r"[─ ]+", " ", line).strip()
+
+
+@pytest.mark.slow
+def test_the_demo_prints_what_the_readme_shows(tmp_path):
+    shown = README.split("$ make demo\n")[1].split("$ make test")[0]
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "streampack", "demo"],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+
+    printed = iter([shape(line) for line in done.stdout.splitlines()])
+    missing = [line for line in shown.splitlines() if line and shape(line) not in printed]
+    assert missing == []  # and in this order: `in` takes lines from the iterator
 
 
 def test_the_readme_has_at_most_220_lines():

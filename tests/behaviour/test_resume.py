@@ -27,6 +27,7 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.plan.pack_queue import PackQueue
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.resumable import engine_of
 from streampack.streams import IterableStream, Stream
 from streampack.world import World
 from tests.helpers import conformance
@@ -329,6 +330,7 @@ import hashlib, json, sys
 from pathlib import Path
 from streampack import Mixing, Order, PackedDataLoader, PackedStreamingDataset
 from streampack import Packing, Stream, World
+from streampack.runtime.resumable import engine_of
 folder = Path(sys.argv[1])
 dataset = PackedStreamingDataset(
     streams=[Stream(local=str(folder / "s0")), Stream(local=str(folder / "s1"))],
@@ -393,11 +395,11 @@ def state(written) -> dict[str, Any]:
         ),
         (
             {"mixing": {"global_batch_size": 24}},
-            r"global_batch_size=12.*asks for 24, of which position 10 is no multiple; set it to 10",
+            r"global_batch_size=12.*asks for 24, and position 10 is not a multiple.*set it to 10",
         ),
         (
             {"mixing": {"global_batch_size": 14}, "batch_size": 7},
-            r"global_batch_size=12.*asks for 14, of which position 10 is no multiple; set it to 10",
+            r"global_batch_size=12.*asks for 14, and position 10 is not a multiple.*set it to 10",
         ),
         ({"order": {"num_lanes": 2}}, r"num_lanes=3.*asks for 2"),
         ({"order": {"seed": 4}}, r"seed=3.*seed=4"),
@@ -433,9 +435,9 @@ def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
     for message, streams in other_streams(written, tmp_path).items():
         dataset = PackedStreamingDataset(
             streams=streams,
-            packing=blueprint.recipe.packing,
-            mixing=blueprint.recipe.mixing,
-            order=blueprint.recipe.order,
+            packing=engine_of(blueprint).recipe.packing,
+            mixing=engine_of(blueprint).recipe.mixing,
+            order=engine_of(blueprint).recipe.order,
             batch_size=2,
             world=World(),
         )
@@ -455,7 +457,7 @@ def test_streams_may_move(written, state, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, r"version 1, this release reads 3"),
+        ({"version": 1}, r"version 1, this release reads 4"),
         ({"version": None}, r"version None"),
         ({"epoch": -1}, r"epoch is -1, not an integer of at least 0"),
         ({"epoch": True}, r"epoch is True"),
@@ -503,7 +505,7 @@ def test_a_position_after_the_epoch_is_refused(written):
 
 @pytest.mark.parametrize("garbage", [{}, [], None, "state", 3, {"loader": {}}])
 def test_garbage_is_no_state(written, garbage):
-    with pytest.raises(ResumeError, match=r"no state of a PackedStreamingDataset: .*; load"):
+    with pytest.raises(ResumeError, match=r"not a state of a PackedStreamingDataset: .*; load"):
         make(written).load_state_dict(garbage)
 
 
@@ -512,7 +514,7 @@ def test_a_position_between_device_batches_is_refused(written):
     dataset = loaded(make(written, batch_size=4), states[4])
     with pytest.raises(
         ResumeError,
-        match=r"position 5 is no multiple of batch_size=4; set batch_size to 1 or 5, on",
+        match=r"position 5 is not a multiple of batch_size=4; set batch_size to 1 or 5, on",
     ):
         next(iter(dataset))
 
@@ -566,7 +568,7 @@ def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, d
         first = position // batch_size
         ranks.sort(key=lambda rank: (rank.world.place - first) % rank.world.num_devices)
         loaders = [PackedDataLoader(loaded(rank, state)) for rank in ranks]
-        assert {rank.recipe.global_batch_size for rank in ranks} == {
+        assert {engine_of(rank).recipe.global_batch_size for rank in ranks} == {
             size or state["global_batch_size"]
         }
         num_steps = draw(st.integers(1, 30), "steps")

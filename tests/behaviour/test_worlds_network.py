@@ -31,6 +31,7 @@ from streampack import (
     World,
 )
 from streampack.plan import count_packs
+from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment
@@ -96,7 +97,9 @@ def run_node(
     names = [r.path.removeprefix("/worlds/") for r in asked if r.method == "GET"]
     per_lane = [0]
     if epoch_end == "pad":  # else lanes never end
-        per_lane = [sum(count_packs(dataset.recipe, 0, lane)) for lane in range(NUM_LANES)]
+        per_lane = [
+            sum(count_packs(engine_of(dataset).recipe, 0, lane)) for lane in range(NUM_LANES)
+        ]
     # Until then device batch k comes from lane k mod num_lanes.
     batches = NUM_LANES * (min(per_lane) // 2)
     return Node(fetched=Counter(names), read=read, first_dry=batches // worlds[0].num_devices)

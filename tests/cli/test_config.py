@@ -177,7 +177,7 @@ def test_what_python_refuses_yaml_refuses_too(refuse, change, line):
 def test_a_key_that_is_written_twice_is_refused(refuse):
     text = "streams: []\npacking: {max_seq_len: 8}\norder: {seed: 1, seed: 2}\n"
 
-    assert refuse(text) == ["line 3: 'seed' is written twice; keep one of them"]
+    assert refuse(text) == ["line 3: 'seed' is a duplicate key; keep one of them"]
 
 
 def test_a_stream_may_take_over_what_another_one_says(tmp_path):
@@ -203,7 +203,7 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
 def test_text_that_is_no_yaml_is_refused_with_the_line(refuse):
     (line,) = refuse("streams: [\npacking: }")
 
-    assert line.startswith("is no YAML: ")
+    assert line.startswith("is not YAML: ")
     assert "line 2" in line
 
 

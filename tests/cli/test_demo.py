@@ -16,10 +16,17 @@ from typer.testing import CliRunner
 
 from streampack import ConfigError, StreampackError
 from streampack.cli.app import build_app
-from streampack.cli.demo import crash, prepare
-from streampack.cli.demo.model import Decoder, next_token_loss
-from streampack.cli.demo.text import SOURCES
-from streampack.cli.demo.train import SAVE_EVERY, fingerprint, load, save, train
+from streampack.cli.demo import prepare, show
+from streampack.cli.demo.prepare import SOURCES
+from streampack.cli.demo.train import (
+    SAVE_EVERY,
+    Decoder,
+    fingerprint,
+    load,
+    next_token_loss,
+    save,
+    train,
+)
 from tests.helpers import builders
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -155,7 +162,7 @@ def training(tmp_path, monkeypatch):
     def replace(source):
         script = tmp_path / "script.py"
         script.write_text("import json, sys, time\n" + source)
-        monkeypatch.setattr(crash, "TRAINING", [sys.executable, str(script)])
+        monkeypatch.setattr(show, "TRAINING", [sys.executable, str(script)])
 
     return replace
 
@@ -169,7 +176,7 @@ for step in range(1, 100):
 def test_a_process_is_killed_by_a_signal_at_the_step_that_was_asked_for(training, tmp_path):
     training(REPORTS + "time.sleep(60)")
 
-    reports, code = crash.train_until([], tmp_path / "log", lambda report: report["step"] == 7)
+    reports, code = show.train_until(7, [], tmp_path / "log", lambda _: None)
 
     assert code == -signal.SIGKILL
     assert [report["step"] for report in reports] == list(range(1, 8))
@@ -178,7 +185,7 @@ def test_a_process_is_killed_by_a_signal_at_the_step_that_was_asked_for(training
 def test_a_process_that_is_left_alone_reports_to_its_end(training, tmp_path):
     training(REPORTS)
 
-    reports, code = crash.train_until([], tmp_path / "log", lambda _: False)
+    reports, code = show.train_until(None, [], tmp_path / "log", lambda _: None)
 
     assert (len(reports), code) == (99, 0)
 
@@ -188,7 +195,7 @@ def test_a_process_that_fails_by_itself_is_an_error_that_names_its_log(training,
 
     log = tmp_path / "training.log"
     with pytest.raises(StreampackError, match=r"exit code 1 after 1 steps; .*training.log says"):
-        crash.train_until([], log, lambda _: False)
+        show.train_until(None, [], log, lambda _: None)
     assert "out of luck" in log.read_text()
 
 

@@ -9,11 +9,12 @@ from typing import ClassVar
 import pytest
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from streampack import ConfigError, DataError, Stream
-from streampack.cli import show_stream
-from streampack.cli.app import build_app, load_verb
+from streampack.cli import inspect
+from streampack.cli.app import build_app
 from streampack.mds import mosaic
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import open_stream
@@ -259,7 +260,7 @@ def test_inspect_counts_a_local_stream_that_has_no_length_file(call, tmp_path):
 
     output = call("inspect", path, "--pack", 64)
 
-    assert len(list(path.glob("shard.*"))) > show_stream.MAX_SHARDS_READ
+    assert len(list(path.glob("shard.*"))) > inspect.MAX_SHARDS_READ
     assert f"\n{sum(LENGTHS):,} tokens\n" in output
     assert " ".join(map(str, samples[2].tolist())) in output
     assert not (path / LENGTH_FILE).exists()
@@ -306,7 +307,9 @@ def test_the_token_column_has_one_option_in_every_verb_and_its_former_name_works
     assert made["--tokens"] == made["--column"]
 
     for verb in ("write", "index", "inspect", "compare-packers"):
-        options = {name for each in load_verb(verb).params for name in each.opts}
+        options = {
+            name for each in get_command(build_app()).commands[verb].params for name in each.opts
+        }
         assert {"--tokens", "--tokens-dtype"} <= options
         assert not {"--column", "--dtype"} & options
 
@@ -343,7 +346,7 @@ def test_every_verb_takes_the_same_paths_for_urls(call, monkeypatch, path, expec
         described.append((options["remote"], options["local"]))
         raise DataError("enough is known")
 
-    monkeypatch.setattr(show_stream, "Stream", describe)
+    monkeypatch.setattr(inspect, "Stream", describe)
     for verb in ("inspect", "compare-packers"):
         option = ["--stream"] if verb == "compare-packers" else []
         with pytest.raises(DataError, match="enough is known"):

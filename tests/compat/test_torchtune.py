@@ -191,7 +191,7 @@ def test_counts_are_kept_as_ints():
     assert len(packed) == 1
     assert packed[0]["tokens"].shape == (5,)
     assert (type(packed.max_seq_len), type(packed.max_packs)) == (int, int)
-    with pytest.raises(ConfigError, match="max_seq_len=None is no integer; write a whole number"):
+    with pytest.raises(ConfigError, match="max_seq_len=None is not an integer; write a whole"):
         PackedDataset(samples_of([2]), max_seq_len=None)
 
 

@@ -66,9 +66,9 @@ def field_of(change):
 
 AT_CONSTRUCTION = {
     # row: what is done to the folder, what the message names
-    "index_cut": (text_of(lambda text: text[: len(text) // 2]), "no JSON"),
-    "index_empty": (text_of(lambda _: b""), "no JSON"),
-    "index_html": (text_of(lambda _: b"<html><body>Sign in</body></html>"), "no JSON"),
+    "index_cut": (text_of(lambda text: text[: len(text) // 2]), "not JSON"),
+    "index_empty": (text_of(lambda _: b""), "not JSON"),
+    "index_html": (text_of(lambda _: b"<html><body>Sign in</body></html>"), "not JSON"),
     "index_list": (text_of(lambda _: b"[1, 2]"), "an object"),
     "index_no_shards": (text_of(lambda _: b'{"version": 2}'), "shards"),
     "index_version": (field_of(lambda document: document.update(version=3)), "version"),

@@ -41,7 +41,7 @@ def setups(tmp_path_factory) -> list[Setup]:
 
 @pytest.fixture(autouse=True)
 def own_shards(monkeypatch) -> None:
-    monkeypatch.setattr(recent_module, "_recent_shards", {})
+    monkeypatch.setattr(recent_module, "_pools", {})
 
 
 class FaultyDisk(MemoryDisk):
@@ -117,7 +117,7 @@ def batches(
     setup: Setup, disk: MemoryDisk, store: Downloader, state: dict[str, Any] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Go on from a state; yield how many slots are done, and the state, after each right batch."""
-    recent_module._recent_shards.clear()
+    recent_module._pools.clear()
     # Kept compressed files leave less room: half a limit would bring each shard again and again.
     limit = setup.limit_for(World(), VIEW.batch_size, 0) * (1 + setup.keep_zip)
     streams = open_remote(setup, FOLDER, disk, store, limit)
@@ -128,9 +128,9 @@ def batches(
         plan, slot, needs, snapshots = planned
         if needs is not None:
             for number, shard in needs.ahead.tolist():
-                streams[number].planned(np.array([shard]))
+                streams[number].mark_planned(np.array([shard]))
             for number, shard in needs.finished.tolist():
-                streams[number].finished(np.array([shard]))
+                streams[number].mark_finished(np.array([shard]))
         rows = gatherer.gather(plan.packs, plan.num_rows).tokens
         assert rows.tolist() == setup.tokens[0][slot : slot + plan.num_rows].tolist()
         progress = Progress(epoch=0, position=plan.position, snapshots=snapshots)

@@ -109,7 +109,7 @@ def test_another_batch_size_takes_every_sample_once_or_is_refused(written, stop)
     """Hold resume_batch_8_to_12."""
     done, state = stopped(make(written, batch_size=8), stop)
     if state["position"] % 12:
-        with pytest.raises(ResumeError, match=r"no multiple of batch_size=12"):
+        with pytest.raises(ResumeError, match=r"not a multiple of batch_size=12"):
             rest_of(make(written, batch_size=12), state)
     else:
         check_once(done + rest_of(make(written, batch_size=12), state), written)

@@ -80,7 +80,7 @@ def test_it_would_see_a_resume_that_skips(setups, monkeypatch):
         return replace(progress, position=progress.position + 2, snapshots=[])
 
     monkeypatch.setattr(simulation, "unpack_state", unpack_other)
-    finds(setups, "times|has other bytes|unbroken run|no multiple")
+    finds(setups, "times|has other bytes|unbroken run|not a multiple")
 
 
 def test_it_would_see_damage_that_nobody_notices(setups, monkeypatch):
@@ -111,5 +111,5 @@ def test_it_would_see_a_limit_that_is_passed(setups, monkeypatch):
 
 def test_it_would_see_what_a_start_leaves_over(setups, monkeypatch):
     monkeypatch.setattr("streampack.storage.locks.FileLocks.sweep", lambda _: None)
-    monkeypatch.setattr("streampack.storage.locks.FileLocks.remove_remains", lambda *_: None)
+    monkeypatch.setattr("streampack.storage.locks.FileLocks.remove_leftovers", lambda *_: None)
     finds(setups, "is left over after a start")

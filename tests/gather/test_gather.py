@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.gather import gather
 from streampack.gather.gather import Gatherer, Rows
 from streampack.mds.mosaic import MDSWriter
 from streampack.pack import fit_samples, make_packer
+from streampack.streams import open_stream, shard_pool
 from streampack.streams.label_shift import detect_shift, labels_are_shifted
-from streampack.streams.mds_stream import MdsStream, open_stream
+from streampack.streams.mds_stream import MdsStream
 from streampack.streams.stream import Stream
 from streampack.types import Packs
 
@@ -244,7 +244,7 @@ def test_the_two_pieces_of_any_sample_cut_anywhere_hold_its_tokens_and_labels(
 def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
     streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "MAX_OPEN_SHARDS", 2)
+    monkeypatch.setattr(shard_pool, "_pools", {os.getpid(): shard_pool.ShardPool(2, 10**6)})
     packing = Packing(max_seq_len=ROW_TOKENS)
     packs = every_sample(packing)
     expected = plain_rows(packs, packing, len(packs))["tokens"]
@@ -265,7 +265,7 @@ def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
 def test_a_batch_may_need_more_shards_than_are_kept_open(
     streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr(shard_pool, "_pools", {os.getpid(): shard_pool.ShardPool(1, 10**6)})
     packing = Packing(max_seq_len=ROW_TOKENS)
     packs = every_sample(packing)
     rows = Gatherer(streams, packing).gather(packs, len(packs))
@@ -289,7 +289,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_lock(streams: list[MdsStre
     packing = Packing(max_seq_len=ROW_TOKENS)
     gatherer, packs = Gatherer(streams, packing), every_sample(packing)
     expected = gatherer.gather(packs, len(packs)).tokens
-    with gatherer._open_shards()._lock:  # as if another thread were looking up a shard
+    with gatherer._lookup()._lock:  # as if another thread were looking up a shard
         child = os.fork()
         if child == 0:
             same = np.array_equal(gatherer.gather(packs, len(packs)).tokens, expected)
@@ -384,7 +384,7 @@ def test_a_shard_with_fewer_places_than_index_json_says_is_an_error(
     streams: list[MdsStream],
 ) -> None:
     damaged: Any = Damaged(streams[0], begins=np.zeros(1, np.int64), counts=np.ones(1, np.int64))
-    with pytest.raises(DataError, match=r"shard 0: 1 samples lie in it, but index.json says \d+"):
+    with pytest.raises(DataError, match=r"shard 0: it holds 1 samples, but index.json says \d+"):
         gather_one([damaged], 0, 0, 0, 0, 1, 1)
 
 
@@ -504,7 +504,7 @@ def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: 
         [open_stream(Stream(local=str(tmp_path / "s")), 0)], Packing(max_seq_len=100)
     )
     assert gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1).tokens.tolist() == [[*range(100)]]
-    with pytest.raises(DataError, match=r"sample 1: a token id of it is negative"):
+    with pytest.raises(DataError, match=r"sample 1: one of its token ids is negative"):
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
@@ -530,7 +530,7 @@ def test_a_loss_mask_of_other_values_than_0_and_1_is_refused_by_name(
     stream = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="mask", name="chat"), 0)
     gatherer = Gatherer([stream], Packing(max_seq_len=100))
     gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1)
-    with pytest.raises(DataError, match=r"'chat', sample 1: its loss mask .* belong into labels="):
+    with pytest.raises(DataError, match=r"'chat', sample 1: its loss mask .* belong in labels="):
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 

@@ -30,15 +30,15 @@ class Gate(MdsStream):
     gate: threading.Event
     notes: list[tuple[str, list[int]]]
 
-    def bring(self, shard: int, *, is_waiting: bool = True) -> int | None:
+    def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
         self.asked.append(shard)
         assert self.gate.wait(30)
-        return super().bring(shard, is_waiting=is_waiting)
+        return super().fetch(shard, is_waiting=is_waiting)
 
-    def planned(self, shards: np.ndarray) -> None:
+    def mark_planned(self, shards: np.ndarray) -> None:
         self.notes.append(("planned", shards.tolist()))
 
-    def finished(self, shards: np.ndarray) -> None:
+    def mark_finished(self, shards: np.ndarray) -> None:
         self.notes.append(("finished", shards.tolist()))
 
 
@@ -47,10 +47,10 @@ class Gates(Gate):
 
     gates: dict[int, threading.Event]
 
-    def bring(self, shard: int, *, is_waiting: bool = True) -> int | None:
+    def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
         self.asked.append(shard)
         assert self.gates[shard].wait(30)
-        return MdsStream.bring(self, shard) if shard > 0 or is_waiting else None
+        return MdsStream.fetch(self, shard) if shard > 0 or is_waiting else None
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def fetch_threads() -> list[str]:
 def test_shards_are_brought_in_the_order_of_need_each_once(stream):
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     assert not fetch_threads(), "threads start with the first plan"
-    fetcher.follow(ShardDelta(ahead=rows(3, 1, 5)))
-    fetcher.need([(0, 3), (0, 1), (0, 5)])
-    fetcher.follow(ShardDelta(ahead=rows(1, 5, 2)))
-    fetcher.need([(0, 2)])
+    fetcher.update_plan(ShardDelta(ahead=rows(3, 1, 5)))
+    fetcher.wait_for([(0, 3), (0, 1), (0, 5)])
+    fetcher.update_plan(ShardDelta(ahead=rows(1, 5, 2)))
+    fetcher.wait_for([(0, 2)])
     assert stream.asked == [3, 1, 5, 2]
     assert all(stream.is_here(shard) for shard in (1, 2, 3, 5))
     stats = fetcher.stats()
@@ -118,9 +118,9 @@ def test_shards_are_brought_in_the_order_of_need_each_once(stream):
 def test_what_a_reader_waits_for_goes_before_all_others(stream):
     stream.gate.clear()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    fetcher.follow(ShardDelta(ahead=rows(0, 1, 2, 3)))
+    fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2, 3)))
     until(lambda: stream.asked == [0])
-    reader = threading.Thread(target=fetcher.need, args=([(0, 3)],))
+    reader = threading.Thread(target=fetcher.wait_for, args=([(0, 3)],))
     reader.start()
     until(lambda: (0, 3) in fetcher._urgent)
     stream.gate.set()
@@ -133,9 +133,9 @@ def test_what_a_reader_waits_for_goes_before_all_others(stream):
 
 def test_what_a_reader_waits_for_stays_first_while_another_process_brings_it(gates):
     fetcher = ShardPrefetcher([gates], FetchLimits(num_threads=2))
-    fetcher.follow(ShardDelta(ahead=rows(*range(8))))
+    fetcher.update_plan(ShardDelta(ahead=rows(*range(8))))
     until(lambda: sorted(gates.asked) == [0, 1])
-    reader = threading.Thread(target=fetcher.need, args=([(0, 0)],))
+    reader = threading.Thread(target=fetcher.wait_for, args=([(0, 0)],))
     reader.start()
     until(lambda: fetcher._urgent)
     gates.gates[1].set()  # its thread finds that 0 is with the other one
@@ -153,43 +153,43 @@ def test_what_a_reader_waits_for_is_not_forgotten_when_the_plan_goes_on(gates):
     gates.gates[1].set()
     fetcher = ShardPrefetcher([gates], FetchLimits(num_threads=2))
     readers = [
-        threading.Thread(target=fetcher.need, args=([(0, 1), (0, last)],), daemon=True)
+        threading.Thread(target=fetcher.wait_for, args=([(0, 1), (0, last)],), daemon=True)
         for last in (5, 6)
     ]
     for reader in readers:
         reader.start()
     until(lambda: sorted(gates.asked) == [1, 5, 6])
     for reader, last in zip(readers, (5, 6), strict=True):
-        fetcher.follow(ShardDelta(ahead=rows(7)))
+        fetcher.update_plan(ShardDelta(ahead=rows(7)))
         gates.gates[last].set()
         reader.join(10)
         assert not reader.is_alive()
     gates.gates[7].set()
     until(lambda: (0, 7) in fetcher._here)
-    fetcher.follow(ShardDelta(ahead=rows(7)))
+    fetcher.update_plan(ShardDelta(ahead=rows(7)))
     assert fetcher._here == {(0, 7)}
     fetcher.close()
 
 
 def test_what_another_process_brings_is_let_go_once_the_plan_needs_it_no_more(gates):
     fetcher = ShardPrefetcher([gates], FetchLimits(num_threads=1))
-    fetcher.follow(ShardDelta(ahead=rows(0)))
+    fetcher.update_plan(ShardDelta(ahead=rows(0)))
     until(lambda: gates.asked == [0])
-    fetcher.follow(ShardDelta(ahead=rows(1, 2)))
+    fetcher.update_plan(ShardDelta(ahead=rows(1, 2)))
     for gate in gates.gates.values():
         gate.set()
-    fetcher.need([(0, 1), (0, 2)])
-    fetcher.follow(ShardDelta(ahead=rows(3)))
-    fetcher.need([(0, 3)])
+    fetcher.wait_for([(0, 1), (0, 2)])
+    fetcher.update_plan(ShardDelta(ahead=rows(3)))
+    fetcher.wait_for([(0, 3)])
     fetcher.close()
     assert gates.asked == [0, 1, 2, 3]
 
 
 def test_nothing_that_is_here_already_is_brought_or_waited_for(stream):
-    stream.bring(4)
+    stream.fetch(4)
     stream.asked.clear()
     fetcher = ShardPrefetcher([stream])
-    fetcher.need([(0, 4)])
+    fetcher.wait_for([(0, 4)])
     assert stream.asked == []
     assert fetcher.stats() == {
         "fetched": 0,
@@ -204,11 +204,11 @@ def test_nothing_that_is_here_already_is_brought_or_waited_for(stream):
 def test_it_fetches_no_further_ahead_than_the_limit(stream):
     size = int(stream.raw_bytes[0])
     fetcher = ShardPrefetcher([stream], FetchLimits(cache_bytes=3 * size + size // 2))
-    fetcher.follow(ShardDelta(ahead=rows(*range(7))))
-    fetcher.need([(0, 0), (0, 1), (0, 2)])
+    fetcher.update_plan(ShardDelta(ahead=rows(*range(7))))
+    fetcher.wait_for([(0, 0), (0, 1), (0, 2)])
     until(lambda: not fetcher._busy and not fetcher._ahead)
     assert sorted(stream.asked) == [0, 1, 2]
-    fetcher.need([(0, 6)])  # a reader gets what it needs all the same
+    fetcher.wait_for([(0, 6)])  # a reader gets what it needs all the same
     assert stream.is_here(6)
     fetcher.close()
 
@@ -219,7 +219,7 @@ def test_processes_beside_each_other_begin_with_other_shards(stream):
         stream.asked.clear()
         limits = FetchLimits(num_threads=1, turn=turn, num_turns=2)
         fetcher = ShardPrefetcher([stream], limits)
-        fetcher.follow(ShardDelta(ahead=rows(*range(8))))
+        fetcher.update_plan(ShardDelta(ahead=rows(*range(8))))
         until(lambda own=fetcher: len(own._here) == 8)
         fetcher.close()
         firsts.append(list(stream.asked))
@@ -231,9 +231,9 @@ def test_processes_beside_each_other_begin_with_other_shards(stream):
 
 def test_plans_and_finished_shards_are_noted_in_order(stream):
     fetcher = ShardPrefetcher([stream])
-    fetcher.follow(ShardDelta(ahead=rows(0, 1)))
+    fetcher.update_plan(ShardDelta(ahead=rows(0, 1)))
     fetcher.finish(rows(0))
-    fetcher.follow(ShardDelta(ahead=rows(1, 0), finished=rows()))
+    fetcher.update_plan(ShardDelta(ahead=rows(1, 0), finished=rows()))
     until(lambda: len(stream.notes) == 3)
     assert stream.notes == [("planned", [0, 1]), ("finished", [0]), ("planned", [1, 0])]
     fetcher.close()
@@ -243,9 +243,9 @@ def test_plans_and_finished_shards_are_noted_in_order(stream):
 def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, remote, num_threads):
     (remote / stream.index.shards[5].packed.basename).unlink()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=num_threads))
-    fetcher.follow(ShardDelta(ahead=rows(5, 6)))
+    fetcher.update_plan(ShardDelta(ahead=rows(5, 6)))
     with pytest.raises(DataError, match=r"shard\.00005"):
-        fetcher.need([(0, 5)])
+        fetcher.wait_for([(0, 5)])
     with pytest.raises(DataError, match=r"shard\.00005"):
         fetcher.check()
     until(lambda: not fetch_threads())
@@ -254,16 +254,16 @@ def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, r
 
 def test_nobody_waits_for_threads_that_are_gone(stream):
     fetcher = ShardPrefetcher([stream])
-    fetcher.follow(ShardDelta(ahead=rows(0)))
+    fetcher.update_plan(ShardDelta(ahead=rows(0)))
     fetcher.close()
     with pytest.raises(WorkerError, match=r"no thread of process \d+ is left"):
-        fetcher.need([(0, 7)])
+        fetcher.wait_for([(0, 7)])
 
 
 def test_leaving_does_not_wait_for_a_store_that_hangs(stream):
     stream.gate.clear()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    fetcher.follow(ShardDelta(ahead=rows(0)))
+    fetcher.update_plan(ShardDelta(ahead=rows(0)))
     until(lambda: stream.asked == [0])
     fetcher.close()  # bounded; the thread ends with its fetch
     stream.gate.set()
@@ -284,14 +284,14 @@ def test_a_batch_waits_for_the_shards_of_its_samples_in_every_stream_and_no_othe
         segments = np.zeros((4, 6), np.int64)
         segments[:, STREAM] = [0, 2, 1, 2]
         segments[:, SAMPLE] = [*samples, 3, 7]
-        fetcher.need_for(Packs(segments=segments, ends=np.array([4])))
+        fetcher.wait_for_packs(Packs(segments=segments, ends=np.array([4])))
         for number, sample in zip([0, 2, 2], [*samples, 7], strict=True):
             first = streams[number].first_sample
             expected.add((number, int(np.flatnonzero(first <= sample)[-1])))
     here = {(n, i) for n in (0, 2) for i in range(streams[n].num_shards) if streams[n].is_here(i)}
     assert here == expected
     assert fetcher.stats()["fetched"] == len(expected)
-    fetcher.need_for(Packs.none())
+    fetcher.wait_for_packs(Packs.none())
     fetcher.close()
 
 
@@ -299,12 +299,12 @@ def test_a_batch_waits_again_for_a_shard_that_was_no_longer_needed(stream):
     segments = np.zeros((1, 6), np.int64)  # the first sample
     packs = Packs(segments=segments, ends=np.array([1]))
     fetcher = ShardPrefetcher([stream])
-    fetcher.follow(ShardDelta(ahead=rows(0)))
-    fetcher.need_for(packs)
-    fetcher.follow(ShardDelta(ahead=rows(1)))
-    fetcher.need([(0, 1)])  # nobody is in the folder any more
+    fetcher.update_plan(ShardDelta(ahead=rows(0)))
+    fetcher.wait_for_packs(packs)
+    fetcher.update_plan(ShardDelta(ahead=rows(1)))
+    fetcher.wait_for([(0, 1)])  # nobody is in the folder any more
     shutil.rmtree(stream.cache.folder)
-    fetcher.need_for(packs)
+    fetcher.wait_for_packs(packs)
     assert stream.is_here(0)
     fetcher.close()
 
@@ -321,12 +321,12 @@ def test_several_shards_are_brought_together(stream):
 
 def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):
     fetcher = ShardPrefetcher([stream])
-    fetcher.follow(ShardDelta(ahead=rows(0)))
-    fetcher.need([(0, 0)])
-    fetcher.follow(ShardDelta(ahead=rows(1)))
-    fetcher.need([(0, 1)])
+    fetcher.update_plan(ShardDelta(ahead=rows(0)))
+    fetcher.wait_for([(0, 0)])
+    fetcher.update_plan(ShardDelta(ahead=rows(1)))
+    fetcher.wait_for([(0, 1)])
     shutil.rmtree(stream.cache.folder)
-    fetcher.need([(0, 0)])
+    fetcher.wait_for([(0, 0)])
     assert stream.is_here(0)
     fetcher.close()
 
@@ -335,8 +335,8 @@ def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_other
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     basename = stream.index.shards[0].raw.basename
     with FileLocks(stream.cache.folder, LocalFilesystem()).hold(basename, 60):
-        fetcher.follow(ShardDelta(ahead=rows(0, 1, 2)))
-        fetcher.need([(0, 1), (0, 2)])
+        fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2)))
+        fetcher.wait_for([(0, 1), (0, 2)])
         assert not stream.is_here(0)
     until(lambda: stream.is_here(0))
     fetcher.close()
@@ -345,7 +345,7 @@ def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_other
 def test_a_shard_that_two_threads_ask_for_counts_once(stream):
     stream.gate.clear()
     ahead = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    ahead.follow(ShardDelta(ahead=rows(0, 1, 2, 3)))
+    ahead.update_plan(ShardDelta(ahead=rows(0, 1, 2, 3)))
     until(lambda: stream.asked)
     # The one that plans asks for lengths meanwhile, of all that the other has begun to bring.
     fetched: list[int] = []
@@ -355,7 +355,7 @@ def test_a_shard_that_two_threads_ask_for_counts_once(stream):
     planner.start()
     until(lambda: len(stream.asked) == 5)
     stream.gate.set()
-    ahead.need([(0, shard) for shard in range(4)])
+    ahead.wait_for([(0, shard) for shard in range(4)])
     planner.join(30)
     ahead.close()
     assert len(fetched) + ahead.stats()["fetched"] == 4

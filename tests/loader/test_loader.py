@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack.config import Packing
+from streampack.config import Bucketing, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.bucketed import BucketedIterableDataset
-from streampack.online.bucketing import Bucketing
 from streampack.online.dataset import PackedIterableDataset
+from streampack.runtime.resumable import engine_of
 from streampack.streams import IterableStream, Stream
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
@@ -340,11 +340,11 @@ def test_a_state_taken_before_the_first_batch_is_the_beginning(written):
     ("options", "message"),
     [
         ({"num_workers": -1}, r"num_workers=-1 must be at least 0; 0 reads in threads"),
-        ({"num_workers": "2"}, r"num_workers='2' is no integer; 0 reads in threads"),
-        ({"num_workers": 1.5}, r"num_workers=1.5 is no integer"),
+        ({"num_workers": "2"}, r"num_workers='2' is not an integer; 0 reads in threads"),
+        ({"num_workers": 1.5}, r"num_workers=1.5 is not an integer"),
         ({"prefetch_factor": 0}, r"prefetch_factor=0 must be at least 1"),
-        ({"prefetch_factor": None}, r"prefetch_factor=None is no integer; leave it out for 2"),
-        ({"prefetch_threads": 0.5}, r"prefetch_threads=0.5 is no integer; leave it out for 1"),
+        ({"prefetch_factor": None}, r"prefetch_factor=None is not an integer; leave it out for 2"),
+        ({"prefetch_threads": 0.5}, r"prefetch_threads=0.5 is not an integer; leave it out for 1"),
     ],
 )
 def test_impossible_loaders_are_refused(written, options, message):
@@ -367,8 +367,8 @@ def test_a_remote_stream_is_fetched_by_workers_that_find_it_missing(tmp_path):
     blueprint = conformance.make(written)
     dataset = type(blueprint)(
         streams=streams,
-        packing=blueprint.recipe.packing,
-        order=blueprint.recipe.order,
+        packing=engine_of(blueprint).recipe.packing,
+        order=engine_of(blueprint).recipe.order,
         batch_size=2,
         world=blueprint.world,
     )

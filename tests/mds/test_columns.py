@@ -36,7 +36,7 @@ def layout_of(encoding: str, size: int | None = None) -> Any:
             r"column 'tokens' is stored as 'str' \(column_encodings\), but tokens, labels",
         ),
         ("pkl", None, "column 'tokens' is stored as 'pkl'"),
-        ("bytes", None, "stored as 'bytes', which say no dtype; set tokens_dtype="),
+        ("bytes", None, "stored as 'bytes', which state no dtype; set tokens_dtype="),
         (
             "ndarray:float32",
             None,
@@ -47,10 +47,14 @@ def layout_of(encoding: str, size: int | None = None) -> Any:
             None,
             "holds uint64, but must hold one of",
         ),
-        ("ndarray:int32:4,x", None, r"'ndarray:int32:4,x' \(column_encodings\) states no shape"),
-        ("ndarray:int32:0", None, r"'ndarray:int32:0' \(column_encodings\) states no shape"),
-        ("ndarray:int32:4", 8, r"has column_sizes 8, but such values take 16"),
-        ("ndarray:int32", 8, "has column_sizes 8, but such values take a size of their own"),
+        (
+            "ndarray:int32:4,x",
+            None,
+            r"'ndarray:int32:4,x' \(column_encodings\) has an invalid shape",
+        ),
+        ("ndarray:int32:0", None, r"'ndarray:int32:0' \(column_encodings\) has an invalid shape"),
+        ("ndarray:int32:4", 8, r"has column_sizes 8, but must have 16; write index"),
+        ("ndarray:int32", 8, "has column_sizes 8, but must have null, as its"),
     ],
 )
 def test_a_column_that_holds_no_integers_is_refused(encoding: str, size: int, message: str):

@@ -33,7 +33,7 @@ def test_length_file_says_what_the_shards_hold(stream):
     for shard in range(len(index.shards)):
         first, last = (int(end) for end in index.first_sample[shard : shard + 2])
         assert file.shard_lengths(first, last, shard).tolist() == LENGTHS[first:last]
-        assert file.shard_entry(shard) == (first, sum(LENGTHS[first:last]))
+        assert file.shard_tokens()[shard] == sum(LENGTHS[first:last])
         edges = [[int(tokens[0]), int(tokens[-1])] for tokens in samples[first:last]]
         assert file.shard_edges(first, last).tolist() == edges
     ends = index.first_sample.tolist()
@@ -49,7 +49,7 @@ def test_length_file_leaves_no_temporary_file(stream):
 def test_length_file_of_another_index_is_stale(stream):
     path, text, index, _ = stream
     with pytest.raises(
-        DataError, match=r"lengths\.bin: is stale: .*; write it anew: streampack in"
+        DataError, match=r"lengths\.bin: is stale: .*; write it again: streampack in"
     ):
         open_length_file(path / LENGTH_FILE, text + b" ", index)
 
@@ -70,7 +70,7 @@ def test_length_file_of_another_size_is_refused_with_both(stream):
     num_bytes = file.stat().st_size
     file.write_bytes(file.read_bytes() + b"x")
     message = (
-        rf"lengths\.bin: has {num_bytes + 1} bytes, but should have {num_bytes}; write it anew"
+        rf"lengths\.bin: has {num_bytes + 1} bytes, but should have {num_bytes}; write it again"
     )
     with pytest.raises(DataError, match=message):
         open_length_file(file, text, index)
@@ -81,7 +81,7 @@ def test_length_file_cut_short_is_refused(stream, num_bytes):
     path, text, index, _ = stream
     file = path / LENGTH_FILE
     file.write_bytes(file.read_bytes()[:num_bytes])
-    with pytest.raises(DataError, match=r"lengths\.bin: .* write it anew: streampack index"):
+    with pytest.raises(DataError, match=r"lengths\.bin: .* write it again: streampack index"):
         open_length_file(file, text, index)
 
 
@@ -91,7 +91,7 @@ def test_length_file_of_another_version_is_refused(stream):
     content = bytearray(file.read_bytes())
     content[8] = 9
     file.write_bytes(content)
-    with pytest.raises(DataError, match="is of version 9, but 1 and 2 are known"):
+    with pytest.raises(DataError, match="has version 9, but only 1 and 2 are known"):
         open_length_file(file, text, index)
 
 
@@ -114,7 +114,7 @@ def test_a_shards_total_that_does_not_fit_the_streams_is_refused(stream, byte):
     content = bytearray(file.read_bytes())
     content[opened.head_bytes + 8 + byte] ^= 128
     file.write_bytes(content)
-    with pytest.raises(DataError, match=r"its shards' tokens add up to -?\d+, but its head says"):
+    with pytest.raises(DataError, match=r"its shards' tokens add up to -?\d+, but its header says"):
         opened.shard_tokens()
 
 

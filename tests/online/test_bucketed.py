@@ -25,7 +25,7 @@ from streampack import (
     ResumeError,
     World,
 )
-from streampack.online.bucketing import BucketPacker
+from streampack.pack.length_buckets import LengthBucketPacker
 from tests.helpers.iterables import Again, WithState, rows_of, same
 
 LENGTHS = np.random.Generator(np.random.Philox(key=1)).integers(1, 60, 150).tolist()
@@ -256,13 +256,13 @@ def test_the_buffers_bounds_are_refused_with_the_least_that_works():
     ("options", "message"),
     [
         ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
-        ({"max_tokens": None}, "max_tokens=None is no integer"),
+        ({"max_tokens": None}, "max_tokens=None is not an integer"),
         ({"max_tokens": 8, "max_seq_len": 9}, "max_seq_len=9 is over max_tokens=8"),
         ({"max_tokens": 8, "buffer_samples": 0}, "buffer_samples=0 must be at least 1"),
         ({"max_tokens": 8, "max_samples": -1}, "max_samples=-1 must be at least 1"),
-        ({"max_tokens": 8, "include_padding": 1}, "include_padding=1 is no bool"),
+        ({"max_tokens": 8, "include_padding": 1}, "include_padding=1 is not a bool"),
         ({"max_tokens": 8, "overflow": "spilt"}, "overflow='spilt' is not one of"),
-        ({"max_tokens": 8, "eos_id": -2}, "eos_id=-2 is no token id"),
+        ({"max_tokens": 8, "eos_id": -2}, "eos_id=-2 is not a token id"),
     ],
 )
 def test_what_cannot_work_is_refused_by_its_name(options, message):
@@ -271,7 +271,7 @@ def test_what_cannot_work_is_refused_by_its_name(options, message):
 
 
 def test_what_the_dataset_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match=r"bucketing=<Packing> is no Bucketing; pass"):
+    with pytest.raises(ConfigError, match=r"bucketing=<Packing> is not a Bucketing; pass"):
         dataset(bucketing=Packing(max_seq_len=8))
     with pytest.raises(ConfigError, match="BucketedIterableDataset cannot do epoch_end='drop'"):
         BucketedIterableDataset(
@@ -293,7 +293,7 @@ def test_a_state_of_other_buckets_or_of_packs_is_refused():
         dataset(
             bucketing=Bucketing(max_tokens=128, buffer_samples=20, max_samples=5)
         ).load_state_dict(state)
-    packed = PackedIterableDataset(dataset().plan.streams, packing=Packing(max_seq_len=128))
+    packed = PackedIterableDataset(dataset().streams, packing=Packing(max_seq_len=128))
     with pytest.raises(ResumeError, match="the state was saved with"):
         packed.load_state_dict(state)
 
@@ -304,7 +304,7 @@ def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
     rows = np.array([[0, 0, n, 0, length, length] for n, length in enumerate(lengths)], np.int64)
     rows = rows.reshape(-1, 6)
     bucketing = Bucketing(max_tokens=40, buffer_samples=8)
-    packer, resumed = BucketPacker(bucketing), BucketPacker(bucketing)
+    packer, resumed = LengthBucketPacker(bucketing), LengthBucketPacker(bucketing)
     packer.add(rows[:at])
     resumed.load_state_dict(json.loads(json.dumps(packer.state_dict())))
 

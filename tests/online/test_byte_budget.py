@@ -29,6 +29,7 @@ from streampack.batch.formats.others import to_megatron
 from streampack.batch.formats.registry import FORMATS
 from streampack.online.byte_budget import added_bytes, batch_bytes, format_bytes, tensor_bytes
 from streampack.online.samples import num_bytes
+from streampack.runtime.resumable import engine_of
 from tests.helpers.iterables import same
 
 SIZE = 64
@@ -65,7 +66,7 @@ def test_no_batch_in_any_format_takes_more_than_was_reckoned(lengths, batch_size
         packing=Packing(max_seq_len=SIZE),
         batch_size=batch_size,
     )
-    make, plan = FORMATS[batch_format], dataset.plan
+    make, plan = FORMATS[batch_format], engine_of(dataset).plan
     for batch in dataset:
         assert real_bytes(batch) <= tensor_bytes(batch) + 4096 <= batch_bytes(plan) + 4096
         made = make(batch)
@@ -91,7 +92,7 @@ def test_no_bucketed_batch_takes_more_than_was_reckoned(lengths, include_padding
         ),
     )
     for batch in dataset:
-        assert tensor_bytes(batch) <= batch_bytes(dataset.plan)
+        assert tensor_bytes(batch) <= batch_bytes(engine_of(dataset).plan)
 
 
 def test_a_pack_of_single_tokens_or_one_long_sample_is_within_what_was_reckoned():
@@ -99,7 +100,7 @@ def test_a_pack_of_single_tokens_or_one_long_sample_is_within_what_was_reckoned(
         stream = IterableStream(rows)
         dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=SIZE), batch_size=2)
         found = max(map(tensor_bytes, dataset))
-        assert found <= batch_bytes(dataset.plan) <= 6 * found
+        assert found <= batch_bytes(engine_of(dataset).plan) <= 6 * found
 
 
 @pytest.mark.parametrize("batch_format", sorted(FORMATS))

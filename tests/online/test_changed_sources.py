@@ -25,7 +25,7 @@ from streampack import (
 from tests.helpers.iterables import Again, WithState, rows_of, same
 
 LENGTHS = [7, 12, 30, 2, 9, 11, 31, 3, 5, 21] * 8
-WAY_OUT = r"; a source must give the same samples .* or start anew without the state"
+WAY_OUT = r"; a source must give the same samples .* or start again without the state"
 
 
 def dataset(source, order: Order | None = None, **stream) -> PackedIterableDataset:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import pickle
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from streampack import (
     Buffers,
@@ -21,6 +23,7 @@ from streampack import (
     IterableStream,
     Mixing,
     Order,
+    PackedDataLoader,
     PackedIterableDataset,
     Packing,
     Stream,
@@ -390,12 +393,16 @@ def test_tiny_proportions_keep_their_ratio():
 @pytest.mark.parametrize(
     ("streams", "kwargs", "message"),
     [
-        (IterableStream([[1]]), {}, r"streams=<IterableStream> is no list of streams; pass a list"),
+        (
+            IterableStream([[1]]),
+            {},
+            r"streams=<IterableStream> is not a list of streams; pass a list",
+        ),
         ([Stream(local="x")], {}, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
-        ([[[1, 2]]], {}, r"streams\[0\]=<list> is no IterableStream; wrap it: IterableStream"),
-        ([IterableStream([[1]])], {"packing": 8}, r"packing=8 is no Packing; pass packing="),
-        ([IterableStream([[1]])], {"mixing": "random"}, r"mixing='random' is no Mixing"),
-        ([IterableStream([[1]])], {"batch_size": 2.5}, r"batch_size=2.5 is no integer"),
+        ([[[1, 2]]], {}, r"streams\[0\]=<list> is not of type IterableStream; wrap it: Iterable"),
+        ([IterableStream([[1]])], {"packing": 8}, r"packing=8 is not a Packing; pass packing="),
+        ([IterableStream([[1]])], {"mixing": "random"}, r"mixing='random' is not a Mixing"),
+        ([IterableStream([[1]])], {"batch_size": 2.5}, r"batch_size=2.5 is not an integer"),
     ],
 )
 def test_arguments_of_another_kind_are_refused_at_construction(streams, kwargs, message):
@@ -407,3 +414,40 @@ def test_a_numpy_batch_size_gives_positions_that_are_ints():
     batch = next(iter(dataset([3], batch_size=np.int64(2))))
 
     assert type(batch["position"]) is int
+
+
+def test_users_see_only_what_is_theirs():
+    shown = dataset([3, 4])
+    names = {name for name in dir(shown) if not name.startswith("_")}
+    assert names - set(dir(IterableDataset)) == {
+        "buffers",
+        "digest",
+        "load_state_dict",
+        "set_epoch",
+        "state_dict",
+        "stream_names",
+        "streams",
+        "world",
+    }
+
+
+class Switch:
+    """A tokenizer whose ids tell what a library in C sees of a variable, and what Python sees."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_char_p
+        in_c = getenv(b"TOKENIZERS_PARALLELISM")
+        in_python = os.environ.get("TOKENIZERS_PARALLELISM")
+        return [[1 + (in_c == b"false"), 1 + (in_python is not None)] for _ in texts]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_workers_have_one_tokenizer_thread_and_no_environment_is_changed(num_workers, monkeypatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    stream = IterableStream(["a text"] * 4, tokenizer=Switch())
+    packed = PackedIterableDataset([stream], packing=Packing(max_seq_len=8))
+    [batch] = PackedDataLoader(packed, num_workers=num_workers)
+    assert batch["tokens"][0, :2].tolist() == [1 + num_workers, 1]
+    assert "TOKENIZERS_PARALLELISM" not in os.environ

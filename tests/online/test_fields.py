@@ -99,7 +99,7 @@ LONG = {"tokens": [1] * 20, "image": b"x", "span": [14, 18]}
     [
         (LONG, {}, {}, "has payloads, so it is not cut, .* set split_payloads=True"),
         (LONG | {"span": [1, 18]}, {"split_payloads": True}, {}, "stands for up to 17 tokens"),
-        (LONG | {"span": [1, 30]}, {}, {}, r"span \[1, 30\], which is no part of its 20 tokens"),
+        (LONG | {"span": [1, 30]}, {}, {}, r"span \[1, 30\], which is not a part of its 20 tokens"),
         (LONG | {"span": [1, 2, 3, 4]}, {}, {}, "1 payloads, but 2 spans"),
         (LONG, {"length_fn": lambda _: -1}, {}, "length_fn says -1"),
         (LONG, {"length_fn": lambda _: 0.5}, {}, "length_fn says 0.5"),
@@ -144,8 +144,8 @@ def test_packers_that_cut_samples_are_refused_beside_payloads(packing, message):
     [
         ({"token_fields": {"labels": "int64"}}, "'labels', which is a key of every batch"),
         ({"payloads": {"tokens": None}}, "'tokens', which is a key of every batch"),
-        ({"token_fields": ["weight"]}, r"token_fields=\['weight'\] is no dict"),
-        ({"token_fields": {"weight": "no such"}}, "'no such', which is no dtype"),
+        ({"token_fields": ["weight"]}, r"token_fields=\['weight'\] is not a dict"),
+        ({"token_fields": {"weight": "no such"}}, "'no such', which is not a dtype"),
     ],
 )
 def test_fields_that_cannot_be_are_refused(fields, message):
@@ -163,7 +163,7 @@ def test_a_field_has_one_dtype_in_all_streams():
     [
         ({"tokens": [1, 2]}, "no field 'w'"),
         ({"tokens": [1, 2], "w": [1]}, "2 tokens, but 1 values in 'w'"),
-        ({"tokens": [1, 2], "w": ["a", "b"]}, "does not turn into float32"),
+        ({"tokens": [1, 2], "w": ["a", "b"]}, "cannot be converted to float32"),
     ],
 )
 def test_values_that_do_not_fit_their_tokens_are_named(row, message):

@@ -29,8 +29,12 @@ from streampack.types import Packs
 from tests.helpers.iterables import Again, pieces, rows_of, same
 
 
-def refuse(key, tokens):
-    raise DataError(f"{key} {tokens.tolist()}")
+def hold(held, key, tokens, num_tokens=None):
+    """Buffer a whole sample; return its segment row."""
+    num_tokens = num_tokens or len(tokens)
+    row = np.array([*key, 0, num_tokens, num_tokens])
+    assert held.extend(row[None], [(np.array(tokens), None, None)], [False] * 3) == 1
+    return row
 
 
 def one_pack(rows) -> Packs:
@@ -48,13 +52,11 @@ def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, 
     generator, waiting = np.random.default_rng(seed), {}
     for number, length in enumerate(lengths):
         tokens = np.arange(2, length + 2) + number
-        held.put((0, 0, number), (tokens, None, None), None)
-        [row] = held.settle(refuse)
-        assert row[4] == length + 1
+        row = hold(held, (0, 0, number), tokens, length + 1)
         waiting[number] = row, [1, *tokens.tolist()]
         if generator.random() < 0.6:
             row, expected = waiting.pop(int(generator.choice(list(waiting))))
-            rows, _ = held.rows(one_pack([row]), 1)
+            rows, _ = held.pop_rows(one_pack([row]), 1)
             assert rows.tokens[0, : len(expected)].tolist() == expected
             if has_labels:
                 assert rows.labels[0, : len(expected)].tolist() == [*expected[1:], -100]
@@ -68,13 +70,12 @@ def test_pieces_of_a_sample_keep_its_place_and_join_in_a_pack():
     held = SampleBuffer(packing, has_labels=False)
     sample = IterableSample(tokens=np.arange(10, 20), labels=None, loss_mask=None)
     ready = prepare(sample, packing, labels_shifted=False)
-    held.hold((0, 0, 5), ready, 0, 4, 10)
-    held.put((0, 0, 6), ([7], None, None), None)
-    held.settle(refuse)
-    held.hold((0, 0, 5), ready, 4, 4, 10)
+    held.append_piece((0, 0, 5), ready, 0, 4, 10)
+    hold(held, (0, 0, 6), [7])
+    held.append_piece((0, 0, 5), ready, 4, 4, 10)
 
     assert [address[2:5] for address in held.state_dict()] == [[5, 0, 4], [5, 4, 4], [6, 0, 1]]
-    rows, _ = held.rows(one_pack([[0, 0, 5, 2, 4, 10]]), 1)
+    rows, _ = held.pop_rows(one_pack([[0, 0, 5, 2, 4, 10]]), 1)
     assert rows.tokens.tolist() == [[12, 13, 14, 15]]
     assert rows.next_tokens.tolist() == [16], "what follows the cut"
     assert [address[5] for address in held.state_dict()] == [2, 2, 1]
@@ -82,12 +83,11 @@ def test_pieces_of_a_sample_keep_its_place_and_join_in_a_pack():
 
 def test_what_is_packed_twice_is_named():
     held = SampleBuffer(Packing(max_seq_len=4))
-    held.put((2, 0, 8), ([7], None, None), None)
-    [row] = held.settle(refuse)
-    held.rows(one_pack([row]), 1)
+    row = hold(held, (2, 0, 8), [7])
+    held.pop_rows(one_pack([row]), 1)
 
     with pytest.raises(DataError, match="stream 2, sample 8 is packed but not held"):
-        held.rows(one_pack([row]), 1)
+        held.pop_rows(one_pack([row]), 1)
 
 
 PACKERS = [
@@ -114,6 +114,28 @@ def test_no_packer_closes_so_many_packs_with_fewer_tokens_wherever_it_stands(opt
             if num_packs > packs_then:
                 assert num_tokens - tokens_gone >= least_tokens(packing, num_packs - packs_then)
         stood.append((num_packs, num_tokens - packer.num_buffered_tokens))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
+    most=st.integers(1, 4),
+    size=st.integers(1, 30),
+)
+@pytest.mark.parametrize("options", [*PACKERS, {"pad_to_multiple": 4}, {"max_samples_per_pack": 3}])
+def test_a_packer_that_stops_is_as_if_its_segments_came_one_by_one(options, lengths, most, size):
+    packing = Packing(max_seq_len=64, **options)
+    one_by_one, stopping = make_packer(packing), make_packer(packing)
+    samples = np.array([[0, 0, number, length] for number, length in enumerate(lengths)])
+    rows = fit_samples(samples, 64, "split", ["s"])
+    while len(rows):
+        packs, num_added = stopping.add_until(rows[:size], most)
+        expected = [one_by_one.add(rows[n : n + 1]) for n in range(num_added)]
+        assert packs.segments.tolist() == Packs.join(expected).segments.tolist()
+        assert sum(map(len, expected[:-1])) < most, "stops as soon as it can"
+        assert num_added == len(rows[:size]) or len(packs) >= most
+        assert stopping.state_dict() == one_by_one.state_dict()
+        rows = rows[num_added:]
 
 
 @pytest.mark.parametrize("method", ["exact_fit", "next_fit", "first_fit", "knapsack"])
@@ -205,7 +227,7 @@ def test_a_negative_token_is_named_before_what_is_wrong_behind_it(bad):
 def test_a_token_beyond_int32_is_refused_in_every_format(make, token, options):
     rows = [make([1, 2, 3]), make([4, 5, token]), make([2**31 - 1])]
     packing = Packing(**{"max_seq_len": 8, **options})
-    message = rf"stream 'mine', sample 1: token {token} is no token id; .* 0 to 2147483647"
+    message = rf"stream 'mine', sample 1: token {token} is not a token id; .* 0 to 2147483647"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([IterableStream(rows, name="mine")], packing=packing))
     stream = IterableStream(rows, on_bad_sample="skip")
@@ -247,7 +269,7 @@ def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, m
     ]
     packing = Packing(**{"max_seq_len": 8, **options})
     stream = {"labels": "said", "labels_shifted": True, "loss_mask": mask}
-    message = rf"stream 'mine', sample 1: 'said' holds {label}, which lies outside int32, .* -100"
+    message = rf"stream 'mine', sample 1: 'said' holds {label}, which is outside int32, .* -100"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
     skipping = IterableStream(rows, on_bad_sample="skip", **stream)

@@ -199,7 +199,7 @@ BAD = [
     ({}, [[1, 2], [3, -4]], "sample 1: token -4 is negative"),
     ({}, [[1, 2], {"y": 1}], "sample 1: no field 'tokens'"),
     ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' holds text, .*set tokenizer="),
-    ({}, [[1, 2], [[1], [2, 3]]], "no row of integers"),
+    ({}, [[1, 2], [[1], [2, 3]]], "is not a row of integers"),
     (
         {"labels": "y", "labels_shifted": False},
         [{"tokens": [1, 2], "y": [1]}],
@@ -324,14 +324,14 @@ def test_a_source_that_is_skipped_through_is_asked_for_its_state_once_where_that
 
     part.begin(0, 400)
     assert source.num_asked == 1
-    item = part.next()
-    assert item.value == rows[801]
+    items = part.read()
+    assert items.values == [rows[801]]
     base = part.base(0, 400)
     assert (base["taken"], source.num_asked) == (400, 1)
 
     resumed = SourceSlice(WithState(rows), "a", WorkerSlice(worker=1, num_workers=2))
     resumed.resume(base)
-    assert resumed.next() == item
+    assert resumed.read() == items
     part.begin(0, 600)  # the pass has only 500: no state is of its item 600
     assert part.base(0, 500) == {"pass": 0, "taken": 0}
 

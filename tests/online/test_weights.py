@@ -314,10 +314,11 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
             place = WorkerSlice(device=device, num_devices=num_parts)
             part = SourceSlice(source, "a", place)
             for epoch, counter in enumerate(epochs):
-                intake = StreamSampler(streams[0], "a", part)
-                intake.begin(epoch, amounts.quota(0, epoch, part, place))
-                while (found := intake.next()) is not None:
-                    counter[found.number] += 1
+                sampler = StreamSampler(streams[0], "a", part, longest=8)
+                sampler.begin(epoch, amounts.quota(0, epoch, part, place))
+                while (drawn := sampler.peek()) is not None:
+                    counter[drawn.number] += 1
+                    sampler.take(1)
         return epochs
 
     wanted = taken(items)
@@ -388,7 +389,7 @@ def test_a_source_that_ends_before_the_others_is_named_once(caplog, method):
     for _ in range(2):
         assert sum(counts(own).values()) == 100
     [warning] = warnings_of(caplog)
-    assert warning.startswith("stream 'code' has ended in pass 0 and others go on without it")
+    assert warning.startswith("stream 'code' has ended in pass 0 and others continue without it")
     assert "Mixing(stop='repeat' or epoch_size=, or stop='first_exhausted')" in warning
 
 

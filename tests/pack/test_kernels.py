@@ -71,7 +71,7 @@ def test_kernels_work_with_one_warning_where_neither_package_nor_home_can_be_wri
 
     assert packed == PACKED
     assert len(warned) == 1
-    assert warned[0].startswith("RuntimeWarning kernels are compiled anew in this process")
+    assert warned[0].startswith("RuntimeWarning kernels are compiled again in this process")
     assert "set NUMBA_CACHE_DIR" in warned[0]
 
 

@@ -391,7 +391,7 @@ def test_hard_inputs_lose_nothing_and_fill_what_can_be_filled(method, kind):
 def test_a_state_of_another_method_is_refused():
     state = make_packer(Packing(max_seq_len=8, method="next_fit")).state_dict()
 
-    with pytest.raises(ResumeError, match="'next_fit', this packer is 'exact_fit'; resume with"):
+    with pytest.raises(ResumeError, match="'next_fit', but this packer is 'exact_fit'; resume"):
         make_packer(Packing(max_seq_len=8)).load_state_dict(state)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import Recipe
 from streampack.plan import sample_order as arrivals_module
-from streampack.plan.sample_order import make_arrivals
+from streampack.plan.sample_order import make_sample_sequence
 from streampack.types import STREAM
 from tests.helpers.planning import global_batches, recipe
 
@@ -51,7 +51,7 @@ def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
 
 def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
     """The samples of a lane in the order in which its packer takes them."""
-    arrivals = make_arrivals(r, lane, 0, epoch)
+    arrivals = make_sample_sequence(r, lane, 0, epoch)
     parts = []
     while len(rows := arrivals.next()):
         parts.append(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -131,9 +133,9 @@ def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothin
 @pytest.mark.parametrize("num_lanes", [1, 3])
 def test_carry_takes_every_sample_of_a_pass_before_long_and_its_pieces_in_full(method, num_lanes):
     r = make(method, "carry", num_lanes, num_lanes * 4)
-    packs = [p for epoch in range(5) for batch, _ in global_batches(r, epoch) for p in batch]
+    packs = [p for epoch in range(6) for batch, _ in global_batches(r, epoch) for p in batch]
 
-    # Lanes and buffers are at most a little behind: four passes lie fully in five epochs.
+    # Lanes, buffers and windows are at most a little behind: three passes lie fully in six epochs.
     for number, pieces in enumerate(covered(packs, 2)):
         for done in range(3):
             for sample, length in enumerate(LENGTHS[number]):
@@ -182,3 +184,38 @@ def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
     assert sequence._total == total
     assert (num_slots // 8 * 8, num_slots) == (num_slots, sequence.num_slots)
     assert epoch_end == "pad" or total == num_slots
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+def test_carry_fixed_small_quota_leaves_out_lanes_without_samples(method):
+    """Three samples an epoch over four lanes: some lanes never get one, and others serve."""
+    mixing = Mixing(batching_method=method, epoch_end="carry", sampling_method="fixed")
+    r = recipe(
+        [np.full(50, 40)] * 2,
+        weights=[{"choose": 2}, {"choose": 1}],
+        mixing=mixing,
+        packing=Packing(max_seq_len=16, buffer_tokens=64),
+        num_lanes=4,
+        global_batch_size=4,
+    )
+    views = world_views(1, 4)
+    epochs = [all_packs(r, views, epoch) for epoch in range(3)]
+    assert [len(packs) for packs in epochs] == [4] * 3
+    samples = {tuple(row[[STREAM, SAMPLE]]) for e in epochs for p in e for row in np.array(p)}
+    assert len(samples) == 3
+    # A later epoch begins where the earlier one stopped, on any world.
+    assert all_packs(r, world_views(2, 2), 2) == epochs[2]
+
+
+def test_carry_mixed_lane_without_samples_is_left_out():
+    """One sample holds nearly all bytes, so that the lanes cut inside it get no sample."""
+    r = make("random", "carry", num_lanes=4, size=4, lengths=[np.full(449, 16)])
+    raw_bytes = r.streams[0].raw_bytes.copy()
+    raw_bytes[-1] = 10**9
+    r = replace(r, streams=(replace(r.streams[0], raw_bytes=raw_bytes),))
+    empty = [r.lane_stream(0, lane).is_empty for lane in range(4)]
+    assert sum(empty) > 1
+    epochs = [all_packs(r, world_views(1, 4), epoch) for epoch in range(2)]
+    assert [len(packs) for packs in epochs] == [r.packs_per_carry_epoch] * 2
+    samples = {(row[PASS], row[SAMPLE]) for e in epochs for p in e for row in p}
+    assert len(samples) > 890

@@ -209,8 +209,16 @@ PINNED = [
 ]
 
 
-@pytest.mark.parametrize("num_lanes", [1, 3])
-def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes):
+@pytest.mark.parametrize(
+    ("num_lanes", "pack_shuffle", "expected"),
+    [
+        (1, 0, "8c99ead19c8e3cb8"),  # as in versions 2 and 3
+        (3, 0, "54583c8938ae0408"),  # as in version 3
+        (1, None, "bbccd55a6fa4ae79"),
+        (3, 20, "d13e627aba17a64f"),
+    ],
+)
+def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuffle, expected):
     """Whoever changes the packs that a config gives counts STATE_VERSION up, and this with it."""
     seen = hashlib.blake2b(digest_size=8)
     lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
@@ -220,15 +228,14 @@ def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes):
             weights=[{"choose": 700 if unit == "samples" else 9000}, {"repeat": 1.5}, {}],
             packing=Packing(max_seq_len=64, buffer_tokens=512, **packing),
             mixing=Mixing(batching_method=method, weight_unit=unit),
+            order=Order(seed=3, pack_shuffle=pack_shuffle),
             num_lanes=num_lanes,
             lane_run=2,
             global_batch_size=12,
         )
         for pack in all_packs(r, world_views(1, 4), epoch):
             seen.update(np.array(pack, "<i8").tobytes())
-    # Packs of one lane are those of version 2.
-    expected = {1: "8c99ead19c8e3cb8", 3: "54583c8938ae0408"}[num_lanes]
-    assert (STATE_VERSION, seen.hexdigest()) == (3, expected)
+    assert (STATE_VERSION, seen.hexdigest()) == (4, expected)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +263,13 @@ def test_a_state_of_version_2_is_read_where_the_packs_before_it_are_the_same(
         [np.full(300, 20), np.full(300, 20)],
         mixing=Mixing(batching_method=method, epoch_end=epoch_end),
         packing=Packing(max_seq_len=64),
+        order=Order(seed=3, pack_shuffle=0),
         num_lanes=num_lanes,
         lane_run=3,
         global_batch_size=8,
     )
     state = pack_state(r, DIGESTS, Progress(epoch=epoch, position=position)) | {"version": 2}
+    del state["fingerprint"]["pack_shuffle"]
     assert run_shape(state) == (num_lanes, 3, 8)
     if is_read:
         assert unpack_state(state, r, DIGESTS) == Progress(epoch=epoch, position=position)
@@ -276,7 +285,7 @@ def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
     r = make(mixing=Mixing(batching_method="stratified"))
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
-    with pytest.raises(ResumeError, match=r"shares=.* dataset has shares=.*bring the length files"):
+    with pytest.raises(ResumeError, match=r"shares=.* has shares=.*restore the length files"):
         unpack_state(state_of(r), other, DIGESTS)
 
 
@@ -311,9 +320,9 @@ def test_a_state_without_fingerprint_is_refused(fingerprint):
         unpack_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
 
 
-@pytest.mark.parametrize("version", [None, 0, 1, 4, "3"])
+@pytest.mark.parametrize("version", [None, 0, 1, 5, "4"])
 def test_a_state_of_another_version_is_refused_with_both(version):
-    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 3"):
+    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 4"):
         run_shape(state_of(make(), version=version))
 
 
@@ -329,7 +338,9 @@ def test_a_state_of_another_version_is_refused_with_both(version):
     ],
 )
 def test_what_is_no_state_is_refused_by_what_it_is(state, found):
-    with pytest.raises(ResumeError, match=rf"no state of a PackedStreamingDataset: {found}; load"):
+    with pytest.raises(
+        ResumeError, match=rf"not a state of a PackedStreamingDataset: {found}; load"
+    ):
         run_shape(state)
 
 
@@ -445,7 +456,7 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
         load()
 
 
-@pytest.mark.parametrize("state", [{"version": 4}, {"version": True}])
+@pytest.mark.parametrize("state", [{"version": 5}, {"version": True}])
 def test_what_is_no_state_of_this_version_is_refused(state):
     with pytest.raises(ResumeError, match=r"version"):
         run_shape(state)
@@ -458,7 +469,7 @@ def test_a_snapshot_twice_or_of_another_lane_is_refused():
         unpack_state(state, make(), DIGESTS)
     state = saved | {"snapshots": json.loads(saved["snapshots"])}
     state["snapshots"][0]["lane"] = 2
-    with pytest.raises(ResumeError, match=r"lane is 2, not an integer from 0 to 1"):
+    with pytest.raises(ResumeError, match=r"lane is 2, not an integer of at least 0 and at most 1"):
         unpack_state(state, make(), DIGESTS)
 
 

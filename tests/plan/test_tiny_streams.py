@@ -24,7 +24,7 @@ def make(size: int, unit: str, num_lanes: int = 1, **kwargs) -> Recipe:
         weights=[{"proportion": 0.99}, {"proportion": 0.01}][: len(lengths)],
         mixing=Mixing(weight_unit=unit, batching_method=kwargs.pop("method", "random")),
         packing=Packing(max_seq_len=512, buffer_tokens=4096),
-        order=Order(seed=5, shuffle=kwargs.pop("shuffle", True), **kwargs),
+        order=Order(seed=5, shuffle=kwargs.pop("shuffle", True), pack_shuffle=0, **kwargs),
         num_lanes=num_lanes,
         global_batch_size=4 * num_lanes,
     )

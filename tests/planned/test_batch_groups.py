@@ -27,6 +27,7 @@ from streampack.planned.batch_groups import (
 from streampack.planned.cache_budget import ReadAhead
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
+from streampack.runtime.resumable import engine_of
 from streampack.types import Packs
 from streampack.world import World
 from tests.helpers.batches import same
@@ -83,7 +84,8 @@ def test_batches_that_are_read_at_once_are_those_that_are_read_alone(
     )
     expected = list(dataset)
     dataset.set_epoch(0)
-    read, sequence = dataset.reader(), dataset.begin()
+    engine = engine_of(dataset)
+    read, sequence = engine.reader(), engine.begin()
     has_labels = which != "plain" and batch_format == "compact"
     groups = in_groups(sequence.next, 1 if has_labels else most, ReadAhead(None, sequence))
     found = list(chain.from_iterable(read_group(read, group) for group in groups))
@@ -124,7 +126,7 @@ def group_of(loader: PackedDataLoader) -> int:
 
 def test_groups_are_no_larger_than_there_is_room_for(streams: list[Stream]) -> None:
     plain, batch_tokens = streams[:1], 3 * 64
-    packers = dataset_of(plain).footprint().packer_tokens
+    packers = engine_of(dataset_of(plain)).footprint().packer_tokens
     for num_batches, group in ((8, 1), (16, 2), (47, 5), (200, MOST_AT_ONCE)):
         limit = packers + num_batches * batch_tokens
         loader = PackedDataLoader(dataset_of(plain, buffers=Buffers(rank_tokens=limit)))
@@ -148,7 +150,7 @@ def test_a_bad_sample_fails_its_own_batch_and_none_before_it(tmp_path: Path) -> 
 
     def delivered(batches: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
         got = []
-        with pytest.raises(DataError, match="sample 300: a token id"):  # noqa: PT012 - a loop
+        with pytest.raises(DataError, match="sample 300: one of its token ids"):  # noqa: PT012 - a loop
             for batch in batches:
                 got.append(batch)
         return got

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streampack.config import Buffers, Order, Packing
+from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.loader.loader import PackedDataLoader
-from streampack.planned.cache_budget import CacheWorkingSet, fetch_limits
+from streampack.planned.cache_budget import CacheWorkingSet, cache_needs, fetch_limits, lane_cycle
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.engine import PlanEngine
+from streampack.runtime.resumable import engine_of
 from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers import conformance
@@ -165,3 +167,36 @@ def test_room_over_the_least_becomes_threads_and_look_ahead():
     assert fetch_limits(None, needs).cache_bytes is None
     with pytest.raises(ConfigError, match="at least 1060"):
         fetch_limits(1059, needs, num_workers=2)
+
+
+def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path):
+    lengths = [40] * 200 + [1] * 200 + [20] * 200
+    written = conformance.write_streams(tmp_path / "remote", [lengths], compression="zstd")
+
+    def engine(rank: int) -> PlanEngine:
+        # A step of all ranks takes 6 packs, but epochs are whole global batches of 8.
+        return engine_of(
+            remote(
+                written,
+                tmp_path,
+                world=worlds(3, num_nodes=3)[rank],
+                order={"num_lanes": 3, "shuffle_block_size": 10},
+                mixing=Mixing(epoch_end="carry", global_batch_size=8, epoch_size=520),
+                buffers=Buffers(cache_limit="1gb"),
+            )
+        )
+
+    by_rank = []
+    for rank in range(3):
+        of_rank = engine(rank)
+        cycle = lane_cycle(of_rank._spec, of_rank.recipe)
+        assert cycle == 3
+        by_rank.append([cache_needs(of_rank._spec, of_rank.recipe, n) for n in range(cycle)])
+    for needs in by_rank:
+        own = [need.own_bytes for need in needs]
+        assert len(set(own)) > 1  # lanes of different size, one after another
+        assert {need.node_bytes for need in needs} == {max(own)}
+    for epoch in range(3):  # every lane is read by one node
+        assert sorted(needs[epoch].own_bytes for needs in by_rank) == sorted(
+            need.own_bytes for need in by_rank[0]
+        )

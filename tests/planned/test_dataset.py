@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from streampack.errors import ConfigError, DataError
 from streampack.loader.loader import PackedDataLoader
 from streampack.mds import mosaic
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.resumable import engine_of
 from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers import builders, conformance
@@ -181,7 +183,7 @@ def is_int(value: Any) -> bool:
             lambda paths: dataset_of(
                 local=str(paths[0]), mixing=Mixing(global_batch_size=10), batch_size=4
             ),
-            r"size=10 is no multiple of batch_size=4; set it to 12, or set batch_size to 2",
+            r"size=10 is not a multiple of batch_size=4; set it to 12, or set batch_size to 2",
         ),
         (
             lambda paths: dataset_of(
@@ -245,7 +247,7 @@ def test_totals_of_shards_count_where_samples_are_taken_as_they_are(written, pac
             packing=packing,
             mixing={"weight_unit": unit, "epoch_size": 100},
         )
-        for stream in dataset.recipe.streams:
+        for stream in engine_of(dataset).recipe.streams:
             totals = stream.shard_tokens
             assert (totals is not None) == (has_totals and unit == "tokens")
             if totals is not None:
@@ -287,9 +289,8 @@ def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     def lanes(max_seq_len: int, num_nodes: int) -> int:
         world = worlds(num_nodes, num_nodes)[0]
         weights = [{"repeat": 100}, {}]
-        return conformance.make(
-            written, weights=weights, max_seq_len=max_seq_len, world=world
-        ).recipe.num_lanes
+        dataset = conformance.make(written, weights=weights, max_seq_len=max_seq_len, world=world)
+        return engine_of(dataset).recipe.num_lanes
 
     tokens = 100 * sum(written.lengths[0]) + sum(written.lengths[1])
     assert lanes(1, 4) == 4
@@ -301,7 +302,7 @@ def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     [
         ({"packing": 64}, r"packing=64"),
         ({"packing": {"max_seq_len": 64}}, r"packing=\{"),
-        ({"world": (0, 1)}, r"world=<tuple> is no World"),
+        ({"world": (0, 1)}, r"world=<tuple> is not a World"),
         ({"batch_size": "2"}, r"batch_size='2'"),
         ({"batch_size": 2.5}, r"batch_size=2\.5"),
         ({"streams": "data/code"}, r"data/code"),
@@ -317,3 +318,32 @@ def test_arguments_of_another_kind_are_refused_at_once(written, change, message)
 def test_a_single_stream_that_is_not_in_a_list_is_refused(written):
     with pytest.raises(ConfigError, match=r"Stream"):
         PackedStreamingDataset(written.streams()[0], packing=Packing(max_seq_len=64))
+
+
+def test_users_see_only_what_is_theirs(written):
+    dataset = conformance.make(written)
+    names = {name for name in dir(dataset) if not name.startswith("_")}
+    assert names - set(dir(IterableDataset)) == {
+        "batch_size",
+        "buffers",
+        "digest",
+        "load_state_dict",
+        "set_epoch",
+        "state_after",
+        "state_dict",
+        "stream_names",
+        "streams",
+        "world",
+    }
+
+
+def test_a_shallow_copy_of_a_dataset_has_its_own_position(written):
+    dataset = conformance.make(written)
+    batches = iter(dataset)
+    next(batches)
+    state = dataset.state_dict()
+    other = copy.copy(dataset)
+    other.set_epoch(3)
+    next(batches)
+    assert dataset.state_dict()["position"] == 2 * state["position"]
+    assert other.state_dict()["epoch"] == 3

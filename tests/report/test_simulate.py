@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streampack import ConfigError, DataError, PackedDataLoader
+from streampack import AttentionCost, Balance, ConfigError, DataError, PackedDataLoader
 from streampack.report import simulate
+from streampack.runtime.resumable import engine_of
 from streampack.streams.mds_stream import MdsStream
 from tests.helpers import conformance
 from tests.helpers.conformance import worlds
@@ -146,3 +147,100 @@ def test_epochs_without_a_batch_are_refused_as_the_loader_does(written):
                 weights=[{"choose": 0}, {"repeat": 1}],
             )
         )
+
+
+@pytest.mark.parametrize("key", ["random", "drop", "carry", "leave out"])
+@pytest.mark.parametrize("num_taken", [0, 3, None], ids=["new", "under way", "after an epoch"])
+def test_a_simulation_leaves_dataset_and_loader_as_they_are(written, key, num_taken):
+    def run(is_simulated):
+        dataset = conformance.make(written, batch_size=1, **OPTIONS[key])
+        loader = PackedDataLoader(dataset, prefetch_threads=0)
+        batches = iter(loader)
+        _ = [next(batches) for _ in range(num_taken or 0)]
+        if num_taken is None:
+            _ = list(batches)
+        before = loader.state_dict(), engine_of(dataset).state_here(), len(dataset), loader.stats()
+        if is_simulated:
+            simulate(dataset, steps=100)
+            assert before == (
+                loader.state_dict(),
+                engine_of(dataset).state_here(),
+                len(dataset),
+                loader.stats(),
+            )
+        rest = [batch["tokens"].tolist() for batch in batches]
+        return before[:3], rest, [batch["epoch"] for batch in loader], loader.state_dict()
+
+    assert run(is_simulated=True) == run(is_simulated=False)
+
+
+def test_a_simulation_of_a_loaded_state_begins_with_the_epoch_to_resume(written):
+    dataset = conformance.make(written, batch_size=1, **OPTIONS["random"])
+    loader = PackedDataLoader(dataset, prefetch_threads=0)
+    batches = iter(loader)
+    next(batches)
+    resumed, expected = (
+        conformance.make(written, batch_size=1, **OPTIONS["random"]),
+        simulate(dataset),
+    )
+    resumed.load_state_dict(loader.state_dict())
+    state = resumed.state_dict()
+    assert simulate(resumed) != expected
+    assert resumed.state_dict() == state
+    _ = list(batches)
+    resumed.load_state_dict(loader.state_dict())
+    assert simulate(resumed) == expected
+
+
+@pytest.mark.parametrize("method", ["random", "device_per_stream"])
+@pytest.mark.parametrize("within", ["rank", "node", "batch"])
+def test_the_straggler_factor_is_that_of_the_batches_of_all_ranks(written, within, method):
+    balance = Balance(within=within, cost=AttentionCost(hidden_size=8))
+    mixing = {"global_batch_size": 24, "batching_method": method}
+
+    def costs_of(balance: Balance | None) -> list[list[list[int]]]:
+        """By global batch and step, the cost of each rank's batch."""
+        ranks = [
+            [balance_costs(batch) for batch in conformance.make(written, mixing=mixing, **options)]
+            for options in (
+                {"world": world, "balance": balance, "batch_size": 3} for world in worlds(4, 2)
+            )
+        ]
+        steps = [list(step) for step in zip(*ranks, strict=True)]
+        return [steps[n : n + 2] for n in range(0, len(steps) - 2, 2)]  # the last is padded
+
+    def balance_costs(batch) -> int:
+        rows = batch["segments"].numpy()
+        lengths = rows[:, 5].astype(float)
+        return int((lengths + lengths**2 / 96).sum() * 1024)
+
+    def factor(batches) -> float:
+        return sum(sum(map(max, steps)) * 4 / sum(map(sum, steps)) for steps in batches) / len(
+            batches
+        )
+
+    dataset = conformance.make(
+        written, mixing=mixing, batch_size=3, balance=balance, world=worlds(4, 2)[1]
+    )
+    found = simulate(dataset)["straggler"]
+    assert found["planned"] == pytest.approx(factor(costs_of(None)), rel=1e-3)
+    assert found["dealt"] == pytest.approx(factor(costs_of(balance)), rel=1e-3)
+    assert found["is_dealt"]
+    assert found["note"] is None
+    if within == "batch":
+        assert found["dealt"] <= found["planned"]
+
+
+def test_where_nothing_can_be_gained_is_said(written):
+    dataset = conformance.make(
+        written,
+        mixing={"global_batch_size": 4},
+        batch_size=1,
+        world=worlds(4, 4)[0],
+    )
+    found = simulate(dataset)["straggler"]
+    assert found["planned"] == found["dealt"]
+    assert not found["is_dealt"]
+    assert "nothing can be gained" in found["note"]
+    broken = conformance.make(written, mixing={"global_batch_size": 6}, world=worlds(4)[0])
+    assert simulate(broken)["straggler"] is None

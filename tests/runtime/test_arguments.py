@@ -39,31 +39,39 @@ def test_lists_and_tuples_of_streams_pass(streams, kind):
 @pytest.mark.parametrize(
     ("streams", "kind", "message"),
     [
-        (OURS, mosaic.Stream, r"streams=<Stream> is no list of streams; pass a list: \[Stream"),
-        (ITERABLE, IterableStream, r"=<IterableStream> is no list of streams; pass a list: \[It"),
-        ("data/c4", mosaic.Stream, r"streams='data/c4' is no list .* a path as remote= or local="),
+        (OURS, mosaic.Stream, r"streams=<Stream> is not a list of streams; pass a list: \[Stream"),
+        (
+            ITERABLE,
+            IterableStream,
+            r"=<IterableStream> is not a list of streams; pass a list: \[It",
+        ),
+        (
+            "data/c4",
+            mosaic.Stream,
+            r"streams='data/c4' is not a list .* a path as remote= or local=",
+        ),
         ("data/c4", IterableStream, r"streams='data/c4' .*; IterableStream takes samples"),
-        ({"c4": OURS}, mosaic.Stream, r"is no list of streams; pass a list of Stream"),
-        (iter([OURS]), mosaic.Stream, r"streams=<list_iterator> is no list of streams"),
-        (7, mosaic.Stream, r"streams=7 is no list of streams; pass a list of Stream"),
-        (None, IterableStream, r"streams=None is no list of streams"),
+        ({"c4": OURS}, mosaic.Stream, r"is not a list of streams; pass a list of Stream"),
+        (iter([OURS]), mosaic.Stream, r"streams=<list_iterator> is not a list of streams"),
+        (7, mosaic.Stream, r"streams=7 is not a list of streams; pass a list of Stream"),
+        (None, IterableStream, r"streams=None is not a list of streams"),
         ([], mosaic.Stream, r"streams=\[\] is empty; pass at least one Stream"),
         (
             [OURS, ITERABLE],
             mosaic.Stream,
-            r"streams\[1\]=<IterableStream> is no Stream; PackedIterableDataset takes it, "
+            r"streams\[1\]=<IterableStream> is not of type Stream; PackedIterableDataset takes it, "
             r"PackedStreamingDataset takes Stream objects",
         ),
         (
             [OURS],
             IterableStream,
-            r"streams\[0\]=<Stream> is no IterableStream; PackedStreamingDataset takes it, "
+            r"\[0\]=<Stream> is not of type IterableStream; PackedStreamingDataset takes it, "
             r"PackedIterableDataset takes IterableStream objects",
         ),
         ([PLAIN], IterableStream, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
-        (["data/c4"], mosaic.Stream, r"streams\[0\]='data/c4' is no Stream; .*Stream\(local="),
+        (["data/c4"], mosaic.Stream, r"streams\[0\]='data/c4' is not of type Stream; .*\(local="),
         ([[1, 2]], IterableStream, r"streams\[0\]=<list> .*; wrap it: IterableStream"),
-        ([Stream], mosaic.Stream, r"streams\[0\]=Stream is no Stream; pass an object of a class"),
+        ([Stream], mosaic.Stream, r"\[0\]=Stream is not of type Stream; pass an object of a class"),
     ],
 )
 def test_streams_of_another_kind_are_refused_with_what_takes_them(streams, kind, message):
@@ -112,17 +120,21 @@ def test_configs_of_their_class_pass_and_none_stands_for_the_default():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("packing", 2048, r"packing=2048 is no Packing; .*Packing\(max_seq_len=2048\)"),
-        ("packing", {"max_seq_len": 8}, r"packing=\{'max_seq_len': 8\} is no Packing; pass pack"),
-        ("packing", None, r"packing=None is no Packing; pass packing=.*Packing\(max_seq_len="),
-        ("packing", Packing, r"packing=Packing is no Packing; pass"),
-        ("mixing", Order(), r"mixing=<Order> is no Mixing; pass mixing=streampack.Mixing\("),
-        ("mixing", "per_stream", r"mixing='per_stream' is no Mixing"),
-        ("order", 17, r"order=17 is no Order; pass order=streampack.Order"),
-        ("order", False, r"order=False is no Order"),
-        ("buffers", 65_536, r"buffers=65536 is no Buffers; pass buffers=streampack.Buffers"),
-        ("world", 8, r"world=8 is no World; pass world=streampack.World"),
-        ("world", {}, r"world=\{\} is no World"),
+        ("packing", 2048, r"packing=2048 is not a Packing; .*Packing\(max_seq_len=2048\)"),
+        (
+            "packing",
+            {"max_seq_len": 8},
+            r"packing=\{'max_seq_len': 8\} is not a Packing; pass pack",
+        ),
+        ("packing", None, r"packing=None is not a Packing; pass packing=.*Packing\(max_seq_len="),
+        ("packing", Packing, r"packing=Packing is not a Packing; pass"),
+        ("mixing", Order(), r"mixing=<Order> is not a Mixing; pass mixing=streampack.Mixing\("),
+        ("mixing", "per_stream", r"mixing='per_stream' is not a Mixing"),
+        ("order", 17, r"order=17 is not an Order; pass order=streampack.Order"),
+        ("order", False, r"order=False is not an Order"),
+        ("buffers", 65_536, r"buffers=65536 is not a Buffers; pass buffers=streampack.Buffers"),
+        ("world", 8, r"world=8 is not a World; pass world=streampack.World"),
+        ("world", {}, r"world=\{\} is not a World"),
     ],
 )
 def test_a_config_of_another_class_is_refused_with_the_one_it_takes(key, value, message):
@@ -141,10 +153,10 @@ def test_a_batch_size_is_returned_as_an_int(size):
     [
         (0, r"batch_size=0 must be at least 1; leave it out"),
         (-2, r"batch_size=-2 must be at least 1"),
-        (2.5, r"batch_size=2.5 is no integer; write a whole number"),
-        (True, r"batch_size=True is no integer"),
-        ("4", r"batch_size='4' is no integer"),
-        (None, r"batch_size=None says no number of packs; leave it out for 1"),
+        (2.5, r"batch_size=2.5 is not an integer; write a whole number"),
+        (True, r"batch_size=True is not an integer"),
+        ("4", r"batch_size='4' is not an integer"),
+        (None, r"batch_size=None is not a number of packs; leave it out for 1"),
     ],
 )
 def test_a_batch_size_that_is_no_positive_integer_is_refused(size, message):
@@ -163,8 +175,8 @@ def test_an_epoch_is_kept_as_an_int(epoch):
     [
         (-1, "epoch=-1 must be at least 0"),
         (10**6 + 1, "epoch=1000001 must be at least 0 and at most 1000000"),
-        (0.5, r"epoch=0\.5 is no integer; epochs are counted 0, 1, 2"),
-        (None, "epoch=None is no integer; epochs are counted"),
+        (0.5, r"epoch=0\.5 is not an integer; epochs are counted 0, 1, 2"),
+        (None, "epoch=None is not an integer; epochs are counted"),
     ],
 )
 def test_what_is_no_epoch_is_refused(epoch, message):

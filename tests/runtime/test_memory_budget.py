@@ -15,6 +15,7 @@ from streampack.config import Buffers
 from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, MemoryFootprint, max_prefetch
+from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
 
@@ -126,7 +127,7 @@ def test_what_a_rank_holds_never_passes_what_it_was_said_to_hold(written, data):
         "world": world,
     }
     ahead = data.draw(st.integers(1, 4), "ahead")
-    footprint = make(written, **options).footprint()
+    footprint = engine_of(make(written, **options)).footprint()
     limit = footprint.rank_packers + ahead * footprint.batch_tokens
     bound = data.draw(st.sampled_from(["worker_tokens", "rank_tokens"]), "bound")
     loader = PackedDataLoader(

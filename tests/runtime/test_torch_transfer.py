@@ -27,9 +27,9 @@ from streampack import (
     Packing,
 )
 from streampack.formats import FORMATS
-from streampack.runtime import flat_batch
-from streampack.runtime import torch_transfer as load_parcel
-from streampack.runtime.torch_transfer import CompactPickleBatch, ParcelReader, parcel
+from streampack.runtime import flat_batch, torch_transfer
+from streampack.runtime.resumable import engine_of
+from streampack.runtime.torch_transfer import CompactPickleBatch, TransferReader, transferable
 from tests.helpers.batches import LENGTHS, dataset_of, same
 from tests.helpers.builders import stream_of
 
@@ -43,7 +43,8 @@ def sent(batch: Any) -> Any:
 
 def parcels_of(dataset: PackedStreamingDataset) -> Iterator[Any]:
     """Return a dataset's batches as they are in a worker."""
-    sequence, read = dataset.begin(), ParcelReader(reader=dataset.reader())
+    engine = engine_of(dataset)
+    sequence, read = engine.begin(), TransferReader(reader=engine.reader())
     while (plan := sequence.next()) is not None:
         yield read(plan)
 
@@ -64,16 +65,16 @@ def test_what_comes_out_is_what_the_dataset_yields(stream: Any, batch_format: st
 @pytest.mark.parametrize("batch_format", ["native", "hf"])
 def test_tokens_alone_are_sent(stream: Any, batch_format: str, convert: Any) -> None:
     for batch in parcels_of(dataset_of(stream, batch_format)):
-        rows = batch.ingredients.rows
+        rows = batch.inputs.rows
         num_bytes = len(ForkingPickler.dumps(convert(batch)))
-        arrays = [rows.tokens, rows.labels, rows.next_tokens, batch.ingredients.packs.segments]
+        arrays = [rows.tokens, rows.labels, rows.next_tokens, batch.inputs.packs.segments]
         assert num_bytes < sum(array.nbytes for array in arrays if array is not None) + 2000
 
 
 def test_large_batches_are_the_same_through_shared_memory(
     stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (flat_batch, load_parcel):
+    for module in (flat_batch, torch_transfer):
         monkeypatch.setattr(module, "LARGEST_IN_PIPE", 100)
     for batch_format in ("native", "compact", "torchtune"):
         batches = list(parcels_of(dataset_of(stream, batch_format)))[:5]
@@ -151,7 +152,7 @@ def test_what_is_done_to_a_batch_in_the_worker_is_not_lost(
     made = batches[number]
     # Its own tensors, as the worker made them: the batch is used by other examples, too.
     batch = CompactPickleBatch(
-        {name: copy.deepcopy(value) for name, value in made.items()}, made.ingredients
+        {name: copy.deepcopy(value) for name, value in made.items()}, made.inputs
     )
     for change in sorted(which):
         CHANGES[change](batch)
@@ -298,7 +299,7 @@ def test_batches_that_were_made_of_no_rows_go_in_one_piece_if_they_are_small() -
     stream = IterableStream([np.arange(1, 2 + length % 30) for length in LENGTHS])
     dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=32), batch_size=2)
     expected = list(dataset)
-    assert all(same(sent(parcel(batch)), batch) for batch in expected)
-    assert len(ForkingPickler.dumps(parcel(expected[0]))) < 28 * 64 + 2500
+    assert all(same(sent(transferable(batch)), batch) for batch in expected)
+    assert len(ForkingPickler.dumps(transferable(expected[0]))) < 28 * 64 + 2500
     dataset.set_epoch(0)
     assert all(map(same, DataLoader(dataset, batch_size=None, num_workers=1), expected))

@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from streampack import PackedDataLoader, PackedStreamingDataset, Packing
-from streampack.runtime.worker_pool import Pool, WorkerOptions
+from streampack.runtime.worker_pool import Pool
+from streampack.runtime.worker_processes import WorkerOptions
 from tests.helpers.builders import stream_of
 
 pytestmark = pytest.mark.processes

@@ -156,7 +156,9 @@ def test_a_truncated_local_shard_is_refused_with_both_sizes(tmp_path):
     shard = path / "shard.00000.mds"
     size = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:99])
-    message = rf"shard\.00000\.mds: has 99 bytes, but index\.json says {size}; the shard was cut"
+    message = (
+        rf"shard\.00000\.mds: has 99 bytes, but index\.json says {size}; the shard was truncated"
+    )
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path)), 0).open_shard(0)
 
@@ -185,7 +187,7 @@ def test_a_flipped_shard_is_refused_by_its_hash(tmp_path, compression):
     stream = Stream(remote=str(path), local=str(tmp_path / "l"), validate_hash="sha1")
     message = (
         r"shard\.00000\.mds.*: its sha1 is \w+, but index\.json says \w+; the same in 4 downloads, "
-        rf".*: write the stream anew, or, if it was replaced since .*, delete {tmp_path / 'l'}"
+        rf".*: write the stream again, or, if it was replaced since .*, delete {tmp_path / 'l'}"
     )
     with pytest.raises(DataError, match=message) as caught:
         open_stream(stream, 0).open_shard(0)
@@ -244,7 +246,7 @@ def test_a_missing_local_shard_is_refused(tmp_path, compression):
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
     (shard,) = path.glob("shard.00000.mds*")
     shard.unlink()
-    with pytest.raises(DataError, match=r"shard\.00000\.mds.*: there is no such file, .* remote"):
+    with pytest.raises(DataError, match=r"shard\.00000\.mds.*: does not exist, .* remote"):
         open_stream(Stream(local=str(path)), 0).open_shard(0)
 
 
@@ -275,7 +277,7 @@ def test_an_error_carries_the_path_of_the_local_file_that_is_damaged(tmp_path, n
 
 def test_a_missing_index_is_refused(tmp_path):
     with pytest.raises(
-        DataError, match=r"index\.json: there is no such file; give the folder of"
+        DataError, match=r"index\.json: does not exist; give the folder of"
     ) as caught:
         open_stream(Stream(local=str(tmp_path)), 0)
     assert caught.value.uri == str(tmp_path / "index.json")
@@ -287,7 +289,7 @@ def test_a_missing_index_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"<html>", "6 bytes that are no JSON"),
+        (b"<html>", "6 bytes that are not JSON"),
         (b'{"version": 3, "shards": []}', "version is 3, but only MDS version 2 is known"),
     ],
 )
@@ -416,8 +418,8 @@ def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(tmp_path, mon
         remote=str(path), local=str(tmp_path / "l"), download_timeout=0.01, download_retry=0
     )
     message = (
-        r"index\.json\.lock: another process has held this lock for 0 s; see whether it hangs, or "
-        "raise download_timeout= if its downloads are only slow"
+        r"index\.json\.lock: another process has held this lock for 0 s; check whether it "
+        "hangs, or raise download_timeout= if its downloads are only slow"
     )
     with FileLock(locks / "index.json.lock"), pytest.raises(DataError, match=message):
         open_stream(stream, 0)

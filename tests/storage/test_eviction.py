@@ -56,7 +56,7 @@ def set_planned(folder: Path, times: dict[int, float]) -> None:
 def test_the_files_here_never_take_more_than_the_limit(tmp_path):
     opened, _ = limited(tmp_path, 3.5)
     for shard in [*range(8), 0, 5, 7, 1]:
-        opened.bring(shard)
+        opened.fetch(shard)
         assert shard in here(tmp_path / "l")
         assert len(here(tmp_path / "l")) <= 3
 
@@ -64,27 +64,27 @@ def test_the_files_here_never_take_more_than_the_limit(tmp_path):
 def test_finished_shards_go_first_and_then_those_planned_longest_ago(tmp_path):
     opened, _ = limited(tmp_path, 4)
     for shard in range(4):
-        opened.bring(shard)
+        opened.fetch(shard)
     set_planned(tmp_path / "l", {0: 400.0, 1: 300.0, 2: 200.0, 3: 100.0})
-    opened.finished(np.array([1]))
-    opened.bring(4)
+    opened.mark_finished(np.array([1]))
+    opened.fetch(4)
     assert here(tmp_path / "l") == [0, 2, 3, 4]
-    opened.bring(5)
+    opened.fetch(5)
     assert here(tmp_path / "l") == [0, 2, 4, 5]
-    opened.planned(np.array([2]))
-    opened.bring(6)
+    opened.mark_planned(np.array([2]))
+    opened.fetch(6)
     assert here(tmp_path / "l") == [2, 4, 5, 6]
 
 
 def test_a_finished_shard_that_is_planned_again_goes_last(tmp_path):
     opened, _ = limited(tmp_path, 2)
-    opened.bring(0)
-    opened.bring(1)
+    opened.fetch(0)
+    opened.fetch(1)
     set_planned(tmp_path / "l", {0: 100.0, 1: 200.0})
-    opened.planned(np.array([0]))
-    opened.finished(np.array([0]))
-    opened.planned(np.array([0]))
-    opened.bring(2)
+    opened.mark_planned(np.array([0]))
+    opened.mark_finished(np.array([0]))
+    opened.mark_planned(np.array([0]))
+    opened.fetch(2)
     assert here(tmp_path / "l") == [0, 2]
 
 
@@ -105,28 +105,28 @@ def test_plans_are_noted_at_most_once_a_second_for_each_shard(tmp_path):
     disk = Clock()
     opened, _ = limited(tmp_path, 3, disk=disk)
     shards = np.array([0, 0, 1])
-    opened.planned(shards)
-    opened.planned(shards)
+    opened.mark_planned(shards)
+    opened.mark_planned(shards)
     disk.time_s = 1000.9
-    opened.planned(shards)
+    opened.mark_planned(shards)
     names = ["shard.00000.mds.json", "shard.00001.mds.json"]
     assert touched == [(name, 1000.0) for name in names]
     disk.time_s = 1001.1
-    opened.planned(shards)
+    opened.mark_planned(shards)
     assert touched[2:] == [(name, 1001.1) for name in names]
 
 
 def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     (opened,) = open_streams([Stream(remote=str(path), local=str(tmp_path / "l"))])
-    opened.bring(0)
+    opened.fetch(0)
     record = tmp_path / "l" / ".streampack" / "shard.00000.mds.json"
     before = record.stat().st_mtime_ns
-    opened.planned(np.array([0]))
-    opened.finished(np.array([0]))
+    opened.mark_planned(np.array([0]))
+    opened.mark_finished(np.array([0]))
     assert record.stat().st_mtime_ns == before
     for shard in range(opened.num_shards):
-        opened.bring(shard)
+        opened.fetch(shard)
     assert len(here(tmp_path / "l")) == opened.num_shards
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_came_after_a_killed_download_is_not_ours(tmp_path, is_damag
         os._exit(9)
 
     opened, _ = limited(tmp_path, 2, store=Downloader(fetch=die))
-    child = multiprocessing.get_context("fork").Process(target=opened.bring, args=(3,))
+    child = multiprocessing.get_context("fork").Process(target=opened.fetch, args=(3,))
     child.start()
     child.join(30)
     assert child.exitcode == 9
@@ -155,13 +155,13 @@ def test_a_file_that_came_after_a_killed_download_is_not_ours(tmp_path, is_damag
         with pytest.raises(
             DataError, match=r"shard\.00003\.mds: has 6 bytes, but index\.json says"
         ):
-            again.bring(3)
+            again.fetch(3)
         assert theirs.read_bytes() == b"theirs"
     else:
-        again.bring(3)
-    again.finished(np.array([3]))
+        again.fetch(3)
+    again.mark_finished(np.array([3]))
     for shard in range(3):
-        again.bring(shard)
+        again.fetch(shard)
     assert here(local) == [1, 2, 3]  # theirs takes none of the room
     assert not record.exists()
 
@@ -173,19 +173,19 @@ def test_a_file_that_we_did_not_bring_never_goes(tmp_path):
         shutil.copy(tmp_path / "r" / f"shard.{shard:05}.mds", local)
     for shard in range(opened.num_shards):
         opened.open_shard(shard)
-        opened.finished(np.array([shard]))
+        opened.mark_finished(np.array([shard]))
     assert {3, 4, 5} <= set(here(local))
     assert len(set(here(local)) - {3, 4, 5}) <= 2
 
 
 def test_a_file_of_ours_that_somebody_replaced_never_goes(tmp_path):
     opened, _ = limited(tmp_path, 1)
-    opened.bring(0)
+    opened.fetch(0)
     theirs = tmp_path / "l" / "shard.00000.mds"
     theirs.unlink()
     theirs.write_bytes(b"their only copy")
-    opened.bring(1)
-    opened.bring(2)
+    opened.fetch(1)
+    opened.fetch(2)
     assert theirs.read_bytes() == b"their only copy"
     assert here(tmp_path / "l") == [0, 2]
 
@@ -211,7 +211,7 @@ def test_kept_compressed_files_count_and_go_too(tmp_path):
     pair = index.shards[0].raw.num_bytes + index.shards[0].packed.num_bytes
     (opened,) = open_streams([stream], cache_limit=2 * pair + 99)
     for shard in range(opened.num_shards):
-        opened.bring(shard)
+        opened.fetch(shard)
         files = [file.stat().st_size for file in (tmp_path / "l").glob("shard*")]
         assert sum(files) <= 2 * pair + 99
 
@@ -225,9 +225,9 @@ def test_the_limit_is_one_for_all_streams_together(tmp_path):
     one, two = open_streams(streams, cache_limit=4 * size)
     assert [one.number, two.number] == [0, 1]
     for shard in range(4):
-        one.bring(shard)
+        one.fetch(shard)
     for shard in range(3):
-        two.bring(shard)
+        two.fetch(shard)
     assert len(here(tmp_path / "la")) == 1
     assert here(tmp_path / "lb") == [0, 1, 2]
 
@@ -237,17 +237,18 @@ def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening
     shard = opened.open_shard(0)
     assert shard.is_gone is not None
     assert not shard.is_gone()
-    opened.bring(1)
+    opened.fetch(1)
     assert here(tmp_path / "l") == [1]
     assert shard.is_gone()
     np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
 
     recent = ShardPool(max_shards=10, max_samples=10**6)
-    recent.put(0, shard)
-    recent.put(1, opened.open_shard(1))
-    assert recent.get(0) is None
-    assert recent.get(1) is not None
-    opened.bring(0)  # another file by now
+    recent.put(shard)
+    other = opened.open_shard(1)
+    recent.put(other)
+    assert recent.get(shard.key) is None
+    assert recent.get(other.key) is not None
+    opened.fetch(0)  # another file by now
     assert shard.is_gone()
 
 
@@ -288,7 +289,7 @@ def test_a_shard_under_way_counts_before_it_is_here(tmp_path):
     stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"))
     (opened,) = open_streams([stream], cache_limit=2 * size, store=store)
     for shard in range(3):
-        opened.bring(shard)
+        opened.fetch(shard)
     assert seen == [
         ("shard.00000.mds", []),
         ("shard.00001.mds", [0]),
@@ -307,7 +308,7 @@ def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, ke
 
     def watching(files, basename, to, **options):
         if basename == shards[1].packed.basename:
-            other.bring(2)
+            other.fetch(2)
             seen.extend(here(tmp_path / "l"))
         return fetch(files, basename, to, **options)
 
@@ -317,8 +318,8 @@ def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, ke
     store = Downloader(fetch=watching, fetch_if_there=fetch_if_there)
     (other,) = open_streams([stream], cache_limit=limit)
     (opened,) = open_streams([stream], cache_limit=limit, store=store)
-    opened.bring(0)
-    opened.bring(1)
+    opened.fetch(0)
+    opened.fetch(1)
     assert seen == [2]
     # Once a file is here, what does not stay does not count.
     records = Manifest(tmp_path / "l", LocalFilesystem())
@@ -333,7 +334,7 @@ def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
     (opened,) = open_streams([stream], cache_limit=10**6)
     (path / opened.index.shards[0].packed.basename).unlink()
     with pytest.raises(DataError, match="cannot be fetched"):
-        opened.bring(0)
+        opened.fetch(0)
     assert not list((tmp_path / "l" / ".streampack").glob("shard*.json"))
 
 
@@ -343,17 +344,17 @@ def test_a_compressed_file_of_somebody_else_is_not_taken_for_ours(tmp_path):
     (opened,) = open_streams([stream], cache_limit=1)
     theirs = tmp_path / "l" / opened.index.shards[0].packed.basename
     shutil.copy(path / theirs.name, theirs)
-    opened.bring(0)
-    opened.bring(1)
+    opened.fetch(0)
+    opened.fetch(1)
     assert here(tmp_path / "l") == [1]
     assert theirs.exists()
 
 
 def test_room_kept_by_a_process_that_was_killed_is_given_back(tmp_path):
     opened, _ = limited(tmp_path, 1)
-    opened.cache._bringer.limit.reserve(tmp_path / "l", [opened.index.shards[0].raw])
+    opened.cache._materializer.limit.reserve(tmp_path / "l", [opened.index.shards[0].raw])
     assert (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").is_file()
-    opened.bring(1)
+    opened.fetch(1)
     assert not (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").exists()
 
 
@@ -361,14 +362,14 @@ def test_a_failed_download_keeps_no_room(tmp_path):
     opened, _ = limited(tmp_path, 2)
     (tmp_path / "r" / "shard.00000.mds").unlink()
     with pytest.raises(DataError, match=r"shard\.00000\.mds: cannot be fetched"):
-        opened.bring(0)
+        opened.fetch(0)
     assert not list((tmp_path / "l" / ".streampack").glob("shard*.json"))
 
 
 def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    message = r"cache_limit=5: .*/l lies on a network file system, .*; set local= to a folder of"
+    message = r"cache_limit=5: .*/l is on a network file system, .*; set local= to a folder of"
     with pytest.raises(ConfigError, match=message):
         open_streams([stream], cache_limit=5, disk=NetworkDisk())
     # Nothing of a local stream would go.
@@ -383,7 +384,7 @@ def test_a_limit_whose_lock_is_never_given_back_is_an_error_that_names_it(tmp_pa
         LocalFilesystem().lock(lock, 1),
         pytest.raises(DataError, match=r"cache-limit\.lock: another process has held this lock"),
     ):
-        opened.bring(0)
+        opened.fetch(0)
 
 
 def test_what_mosaicml_has_cached_is_used_and_stays(tmp_path):
@@ -392,6 +393,6 @@ def test_what_mosaicml_has_cached_is_used_and_stays(tmp_path):
     shard = opened.open_shard(0)
     np.testing.assert_array_equal(shard.tokens.read(shard.data, 0), samples[0])
     for other in range(1, opened.num_shards):
-        opened.bring(other)
+        opened.fetch(other)
     assert 0 in here(tmp_path / "l")
     assert mosaic.get_index_basename() in os.listdir(tmp_path / "l")

@@ -88,7 +88,9 @@ def test_a_failure_that_is_no_data_error_leaves_no_note(tmp_path):
 
 def test_a_holder_for_too_long_is_an_error_that_names_the_lock(tmp_path):
     locks = FileLocks(tmp_path, LocalFilesystem())
-    message = r"a\.lock: another process has held this lock for 0 s; see whether it hangs, or raise"
+    message = (
+        r"a\.lock: another process has held this lock for 0 s; check whether it hangs, or raise"
+    )
     with locks.hold("a", 1), pytest.raises(DataError, match=message), locks.hold("a", 0.05):
         pass
 
@@ -151,7 +153,7 @@ def test_remains_of_one_file_are_not_those_of_another(tmp_path):
         mine, other = locks.temporary("shard.mds"), locks.temporary("shard.mds.zstd")
         mine.write_text("x")
         other.write_text("x")
-        locks.remove_remains("shard.mds")
+        locks.remove_leftovers("shard.mds")
         assert not mine.exists()
         assert other.exists()
 

@@ -141,7 +141,7 @@ def test_what_unpacks_to_other_bytes_than_the_raw_hash_says_is_refused(tmp_path)
     (path / "index.json").write_text(json.dumps(index))
     opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
     with pytest.raises(DataError, match=r"unpacked, its md5 is \w+, but index\.json says 0{32}"):
-        opened.bring(0)
+        opened.fetch(0)
     assert not list((tmp_path / "l").glob("shard*"))
 
 
@@ -159,7 +159,7 @@ def test_the_cheapest_hash_is_used_unless_another_is_asked_for(
     path, _ = written(tmp_path, hashes=hashes)
     stream = remote(tmp_path, validate_hash=validate_hash)
     opened = open_stream(stream, 0, store=Origin(path).store)
-    opened.bring(0)
+    opened.fetch(0)
     record = json.loads((tmp_path / "l" / NOTES / "shard.00000.mds.json").read_text())
     assert record["hash"].split(":")[0] == expected
     assert record["num_bytes"] == opened.raw_bytes[0]
@@ -204,7 +204,7 @@ def test_a_cached_file_is_hashed_once_for_each_version_of_it_and_boot(tmp_path, 
         hashed.clear()
         opened = open_stream(remote(tmp_path), 0, disk=disk, store=Origin(path).store)
         for _ in range(3):
-            opened.bring(0)
+            opened.fetch(0)
         return list(hashed)
 
     assert len(use()) == 1
@@ -256,10 +256,10 @@ def test_a_damaged_file_that_we_did_not_bring_is_refused_and_stays(tmp_path):
     theirs.write_bytes(flip((path / "shard.00000.mds").read_bytes()))
     message = r"l/shard\.00000\.mds: its xxh64 is \w+, but .* if it is a cached copy, delete it"
     with pytest.raises(DataError, match=message):
-        opened.bring(0)
+        opened.fetch(0)
     assert theirs.read_bytes() == flip((path / "shard.00000.mds").read_bytes())
     theirs.unlink()
-    opened.bring(0)
+    opened.fetch(0)
     assert theirs.read_bytes() == (path / "shard.00000.mds").read_bytes()
 
 
@@ -278,8 +278,8 @@ def test_a_remote_without_hashes_is_warned_of_once(tmp_path, caplog):
     path, _ = written(tmp_path, hashes=[])
     with caplog.at_level(logging.WARNING):
         opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
-        opened.bring(0)
-        opened.bring(1)
+        opened.fetch(0)
+        opened.fetch(1)
     (record,) = caplog.records
     count = opened.num_shards
     assert f"s3://bucket/r/index.json: has no hashes for {count} of {count}" in record.message
@@ -360,7 +360,7 @@ def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compr
     else:
         file.write_bytes(file.read_bytes()[:-1])
     field = "raw_data" if compression is None else "zip_data"
-    problem = "there is no such file" if fault == "missing" else "has \\d+ bytes, but index"
+    problem = "does not exist" if fault == "missing" else "has \\d+ bytes, but index"
     message = rf"{file}: {problem}.*\({path}/index\.json: shards\.2\.{field}\)"
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path)), 0)
@@ -369,7 +369,7 @@ def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compr
 def test_a_bad_index_is_not_kept(tmp_path):
     path, samples = written(tmp_path)
     origin = Origin(path, lambda name, content: content[:50] if name == "index.json" else content)
-    with pytest.raises(DataError, match=r"s3://bucket/r/index\.json: 50 bytes that are no JSON"):
+    with pytest.raises(DataError, match=r"s3://bucket/r/index\.json: 50 bytes that are not JSON"):
         open_stream(remote(tmp_path), 0, store=origin.store)
     assert not (tmp_path / "l" / "index.json").exists()
     assert_reads(open_stream(remote(tmp_path), 0, store=Origin(path).store), samples)
@@ -436,7 +436,7 @@ def fetch_all(stream, origin, barrier) -> None:
     opened = open_stream(stream, 0, store=origin.store)
     barrier.wait(60)
     for shard in range(opened.num_shards):
-        opened.bring(shard)
+        opened.fetch(shard)
 
 
 @pytest.mark.processes
@@ -470,11 +470,11 @@ def test_a_shard_that_somebody_else_brings_is_skipped_by_who_will_not_wait(tmp_p
     path, _ = written(tmp_path)
     opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
     with LocalFilesystem().lock(tmp_path / "l" / NOTES / "shard.00000.mds.lock", 1):
-        assert opened.bring(0, is_waiting=False) is None
-        assert opened.bring(1, is_waiting=False)
+        assert opened.fetch(0, is_waiting=False) is None
+        assert opened.fetch(1, is_waiting=False)
     assert not opened.is_here(0)
     assert opened.is_here(1)
-    assert opened.bring(0)
+    assert opened.fetch(0)
 
 
 # ---------------------------------------------------------------------------- the disk fails
@@ -525,7 +525,7 @@ def test_a_full_disk_is_an_error_that_says_what_is_needed_and_leaves_no_half_fil
         r"small/shard\.00000\.mds: cannot be written \(.*No space left.*\); \d+ bytes are need"
     )
     with pytest.raises(DataError, match=message):
-        opened.bring(0)
+        opened.fetch(0)
     assert not list(place.glob("shard*"))
     assert not leftovers(place)
 
@@ -537,7 +537,7 @@ def test_a_disk_that_may_only_be_read_is_an_error_that_says_so(tmp_path, small_d
     opened = open_stream(Stream(remote=str(path), local=str(place)), 0)
     subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, capture_output=True)
     with pytest.raises(DataError, match=r"cannot be written \(.*Read-only file system"):
-        opened.bring(0)
+        opened.fetch(0)
     other = Stream(remote=str(path), local=str(place / "none"))
     with pytest.raises(DataError, match="Read-only file system"):
         open_stream(other, 0)
@@ -632,8 +632,8 @@ def read_all(tmp_path, disk, path, samples, cache_limit=None) -> None:
         [remote(tmp_path)], cache_limit=cache_limit, disk=disk, store=Origin(path).store
     )
     assert_reads(opened, samples)
-    opened.planned(np.arange(opened.num_shards))
-    opened.finished(np.arange(opened.num_shards))
+    opened.mark_planned(np.arange(opened.num_shards))
+    opened.mark_finished(np.arange(opened.num_shards))
 
 
 def few(tmp_path, compression):
@@ -737,5 +737,5 @@ def test_a_head_that_does_not_state_its_columns_is_refused(tmp_path, head):
     content[8 + 4 * num_samples : begin] = head.ljust(begin - 8 - 4 * num_samples)
     shard.write_bytes(content)
     opened = open_stream(Stream(local=str(path)), 0)
-    with pytest.raises(DataError, match=r"its head of \d+ bytes does not state its columns"):
+    with pytest.raises(DataError, match=r"its config of \d+ bytes does not state its columns"):
         opened.open_shard(0)

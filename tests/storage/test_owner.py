@@ -332,7 +332,7 @@ def test_a_cache_of_another_remote_is_refused_with_three_ways_out(tmp_path):
     assert_reads(at("v1"), samples)
     assert_reads(at("v1"), samples)
     local = tmp_path / "l"
-    message = rf"^{local}: holds files of s3://v1/data, but s3://v2/data was asked for; set local="
+    message = rf"^{local}: holds files of s3://v1/data, but s3://v2/data was requested; set local="
     with pytest.raises(DataError, match=message) as caught:
         at("v2")
     file = local / NOTES_FOLDER / OWNER_FILE
@@ -477,12 +477,12 @@ def test_two_streams_share_a_folder_only_if_they_are_the_same_stream(tmp_path):
     b, _ = write(tmp_path / "b", 1)
     local = str(tmp_path / "l")
     pair = [Stream(remote=str(a), local=local), Stream(remote=str(b), local=f"{local}/../l/")]
-    message = rf"streams 0 and 1 have one local folder, {local}, but .*{a}' and .*{b}'; set "
+    message = rf"streams 0 and 1 share the local folder {local}, but .*{a}' and .*{b}'; set "
     with pytest.raises(ConfigError, match=message):
         PackedStreamingDataset(pair, packing=Packing(max_seq_len=64))
     assert not (tmp_path / "l").exists()
 
-    with pytest.raises(ConfigError, match="one local folder"):
+    with pytest.raises(ConfigError, match="share the local folder"):
         open_streams([pair[0], Stream(local=local)])
     pair[1].local = str(tmp_path / "another")
     PackedStreamingDataset(pair, packing=Packing(max_seq_len=64))
@@ -630,7 +630,7 @@ def test_a_folder_of_ours_that_others_could_write_is_closed(tmp_path, temporary)
 @pytest.fixture
 def new_process(monkeypatch):
     """Forget what this process has open, as a new one would not know it."""
-    return lambda: monkeypatch.setattr(recent_module, "_recent_shards", {})
+    return lambda: monkeypatch.setattr(recent_module, "_pools", {})
 
 
 def flip_offset(file: Path, sample: int = 1) -> None:
@@ -685,7 +685,7 @@ def test_a_damaged_shard_that_is_not_ours_is_never_touched(tmp_path):
         Stream(remote=str(path), local=str(tmp_path / "l")),
         Stream(local=str(tmp_path / "l")),
     ):
-        with pytest.raises(DataError, match="the shard is damaged: delete it if it is a cached"):
+        with pytest.raises(DataError, match="the shard is damaged: if it is a cached copy, delete"):
             open_stream(stream, 0).open_shard(0)
         assert theirs.read_bytes() == content
 

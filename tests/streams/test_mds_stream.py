@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def test_bytes_of_another_dtype_than_stated_may_be_no_damage(tmp_path):
         tmp_path / "web", [3, 5], encoding="bytes", dtype="uint16", lengths_file=False
     )
     stream = open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
-    with pytest.raises(DataError, match=r"no 1 x int32 \(if .*set its dtype, to 'uint16' by"):
+    with pytest.raises(DataError, match=r"not 1 x int32 \(if .*set its dtype, to 'uint16' by"):
         stream.shard_lengths(0)
 
 
@@ -177,7 +178,7 @@ def test_labels_and_masks_have_places_of_their_own(tmp_path):
     opened = open_stream(
         Stream(local=str(path), labels="labels", labels_shifted=False, loss_mask="mask"), 0
     )
-    assert opened.labels_shifted is False
+    assert opened.columns.labels_shifted is False
     for shard_number in range(opened.num_shards):
         shard = opened.open_shard(shard_number)
         for i in range(len(shard.tokens.counts)):
@@ -305,7 +306,7 @@ def test_tokens_in_columns_of_two_names_are_refused(tmp_path):
 
     message = (
         "stream 'web': its shards hold tokens in columns 'input_ids' and 'tokens'; "
-        "write the stream anew with one of them"
+        "write the stream again with one of them"
     )
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(tmp_path / "web")), 0)
@@ -335,7 +336,7 @@ def test_labels_and_masks_stored_as_bytes_have_types_of_their_own(tmp_path):
         np.testing.assert_array_equal(shard.loss_mask.read(shard.data, i), masks[i])
 
     # Without a type of their own they have the tokens', and are twice as many then.
-    message = r"values in its labels column; .*as int32 .* set labels_dtype='int32'"
+    message = r"values in its labels column; .*as int32 .*set labels_dtype='int32'"
     with pytest.raises(DataError, match=message):
         open_stream(Stream(**options, check_dtypes=False), 0).open_shard(0)
     options |= {"labels_dtype": "int32", "loss_mask": "mask"}
@@ -350,8 +351,28 @@ def test_bytes_of_labels_and_masks_need_a_stated_dtype(tmp_path, option):
         tmp_path / "s", LENGTHS, columns={"more": "bytes"}, values=values
     )
     message = (
-        f"column 'more' is stored as 'bytes', which say no dtype; set {option}_dtype= to what it "
+        f"column 'more' is stored as 'bytes', which state no dtype; set {option}_dtype= to what it "
         "was written with, one of .*int64.*: another one reads other .*LLM-Foundry write int64"
     )
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path), **{option: "more"}), 0)
+
+
+def test_the_types_of_a_rewritten_folder_with_an_equal_index_are_checked_again(tmp_path):
+    tokens = [np.arange(1000, 1000 + 2 * n, dtype=np.uint16) for n in LENGTHS]
+    halves = [np.stack([np.arange(n) + 7, 0 * np.arange(n)], 1).astype(np.uint16) for n in LENGTHS]
+    written = []
+    for values in (tokens, halves):  # the second as int32, whose upper halves are 0
+        path = tmp_path / "s"
+        shutil.rmtree(path, ignore_errors=True)
+        with mosaic.MDSWriter(out=str(path), columns={"tokens": "bytes"}) as writer:
+            for row in values:
+                writer.write({"tokens": row.tobytes()})
+        written.append((path / "index.json").read_bytes())
+        stream = open_stream(Stream(local=str(path), tokens_dtype="uint16"), 0)
+        if values is tokens:
+            stream.open_shard(0)
+        else:
+            with pytest.raises(DataError, match="tokens_dtype='int32'"):
+                stream.open_shard(0)
+    assert written[0] == written[1]

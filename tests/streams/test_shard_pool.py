@@ -13,36 +13,53 @@ from streampack.streams import shard_pool as module
 from streampack.streams.shard_pool import OpenShard, ShardPool, shard_pool
 
 
-def shard_of(num_samples: int, is_gone=None) -> OpenShard:
+def shard_of(key: int | str, num_samples: int, is_gone=None) -> OpenShard:
     places = Places(
         begins=np.zeros(num_samples, np.int64),
         counts=np.ones(num_samples, np.int64),
         dtype="int32",
     )
     return OpenShard(
-        data=np.zeros(8, np.uint8), tokens=places, labels=None, loss_mask=None, is_gone=is_gone
+        key=key,
+        data=np.zeros(8, np.uint8),
+        tokens=places,
+        labels=None,
+        loss_mask=None,
+        is_gone=is_gone,
     )
 
 
 def test_the_oldest_used_is_let_go_when_there_are_too_many():
-    shards = [shard_of(4) for _ in range(3)]
-    recent = ShardPool(max_shards=2, max_samples=10**6)
-    recent.put(0, shards[0])
-    recent.put(1, shards[1])
-    assert recent.get(0) is shards[0]
-    recent.put(2, shards[2])
-    assert recent.get(1) is None
-    assert recent.get(0) is shards[0]
-    assert len(recent) == 2
+    shards = [shard_of(key, 4) for key in range(3)]
+    pool = ShardPool(max_shards=2, max_samples=10**6)
+    pool.put(shards[0])
+    pool.put(shards[1])
+    assert pool.get(0) is shards[0]
+    pool.put(shards[2])
+    assert pool.get(1) is None
+    assert pool.get(0) is shards[0]
+    assert len(pool) == 2
+
+
+def test_touched_shards_are_most_recent_and_closed_ones_are_added_again():
+    shards = [shard_of(key, 4) for key in range(4)]
+    pool = ShardPool(max_shards=2, max_samples=10**6)
+    for shard in shards[:3]:
+        pool.put(shard)
+    assert 0 not in pool
+    pool.touch([shards[0], shards[1]])
+    assert [key in pool for key in range(3)] == [True, True, False]
+    pool.put(shards[3])
+    assert [key in pool for key in range(4)] == [False, True, False, True]
 
 
 def test_the_oldest_used_is_let_go_when_they_hold_too_many_samples():
     small = ShardPool(max_shards=10, max_samples=9)
     for number in range(3):
-        small.put(number, shard_of(4))
+        small.put(shard_of(number, 4))
     assert small.get(0) is None
     assert small.get(2) is not None
-    small.put(3, shard_of(100))  # one is always kept
+    small.put(shard_of(3, 100))  # one is always kept
     assert len(small) == 1
 
 
@@ -50,10 +67,10 @@ def test_shards_whose_files_are_gone_are_let_go_at_the_next_opening_and_count_no
     gone: set[int] = set()
     recent = ShardPool(max_shards=10, max_samples=12)
     for number in range(3):
-        recent.put(number, shard_of(4, lambda number=number: number in gone))
+        recent.put(shard_of(number, 4, lambda number=number: number in gone))
     gone.add(1)
     assert recent.get(1) is not None
-    recent.put(3, shard_of(4))
+    recent.put(shard_of(3, 4))
     assert [recent.get(number) is None for number in range(4)] == [False, True, False, False]
 
 
@@ -63,7 +80,7 @@ def _has_shard(_: int) -> bool:
 
 @pytest.mark.processes
 def test_a_fork_has_open_shards_of_its_own():
-    shard_pool().put("a key of this test", shard_of(1))
+    shard_pool().put(shard_of("a key of this test", 1))
     assert _has_shard(0)
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map(_has_shard, [0]) == [False]
@@ -84,7 +101,7 @@ class Interrupted(dict[int, Any]):
 
 def test_threads_that_ask_at_once_after_a_fork_get_the_same(monkeypatch):
     kept = Interrupted({0: ShardPool(1, 1)})  # the parent's
-    monkeypatch.setattr(module, "_recent_shards", kept)
+    monkeypatch.setattr(module, "_pools", kept)
     assert shard_pool() is kept.found
     assert shard_pool() is kept.found
     assert len(kept) == 1

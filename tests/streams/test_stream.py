@@ -71,7 +71,7 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
         ({"local": "x", "tokens_dtype": "float32"}, "tokens_dtype='float32' is not one of"),
         ({"local": "x", "labels_dtype": "int46"}, "labels_dtype='int46' is not one of .* - did"),
         ({"local": "x", "loss_mask_dtype": "bool"}, "loss_mask_dtype='bool' is not one of"),
-        ({"local": "x", "labels_shifted": True}, "labels_shifted=True speaks of a labels column"),
+        ({"local": "x", "labels_shifted": True}, "labels_shifted=True describes a labels column"),
         (
             {"local": "x", "download_retry": -1},
             "download_retry=-1 is negative; 0 never tries again",
@@ -80,14 +80,17 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
             {"local": "x", "download_timeout": 0},
             "download_timeout=0 must be a number of seconds, more than 0",
         ),
-        ({"remote": "nope://x", "local": "x"}, "remote='nope://x': nothing here speaks nope:"),
+        (
+            {"remote": "nope://x", "local": "x"},
+            "remote='nope://x': nothing can fetch from nope",
+        ),
         (
             {"local": "x", "proporton": 1},
-            r"proporton=1: no argument of Stream - did you mean 'proportion'\?; it takes check_",
+            r"proporton=1: not an argument of Stream - did you mean 'proportion'\?; it takes check",
         ),
         (
             {"local": "x", "lables": "y"},
-            "lables='y': no argument of Stream - did you mean 'labels'",
+            "lables='y': not an argument of Stream - did you mean 'labels'",
         ),
     ],
 )
@@ -147,8 +150,8 @@ def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypa
 def test_a_url_that_nothing_speaks_is_refused_with_those_that_work(remote):
     scheme = remote.partition(":")[0]
     message = (
-        rf"remote='{remote}': nothing here speaks {scheme}:; a remote is a folder, or a url of "
-        r"alipan:, .* hf:, .* s3:, sftp: or file:; copy the files to one of them"
+        rf"remote='{remote}': nothing can fetch from {scheme}:; a remote is a folder, or a url "
+        r"of alipan:, .* hf:, .* s3:, sftp: or file:; copy the files to one of them"
     )
     with pytest.raises(ConfigError, match=message):
         Stream(remote=remote)

@@ -437,9 +437,9 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([], "is no conversation"),
-        ("hello", "is no conversation"),
-        (["hello"], "is no conversation"),
+        ([], "is not a conversation"),
+        ("hello", "is not a conversation"),
+        (["hello"], "is not a conversation"),
         ({"text": "hello"}, "a row with 'text' holds no conversation"),
         ([{"text": "hello"}], "message 0 has 'text', but must have role"),
         ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),

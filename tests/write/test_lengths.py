@@ -193,7 +193,7 @@ def test_what_is_no_stream_is_refused(tmp_path):
     with pytest.raises(DataError, match=f"has 50 bytes, but index.json says {len(content)}"):
         write_lengths(path)
     shard.unlink()
-    with pytest.raises(DataError, match=r"shard\.00000\.mds: there is no such file"):
+    with pytest.raises(DataError, match=r"shard\.00000\.mds: does not exist"):
         write_lengths(path)
     assert not (path / "lengths.bin").exists()
 

@@ -122,7 +122,7 @@ def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
     with pytest.raises(DataError, match=message) as raised:
         write_remote_lengths(store.url, local=local)
     (kept,) = tmp_path.rglob(LENGTH_FILE)
-    assert f"is in {kept}: copy it beside" in str(raised.value)
+    assert f"is in {kept}: copy it next to" in str(raised.value)
     assert raised.value.uri == store.url
     store.proxy.clear()
     path.joinpath(LENGTH_FILE).write_bytes(kept.read_bytes())

@@ -271,7 +271,7 @@ def test_no_samples_are_refused(tmp_path, samples):
 def test_a_folder_that_holds_something_is_refused_and_kept(tmp_path):
     (tmp_path / "s").mkdir()
     write_stream([[1]], tmp_path / "s")
-    with pytest.raises(ConfigError, match="is there already and not empty; remove it, or name"):
+    with pytest.raises(ConfigError, match="exists already and is not empty; remove it, or name"):
         write_stream([[2]], tmp_path / "s")
     assert read_all(tmp_path / "s") == [[1]]
 
@@ -306,7 +306,7 @@ def test_a_file_url_is_the_folder_that_it_names(tmp_path):
         ({"size_limit": "8gb"}, r"MDSWriter refuses .*size_limit='8gb': .*less than 2\*\*32"),
         ({"size_limit": "64 mib"}, r"MDSWriter refuses .*size_limit='64 mib': "),
         ({"size_limit": "10"}, r"size_limit='10' \(bytes\) leaves no room .* such as '64mb'"),
-        ({"size_limit": 64}, r"size_limit=64 \(bytes\) leaves no room .* head of \d+ bytes"),
+        ({"size_limit": 64}, r"size_limit=64 \(bytes\) leaves no room .* header of \d+ bytes"),
     ],
 )
 def test_impossible_options_are_refused(tmp_path, options, message):
@@ -355,7 +355,7 @@ def test_of_two_writers_the_one_that_ends_first_wins(tmp_path):
         yield [1, 2]
         write_stream([[7]], tmp_path / "s")
 
-    message = r"s' cannot take the stream's place .*; remove it, or name another"
+    message = r"s' cannot become the stream's folder .*; remove it, or name another"
     with pytest.raises(ConfigError, match=message):
         write_stream(slow(), tmp_path / "s")
     assert read_all(tmp_path / "s") == [[7]]

@@ -127,7 +127,7 @@ def test_rows_of_token_ids_are_written_with_their_masks(tmp_path, num_processes)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a', r"a\.jsonl:3: no JSON \(.*\); mend or remove the line"),
+        ('{"text": "a', r"a\.jsonl:3: not valid JSON \(.*\); fix or remove the line"),
         ("[1]", r"a\.jsonl:3: list, but a row must be a JSON object; leave out tokenizer="),
         ('{"txt": "a"}', r"a\.jsonl:3: no field 'text'; the row has 'txt' - did you mean 'txt'\?"),
         ('{"text": [1]}', r"a\.jsonl:3: field 'text' is list, but must be text"),
@@ -146,8 +146,8 @@ def test_a_malformed_row_is_refused_with_file_and_line(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"tokens": "text"}, r"a\.jsonl:1: 'text' is no list of integers; set tokenizer="),
-        ({"tokens": [1, "2"]}, r"a\.jsonl:1: \[1, '2'\] is no list of integers"),
+        ({"tokens": "text"}, r"a\.jsonl:1: 'text' is not a list of integers; set tokenizer="),
+        ({"tokens": [1, "2"]}, r"a\.jsonl:1: \[1, '2'\] is not a list of integers"),
         ({"tokens": [1, 2], "mask": [1]}, r"a\.jsonl:1: 2 tokens, but 1 values in 'mask'"),
         (
             {"tokens": [1, 2]},
@@ -176,9 +176,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path, tokenizer):
     (tmp_path / "a.jsonl.zst").write_bytes(b"no zstd")
     (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
     cases = {
-        "none": "none: there is no such file or folder; check the path",
+        "none": "none: does not exist; check the path",
         "empty": "empty: 0 files; name text or JSONL files",
-        "binary.txt": r"binary\.txt: byte 2 is no UTF-8; name text files only",
+        "binary.txt": r"binary\.txt: byte 2 is not valid UTF-8; name text files only",
         "a.jsonl.zst": r"a\.jsonl\.zst: cannot be decompressed",
         "a.jsonl.gz": r"a\.jsonl\.gz: cannot be decompressed \(Not a gzipped file",
     }
@@ -204,12 +204,12 @@ def test_a_file_whose_name_says_neither_text_nor_jsonl_is_refused_alone_and_in_a
     folder.mkdir()
     (folder / name).write_bytes(b"text,id")
     (folder / "z.txt").write_text("alpha")
-    message = rf"{name}: is not read; .*\.txt, .*\.jsonl, .*; {way_out}, or leave it"
+    message = rf"{name}: is not a supported file; .*\.txt, .*\.jsonl, .*; {way_out}, or leave it"
     for path in (folder, folder / name):
         with pytest.raises(DataError, match=message):
             write_texts([path], tmp_path / "s", WriteOptions(rows=RowFormat(tokenizer=tokenizer)))
     (folder / "x.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"\(and 1 more\): is not read"):
+    with pytest.raises(DataError, match=r"\(and 1 more\): is not a supported file"):
         write_texts([folder], tmp_path / "s", WriteOptions())
     assert not (tmp_path / "s").exists()
 
@@ -240,8 +240,11 @@ def test_json_lines_are_rows_however_their_file_spells_that(tmp_path, tokenizer,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[\n{"text": "a"},\n{"text": "b"}]', r"a\.json:1: no JSON \(.*\); make lines of a JSON"),
-        ('{\n"version": 1}', r"a\.json:1: no JSON \(.*\); make lines of a JSON array"),
+        (
+            '[\n{"text": "a"},\n{"text": "b"}]',
+            r"a\.json:1: not valid JSON \(.*\); make lines of a JSON",
+        ),
+        ('{\n"version": 1}', r"a\.json:1: not valid JSON \(.*\); make lines of a JSON array"),
         (
             '[{"text": "a"}, {"text": "b"}]',
             r"a\.json:1: an array of objects, but a line must be one row",
@@ -272,7 +275,7 @@ def test_a_compressed_file_that_was_cut_anywhere_is_refused_and_a_chain_of_them_
     between = {0, len(whole) - len(pack(b"")), len(whole) - len(pack(b"[3]\n") + pack(b""))}
     for size in set(range(len(whole))) - between:
         path.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"cannot be decompressed .*; copy it anew"):
+        with pytest.raises(DataError, match=r"cannot be decompressed .*; copy it again"):
             list(read_chunks([path]))
 
 
@@ -313,7 +316,7 @@ def test_a_field_that_is_named_is_the_one_that_is_read(tmp_path):
     ("line", "extra", "message"),
     [
         ("3", (), "int, but a row must be a JSON object or a list of token ids"),
-        ('["a"]', (), r"\['a'\] is no list of integers; set tokenizer= for text"),
+        ('["a"]', (), r"\['a'\] is not a list of integers; set tokenizer= for text"),
         ("[1]", ("mask",), "list, but a row must be a JSON object"),
     ],
 )

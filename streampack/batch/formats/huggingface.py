@@ -7,7 +7,7 @@ A row of 5 with two segments and a padding token, as `to_hf` returns it::
     position_ids     0    1 |  0    1 |  0      transformers finds the edges here
     use_cache     False                         with a cache, it skips the search and leaks
 
-There is no attention_mask. One of all ones, or one that numbers documents, disables the search for
+It has no attention_mask. One of all ones, or one that numbers documents, disables the search for
 edges in eager, SDPA and FlexAttention.
 
 Cost: one pass for the labels; B * S * S floats for a dense mask.
@@ -53,6 +53,7 @@ def to_hf(
         dense: Add a 4-D attention_mask, for models that do not find edges in position_ids; not for
             "flex_attention".
         dtype: Dtype of that mask: the model's.
+
     Returns:
         input_ids, labels, position_ids: int64, shape (B, S).
         use_cache: False.
@@ -64,17 +65,17 @@ def to_hf(
         ConfigError: If positions do not restart in every segment, or the batch is not native.
     """
     check_restarts(batch, "hf")
-    made = {
+    inputs = {
         "input_ids": batch["tokens"],
         "labels": unshifted_labels(batch),
         "position_ids": batch["input_pos"],
         "use_cache": False,
     }
     if shift_labels:
-        made["shift_labels"] = batch["labels"]
+        inputs["shift_labels"] = batch["labels"]
     if dense:
-        made["attention_mask"] = additive_mask(batch["document_ids"], dtype=dtype)
-    return made | _handed_on(batch)
+        inputs["attention_mask"] = additive_mask(batch["document_ids"], dtype=dtype)
+    return inputs | _passed_through(batch)
 
 
 def to_hf_flash(
@@ -91,18 +92,17 @@ def to_hf_flash(
 
     Args:
         batch: A native batch.
-        drop_padding: Leave padding out. T is then the number of real tokens and differs between
-            batches. A batch of padding only is kept, as no model takes T = 0.
+        drop_padding: Leave padding out, so that T differs between batches. A batch of padding only
+            is kept, as no model takes T = 0.
         capacity: Give cu_seq_lens the constant shape (capacity + 1,), for CUDA graphs.
         shift_labels: Also add the shifted labels, as in `to_hf`.
-        dense: Not supported; accepted so that the error can name the alternative.
+        dense: Not supported; the error names the alternative.
 
     Returns:
         input_ids, labels, position_ids: int64, shape (1, T); T is B * S.
         cu_seq_lens_q, cu_seq_lens_k: int32, shape (n + 1,).
-        max_length_q, max_length_k: ints.
+        max_length_q, max_length_k, epoch, position: ints.
         use_cache: False.
-        epoch, position: ints.
 
     Raises:
         ConfigError: If positions do not restart in every segment, there are more segments than
@@ -110,8 +110,8 @@ def to_hf_flash(
     """
     if dense:
         raise ConfigError(
-            "batch_format='hf_flash' with dense=True: flash attention takes no dense mask, it "
-            "reads cu_seq_lens; leave dense out, or use batch_format='hf' with sdpa or eager"
+            "batch_format='hf_flash' with dense=True: flash attention takes no dense mask but "
+            "cu_seq_lens; leave dense out, or use batch_format='hf' with sdpa or eager"
         )
     check_restarts(batch, "hf_flash")
     check_carried(batch, "hf_flash")
@@ -122,19 +122,19 @@ def to_hf_flash(
     }
     if shift_labels:
         flat["shift_labels"] = batch["labels"].flatten()
-    cu_seqlens, longest = batch["cu_seqlens"], batch["max_seqlen"]
+    layout = batch
     if drop_padding and len(batch["segments"]):
-        bare = unpad(batch)
-        flat = {key: value[bare["indices"]] for key, value in flat.items()}
-        cu_seqlens, longest = bare["cu_seqlens"], bare["max_seqlen"]
+        layout = unpad(batch)
+        flat = {key: value[layout["indices"]] for key, value in flat.items()}
+    cu_seqlens = layout["cu_seqlens"]
     if capacity is not None:
         cu_seqlens = fixed_cu_seqlens(cu_seqlens, capacity)
     return {
         **{key: value[None] for key, value in flat.items()},
         "cu_seq_lens_q": cu_seqlens,
         "cu_seq_lens_k": cu_seqlens,
-        "max_length_q": longest,
-        "max_length_k": longest,
+        "max_length_q": layout["max_seqlen"],
+        "max_length_k": layout["max_seqlen"],
         "use_cache": False,
         **{key: batch[key] for key in CARRIED},
     }
@@ -181,15 +181,11 @@ def to_llama_factory(
         "labels": unshifted_labels(batch),
         "position_ids": batch["input_pos"],
         "attention_mask": mask,
-    } | _handed_on(batch)
+    } | _passed_through(batch)
 
 
 def check_one_row(batch_size: int) -> None:
-    """Refuse batches of several packs, which transformers cannot tell apart by a numbered mask.
-
-    Raises:
-        ConfigError: If there is more than one pack.
-    """
+    """Refuse batches of several packs, which transformers cannot tell apart by a numbered mask."""
     if batch_size > 1:
         raise ConfigError(
             f"batch_format='llama_factory' with batch_size={batch_size}: flash attention in "
@@ -199,6 +195,6 @@ def check_one_row(batch_size: int) -> None:
         )
 
 
-def _handed_on(batch: Batch) -> dict[str, Any]:
+def _passed_through(batch: Batch) -> dict[str, Any]:
     """Return epoch, position, and all fields that are not streampack's own."""
     return {key: value for key, value in batch.items() if key in CARRIED or key not in NATIVE}

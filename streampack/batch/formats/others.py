@@ -8,7 +8,7 @@ A row of 5 with two segments of 2 tokens each and a padding token::
                   label_mask     . x . x .      which tokens are targets
     llm_foundry   sequence_id    0 0 1 1 -1
 
-In all three, padding at a row's end is a document of its own.
+In all three, padding at a row's end is a separate document.
 
 Cost: a few small tensors per row; `to_megatron(pad_segments_to=...)` copies the batch.
 """
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.batch.kernels import ROW, ROW_LENGTH
 from streampack.batch.layout import (
@@ -30,7 +31,6 @@ from streampack.batch.layout import (
     segment_starts,
     unshifted_labels,
 )
-from streampack.config import read_count
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
@@ -121,9 +121,9 @@ def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
         rest = rest[rest > 0]  # padding at the row's end, if any
         edges.append(_edges(torch.cat([lengths[rows == row], rest])))
         padded_edges.append(_edges(torch.cat([padded[rows == row], rest])))
-    made = _megatron({**batch, **moved}, edges, row_tokens)
-    made["max_seqlen"] = torch.stack([row.diff().max() for row in padded_edges]).int()
-    return made | {"cu_seqlens_padded": _filled(padded_edges, row_tokens)}
+    inputs = _megatron({**batch, **moved}, edges, row_tokens)
+    inputs["max_seqlen"] = torch.stack([row.diff().max() for row in padded_edges]).int()
+    return inputs | {"cu_seqlens_padded": _filled(padded_edges, row_tokens)}
 
 
 def _edges(lengths: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def to_olmo_core(batch: Batch) -> dict[str, Any]:
         raise ConfigError(
             f"batch_format='olmo_core' takes its labels from the tokens, but row {row} has label "
             f"{int(labels[row, place])} for token {place}, which is {int(tokens[row, place])}; use "
-            "another format for labels of your own"
+            "another format for custom labels"
         )
     lengths = [row.diff() for row in row_edges(batch)]
     return {

@@ -20,10 +20,10 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from streampack._checks import check_choice
 from streampack.batch.batch import Batch
 from streampack.batch.layout import check_carried, check_restarts, unshifted_labels
 from streampack.batch.masks import PaddingMask, block_mask, dense_mask
-from streampack.config import check_choice
 
 Mask = Literal["bool", "block"]
 TitanBatch: TypeAlias = tuple[dict[str, torch.Tensor], torch.Tensor]

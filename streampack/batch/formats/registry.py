@@ -72,7 +72,7 @@ def get_format(batch_format: BatchFormat) -> Formatter:
             options, use ``functools.partial(to_megatron, pad_segments_to=4)``.
 
     Raises:
-        ConfigError: If there is no such format; the message suggests the nearest.
+        ConfigError: If the name is unknown. The message suggests the nearest.
 
     >>> get_format("hf") is to_hf
     True
@@ -88,19 +88,17 @@ def get_format(batch_format: BatchFormat) -> Formatter:
 
 
 def is_builtin(convert: Formatter) -> bool:
-    """Return whether a function is one of `FORMATS`.
+    """Whether a function is one of `FORMATS`.
 
     >>> is_builtin(to_hf), is_builtin(lambda batch: batch)
     (True, False)
     """
     # By identity: a user's function may be unhashable or have an unusual __eq__.
-    return any(convert is each for each in FORMATS.values())
+    return any(convert is formatter for formatter in FORMATS.values())
 
 
 def is_cheap(convert: Formatter) -> bool:
-    """Return whether a built-in format costs little compared to the native batch.
-
-    The exception is to_torchtune, which makes a mask of B * S * S.
+    """Whether a format is built in and cheap: all but to_torchtune, whose mask has B * S * S bools.
 
     >>> is_cheap(to_hf), is_cheap(to_torchtune), is_cheap(lambda batch: batch)
     (True, False, False)
@@ -112,21 +110,22 @@ def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 
     """Return the function of a format, checked against `packing` and `batch_size`.
 
     Raises:
-        ConfigError: If there is no such format, it finds edges by positions that restart but
+        ConfigError: If the name is unknown, the format finds edges by positions that restart but
             `packing` continues them, or it cannot tell the documents of several packs apart.
     """
-    made = get_format(batch_format)
-    bare = made.func if isinstance(made, partial) else made
-    is_dense = isinstance(made, partial) and bool(made.keywords.get("dense"))
-    if bare is to_llama_factory and is_dense:
-        return made
+    convert = get_format(batch_format)
+    bare, options = convert, {}
+    if isinstance(convert, partial):
+        bare, options = convert.func, convert.keywords
     if bare is to_llama_factory:
+        if options.get("dense"):
+            return convert
         check_one_row(batch_size)
-    goes_on = packing.positions == "continue" and packing.overflow == "split"
-    if goes_on and any(bare is each for each in EDGES_BY_POSITION):
+    continues = packing.positions == "continue" and packing.overflow == "split"
+    if continues and any(bare is formatter for formatter in EDGES_BY_POSITION):
         raise ConfigError(
             f"batch_format={bare.__name__.removeprefix('to_')!r} shows edges by positions that "
-            "restart at 0, but Packing(positions='continue') lets them go on where a sample was "
-            "cut; set positions='restart'"
+            "restart at 0, but with Packing(positions='continue') they continue where a sample "
+            "was cut; set positions='restart'"
         )
-    return made
+    return convert

@@ -1,7 +1,7 @@
-"""The demo of ``make demo``, with a module for each step.
+"""The demo of ``make demo``.
 
 ::
 
-    command ---> text --> prepare      real text becomes streams
-           '---> crash --> train       a process that trains `model`, and is killed
+    show ---> prepare      real text becomes streams
+         '--> train        a process that trains a small model, and is killed
 """

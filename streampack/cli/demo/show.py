@@ -13,25 +13,27 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.demo.crash import Report, train_until
-from streampack.cli.demo.prepare import train_tokenizer, write_text
-from streampack.cli.demo.text import SOURCES
+from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
 from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
+from streampack.cli.inspect import lengths_of
+from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_bar
 from streampack.errors import ConfigError, StreampackError
 from streampack.loader.loader import PackedDataLoader
@@ -47,23 +49,23 @@ from streampack.report import (
 from streampack.streams import open_stream
 from streampack.write import RowFormat, WriteOptions
 
+TRAINING = [sys.executable, "-m", "streampack.cli.demo.train"]
 PACKS_DRAWN = 32
 PACKS_PRINTED = 12
 BAR_WIDTH = 96
 MARGIN = 16  # columns next to a bar, for the number of its segments
 
+Report = dict[str, Any]
+"""The training's report on a step: its number, the loss, the batch's digest."""
 
-def show_demo(config: Path, out: Path, steps: int) -> None:
+
+def run(options: Demo) -> None:
     """Write, look, train, kill, resume and compare.
-
-    Args:
-        config: The run's YAML; the streams are written to the folders in it.
-        out: Folder for all other output.
-        steps: Training steps, over both processes.
 
     Raises:
         StreampackError: If a batch after the resume differs from the unbroken run's.
     """
+    config, out, steps = options.config, local_path(options.out, "out"), options.steps
     console = Console(highlight=False)
     described = read_config(config)
     console.rule("1  real text, written as streams", align="left")
@@ -103,8 +105,7 @@ def _stream_table(described: RunConfig) -> Table:
         table.add_column(name, justify="left" if name == "stream" else "right")
     for number, written in enumerate(build_streams(described)):
         stream = open_stream(written, number)
-        shards = range(stream.num_shards)
-        lengths = np.concatenate([stream.shard_lengths(shard) for shard in shards])
+        lengths = lengths_of(stream, stream.num_shards)
         quantiles = length_quantiles(lengths)
         numbers = (len(lengths), lengths.sum(), *(quantiles[q] for q in ("median", "p95", "most")))
         table.add_row(stream.name, *(f"{value:,.0f}" for value in numbers))
@@ -137,7 +138,13 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
 def crash_and_resume(
     config: Path, out: Path, plan: tuple[int, int], console: Console
 ) -> tuple[list[Report], list[Report]]:
-    """Train, kill and resume; return the reports of each of the two processes."""
+    """Train, kill and resume; return the reports of each of the two processes.
+
+    ::
+
+        process 1    step 1 ... 12 [saved] 13 14 15  SIGKILL
+        process 2                  '-----> 13 14 15 16 ... 30
+    """
     kill_after, num_steps = plan
     checkpoint, log = out / "checkpoint.pt", out / "training.log"
     checkpoint.unlink(missing_ok=True)
@@ -145,17 +152,17 @@ def crash_and_resume(
     arguments = [str(config), str(checkpoint), str(num_steps)]
     with console.status("starting a training process") as status:
 
-        def watch(report: Report) -> bool:
+        def _show(report: Report) -> None:
             status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
-            return bool(report["step"] == kill_after)
 
-        before, code = train_until(arguments, log, watch)
+        before, code = train_until(kill_after, arguments, log, _show)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         console.print(
             f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
             f"then was killed: {name}"
         )
-        after = _resume(arguments, log, num_steps, status)
+        status.update("starting another process")
+        after, _ = train_until(None, arguments, log, _show)
     console.print(
         f"process 2 resumed at step {after[0]['step'] - 1}, trained steps {after[0]['step']}-"
         f"{after[-1]['step']}, {_losses(after)}"
@@ -169,15 +176,37 @@ def _losses(reports: list[Report]) -> str:
     return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
 
 
-def _resume(arguments: list[str], log: Path, num_steps: int, status: Status) -> list[Report]:
-    status.update("starting another process")
+def train_until(
+    kill_after: int | None, arguments: list[str], log: Path, show: Callable[[Report], None]
+) -> tuple[list[Report], int]:
+    """Start a training process and show its reports; kill it with SIGKILL after a step.
 
-    def watch(report: Report) -> bool:
-        status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
-        return False
+    Returns:
+        The reports, and the exit code: minus the signal's number if a signal ended it.
 
-    reports, _ = train_until(arguments, log, watch)
-    return reports
+    Raises:
+        StreampackError: If the training itself fails.
+    """
+    command = [*TRAINING, *arguments]
+    reports: list[Report] = []
+    is_killed = False
+    with (
+        log.open("a", encoding="utf-8") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        for line in process.stdout or ():
+            reports.append(json.loads(line))
+            show(reports[-1])
+            if reports[-1]["step"] == kill_after:
+                process.kill()
+                is_killed = True
+                break
+    if process.returncode and not is_killed:
+        raise StreampackError(
+            f"the training ended with exit code {process.returncode} after {len(reports)} steps; "
+            f"{log} says why"
+        )
+    return reports, process.returncode
 
 
 def compare(
@@ -198,14 +227,11 @@ def compare(
         digest = unbroken[step - 1]
         table.add_row(f"{step}", digest, killed.get(step, ""), resumed.get(step, ""))
     console.print(table)
-    differing = [step for step, digest in _all(killed, resumed) if digest != unbroken[step - 1]]
+    batches = [*killed.items(), *resumed.items()]
+    differing = [step for step, digest in batches if digest != unbroken[step - 1]]
     if differing:
         raise StreampackError(f"batches of steps {differing} differ from the unbroken run's")
     console.print(
         f"[green]all {len(before)} + {len(after)} batches are, bit for bit, those of a run that "
         "never stopped[/]"
     )
-
-
-def _all(*runs: dict[int, str]) -> list[tuple[int, Any]]:
-    return [item for run in runs for item in run.items()]

@@ -133,7 +133,7 @@ def read_everything(folder: Path, store: Downloader | None = None, **options: An
         store: What it is fetched from; None: all lies in the folder.
         options: More arguments of `Stream`.
     """
-    recent_module._recent_shards.clear()
+    recent_module._pools.clear()
     try:
         remote = "s3://store/hostile" if store else None
         stream = Stream(local=str(folder), remote=remote, **options)

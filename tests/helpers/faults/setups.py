@@ -103,7 +103,7 @@ class Setup:
         return replace(
             recipe,
             streams=tuple(
-                replace(own, prepare=lambda shards, s=stream: [s.bring(i) for i in shards.tolist()])
+                replace(own, prepare=lambda shards, s=stream: [s.fetch(i) for i in shards.tolist()])
                 for own, stream in zip(recipe.streams, streams, strict=True)
             ),
         )

@@ -231,7 +231,7 @@ class Job:
     def _move(self, actor: Actor) -> None:
         self.disk.begin(actor.name)
         self.simulation.actor = actor
-        recent_module._recent_shards = {os.getpid(): actor.process.recent}
+        recent_module._pools = {os.getpid(): actor.process.recent}
         try:
             actor.is_ready = next(actor.steps)
         except StopIteration:
@@ -309,7 +309,7 @@ class Job:
             # A step of the optimizer is done once all ranks have theirs.
             yield lambda s=step: min(self.delivered) >= s
             if needs is not None:
-                yield from self.again(lambda n=needs.finished: _note(streams, n, "finished"))
+                yield from self.again(lambda n=needs.finished: _note(streams, n, "mark_finished"))
             if rank == 0:
                 progress = Progress(epoch=plan.epoch, position=plan.position, snapshots=snapshots)
                 self.simulation.save(recipe, digests, progress)
@@ -333,7 +333,7 @@ class Job:
             plan, _, needs, _ = planned
             if needs is not None:
                 process.needed = deque(map(tuple, needs.ahead.tolist()))
-                yield from self.again(lambda n=needs.ahead: _note(streams, n, "planned"))
+                yield from self.again(lambda n=needs.ahead: _note(streams, n, "mark_planned"))
             if workers:
                 number = process.num_planned
                 workers[number % len(workers)].inbox.append((number, plan))
@@ -378,7 +378,7 @@ class Job:
                 return
             stream, shard = process.needed.popleft()
             if not streams[stream].is_here(shard):
-                yield from self.again(lambda s=stream, i=shard: streams[s].bring(i))
+                yield from self.again(lambda s=stream, i=shard: streams[s].fetch(i))
 
 
 def _note(streams: tuple[MdsStream, ...], rows: Int64Array, what: str) -> None:
@@ -453,14 +453,14 @@ class Simulation:
         Raises:
             BrokenPromiseError: If a promise was broken.
         """
-        before = recent_module._recent_shards
+        before = recent_module._pools
         try:
             is_done = False
             while not is_done:
                 is_done = self._start_job(is_last=self.num_jobs >= MAX_JOBS)
             self._check_end()
         finally:
-            recent_module._recent_shards = before
+            recent_module._pools = before
 
     def _start_job(self, *, is_last: bool) -> bool:
         self.num_jobs += 1

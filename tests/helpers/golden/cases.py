@@ -20,17 +20,16 @@ import torch
 from streampack import (
     BucketedIterableDataset,
     Bucketing,
-    IterableStream,
     Mixing,
     Order,
     PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
-    Stream,
     World,
 )
 from streampack.write import write_stream
+from tests.helpers.datasets import online_dataset, planned_dataset
 
 EXPECTED = Path(__file__).with_name("expected.json")
 NUM_BATCHES = 24
@@ -54,46 +53,25 @@ def write_streams(folder: Path) -> None:
         write_stream(samples(name), folder / name, compression=None, size_limit=1 << 14)
 
 
-def _planned(**options: Any) -> Callable[[Path], Dataset]:
-    def make(folder: Path) -> Dataset:
-        weights = options.get("weights", {"web": 0.5, "code": 0.3, "chat": 0.2})
-        return PackedStreamingDataset(
-            [Stream(local=folder / name, proportion=share) for name, share in weights.items()],
-            packing=options.get("packing", Packing(max_seq_len=512)),
-            mixing=options.get("mixing"),
-            order=options.get("order", Order(seed=17)),
-            batch_size=options.get("batch_size", 2),
-            batch_format=options.get("batch_format", "native"),
-            world=options.get("world", World(rank=0, num_ranks=1)),
-        )
-
-    return make
+ALONE = World(rank=0, num_ranks=1)
 
 
-def _online(**options: Any) -> Callable[[Path], Dataset]:
-    def make(folder: Path) -> Dataset:
-        del folder
-        return PackedIterableDataset(
-            [IterableStream(samples(name), name=name, **options.get(name, {})) for name in SIZES],
-            packing=options.get("packing", Packing(max_seq_len=512)),
-            mixing=options.get("mixing"),
-            order=options.get("order"),
-            batch_size=2,
-            batch_format=options.get("batch_format", "native"),
-            world=World(rank=0, num_ranks=1),
-        )
-
-    return make
+def _planned(weights: dict[str, float] | None = None, **options: Any) -> Callable[[Path], Dataset]:
+    shares = weights or {"web": 0.5, "code": 0.3, "chat": 0.2}
+    streams = {name: {"proportion": share} for name, share in shares.items()}
+    defaults = {
+        "packing": Packing(max_seq_len=512),
+        "order": Order(seed=17, pack_shuffle=0),
+        "world": ALONE,
+    }
+    return lambda folder: planned_dataset(folder, streams, batch_size=2, **{**defaults, **options})
 
 
-def _bucketed(folder: Path) -> Dataset:
-    del folder
-    return BucketedIterableDataset(
-        [IterableStream(samples(name), name=name) for name in SIZES],
-        bucketing=Bucketing(max_tokens=4096, max_seq_len=1024),
-        order=Order(seed=17),
-        world=World(rank=0, num_ranks=1),
-    )
+def _online(streams: dict[str, Any] | None = None, **options: Any) -> Callable[[Path], Dataset]:
+    if "bucketing" not in options:
+        options = {"packing": Packing(max_seq_len=512), "batch_size": 2, **options}
+    sources = {name: samples(name) for name in SIZES}
+    return lambda _: online_dataset(sources, streams or {}, world=ALONE, **options)
 
 
 TWO_RANKS = World(rank=1, num_ranks=2)
@@ -102,13 +80,13 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     "random-tokens": _planned(mixing=Mixing(weight_unit="tokens")),
     "random-tokens-lanes": _planned(
         mixing=Mixing(weight_unit="tokens", epoch_end="carry", global_batch_size=8),
-        order=Order(seed=17, num_lanes=4),
+        order=Order(seed=17, num_lanes=4, pack_shuffle=0),
         world=TWO_RANKS,
     ),
     "stratified": _planned(mixing=Mixing(batching_method="stratified")),
     "stratified-lanes": _planned(
         mixing=Mixing(batching_method="stratified", global_batch_size=8),
-        order=Order(seed=17, num_lanes=4),
+        order=Order(seed=17, num_lanes=4, pack_shuffle=0),
         world=TWO_RANKS,
     ),
     "per_stream": _planned(mixing=Mixing(batching_method="per_stream")),
@@ -117,7 +95,7 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     ),
     "carry": _planned(
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
-        order=Order(seed=17, num_lanes=4),
+        order=Order(seed=17, num_lanes=4, pack_shuffle=0),
     ),
     "drop": _planned(mixing=Mixing(epoch_end="drop", epoch_size=300)),
     "repeat": _planned(weights={"chat": 1}, mixing=Mixing(epoch_size=2000)),
@@ -132,12 +110,26 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     ),
     "compact": _planned(batch_format="compact"),
     "hf": _planned(batch_format="hf"),
-    "online": _online(web={"proportion": 0.6}, code={"proportion": 0.3}, chat={"proportion": 0.1}),
+    "spread": _planned(order=Order(seed=17)),
+    "spread-small": _planned(order=Order(seed=17, pack_shuffle=10)),
+    "spread-stratified": _planned(
+        order=Order(seed=17), mixing=Mixing(batching_method="stratified", global_batch_size=8)
+    ),
+    "spread-carry": _planned(
+        mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
+        order=Order(seed=17, num_lanes=4),
+        world=TWO_RANKS,
+    ),
+    "online": _online(
+        {"web": {"proportion": 0.6}, "code": {"proportion": 0.3}, "chat": {"proportion": 0.1}}
+    ),
     "online-shuffled": _online(order=Order(seed=17), mixing=Mixing(weight_unit="tokens")),
     "online-stratified": _online(mixing=Mixing(batching_method="stratified")),
     "online-edges": _online(packing=Packing(max_seq_len=512, method="next_fit", eos_id=1)),
     "online-compact": _online(batch_format="compact"),
-    "bucketed": _bucketed,
+    "bucketed": _online(
+        bucketing=Bucketing(max_tokens=4096, max_seq_len=1024), order=Order(seed=17)
+    ),
 }
 
 

@@ -7,14 +7,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError, DataError
-from streampack.pack.buckets import LengthBuckets
+from streampack.config import Bucketing
+from streampack.errors import DataError
+from streampack.pack.length_buckets import LengthBucketPacker
+from streampack.types import SAMPLE, Packs
+
+
+def row(number, length):
+    """Return the segment row of a sample, shape (1, 6)."""
+    return np.array([[0, 0, number, 0, length, length]])
+
+
+def numbers_of(packs: Packs) -> list[list[int]]:
+    """Return the samples' numbers in each batch."""
+    return [packs[pack][:, SAMPLE].tolist() for pack in range(len(packs))]
 
 
 def batches_of(lengths, max_tokens, **options):
-    buckets = LengthBuckets(max_tokens, **options)
-    batches = [batch for length in lengths for batch in buckets.add(length)]
-    return batches + list(buckets.flush())
+    packer = LengthBucketPacker(Bucketing(max_tokens=max_tokens, **options))
+    rows = np.array([row(number, length)[0] for number, length in enumerate(lengths)], np.int64)
+    return numbers_of(packer.add(rows.reshape(-1, 6))) + numbers_of(packer.flush())
 
 
 @settings(deadline=None, max_examples=300)
@@ -50,15 +62,15 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_over_a_limit(
     buffer_samples=st.integers(1, 20),
 )
 def test_no_sample_waits_for_more_batches_than_the_buffer_has_samples(lengths, buffer_samples):
-    buckets = LengthBuckets(40, buffer_samples=buffer_samples)
+    packer = LengthBucketPacker(Bucketing(max_tokens=40, buffer_samples=buffer_samples))
     arrived_at, left_at, num_batches = {}, {}, 0
     for number, length in enumerate(lengths):
         arrived_at[number] = num_batches
-        for batch in buckets.add(length):
+        for batch in numbers_of(packer.add(row(number, length))):
             num_batches += 1
             left_at |= dict.fromkeys(batch, num_batches)
-        assert len(buckets) < max(buffer_samples, 2)
-    for batch in buckets.flush():
+        assert packer.num_buffered_samples < max(buffer_samples, 2)
+    for batch in numbers_of(packer.flush()):
         num_batches += 1
         left_at |= dict.fromkeys(batch, num_batches)
 
@@ -91,26 +103,8 @@ def test_padding_is_little_and_lengths_do_not_drift_from_short_to_long():
 
 @pytest.mark.parametrize("length", [0, 21, -1])
 def test_a_sample_that_fits_no_batch_is_refused_by_its_number(length):
-    buckets = LengthBuckets(20)
-    buckets.add(5)
+    packer = LengthBucketPacker(Bucketing(max_tokens=20))
+    packer.add(row(0, 5))
 
     with pytest.raises(DataError, match=f"sample 1: {length} tokens, where a batch takes 1 to"):
-        buckets.add(length)
-
-
-def test_limits_are_whole_numbers_and_kept_as_ints():
-    buckets = LengthBuckets(12.0, buffer_samples=4.0, max_samples=2.0)
-    assert [buckets.add(length) for length in (2, 2, 2)] == [[]] * 3
-    assert buckets.add(2) == [[0, 1]]
-    with pytest.raises(DataError, match="to max_tokens=12; cut it"):
-        buckets.add(13)
-    for name in ("max_tokens", "buffer_samples"):
-        with pytest.raises(ConfigError, match=f"{name}=None is no integer; write a whole number"):
-            LengthBuckets(**{"max_tokens": 12, name: None})
-
-
-def test_limits_below_one_are_refused():
-    with pytest.raises(ConfigError, match="max_tokens=0 must be at least 1"):
-        LengthBuckets(0)
-    with pytest.raises(ConfigError, match="buffer_samples=0 must be at least 1"):
-        LengthBuckets(20, buffer_samples=0)
+        packer.add(row(1, length))

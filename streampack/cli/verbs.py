@@ -1,0 +1,173 @@
+"""The verbs of the command line and their options, one frozen dataclass for each verb.
+
+::
+
+    class Inspect     -->  streampack inspect PATH --pack 2048 ...       typer reads the fields
+    docstring         -->  the help page; its first line is the summary
+    Inspect(...)      -->  streampack.cli.inspect.run(options)           imported when it is called
+
+Only this module is imported for a help page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+NUM_DEMO_STEPS = 30
+
+Config = Annotated[Path, Argument(help="A run's YAML, such as configs/demo.yaml.")]
+TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write:
+    """Turn text, JSONL or token ids into a stream: MDS shards and a length file."""
+
+    paths: Annotated[
+        list[Path],
+        Argument(help="Text (.txt, .md), JSON lines (.jsonl, .json), plain, .gz or .zst; folders."),
+    ]
+    out: Annotated[Path, Option(help="The new stream's folder, which must be empty or missing.")]
+    tokenizer: Annotated[
+        Path | None, Option(help="A tokenizer.json; without it, rows hold token ids.")
+    ] = None
+    text_field: Annotated[str, Option(help="JSONL field of the text.")] = "text"
+    tokens_field: Annotated[
+        str, Option(help="JSONL field of the token ids; by default input_ids works too.")
+    ] = "tokens"
+    extra: Annotated[
+        list[str] | None, Option(help="JSONL field of an integer per token, e.g. a loss mask.")
+    ] = None
+    tokens: Annotated[str, Option(help="Column of the token ids.")] = "tokens"
+    tokens_dtype: Annotated[
+        str | None,
+        Option(help="Integer type of the ids; by default the smallest that fits the tokenizer."),
+    ] = None
+    compression: Annotated[str, Option(help="Such as zstd or zstd:7, or none.")] = "zstd"
+    size_limit: Annotated[str, Option(help="Shard size before compression.")] = "64mb"
+    processes: Annotated[
+        int | None, Option(help="Number of tokenizing processes; by default one per core.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """Write the length files of streams that have none, with hashes where index.json has none."""
+
+    paths: Annotated[
+        list[str], Argument(help="Folders that hold streams, or the URLs of remote streams.")
+    ]
+    tokens: Annotated[
+        str | None, Option(help="Column of the token ids; by default tokens or input_ids.")
+    ] = None
+    tokens_dtype: TokensDtype = None
+    local: Annotated[
+        Path | None, Option(help="Folder to keep the shards of a remote stream in.")
+    ] = None
+    keep_local: Annotated[
+        bool, Option("--keep-local", help="Keep the length file in --local; do not upload it.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """Options of the verbs that open streams."""
+
+    split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
+    tokens: Annotated[
+        str, Option(help="Column of the token ids; by default input_ids works too.")
+    ] = "tokens"
+    tokens_dtype: TokensDtype = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(StreamOptions):
+    """Show a stream: its shards, its lengths, one of its packs."""
+
+    path: Annotated[str, Argument(help="The stream's folder, or the URL of a remote one.")]
+    pack: Annotated[int, Option(min=1, help="Tokens in the pack that is drawn.")] = 2048
+    tokenizer: Annotated[
+        Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Mix and pack as a config says, and show the statistics.
+
+    Without --steps it takes one epoch.
+    """
+
+    config: Config
+    steps: Annotated[
+        int | None, Option(min=1, help="Batches to take, over as many epochs as that needs.")
+    ] = None
+    workers: Annotated[
+        int | None, Option(min=0, help="Reading processes, in place of the config's num_workers.")
+    ] = None
+    as_json: Annotated[
+        bool, Option("--json", help="Print one JSON line at the end, and no table.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulate:
+    """Plan a run as a config says, and show the statistics; no token is read.
+
+    Without --steps it plans one epoch. Numbers are those of all ranks together.
+    """
+
+    config: Config
+    steps: Annotated[
+        int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
+    ] = None
+    ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1
+    ranks_per_node: Annotated[
+        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print one JSON line, and no table.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparePackers(StreamOptions):
+    """Pack the same lengths with every packer, and compare."""
+
+    max_seq_len: Annotated[
+        list[int] | None, Option(min=8, help="Tokens in a pack; give several to compare: 8192.")
+    ] = None
+    samples: Annotated[int, Option(min=1, help="Samples of each kind of lengths.")] = 100_000
+    stream: Annotated[
+        list[str] | None, Option(help="A stream whose lengths are packed too, in random order.")
+    ] = None
+    kind: Annotated[
+        list[str] | None, Option(help="Synthetic lengths: web, sft, code, long; by default all.")
+    ] = None
+    markdown: Annotated[bool, Option("--markdown", help="Print one table of Markdown.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Real text, a small model, a crash and an exact resume; offline."""
+
+    config: Annotated[
+        Path, Option(help="The YAML of the mix. The streams are written to its folders.")
+    ] = Path("configs/demo.yaml")
+    out: Annotated[Path, Option(help="Folder for everything else.")] = Path("demo-output")
+    steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = (
+        NUM_DEMO_STEPS
+    )
+
+
+VERBS: dict[str, type] = {
+    "write": Write,
+    "index": Index,
+    "inspect": Inspect,
+    "run": Run,
+    "simulate": Simulate,
+    "compare-packers": ComparePackers,
+    "demo": Demo,
+}

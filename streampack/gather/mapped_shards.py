@@ -1,0 +1,216 @@
+"""The shards that a gatherer reads, as rows of addresses for the kernels.
+
+::
+
+    segments --> shards by bisection --> row_of --> rows: data, size, first, count, columns ...
+                                          -1: opened through the shard pool, and the table replaced
+
+The shard pool (streams/shard_pool.py) decides which shards stay open. The table of a gatherer is
+immutable and replaced as a whole: a batch keeps the table that it started with, so that none of its
+shards is unmapped while it is read. No lock is taken if all shards of a batch are in the table.
+
+Cost: 10 us per batch; a new table takes about 1 us for each shard in it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.gather import kernels, lookup_kernels
+from streampack.mds.columns import Places
+from streampack.storage.filesystem import is_cut
+from streampack.streams.label_shift import detect_shift
+from streampack.streams.mds_stream import MdsStream
+from streampack.streams.shard_pool import OpenShard, shard_pool
+from streampack.types import BoolArray, Int64Array
+
+CHECK_NS = (
+    5_000_000  # least interval between size checks of a file: in a tight loop, they would take 3 %
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _MappedShard:
+    """An open shard, its address row, and the tables of samples that the row points to."""
+
+    shard: OpenShard
+    row: Int64Array
+    tables: tuple[Int64Array, ...]
+    uri: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MappedShards:
+    """Some open shards; they stay mapped while this object is referenced."""
+
+    row_of: Int64Array
+    """Row of each shard of all streams in the arrays below, or -1; shape (num_shards,)."""
+    rows: Int64Array
+    """Their address rows, shape (m, ROW_COLUMNS)."""
+    used: Int64Array
+    """Batch number of each shard's last read, written by the kernel; shape (m,)."""
+    checked_ns: Int64Array
+    """Monotonic time of the last size check of each shard's file; shape (m,)."""
+    has_labels: BoolArray
+    """Whether each shard has a labels or loss mask column, shape (m,)."""
+    shards: Mapping[int, _MappedShard]
+    """The shards by number, in the order of the arrays."""
+
+    @classmethod
+    def of(
+        cls, num_shards: int, shards: Mapping[int, _MappedShard], used: Mapping[int, int]
+    ) -> MappedShards:
+        """Build the table from shards by number, and the batch of each one's last read."""
+        rows = np.array([shard.row for shard in shards.values()], np.int64)
+        rows = rows.reshape(-1, kernels.ROW_COLUMNS)
+        row_of = np.full(num_shards, -1, np.int64)
+        row_of[list(shards)] = np.arange(len(shards))
+        codes = rows[:, [kernels.LABELS + kernels.CODE, kernels.LOSS_MASK + kernels.CODE]]
+        return cls(
+            row_of=row_of,
+            rows=rows,
+            used=np.array([used[number] for number in shards], np.int64),
+            checked_ns=np.zeros(len(shards), np.int64),
+            has_labels=(codes != kernels.NO_COLUMN).any(axis=1),
+            shards=shards,
+        )
+
+    def check_uncut(self, rows: Int64Array) -> None:
+        """Refuse shards whose files were truncated after they were mapped: reading is SIGBUS.
+
+        Raises:
+            DataError: Naming the file.
+        """
+        read, now_ns = np.flatnonzero(np.bincount(rows)), time.monotonic_ns()
+        due = read[self.checked_ns[read] < now_ns - CHECK_NS]
+        if len(due):
+            shards = list(self.shards.values())
+            for mapped in (shards[row] for row in due.tolist()):
+                if is_cut(mapped.shard.data):
+                    raise DataError(
+                        f"{mapped.uri}: was cut short while it was read; put the whole file back "
+                        "or write the stream again, and start again: write a new version of a "
+                        "stream to another path, never over one that is being read",
+                        uri=mapped.uri,
+                    )
+        # Only once all are intact: a group that failed is read again batch by batch.
+        self.checked_ns[due] = now_ns
+
+
+class ShardLookup:
+    """Finds the shards of segments, and opens those that are not; per process, thread-safe."""
+
+    def __init__(self, streams: Sequence[MdsStream]) -> None:
+        self.pid = os.getpid()
+        self._streams = streams
+        # bases: index of each stream's first shard in first_samples; (num_streams + 1,).
+        self._bases = np.cumsum([0] + [len(stream.first_sample) for stream in streams])
+        self._first_samples = np.concatenate([stream.first_sample for stream in streams])
+        self._mapped = MappedShards.of(len(self._first_samples), {}, {})
+        self._batches = count(1)
+        self._shifted: dict[int, bool] = {}
+        self._lock = threading.Lock()
+
+    def find(self, segments: Int64Array, rows: Int64Array) -> tuple[MappedShards, int]:
+        """Open the shards of all segments, and fill `rows` with their address rows.
+
+        Returns:
+            The table, and the first segment that does not exist, or -1.
+        """
+        mapped, now = self._mapped, next(self._batches)
+        while True:
+            bad, are_open = lookup_kernels.find_rows(
+                segments, self._bases, self._first_samples, mapped.row_of, mapped.used, now, rows
+            )
+            if bad >= 0 or are_open:
+                return mapped, bad
+            mapped = self._with(set(rows.tolist()))
+
+    def _with(self, wanted: set[int]) -> MappedShards:
+        """Return a table in which all of `wanted` are open."""
+        before = self._mapped
+        shards = list(before.shards.values())
+        shard_pool().touch(shards[row].shard for row in np.argsort(before.used).tolist())
+        new: dict[int, _MappedShard] = {}
+        while True:
+            with self._lock:
+                missing = wanted.difference(self._mapped.shards, new)
+                if not missing:
+                    if new:
+                        self._mapped = self._replaced(new, wanted)
+                    return self._mapped
+            # Not under the lock: opening may fetch a remote shard.
+            new |= {number: self._open(number) for number in missing}
+
+    def _replaced(self, new: dict[int, _MappedShard], wanted: set[int]) -> MappedShards:
+        """Return the table with `new` added, without shards that the pool closed."""
+        before, pool = self._mapped, shard_pool()
+        used = dict.fromkeys(new, next(self._batches))
+        used |= dict(zip(before.shards, before.used.tolist(), strict=True))
+        shards = {
+            number: mapped
+            for number, mapped in {**new, **before.shards}.items()
+            if number in wanted or mapped.shard.key in pool
+        }
+        return MappedShards.of(len(self._first_samples), shards, used)
+
+    def _open(self, number: int) -> _MappedShard:
+        stream_number = int(np.searchsorted(self._bases, number, "right")) - 1
+        stream = self._streams[stream_number]
+        shard_number = number - int(self._bases[stream_number])
+        shard = stream.open_shard(shard_number)
+        row = np.zeros(kernels.ROW_COLUMNS, np.int64)
+        row[kernels.DATA] = shard.data.ctypes.data
+        row[kernels.SIZE] = shard.data.nbytes
+        row[kernels.FIRST] = self._first_samples[number]
+        row[kernels.COUNT] = self._first_samples[number + 1] - self._first_samples[number]
+        if shard.labels is not None:
+            row[kernels.SHIFTED] = self._is_shifted(stream_number)
+        where = f"stream {stream.name!r}, shard {shard_number}"
+        tables: tuple[Int64Array, ...] = ()
+        for column, places in (
+            (kernels.TOKENS, shard.tokens),
+            (kernels.LABELS, shard.labels),
+            (kernels.LOSS_MASK, shard.loss_mask),
+        ):
+            row[column + kernels.CODE] = kernels.NO_COLUMN
+            if places is not None:
+                tables += (_put_column(row, column, places, where),)
+        uri = stream.cache.uri(stream.index.shards[shard_number].raw.basename)
+        return _MappedShard(shard=shard, row=row, tables=tables, uri=uri)
+
+    def _is_shifted(self, number: int) -> bool:
+        stream = self._streams[number]
+        if stream.columns.labels_shifted is not None:
+            return stream.columns.labels_shifted
+        if number not in self._shifted:
+            self._shifted[number] = detect_shift(stream)
+        return self._shifted[number]
+
+
+def _put_column(row: Int64Array, column: int, places: Places, where: str) -> Int64Array:
+    """Write the addresses of a column into a row; return the table that they point to."""
+    code = kernels.code_of(places.dtype)
+    if code == kernels.NO_COLUMN:
+        raise DataError(
+            f"{where}: a column of {places.dtype} values cannot be gathered; "
+            "rewrite it with an integer type of this machine's byte order"
+        )
+    num_samples = int(row[kernels.COUNT])
+    if not len(places.begins) == len(places.counts) == num_samples:
+        raise DataError(
+            f"{where}: it holds {len(places.begins)} samples, but index.json says {num_samples}; "
+            "write the stream again"
+        )
+    samples = np.stack([places.begins, places.counts], axis=1).astype(np.int64, copy=False)
+    row[column + kernels.SAMPLES] = samples.ctypes.data
+    row[column + kernels.CODE] = code
+    return samples

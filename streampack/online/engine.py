@@ -1,0 +1,339 @@
+"""The engine of the online datasets: iterations of one worker, their batches, and states.
+
+::
+
+    begin --> OnlineIteration --> OnlinePacker --> native batch, state --convert--> batch
+
+Each worker of each rank has a copy. It reads its own slice of each source.
+
+Cost: see `online.dataset`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.utils.data import get_worker_info
+
+from streampack.batch.batch import Batch
+from streampack.batch.formats.registry import Formatter
+from streampack.config import Buffers
+from streampack.errors import ConfigError, ResumeError
+from streampack.online.byte_budget import HeldBytes, added_bytes, batch_bytes, format_bytes
+from streampack.online.packing_loop import OnlinePacker
+from streampack.online.plan import FlowPlan
+from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.state import check_state, fingerprint, pack_state
+from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
+from streampack.runtime.rank_digest import RankView
+from streampack.runtime.resumable import ResumableRun
+from streampack.runtime.thread_map import ordered_thread_map
+from streampack.runtime.torch_transfer import transferable
+from streampack.types import State
+from streampack.world import World
+
+# Fingerprint fields that all ranks must share. Sources, amounts and batch sizes may differ.
+SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
+TOKENIZER_SWITCH = "TOKENIZERS_PARALLELISM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnlineIteration:
+    """An iteration of one process."""
+
+    epoch: int
+    place: WorkerSlice
+    start: State | None
+    """The state to resume from; None: the epoch's start."""
+
+
+class OnlineEngine(ResumableRun[OnlineIteration, State]):
+    """Iterates over a process's slice of the sources, and resumes from its states.
+
+    Args:
+        plan: The options that decide the batches.
+        buffers: Memory limits.
+        world: This process's rank.
+        finds_world: Whether the rank was found in the process's surroundings.
+        convert: Converts a native batch to the requested format.
+
+    Raises:
+        ConfigError: If the buffers cannot hold one batch.
+    """
+
+    ROLLED_BACK: ClassVar[tuple[str, ...]] = (
+        *ResumableRun.ROLLED_BACK,
+        "_start",
+        "_has_moved_away",
+    )
+
+    def __init__(
+        self,
+        plan: FlowPlan,
+        buffers: Buffers,
+        world: World,
+        convert: Formatter,
+        *,
+        finds_world: bool,
+    ) -> None:
+        super().__init__(world, finds_world=finds_world)
+        self.plan = plan
+        self.buffers = buffers
+        self.batch_size = plan.batch_size
+        self.kind, self.size = "PackedIterableDataset", f"max_seq_len={plan.packing.max_seq_len}"
+        if plan.bucketing is not None:
+            self.kind = "BucketedIterableDataset"
+            self.size = f"max_tokens={plan.bucketing.max_tokens}"
+        self._fingerprint = fingerprint(plan)
+        self._convert = convert
+        self._format_bytes = format_bytes(convert, plan)
+        self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
+        self._user: OnlineIteration | None = None  # the iteration that reads them
+        self._reading: Any = None  # its generator, if a thread prefetches
+        self._start: State | None = None
+        self._is_start_own = False  # loaded in this worker, not inherited from the main process
+        self._has_moved_away = False  # a loader's workers hold the position
+        self.epoch_of_loader: int | None = None
+        """In a loader's worker: the epoch of the iteration that the loader began."""
+        self.num_moves = 0
+        """Number of times a state was loaded or the epoch set."""
+        max_prefetch(buffers, self.footprint(0), 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Iterators stay in the process that created them.
+        return super().__getstate__() | {"_slices": None, "_reading": None}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the options that decide the batches, as JSON; a state loads only if equal."""
+        return self._fingerprint
+
+    def rank_view(self) -> RankView:
+        """Return the options that all ranks must share; their sources may differ."""
+        return {"streams": [], "recipe": {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}}
+
+    def footprint(self, num_workers: int) -> MemoryFootprint:
+        """Return a rank's memory use with `num_workers` workers."""
+        plan, num_packers = self.plan, 1
+        packer_tokens = plan.packing.buffer_limit
+        batch_tokens = plan.packing.max_seq_len * plan.batch_size
+        if plan.bucketing is not None:
+            packer_tokens = plan.packing.buffer_samples * plan.packing.max_seq_len
+            batch_tokens = plan.bucketing.most_slots
+        if plan.mixing.batching_method != "random":
+            # Each stream has a packer, and one pack waiting for its slot.
+            num_packers = len(plan.streams)
+            packer_tokens += batch_tokens // plan.batch_size
+        return MemoryFootprint(
+            packer_tokens=num_packers * packer_tokens,
+            batch_tokens=batch_tokens,
+            num_workers=num_workers,
+            plans_in_workers=num_workers > 0,
+            batch_bytes=batch_bytes(plan),
+            format_bytes=self._format_bytes or 0,
+        )
+
+    def convert(self, batch: Batch, ahead: int = 1) -> Any:
+        """Convert a native batch to the requested format.
+
+        Args:
+            batch: A native batch.
+            ahead: Most batches resident together.
+
+        Raises:
+            ConfigError: If the format is a user's function and the tensors that it adds do not fit
+                `Buffers.worker_bytes`.
+        """
+        converted, limit = self._convert(batch), self.buffers.worker_bytes
+        if self._format_bytes is None and limit is not None:
+            added = added_bytes(converted, batch)
+            needed = added + ahead * batch_bytes(self.plan)
+            if needed > limit:
+                raise ConfigError(
+                    f"Buffers(worker_bytes={limit}) cannot hold {ahead} native batches and the "
+                    f"{added} bytes that batch_format adds to one; set worker_bytes to at least "
+                    f"{needed}, or lower batch_size or prefetch_factor"
+                )
+        return converted
+
+    def place(self, worker: int, num_workers: int) -> WorkerSlice:
+        """Return the slice of the sources that belongs to a worker of this rank."""
+        return WorkerSlice(
+            device=self.world.place,
+            num_devices=self.world.num_devices,
+            worker=worker,
+            num_workers=num_workers,
+        )
+
+    def _place_here(self) -> WorkerSlice:
+        info = get_worker_info()
+        return self.place(info.id, info.num_workers) if info else self.place(0, 1)
+
+    # Iteration.
+
+    def batches(self) -> Iterator[Any]:
+        # A worker begins immediately: its state may be requested before its first batch.
+        if get_worker_info() is not None:
+            return self._batches_and_notes(self.begin())
+        self.check_world()
+        self.ask()
+        return self._batches_and_notes(None)
+
+    def _batches_and_notes(self, begun: OnlineIteration | None) -> Generator[Any, None, None]:
+        with self.iteration(begun) as iteration:
+            for native, state in self.native_batches(iteration):
+                batch = transferable(self.convert(native))
+                self.note(iteration, state)
+                del native
+                yield batch
+                del batch  # free it before the next one is made
+            if get_worker_info() is None:  # a worker's epoch may still run in other workers
+                self.note(iteration, None)
+
+    def _begin(self, worker: int, key: str) -> OnlineIteration:
+        info, place = get_worker_info(), self._place_here()
+        max_prefetch(self.buffers, self.footprint(info.num_workers if info else 0), 1)
+        if info is not None:
+            self._limit_tokenizer_threads()
+        if self._reading is not None:
+            self._reading.close()  # its thread would continue to read from the same sources
+            self._reading = None
+        start, self._start = self._unused_start, None
+        if start is not None and not self._is_start_own:
+            check_state(start, self._fingerprint, place)
+        wanted = self.epoch_of_loader if start is None else int(start["epoch"])
+        epoch = self.counter.begin(worker, key, wanted)
+        self._user = iteration = OnlineIteration(epoch=epoch, place=place, start=start)
+        self._has_moved_away = False
+        self.at = start or self._state_at_start(epoch, place)
+        return iteration
+
+    def _limit_tokenizer_threads(self) -> None:
+        """Keep tokenizers to one thread in this worker, unless the user has decided.
+
+        The workers provide the parallelism: tokenizer threads in each would only compete. The
+        tokenizers library knows no other switch than this variable, which it reads from the C
+        environment. `os.environ` and the processes that a source starts do not see it.
+        """
+        has_tokenizer = any(stream.tokenizer is not None for stream in self.plan.streams)
+        if has_tokenizer and TOKENIZER_SWITCH not in os.environ:
+            os.putenv(TOKENIZER_SWITCH, "false")
+
+    @property
+    def _unused_start(self) -> State | None:
+        # Each new worker, in every epoch, inherits a copy of the main process's loaded state.
+        is_used = not self._is_start_own and self.counter.has_begun
+        return None if is_used else self._start
+
+    def native_batches(
+        self, iteration: OnlineIteration, ahead: int = 1
+    ) -> Generator[tuple[Batch, State], None, None]:
+        """Yield the native batches of an iteration, each with the state after it.
+
+        Args:
+            iteration: An iteration of this process.
+            ahead: Most batches resident together.
+
+        Raises:
+            ConfigError: While iterating: if payloads do not fit `Buffers.worker_bytes`.
+        """
+        epoch, start = iteration.epoch, iteration.start
+        num_batches = yield from self._epoch(iteration, epoch, start, ahead)
+        if start is not None and not num_batches and get_worker_info() is None:
+            # The state was taken after the epoch's last batch, so continue with the next epoch.
+            key = f"after {epoch}:{self._num_iterations}"
+            self.counter.begin(iteration.place.worker, key, epoch + 1)
+            if self.is_current(iteration):
+                self._epoch_after = self.counter.next_epoch
+            yield from self._epoch(iteration, epoch + 1, None, ahead)
+
+    def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
+        """Yield `native_batches` from a prefetch thread, until a later iteration begins."""
+        batches = self.native_batches(iteration, ahead)
+        self._reading = reading = ordered_thread_map(batches, lambda batch: batch, ahead)
+        yield from reading
+        self._check_turn(iteration)
+
+    def _epoch(
+        self, iteration: OnlineIteration, epoch: int, start: State | None, ahead: int
+    ) -> Generator[tuple[Batch, State], None, int]:
+        place = iteration.place
+        flow = self._packer(epoch, place, ahead)
+        if start is None or start["flow"] is None:
+            flow.begin()
+        else:
+            flow.load_state_dict(start["flow"])
+        num_batches = 0
+        while (batch := flow.next_batch()) is not None:
+            num_batches += 1
+            yield batch, pack_state(self._fingerprint, place, epoch, flow.state_dict())
+            del batch  # free it before the next one is made
+            self._check_turn(iteration)
+        return num_batches
+
+    def _check_turn(self, iteration: OnlineIteration) -> None:
+        """Refuse to read on after a later iteration began to read the same sources."""
+        if self._user is not iteration:
+            raise ConfigError(
+                "a later iteration of this dataset has begun, and iterables are gone through "
+                "by one at a time; end one before the next, or make a dataset for each"
+            )
+
+    def _packer(self, epoch: int, place: WorkerSlice, ahead: int) -> OnlinePacker:
+        if self._slices is None or self._slices[0] != place:
+            self._slices = (place, self.plan.parts(place))
+        for source in self._slices[1]:
+            source.check_not_used_up(epoch)
+        fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
+        held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
+        return OnlinePacker(self.plan, place, self._slices[1], epoch, held)
+
+    # State.
+
+    def set_epoch(self, epoch: int) -> None:
+        self._resume_from(epoch, None)
+
+    def _resume_from(self, epoch: int, start: State | None) -> None:
+        self._start, self._is_start_own = start, get_worker_info() is not None
+        self._has_moved_away = False
+        self.num_moves += 1
+        self.go_to(epoch)
+
+    def move_away(self) -> None:
+        """Note that a loader's workers hold the run's position from now on."""
+        self.at = self._current = None
+        self._has_moved_away = True
+
+    def _state_at_start(self, epoch: int, place: WorkerSlice) -> State:
+        return pack_state(self._fingerprint, place, epoch, None)
+
+    def state_dict(self) -> State:
+        info = get_worker_info()
+        if self.is_elsewhere or (info is None and self._has_moved_away):
+            raise ResumeError(
+                "batches were delivered by a loader's workers, so the dataset cannot know where "
+                "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
+                "loader's state_dict()"
+            )
+        state = self.state_here()
+        # In a worker, no copy is needed: torch pickles the state into a pipe at every batch.
+        return state if info else copy.deepcopy(state)
+
+    def state_here(self) -> State:
+        """Return the state of this process's own iteration, without a copy or a check."""
+        return self.at if self.at is not None else self.next_state(self._place_here())
+
+    def next_state(self, place: WorkerSlice) -> State:
+        """Return the state from which a worker's next iteration begins."""
+        return self._unused_start or self._state_at_start(self.counter.next_epoch, place)
+
+    def check(self, state: State, place: WorkerSlice) -> None:
+        """Refuse a state of another worker, world or dataset."""
+        check_state(state, self._fingerprint, place)
+
+    def load_state_dict(self, state: State) -> None:
+        self.check(state, self._place_here())
+        self._resume_from(int(state["epoch"]), copy.deepcopy(state))

@@ -1,0 +1,221 @@
+"""One packer of a worker: the samples that it gets, and the packs that it completes.
+
+::
+
+    StreamMixer --window--> packer, which takes what its next packs need --> full packs
+    a long sample --piece by piece--'    the buffer gets the tokens of what it took
+
+Cost: about 60 us per call of the packer, a few of which make a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.online.byte_budget import HeldBytes
+from streampack.online.item_decoder import DrawnSample
+from streampack.online.lookahead import room_for
+from streampack.online.plan import FlowPlan
+from streampack.online.restore import ReplayedSample, check_whole, key_of
+from streampack.online.sample_buffer import SampleBuffer
+from streampack.online.samples import EncodedSample, SampleKey, prepare, segment_rows
+from streampack.online.stream_mixer import StreamMixer, Window
+from streampack.streams import IterableSample
+from streampack.types import LENGTH, START, TOTAL, Int64Array, Packs, State, no_segments
+
+PLAIN_OF = attrgetter("plain")
+TRUNCATED, DROPPED = 3, 4  # columns of the counts
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A sample that is being sliced."""
+
+    key: SampleKey
+    ready: EncodedSample
+    rows: Int64Array
+    digest: int
+    """Digest of the whole sample."""
+    next: int = 0
+    """Index of the row that the packer gets next."""
+
+
+class Lane:
+    """A packer with its input and output queues.
+
+    `number` is the stream that it packs, unless it packs all. The rest is the worker's; `counts`
+    has shape (num_streams, 5).
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: FlowPlan,
+        mixer: StreamMixer,
+        held: SampleBuffer,
+        held_bytes: HeldBytes,
+        counts: Int64Array,
+    ) -> None:
+        self._number = number
+        self._plan = plan
+        self._mixer = mixer
+        self._held = held
+        self._bytes = held_bytes
+        self._counts = counts
+        self._packer = plan.packer()
+        self._pending: _Pending | None = None
+        self._full: deque[Int64Array] = deque()  # complete packs that are not in a batch yet
+        self._has_ended = False
+
+    @property
+    def pending_key(self) -> SampleKey | None:
+        """Key of the sample that is being sliced."""
+        return None if self._pending is None else self._pending.key
+
+    def has_pack(self) -> bool:
+        """Whether there is another pack, which may have to be completed."""
+        while not self._full and self._feed(1):
+            pass
+        return bool(self._full)
+
+    def take(self, most: int) -> list[Int64Array]:
+        """Return the next packs: `most` of them, or fewer at the end."""
+        while len(self._full) < most and self._feed(most - len(self._full)):
+            pass
+        return [self._full.popleft() for _ in range(min(most, len(self._full)))]
+
+    def _append(self, packs: Packs) -> None:
+        begin = 0
+        for end in packs.ends.tolist():
+            self._full.append(packs.segments[begin:end])
+            begin = end
+
+    def _feed(self, num_packs: int) -> bool:
+        """Give a packer its next segments; False once its lane has ended and is flushed."""
+        if self._has_ended:
+            return False
+        wanted = len(self._full) + num_packs
+        if self._pending is None:
+            self._feed_samples(num_packs)
+        if self._pending is not None:
+            self._feed_pieces(self._pending, wanted - len(self._full))
+        if self._has_ended:
+            self._append(self._packer.flush())
+        return True
+
+    def _feed_samples(self, num_packs: int) -> None:
+        """Give a packer whole samples; the last one may be left pending."""
+        plan, packing = self._plan, self._plan.packing
+        tokens, samples = room_for(self._packer, num_packs, packing, plan.bucketing)
+        window = Window(tokens, samples, num_packs * packing.max_seq_len)
+        try:
+            self._mixer.choose(window, self._number)
+        except Exception:
+            if window.drawn:  # an error in an earlier sample takes precedence
+                self._hold(window, window.rows())
+            raise
+        if window.drawn:
+            rows = window.rows()
+            packs, num_added = self._packer.add_until(rows, num_packs)
+            self._append(packs)
+            self._hold(window, rows[:num_added])
+            self._mixer.take(window, num_added)
+        if window.last is not None:
+            self._pending = self._begin(*window.last)
+        self._has_ended = window.has_ended
+
+    def _hold(self, window: Window, rows: Int64Array) -> None:
+        """Copy the first samples of a window into the buffer, and check them."""
+        plains = list(map(PLAIN_OF, window.drawn[: len(rows)]))
+        are_shifted = [bool(sampler.labels_shifted) for sampler in self._mixer.samplers]
+        first_bad = self._held.extend(rows, plains, are_shifted)
+        if first_bad < len(rows):
+            number, stream = window.drawn[first_bad].number, window.streams[first_bad]
+            self._plan.streams[stream].check_ids(number, plains[first_bad][0])
+            self._plan.streams[stream].check_labels(number, plains[first_bad][1])
+
+    def _feed_pieces(self, pending: _Pending, num_packs: int) -> None:
+        """Give a packer the next pieces of a long sample."""
+        left = pending.rows[pending.next :]
+        packs, num_added = self._packer.add_until(left, num_packs)
+        self._append(packs)
+        for row in left[:num_added].tolist():
+            start, length, total = row[START:]
+            self._held.append_piece(pending.key, pending.ready, start, length, total)
+            if self._held.payload_bytes:
+                stream, _, number = pending.key
+                where = self._plan.streams[stream].where(number)
+                self._bytes.check(self._held.payload_bytes, where)
+        pending.next += num_added
+        self._pending = pending if pending.next < len(pending.rows) else None
+
+    def _begin(self, stream: int, drawn: DrawnSample) -> _Pending | None:
+        """Encode a sample and cut it into segments; None if it is dropped."""
+        key = (stream, drawn.pass_, drawn.number)
+        rows = no_segments()
+        sample: Any = drawn.sample
+        ready = encode_sample(self._plan, self._mixer, stream, sample)
+        self._mixer.samplers[stream].take(1)
+        try:
+            rows = cut_sample(self._plan, key, ready)
+        except DataError as error:
+            if self._plan.packing.overflow == "error":
+                raise
+            self._mixer.samplers[stream].skip(error)
+        else:
+            self._counts[stream, DROPPED] += not len(rows)
+            kept = int(rows[-1, TOTAL]) if len(rows) else 0
+            self._counts[stream, TRUNCATED] += 0 < kept < len(ready.tokens)
+        self._mixer.serve(stream, int(rows[:, LENGTH].sum()) or 1)
+        if not len(rows):
+            return None
+        # Only for a sample in several pieces: the digest is all that verifies the remaining ones.
+        digest = self._held.whole_digest(ready) if len(rows) > 1 else 0
+        return _Pending(key, ready, rows, digest)
+
+    # State.
+
+    def state_dict(self) -> State:
+        """Return the packer's state and the queues, as JSON."""
+        pending = self._pending
+        return {
+            "packer": self._packer.state_dict(),
+            "full": [rows.tolist() for rows in self._full],
+            "has_ended": self._has_ended,
+            "pending": pending and [list(pending.key), pending.digest, pending.next],
+        }
+
+    def load_state_dict(self, state: State, replayed: Mapping[SampleKey, ReplayedSample]) -> None:
+        """Resume from a state; `replayed` holds the sample that is being sliced.
+
+        Raises:
+            DataError: If that sample has changed.
+        """
+        self._packer.load_state_dict(state["packer"])
+        self._full = deque(np.array(rows, np.int64) for rows in state["full"])
+        self._has_ended = bool(state["has_ended"])
+        if state["pending"] is not None:
+            sample, digest = replayed[key_of(state["pending"][0])], int(state["pending"][1])
+            check_whole(digest, sample, self._held, self._plan.streams)
+            self._pending = _Pending(*sample, digest, int(state["pending"][2]))
+
+
+def encode_sample(
+    plan: FlowPlan, mixer: StreamMixer, stream: int, sample: IterableSample
+) -> EncodedSample:
+    """Return a sample of a stream as it will be packed."""
+    shifted = bool(mixer.samplers[stream].labels_shifted)
+    return prepare(sample, plan.packing, labels_shifted=shifted)
+
+
+def cut_sample(plan: FlowPlan, key: SampleKey, ready: EncodedSample) -> Int64Array:
+    """Return a sample's segment rows, shape (n, 6)."""
+    may_split = plan.streams[key[0]].split_payloads
+    return segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)

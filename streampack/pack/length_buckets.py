@@ -1,0 +1,154 @@
+"""Batches of samples of similar length under a token budget, for training on padded batches.
+
+With max_tokens=12, padding counted, and buffered samples by length::
+
+    buffered   2  3  3' 5  6  9       3' is the oldest
+    batch         3  3' 5             its nearest lengths, while rows * longest <= max_tokens
+
+The oldest sample opens every batch. Batches therefore follow arrival order rather than length, and
+no sample waits for more than `buffer_samples` batches.
+
+Cost: about 5 us a sample. Memory: `buffer_samples` segment rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+
+import numpy as np
+
+from streampack.config import Bucketing
+from streampack.errors import DataError
+from streampack.pack.kernels import NO_LIMIT
+from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, Int64Array, Packs, State
+
+
+class LengthBucketPacker:
+    """A packer whose packs are batches of similar lengths; implements the `Packer` protocol.
+
+    >>> packer = LengthBucketPacker(Bucketing(max_tokens=12, buffer_samples=3))
+    >>> lengths = (5, 2, 6)
+    >>> packs = packer.add(np.array([[0, 0, n, 0, lengths[n], lengths[n]] for n in range(3)]))
+    >>> packs.segments[:, 4].tolist(), packer.num_buffered_tokens
+    ([5, 6], 2)
+    """
+
+    def __init__(self, bucketing: Bucketing) -> None:
+        self._bucketing = bucketing
+        self._num_arrived = 0
+        self._rows: OrderedDict[int, list[int]] = OrderedDict()  # by arrival number, oldest first
+        self._by_length: list[tuple[int, int]] = []  # length and arrival number, sorted
+        self.num_buffered_tokens = 0
+        self.high_water_tokens = self.high_water_samples = 0
+
+    @property
+    def buffered(self) -> Int64Array:
+        """Segment rows in the buffer, shape (n, 6), in arrival order."""
+        return np.array(list(self._rows.values()), np.int64).reshape(-1, NUM_COLUMNS)
+
+    @property
+    def num_buffered_samples(self) -> int:
+        """Number of segments in the buffer."""
+        return len(self._rows)
+
+    def add(self, segments: Int64Array) -> Packs:
+        """Add segment rows in arrival order, shape (n, 6); return the batches they complete.
+
+        Raises:
+            DataError: If a segment has no tokens, or more than max_tokens.
+        """
+        return self.add_until(segments, NO_LIMIT)[0]
+
+    def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
+        """Add segments until `num_packs` batches are complete; see `Packer.add_until`."""
+        batches: list[list[list[int]]] = []
+        num_added = 0
+        for row in segments.tolist():
+            if len(batches) >= num_packs:
+                break
+            num_added += 1
+            length = row[LENGTH]
+            if not 1 <= length <= self._bucketing.max_tokens:
+                raise DataError(
+                    f"sample {row[SAMPLE]}: {length} tokens, where a batch takes 1 to max_tokens="
+                    f"{self._bucketing.max_tokens}; cut it, leave it out, or raise max_tokens"
+                )
+            self._rows[self._num_arrived] = row
+            insort(self._by_length, (length, self._num_arrived))
+            self._num_arrived += 1
+            self.num_buffered_tokens += length
+            self.high_water_tokens = max(self.high_water_tokens, self.num_buffered_tokens)
+            self.high_water_samples = max(self.high_water_samples, len(self._rows))
+            if len(self._rows) >= self._bucketing.buffer_samples:
+                batches.append(self._next_batch())
+        return _as_packs(batches), num_added
+
+    def flush(self) -> Packs:
+        """Return the remaining segments as batches."""
+        batches = []
+        while self._rows:
+            batches.append(self._next_batch())
+        return _as_packs(batches)
+
+    def _next_batch(self) -> list[list[int]]:
+        """Remove the oldest segment and its neighbours by length; return them in arrival order."""
+        options = self._bucketing
+        number, row = next(iter(self._rows.items()))
+        oldest = tokens = row[LENGTH]
+        first = bisect_left(self._by_length, (oldest, number))
+        last = first + 1  # the batch is _by_length[first:last]
+        while neighbour := self._nearest(first, last, oldest):
+            new_first, new_last, added = neighbour
+            size, longest = new_last - new_first, self._by_length[new_last - 1][0]
+            cost = size * longest if options.include_padding else tokens + added
+            if cost > options.max_tokens or size > (options.max_samples or size):
+                break
+            first, last, tokens = new_first, new_last, tokens + added
+        numbers = sorted(number for _, number in self._by_length[first:last])
+        del self._by_length[first:last]
+        self.num_buffered_tokens -= tokens
+        return [self._rows.pop(number) for number in numbers]
+
+    def _nearest(self, first: int, last: int, length: int) -> tuple[int, int, int] | None:
+        """Extend a batch by its neighbour of nearest length; return its range and that length."""
+        neighbours = []
+        if first:
+            shorter = self._by_length[first - 1][0]
+            neighbours.append((length - shorter, first - 1, last, shorter))
+        if last < len(self._by_length):
+            longer = self._by_length[last][0]
+            neighbours.append((longer - length, first, last + 1, longer))
+        return min(neighbours)[1:] if neighbours else None
+
+    def state_dict(self) -> State:
+        """Return the buffered segments as JSON-compatible values. The packer is not changed."""
+        return {
+            "waiting": [list(row) for row in self._rows.values()],  # in arrival order
+            "high_water": [self.high_water_tokens, self.high_water_samples],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from a state of `state_dict`."""
+        self._rows, self._by_length = OrderedDict(), []
+        # Arrival numbers restart at 0: only their order matters.
+        self._num_arrived = self.num_buffered_tokens = 0
+        self.add(np.array(state["waiting"], np.int64).reshape(-1, NUM_COLUMNS))
+        self.high_water_tokens, self.high_water_samples = map(int, state["high_water"])
+
+
+def _as_packs(batches: list[list[list[int]]]) -> Packs:
+    rows = [row for batch in batches for row in batch]
+    return Packs(
+        segments=np.array(rows, np.int64).reshape(-1, NUM_COLUMNS),
+        ends=np.cumsum([len(batch) for batch in batches], dtype=np.int64),
+    )
+
+
+def one_row_each(segments: Int64Array) -> Packs:
+    """Return packs of one segment each.
+
+    >>> len(one_row_each(np.zeros((3, 6), np.int64)))
+    3
+    """
+    return Packs(segments=segments, ends=np.arange(1, len(segments) + 1))

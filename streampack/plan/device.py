@@ -1,0 +1,123 @@
+"""The part of the canonical sequence that one device gets.
+
+::
+
+    window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from streampack.balance import Balance
+from streampack.plan.recipe import Recipe
+from streampack.types import Int64Array, Packs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """The part of the sequence that a device gets."""
+
+    place: int = 0
+    """Index of the device's batch within each window."""
+    num_devices: int = 1
+    """Number of device batches in a window."""
+    batch_size: int = 1
+    """Packs per device batch."""
+    balance: Balance | None = None
+    """How the packs of a global batch are dealt to `sharing`; None: they stay where they are."""
+    sharing: tuple[int, ...] = ()
+    """Places of the devices that share packs, in ascending order, with this one."""
+
+    @property
+    def shared(self) -> list[DeviceView]:
+        """The views of the devices that share packs, without balance; at least this one's."""
+        places = self.sharing if self.balance is not None else (self.place,)
+        return [replace(self, place=place, balance=None) for place in places]
+
+    @property
+    def window(self) -> int:
+        """Packs that all devices take in one step."""
+        return self.num_devices * self.batch_size
+
+    def first_slot(self, position: int) -> int:
+        """Return the first slot of this device's batch in the window that begins at `position`.
+
+        The device at place p takes the batches k with k mod num_devices == p, wherever the window
+        begins. It therefore keeps its lanes after a resume with another number of devices.
+
+        >>> [DeviceView(place=p, num_devices=2, batch_size=4).first_slot(12) for p in (0, 1)]
+        [16, 12]
+        """
+        turn = (self.place - position // self.batch_size) % self.num_devices
+        return position + turn * self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DevicePlan:
+    """The plan of one or more consecutive batches of a device."""
+
+    packs: Packs
+    """The packs, batch after batch. A padded last batch has fewer than num_rows packs, and is then
+    the only batch."""
+    num_rows: int
+    """Packs per batch, including padding packs."""
+    epoch: int
+    positions: list[int]
+    """For each batch: packs of the epoch delivered over all ranks after its step."""
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches."""
+        return len(self.positions)
+
+    @property
+    def position(self) -> int:
+        """Packs of the epoch delivered over all ranks after the last of these steps."""
+        return self.positions[-1]
+
+    def part(self, first: int, last: int) -> DevicePlan:
+        """Return the plan of batches [first, last)."""
+        if first == 0 and last == len(self.positions):
+            return self
+        return DevicePlan(
+            packs=self.packs.slice(first * self.num_rows, last * self.num_rows),
+            num_rows=self.num_rows,
+            epoch=self.epoch,
+            positions=self.positions[first:last],
+        )
+
+
+def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:
+    """Return the lanes that a device plans from a position on, while no lane is dry.
+
+    With balance, these are the lanes of all devices that share packs.
+
+    `before` is the number of slots of the run before the epoch, with carry.
+    """
+    if view.balance is not None:
+        shared = (touched_lanes(recipe, each, position, before) for each in view.shared)
+        return set().union(*shared)
+    lanes, run = recipe.num_lanes, recipe.lane_run
+    # Batches begin at first + n * window. Only their offset within a cycle of lanes matters.
+    first, spacing = before + view.first_slot(position), math.gcd(lanes * run, view.window)
+    if spacing <= run:
+        return set(range(lanes))
+    return {
+        number % lanes
+        for start in range(first % spacing, lanes * run, spacing)
+        for number in range(start // run, (start + view.batch_size - 1) // run + 1)
+    }
+
+
+def expected_packs(recipe: Recipe) -> Int64Array:
+    """Return the expected packs of each column in an epoch, shape (num_lanes, num_columns)."""
+    per_lane = recipe.num_lanes * recipe.packing.max_seq_len
+    if recipe.is_mixed:
+        expected = [-(-recipe.chosen_tokens // per_lane)]
+    else:
+        expected = [-(-stream.chosen_tokens // per_lane) for stream in recipe.streams]
+    return np.tile(np.array(expected, np.int64), (recipe.num_lanes, 1))

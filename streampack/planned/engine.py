@@ -1,0 +1,416 @@
+"""The engine of `PackedStreamingDataset`: epochs of plans, their readers, and states.
+
+::
+
+    begin --> EpochSequence --plan--> BatchReader --> batch
+                   |
+                   '-- ShardPrefetcher follows the plan
+
+The loader plans in its own process and reads elsewhere. Under torch's own DataLoader every worker
+has a copy of the engine, plans everything and reads its share.
+
+Cost: see `plan` and `gather`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch.utils.data import get_worker_info
+
+from streampack.balance import Balance
+from streampack.batch.batch import Batch
+from streampack.batch.buffer_pool import BufferPool
+from streampack.batch.formats.registry import Formatter
+from streampack.config import Buffers
+from streampack.errors import ConfigError, ResumeError
+from streampack.gather.gather import Gatherer
+from streampack.gather.shard_prefetch import ShardPrefetcher
+from streampack.plan import (
+    DeviceView,
+    EpochSequence,
+    Progress,
+    Recipe,
+    check_resized,
+    count_packs,
+    fingerprint,
+    nearest_divisors,
+    pack_state,
+    run_shape,
+    slots_in,
+    unpack_state,
+)
+from streampack.planned.build import DatasetSpec, build_recipe
+from streampack.planned.cache_budget import (
+    CacheWorkingSet,
+    ReadAhead,
+    cache_needs,
+    lane_cycle,
+    planner_limits,
+)
+from streampack.planned.device_view import balance_in_state, check_balance, device_view
+from streampack.planned.refusals import check_not_empty, check_saving_worker
+from streampack.runtime.at_exit import close_at_exit
+from streampack.runtime.batch_reader import BatchReader
+from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
+from streampack.runtime.rank_digest import RankView
+from streampack.runtime.resumable import ResumableRun
+from streampack.runtime.torch_transfer import TransferReader, transferable
+from streampack.types import State
+
+
+class PlanEngine(ResumableRun[EpochSequence, Progress]):
+    """Plans, reads and resumes the epochs of a planned dataset.
+
+    Args:
+        spec: The specification of the dataset.
+        convert: The batch format.
+        buffers: Memory limits.
+        finds_world: Whether the rank was found in the process's surroundings.
+
+    Raises:
+        ConfigError: If the arguments cannot work together.
+    """
+
+    ROLLED_BACK: ClassVar[tuple[str, ...]] = (
+        *ResumableRun.ROLLED_BACK,
+        "_latest",
+        "_worker_start",
+    )
+
+    def __init__(
+        self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
+    ) -> None:
+        super().__init__(spec.world, finds_world=finds_world)
+        self.batch_size = spec.batch_size
+        self.size = f"max_seq_len={spec.packing.max_seq_len}"
+        self.buffers = buffers
+        self._spec = spec
+        self.fetched_for_lengths = spec.fetched_for_lengths
+        """Bytes of each shard that this process fetched to learn its lengths; grows."""
+        self._convert = convert
+        self._digests = [stream.full_digest for stream in spec.streams]
+        self._start = Progress()
+        self._use_recipe(build_recipe(spec))
+        self._saved_size = self.recipe.global_batch_size  # of the state loaded last
+        self._worker_start: Progress | None = None
+        max_prefetch(buffers, self.footprint(), 1)
+        self.check_cache()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
+
+    def _use_recipe(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        """Everything that determines the sequence of packs."""
+        self._totals: dict[int, int] = {}  # packs of epochs
+        self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
+        self._latest: EpochSequence | None = None
+
+    def fingerprint(self) -> dict[str, Any]:
+        recipe = self.recipe
+        shape = ("num_lanes", "lane_run", "global_batch_size")
+        return fingerprint(recipe, self._digests) | {key: getattr(recipe, key) for key in shape}
+
+    def rank_view(self) -> RankView:
+        streams = []
+        names, opened = self.recipe.names, self._spec.streams
+        for name, stream, text in zip(names, opened, self._digests, strict=True):
+            index, _, lengths = text.partition(":")
+            folder = str(stream.cache.folder)
+            streams.append({"name": name, "folder": folder, "index": index, "lengths": lengths})
+        recipe = {key: value for key, value in self.fingerprint().items() if key != "streams"}
+        world = self.world
+        recipe |= {"batch_size": self.batch_size, "replication": world.replication}
+        recipe |= {"nodes": world.num_nodes}
+        balance = self._spec.balance
+        recipe["balance"] = None if balance is None else [balance.within, balance.digest()]
+        return {"streams": streams, "recipe": recipe}
+
+    # Sizes.
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the current epoch, or else the next."""
+        epoch = self.at.epoch if self.at else self.counter.next_epoch
+        return -(-self._slots_in(epoch) // self._view.window)
+
+    @property
+    def balance(self) -> Balance | None:
+        """How packs are dealt to ranks; None: they are not."""
+        return self._spec.balance
+
+    @property
+    def _view(self) -> DeviceView:
+        return device_view(self.world, self.batch_size, self._spec.balance)
+
+    def _slots_in(self, epoch: int) -> int:
+        """Return the slots of an epoch over all ranks, including the padding of its last batch."""
+        recipe = self.recipe
+        if recipe.mixing.epoch_end == "carry":
+            return recipe.packs_per_carry_epoch
+        if epoch not in self._totals:
+            self._totals[epoch] = _packs_in(recipe, epoch)
+        return slots_in(recipe, self._totals[epoch])
+
+    def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
+        """Return the peak memory of a rank, to check against `Buffers`."""
+        recipe, lanes = self.recipe, self.recipe.num_lanes
+        if recipe.mixing.epoch_end == "carry" and recipe.lane_run == self.batch_size:
+            # With other values of epoch_end, a device reads every lane in the end.
+            lanes //= math.gcd(lanes, self.world.num_devices)
+        return MemoryFootprint(
+            packer_tokens=lanes * recipe.num_columns * recipe.packing.buffer_limit,
+            batch_tokens=self.batch_size * recipe.packing.max_seq_len,
+            num_workers=num_workers,
+            plans_in_workers=plans_in_workers,
+        )
+
+    # What an iteration needs.
+
+    def reader(self, *, pinned: bool = False) -> BatchReader:
+        """Return a reader that turns this dataset's plans into batches."""
+        packing = self.recipe.packing
+        return BatchReader(
+            gatherer=Gatherer(self._spec.streams, packing),
+            packing=packing,
+            convert=self._convert,
+            blocks=BufferPool(pinned=pinned),
+        )
+
+    def check_cache(self, num_workers: int = 0) -> None:
+        """Refuse a cache limit that cannot hold this node's concurrent shards."""
+        planner_limits(self._spec, self._cache_needs(0), num_workers=num_workers)
+
+    def _cache_needs(self, epoch: int) -> CacheWorkingSet:
+        turn = epoch % lane_cycle(self._spec, self.recipe)
+        if turn not in self._needs:
+            self._needs[turn] = cache_needs(self._spec, self.recipe, turn)
+        return self._needs[turn]
+
+    def read_ahead(
+        self, sequence: EpochSequence, num_workers: int = 0, planner: int | None = None
+    ) -> ReadAhead:
+        """Return the shard prefetch of an iteration.
+
+        Args:
+            sequence: The iteration.
+            num_workers: Worker processes of this rank.
+            planner: Index of this worker, if each worker plans for itself.
+
+        Raises:
+            ConfigError: If the cache limit cannot hold this node's concurrent shards.
+        """
+        streams, fetcher = self._spec.streams, None
+        if any(stream.needs_fetch for stream in streams):
+            needs = self._cache_needs(sequence.epoch)
+            limits = planner_limits(self._spec, needs, num_workers=num_workers, planner=planner)
+            fetcher = ShardPrefetcher(streams, limits)
+        return ReadAhead(fetcher, sequence)
+
+    # Iteration.
+
+    def _begin(self, worker: int, key: str) -> EpochSequence:
+        sequence = self._next_sequence(worker, key)
+        self.at = Progress(epoch=sequence.epoch, position=sequence.position)
+        return sequence
+
+    def _next_sequence(self, worker: int, key: str) -> EpochSequence:
+        self._take_over_run()
+        start, self._worker_start = self._worker_start, None
+        if start is not None:
+            self.counter.begin(worker, key, start.epoch)
+            return self._sequence(start)
+        epoch = self.counter.begin(worker, key)
+        if epoch != self._start.epoch or not self._start.position:
+            return self._sequence(self._start_of(epoch))
+        sequence = self._sequence(self._start)
+        slots, size = sequence.num_slots, self._saved_size
+        # With larger global batches, a state may lie after padding that the last batch lacks here.
+        if slots is not None and self._start.position > -(-slots // size) * size:
+            raise ResumeError(
+                f"the state's position {self._start.position} lies after the epoch's {slots} "
+                "packs; load what state_dict() or state_after(batch) returned, unchanged"
+            )
+        if sequence.is_finished:
+            # The state was taken after the epoch's last batch, so the next epoch follows.
+            self.counter.begin(worker, key, epoch + 1)
+            return self._sequence(Progress(epoch=epoch + 1))
+        if sequence.position % self.batch_size:
+            raise ResumeError(
+                f"the state's position {self._start.position} is not a multiple of batch_size="
+                f"{self.batch_size}; set batch_size to "
+                f"{nearest_divisors(self._start.position, self.batch_size)}, on any number of ranks"
+            )
+        return sequence
+
+    def _sequence(self, start: Progress) -> EpochSequence:
+        self._latest = EpochSequence(
+            self.recipe,
+            self._view,
+            epoch=start.epoch,
+            position=start.position,
+            snapshots=self._snapshots_at(start),
+        )
+        return self._latest
+
+    def _snapshots_at(self, start: Progress) -> list[State]:
+        """Return snapshots from which planning can resume, as far as they are known."""
+        latest = self._latest if self.recipe.mixing.epoch_end == "carry" else None
+        if latest and (latest.epoch, latest.position) <= (start.epoch, start.position):
+            # Lanes continue across epochs: start from where the last epoch left them.
+            return start.snapshots or latest.snapshots()
+        return start.snapshots
+
+    def note_end(self, sequence: EpochSequence) -> None:
+        """Record that an iteration is finished."""
+        progress = Progress(epoch=sequence.epoch + 1)
+        self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
+
+    def abandon(self) -> None:
+        self._latest = None  # planning may have stopped halfway
+        super().abandon()
+
+    def batches(self) -> Iterator[Batch]:
+        info = get_worker_info()
+        num_workers = info.num_workers if info else 0
+        footprint = self.footprint(num_workers, plans_in_workers=info is not None)
+        max_prefetch(self.buffers, footprint, 1)
+        if info is None:
+            self.check_world()
+            self.ask()
+            return close_at_exit(self._batches(None, 0, 0))
+        # Begin immediately: a worker may be asked for its state before its first batch.
+        return close_at_exit(self._batches(self.begin(), info.id, num_workers))
+
+    def _batches(
+        self, begun: EpochSequence | None, worker: int, num_workers: int
+    ) -> Generator[Batch, None, None]:
+        with self.iteration(begun) as sequence:
+            read = TransferReader(reader=self.reader()) if num_workers else self.reader()
+            ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
+            step, turns = 0, max(num_workers, 1)
+            epoch, base, window = sequence.epoch, sequence.position, self._view.window
+            try:
+                ahead.look()
+                while (plan := sequence.next(fetch=step % turns == worker)) is not None:
+                    step += 1
+                    finished = ahead.look()
+                    if (step - 1) % turns == worker:
+                        # A worker knows only its own progress: assume that its round is complete.
+                        rounds = -(-step // turns) * turns
+                        position = base + rounds * window if num_workers else plan.position
+                        ahead.need_for(plan)
+                        batch = transferable(read(plan))
+                        self.note(sequence, Progress(epoch=epoch, position=position))
+                        yield batch
+                        del batch
+                    ahead.finish(finished)
+                if not step and not base:
+                    check_not_empty(self.recipe, epoch)
+            finally:
+                ahead.close()
+                sequence.close()
+            if not num_workers:
+                self.note_end(sequence)
+
+    # State.
+
+    def set_epoch(self, epoch: int) -> None:
+        self._resume_from(Progress(epoch=epoch))
+
+    def state_dict(self) -> State:
+        if self.is_elsewhere:
+            raise ResumeError(
+                "batches were delivered by a loader, so the dataset cannot know its position; "
+                "use dataset.state_after(batch) with the last batch, or loader.state_dict()"
+            )
+        state, info = self.state_here(), get_worker_info()
+        if info is not None:
+            state |= {"worker": [info.id, info.num_workers], "window": self._view.window}
+        return state
+
+    def state_here(self) -> State:
+        """Return the state of this process's own iterations, ignoring other processes."""
+        progress = self.at or self._worker_start or self._start_of(self.counter.next_epoch)
+        return self._state_of(progress)
+
+    def _state_of(self, progress: Progress) -> State:
+        state = pack_state(self.recipe, self._digests, progress)
+        return state | balance_in_state(self.recipe, self._view, progress.position)
+
+    def _start_of(self, epoch: int) -> Progress:
+        """Return where an epoch begins: at the loaded state, if it is in this epoch."""
+        return self._start if epoch == self._start.epoch else Progress(epoch=epoch)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iteration, without beginning it."""
+        start = self._worker_start or self._start_of(self.counter.next_epoch)
+        is_over = start.position > 0 and start.position >= self._slots_in(start.epoch)
+        return start.epoch + is_over
+
+    def state_after(self, batch: Mapping[str, Any]) -> State:
+        """Return the state of a run that has trained on `batch`, delivered by any loader."""
+        keys = set(batch) if isinstance(batch, Mapping) else set()
+        missing = {"epoch", "position"} - keys
+        if missing:
+            raise ResumeError(
+                f"the batch has no {' and no '.join(sorted(missing))}; pass a batch as delivered, "
+                "or where its batch_format has no place for them, use loader.state_dict()"
+            )
+        progress = Progress(epoch=int(batch["epoch"]), position=int(batch["position"]))
+        return self._state_of(progress)
+
+    def load_state_dict(self, state: State) -> None:
+        shape = run_shape(state)
+        own_lanes = self._spec.order.num_lanes
+        if own_lanes not in (None, shape[0]):
+            raise ResumeError(
+                f"the state was saved with num_lanes={shape[0]}, but this dataset asks for "
+                f"{own_lanes}; a run keeps its num_lanes: set {shape[0]}, or leave it out"
+            )
+        size = self._spec.mixing.global_batch_size or shape[2]
+        try:
+            saved = build_recipe(self._spec, shape)
+            recipe = saved if size == shape[2] else build_recipe(self._spec, (*shape[:2], size))
+        except ConfigError as error:
+            raise ResumeError(f"the state does not fit this dataset: {error}") from error
+        progress = unpack_state(state, saved, self._digests)
+        check_resized(saved, recipe, progress)
+        check_balance(state, saved, self._view, lambda: _packs_in(saved, progress.epoch))
+        is_of_worker = check_saving_worker(state, self._view)
+        self._use_recipe(recipe)
+        self._saved_size = shape[2]
+        if is_of_worker:
+            self._worker_start, self.at, self._current = progress, None, None
+        else:
+            self._resume_from(progress)
+
+    def _resume_from(self, progress: Progress) -> None:
+        self._start = progress
+        self.go_to(progress.epoch)
+        self.counter.run = [1, progress.epoch, progress.position, *_shape(self.recipe)]
+
+    def _take_over_run(self) -> None:
+        """Adopt a state that the training process loaded since this persistent worker started."""
+        is_set, epoch, position, *shape = self.counter.run
+        if not is_set:
+            return
+        if tuple(shape) != _shape(self.recipe):
+            self._use_recipe(build_recipe(self._spec, (shape[0], shape[1], shape[2])))
+        if (epoch, position) != (self._start.epoch, self._start.position):
+            self._start = Progress(epoch=epoch, position=position)
+
+
+def _packs_in(recipe: Recipe, epoch: int) -> int:
+    """Return the packs that all lanes give in an epoch."""
+    if recipe.mixing.epoch_end == "carry":
+        return recipe.packs_per_carry_epoch
+    return sum(sum(count_packs(recipe, epoch, lane)) for lane in range(recipe.num_lanes))
+
+
+def _shape(recipe: Recipe) -> tuple[int, int, int]:
+    return recipe.num_lanes, recipe.lane_run, recipe.global_batch_size

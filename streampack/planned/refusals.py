@@ -1,0 +1,57 @@
+"""What a planned run refuses: epochs without a batch, and states of another worker."""
+
+from __future__ import annotations
+
+from torch.utils.data import get_worker_info
+
+from streampack.errors import ConfigError, DataError, ResumeError
+from streampack.plan import DeviceView, Recipe, saving_worker
+from streampack.types import State
+
+
+def check_not_empty(recipe: Recipe, epoch: int) -> None:
+    """Refuse an epoch that has no batch, on which a training loop would spin.
+
+    Raises:
+        ConfigError: If its packs are fewer than a global batch.
+        DataError: If all of its samples are dropped.
+    """
+    if recipe.mixing.epoch_end == "drop":
+        raise ConfigError(
+            "epoch_end='drop' leaves no batch: an epoch has fewer packs than one global batch, "
+            f"global_batch_size={recipe.global_batch_size}; lower it, raise epoch_size, "
+            "or set epoch_end='pad'"
+        )
+    if recipe.mixing.epoch_end == "pad" and recipe.packing.overflow == "drop":
+        raise DataError(
+            f"epoch {epoch}: all of its samples are longer than max_seq_len="
+            f"{recipe.packing.max_seq_len}, and overflow='drop' leaves nothing; raise "
+            "max_seq_len, or set overflow to split or truncate"
+        )
+
+
+def check_saving_worker(state: State, view: DeviceView) -> bool:
+    """Return whether a state was saved in a worker; refuse it outside of that worker.
+
+    Raises:
+        ResumeError: If this process is not that worker, or a step takes another number of packs.
+    """
+    info, saved_in = get_worker_info(), saving_worker(state)
+    if saved_in is None:
+        return False
+    if info is None or saved_in != [info.id, info.num_workers]:
+        here = f"worker {info.id} of {info.num_workers}" if info else "the training process"
+        raise ResumeError(
+            f"the state was saved in worker {saved_in[0]} of {saved_in[1]}, but is loaded in "
+            f"{here}; load it with as many workers, or save dataset.state_after(batch), which "
+            "fits any number"
+        )
+    if state.get("window") != view.window:
+        # Workers may be at different steps: they can only resume with the same step size.
+        raise ResumeError(
+            f"the state was saved in a worker while a step of all ranks took "
+            f"{state.get('window')!r:.80} packs, but batch_size={view.batch_size} and "
+            f"{view.num_devices} ranks with batches of their own take {view.window}; "
+            "load it with as many, or save dataset.state_after(batch), which fits any number"
+        )
+    return True

@@ -1,0 +1,273 @@
+"""The epochs and the position of a dataset's iterations, and what a failed start leaves behind.
+
+::
+
+    iteration()    the next epoch, or the loaded state     rolled back if it has no first batch
+    note(...)      the position, after every batch         ignored once a later iteration began
+    go_to(epoch)   a state was loaded, or the epoch set    running iterations no longer count
+
+A dataset is a thin public face. Its engine, a `ResumableRun`, is for the loader and for reports.
+A position is whatever the wing's states hold: progress in a plan, or places in the sources.
+
+Cost: none per sample.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streampack.batch.batch import Batch
+from streampack.runtime.arguments import check_epoch, show_dataset
+from streampack.runtime.epoch_counter import SharedEpochCounter
+from streampack.runtime.rank_digest import RankView, digest_of
+from streampack.types import State
+from streampack.world import World
+
+Iteration = TypeVar("Iteration")
+Position = TypeVar("Position")
+
+
+class ResumableRun(Generic[Iteration, Position]):
+    """The iterations of a dataset: which one is current, its epoch and its position.
+
+    Args:
+        world: This process's rank.
+        finds_world: Whether the rank was found in the process's surroundings, which may change.
+    """
+
+    size: str
+    """The size of a pack or batch, for the dataset's repr."""
+    batch_size: int
+    ROLLED_BACK: ClassVar[tuple[str, ...]] = ("at", "_current", "_epoch_after")
+
+    def __init__(self, world: World, *, finds_world: bool) -> None:
+        self.world = world
+        self._finds_world = finds_world
+        self.counter = SharedEpochCounter()
+        self.at: Position | None = None
+        """The position of the current iteration; None: where the next one begins."""
+        self._current: Iteration | None = None
+        self._epoch_after = 0  # the next epoch, as of this process's last iteration
+        self._num_iterations = 0
+        # Worker, its word of the counter, and ROLLED_BACK; kept until an iteration's first batch.
+        self._before: tuple[int, int, dict[str, Any]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.check_world()  # a spawned worker cannot see the process group
+        return self.__dict__ | {"_current": None, "_before": None}
+
+    def check_world(self) -> None:
+        """Refuse a rank other than the one found at construction."""
+        if self._finds_world:
+            self.world.check_group()
+
+    def ask(self) -> None:
+        """Note that an iterator was requested; until its first batch, the state is its start.
+
+        This claims no epoch: some trainers call iter() only as a check and discard the iterator.
+        """
+        self.at = None
+
+    def iteration(self, begun: Iteration | None = None) -> RolledBack[Iteration]:
+        """Return a context that begins an iteration, unless it has `begun`, and undoes failures."""
+        return RolledBack(self, begun)
+
+    def begin(self) -> Iteration:
+        """Begin the next epoch, or resume from a loaded state; in a torch worker, for its share.
+
+        Until the first batch is noted, `abandon` restores everything as it was before.
+
+        Raises:
+            ConfigError: If torch.distributed now reports another rank than at construction.
+            ResumeError: If the loaded state does not fit.
+        """
+        self.check_world()
+        info = get_worker_info()
+        worker = info.id if info else 0
+        # Workers of one iteration share the loader's base seed. A resumed persistent worker keeps
+        # its seed, so the key also counts iterations.
+        owner = f"{info.seed - info.id}:{info.num_workers}" if info else f"{os.getpid()}:{id(self)}"
+        key = f"{owner}:{self._num_iterations}"
+        self._num_iterations += 1
+        fields = {name: getattr(self, name) for name in self.ROLLED_BACK}
+        self._before = worker, self.counter.word(worker), fields
+        try:
+            self._current = iteration = self._begin(worker, key)
+        except BaseException:
+            self.abandon()
+            raise
+        self._epoch_after = self.counter.next_epoch
+        return iteration
+
+    def _begin(self, worker: int, key: str) -> Iteration:
+        """Begin an iteration under this key of the epoch counter, and set the position."""
+        raise NotImplementedError
+
+    def note(self, iteration: Iteration, position: Position | None) -> None:
+        """Record the position of an iteration after a batch; None: its end.
+
+        Ignored if a later iteration has begun or a state was loaded since.
+        """
+        self._before = None
+        if iteration is self._current:
+            self.at = position
+
+    def abandon(self) -> None:
+        """Note that an iteration failed; undo it if it has delivered no batch."""
+        before, self._before = self._before, None
+        if before is not None:
+            worker, word, fields = before
+            self.counter.put_back(worker, word)
+            self.__dict__.update(fields)
+
+    def is_current(self, iteration: Iteration | None) -> bool:
+        """Return whether this iteration still determines the state."""
+        return iteration is not None and iteration is self._current
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process's workers have begun an iteration since this one's last."""
+        has_begun = self.counter.has_begun and self.counter.next_epoch != self._epoch_after
+        return has_begun and get_worker_info() is None
+
+    def go_to(self, epoch: int) -> None:
+        """Let the next iteration begin at `epoch`."""
+        self.at = self._current = self._before = None
+        self.counter.set_epoch(epoch)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return everything that determines the packs, as JSON."""
+        raise NotImplementedError
+
+    def rank_view(self) -> RankView:
+        """Return this rank's inputs to planning, to be compared across ranks."""
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin at the start of `epoch`, without a loaded state."""
+        raise NotImplementedError
+
+    def batches(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch, or in a torch worker over its share of it."""
+        raise NotImplementedError
+
+    def state_dict(self) -> State:
+        """Return the state of this process, as JSON."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from `state` at the next iteration; change nothing if it does not fit."""
+        raise NotImplementedError
+
+
+class RolledBack(Generic[Iteration]):
+    """An iteration that is undone if it fails before its first batch."""
+
+    def __init__(self, run: ResumableRun[Iteration, Any], begun: Iteration | None) -> None:
+        self._run = run
+        self._begun = begun
+
+    def __enter__(self) -> Iteration:
+        return self._begun if self._begun is not None else self._run.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        # A loop that is left early closes its iterator; that is not a failure.
+        if kind is not None and kind is not GeneratorExit:
+            self._run.abandon()
+
+
+Engine = TypeVar("Engine", bound=ResumableRun[Any, Any])
+
+
+class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
+    """Base of the datasets: what users call, on an engine.
+
+    Args:
+        engine: The dataset's engine.
+        streams: The streams, as users see them.
+        stream_names: Their names.
+    """
+
+    def __init__(self, engine: Engine, streams: list[Any], stream_names: list[str]) -> None:
+        super().__init__()
+        self._engine = engine
+        self.streams = streams
+        """The streams that were passed."""
+        self.stream_names = stream_names
+        """Their names, indexed by `segments[:, 1]`."""
+
+    @property
+    def world(self) -> World:
+        """This process's rank and the number of ranks."""
+        return self._engine.world
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything that determines the packs; an online dataset's sources do not count.
+
+        It covers index files, columns, lengths that a length file states, and the options. It does
+        not cover ranks, batch_size and paths. `loader.stats()`, the log at INFO and ``streampack
+        simulate`` report it. It can be derived from a state's `fingerprint`.
+        """
+        return digest_of(self._engine.fingerprint())
+
+    def __copy__(self) -> Self:
+        new = type(self).__new__(type(self))
+        new.__dict__ = self.__dict__ | {"_engine": copy.copy(self._engine)}
+        return new
+
+    def __repr__(self) -> str:
+        engine = self._engine
+        return show_dataset(self, self.stream_names, engine.size, engine.batch_size, self.world)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch at the first batch, or resume; in a torch worker, its share of it."""
+        return self._engine.batches()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the epoch of the next loop, from its start.
+
+        This replaces a loaded state and any progress so far: until that loop, the state is the
+        start of `epoch`. A running loop continues to its end, but no longer affects the state.
+        Later loops count up from `epoch`.
+
+        Raises:
+            ConfigError: If it is not an integer of at least 0, or is too large for a state.
+        """
+        self._engine.set_epoch(check_epoch(epoch))
+
+    def state_dict(self) -> State:
+        """Return the state of this process after the last delivered batch, as JSON.
+
+        An online dataset's state contains each source's own state, unchanged.
+
+        Raises:
+            ResumeError: If workers of a loader iterate, so the state is unknown here.
+        """
+        return self._engine.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from `state` at the next iteration; change nothing if it does not fit.
+
+        A `PackedStreamingDataset` resumes with other worlds, workers and batch sizes. Its
+        global_batch_size may differ too, if the packs stay the same. An online dataset resumes with
+        the same ranks and workers. So does a state that was saved in a worker of another loader, as
+        by torchdata's StatefulDataLoader.
+
+        Raises:
+            ResumeError: If the state belongs to another sequence; the message names the difference.
+        """
+        self._engine.load_state_dict(state)
+
+
+def engine_of(dataset: ResumableDataset[Engine]) -> Engine:
+    """Return a dataset's engine, for loaders and reports."""
+    return dataset._engine

@@ -1,0 +1,119 @@
+"""A worker process: receives tasks, works, and sends results.
+
+::
+
+    socket --Inbox, a thread--> tasks --work--> results --Outbox, a thread--> socket
+
+The threads let the training loop send to a busy worker, and the worker continue while the loop is
+busy. Workers ignore Ctrl-C. They end when the other end of their socket closes, as it does when the
+training process dies.
+
+Cost: see worker_messages.py.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import _utils
+
+from streampack.runtime.flat_batch import by_value
+from streampack.runtime.worker_messages import Failed, Mark, Serve, Work, pickled, send_result
+
+ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
+
+
+class _Inbox:
+    """Messages sent to a worker, and its latest iteration."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+        self.messages: queue.SimpleQueue[tuple[int, Mark | None, Any] | None] = queue.SimpleQueue()
+        self.latest = 0
+        threading.Thread(target=self._listen, name="streampack-tasks", daemon=True).start()
+
+    def _listen(self) -> None:
+        # In a thread, so that a training process that sends never waits for a busy worker.
+        with suppress(EOFError, OSError):
+            while True:
+                message = self._theirs.recv()
+                self.latest = message[0]
+                self.messages.put(message)
+        self.latest = -1
+        self.messages.put(None)
+        time.sleep(ORPHANED_S)
+        os._exit(1)
+
+
+class _Outbox:
+    """Messages from a worker, sent in a thread so that the worker need not wait for the reader."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+        self._messages: queue.SimpleQueue[tuple[Any, torch.Tensor]] = queue.SimpleQueue()
+        threading.Thread(target=self._send, name="streampack-results", daemon=True).start()
+
+    def put(self, iteration: int, result: Any) -> None:
+        """Send a result."""
+        self._messages.put(pickled(iteration, result))
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the reader is gone
+            while True:
+                message, block = self._messages.get()
+                send_result(self._theirs, message, block)
+                del message, block
+
+
+def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int]) -> None:
+    """Run a worker until the other end of its socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training loop handles Ctrl-C
+    _introduce(serve, *info)
+    ForkingPickler.register(torch.Tensor, by_value)
+    inbox, outbox = _Inbox(theirs), _Outbox(theirs)
+    work: Work | None = None
+    while (message := inbox.messages.get()) is not None:
+        iteration, mark, task = message
+        if mark is Mark.BEGIN:
+            work = None  # do not keep it while the next is made
+            work = _begun(serve, task)
+            outbox.put(iteration, Mark.BEGIN)
+        elif work is not None and iteration == inbox.latest:
+            outbox.put(iteration, _results(work, task))
+
+
+def _introduce(dataset: Any, number: int, num_workers: int, base_seed: int) -> None:
+    """Seed the process and set torch's worker info, which sources and formats query."""
+    seed = base_seed + number
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    _utils.worker._worker_info = _utils.worker.WorkerInfo(
+        id=number, num_workers=num_workers, seed=seed, dataset=dataset
+    )
+
+
+def _begun(serve: Serve, given: Any) -> Work:
+    try:
+        return serve(given)
+    except Exception as error:
+        failed = Failed.of(error)
+        return lambda _: [failed]
+
+
+def _results(work: Work, task: Any) -> list[Any]:
+    try:
+        return work(task)
+    except Exception as error:
+        return [Failed.of(error)]

@@ -1,0 +1,228 @@
+"""A stream's index.json and length file on this node: fetched, and compared with the remote's.
+
+::
+
+    index.json  --> this remote's folder? (owner.py) --no--> refused
+                --> here? --no--> fetch, parse, rename
+                --> is it still the remote's?        --no--> refused
+    lengths.bin --> here, and of the remote's version? --no--> fetch, record, rename
+
+Cost: a few `stat` calls per open. If the remote is a folder, its index.json is read and compared
+whenever the stream is opened. An object store is checked again only with `check_remote`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from streampack.errors import DataError
+from streampack.mds import mosaic
+from streampack.mds.index import parse_index
+from streampack.mds.length_file import LENGTH_FILE, index_digest
+from streampack.storage.download_errors import DamagedError
+from streampack.storage.filesystem import FileState
+from streampack.storage.locks import FileLocks
+from streampack.storage.manifest import Manifest
+from streampack.storage.materialize import ShardMaterializer
+from streampack.storage.verify import as_data_error
+
+INDEX = mosaic.get_index_basename()
+NAMED_SPLITS = 8  # in a message
+
+logger = logging.getLogger(__name__)
+
+
+class StreamMetadata:
+    """The index.json and the length file of one stream; safe to pickle."""
+
+    def __init__(self, materializer: ShardMaterializer) -> None:
+        self._materializer = materializer
+        self._location = materializer.location
+        self._disk = materializer.disk
+        self._owner = materializer.owner
+        self._locks = FileLocks(self._location.folder, self._disk)
+
+    def index_bytes(self) -> bytes:
+        """Return the bytes of index.json, fetched on the first call on this node.
+
+        Raises:
+            DataError: If there is none, the remote now holds a different one, or the local folder
+                belongs to another remote or another user.
+        """
+        path = self._location.folder / INDEX
+        with as_data_error(path, is_retried=False):
+            self._make_root_private()
+            self._owner.refuse_others()
+            text = self._read_index(path)
+            if text is None and self._location.remote is None:
+                raise DataError(
+                    f"{path}: does not exist; {self._split_hint()}give the folder of an MDS "
+                    "stream as local=, or set remote= to where it can be fetched"
+                )
+            is_cached = text is not None
+            if text is None:
+                with self._locks.hold(INDEX, self._materializer.lock_s()):
+                    text = self._read_index(path) or self._fetch_index(path)
+            if not self._owner.claim():
+                self._owner.refuse_others()
+        self._compare_with_remote(text, is_cached=is_cached)
+        return text
+
+    def _make_root_private(self) -> None:
+        """Make the default folder private to this user; its name is predictable."""
+        root = self._location.temporary_root
+        if root is None:
+            return
+        try:
+            self._disk.make_folder(root, is_private=True)
+        except (PermissionError, FileExistsError) as error:
+            raise DataError(
+                f"{root}: is the folder of a stream without local=, but cannot be made private to "
+                f"this user ({error}); set local= to another folder",
+                uri=str(root),
+            ) from error
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            with self._disk.open(path) as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _read_index(self, path: Path) -> bytes | None:
+        """Return the local index.json; None if it is missing, or was fetched and is damaged."""
+        text = self._read(path)
+        digest = self._owner.digest
+        if text is None or digest in ("", index_digest(text).hex()):
+            return text
+        logger.warning(
+            "%s: is not what was fetched from %s; fetching it again", path, self._location.remote
+        )
+        return None
+
+    def _split_hint(self) -> str:
+        """Return a hint naming the subfolders that hold a stream."""
+        folder = Path(self._location.stream.local)
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX}"))
+        if not splits:
+            return ""
+        options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
+        more = ", ..." if splits[NAMED_SPLITS:] else ""
+        return f"set {options}{more}, whose folders hold one; or "
+
+    def _fetch_index(self, path: Path) -> bytes:
+        temporary, uri = self._locks.temporary(INDEX), self._location.index_uri
+        downloads: list[bytes] = []
+
+        def check(fetched: Path) -> None:
+            # An invalid index must not get its final name: the next start would find it there.
+            downloads.append(self._read(fetched) or b"")
+            try:
+                parse_index(downloads[-1], uri)
+            except DataError as error:
+                if downloads[-1:] == downloads[-2:-1]:  # so the remote file is wrong
+                    raise
+                raise DamagedError(str(error).removeprefix(f"{uri}: ")) from error
+
+        try:
+            self._materializer.store.fetch(self._location, INDEX, temporary, check=check)
+            text = downloads[-1]
+            digest, owned = index_digest(text).hex(), self._owner.digest
+            # Shards of two versions may have equal sizes: only hashes distinguish them.
+            if owned not in ("", digest) and not self._is_hashed(text):
+                raise self._other_version(owned, digest)
+            if self._owner.claim(digest):
+                self._disk.rename(temporary, path)
+        finally:
+            self._materializer.discard(temporary)
+        return text
+
+    def _is_hashed(self, text: bytes) -> bool:
+        shards = parse_index(text, self._location.index_uri).shards
+        return all(self._materializer.verifier.expected(shard.stored) for shard in shards)
+
+    def _compare_with_remote(self, text: bytes, *, is_cached: bool) -> None:
+        """Refuse a cache that differs from the remote's index.json, if that is known or checked."""
+        folder, current = self._location.remote_folder, None
+        if folder is not None:
+            try:
+                state, current = self._disk.state(folder / INDEX), self._read(folder / INDEX)
+            except OSError:
+                return  # fetched files remain usable without the remote
+            self._materializer.verifier.watch_index(folder / INDEX, state)
+        elif self._location.remote and getattr(self._location.stream, "check_remote", False):
+            current = self._fetch_current() if is_cached else None
+        if current is not None and current != text:
+            raise self._other_version(index_digest(text).hex(), index_digest(current).hex())
+
+    def _fetch_current(self) -> bytes | None:
+        """Fetch index.json again, which works with any store; etags differ between copies."""
+        temporary = self._locks.temporary(INDEX)
+        try:
+            with self._locks.hold(INDEX, self._materializer.lock_s()):
+                try:
+                    self._materializer.store.fetch(self._location, INDEX, temporary)
+                    return self._read(temporary) or b""
+                finally:
+                    self._materializer.discard(temporary)
+        except (DataError, OSError) as error:
+            logger.warning(
+                "%s: check_remote cannot tell whether the store still holds the version in %s, "
+                "so the run continues with that version: %s",
+                self._location.index_uri,
+                self._location.folder,
+                error,
+            )
+            return None
+
+    def _other_version(self, here: str, there: str) -> DataError:
+        folder = self._location.folder
+        return DataError(
+            f"{folder}: was fetched from another version of {self._location.remote}: index.json "
+            f"is {here[:8]} here, {there[:8]} there; delete {folder}, or name another local=",
+            uri=self._location.index_uri,
+        )
+
+    def length_file_path(self) -> Path | None:
+        """Return the path of the length file, fetched if the remote has one; None if there is none.
+
+        Raises:
+            DataError: If the store neither returns it nor reports that it does not exist.
+        """
+        path = self._location.folder / LENGTH_FILE
+        with as_data_error(path, is_retried=False):
+            if self._location.remote is None:
+                return path if self._disk.state(path) is not None else None
+            if not self._has_lengths(path):
+                with self._locks.hold(LENGTH_FILE, self._materializer.lock_s()):
+                    if not self._has_lengths(path) and not self._fetch_lengths():
+                        return None
+            return path
+
+    def _has_lengths(self, path: Path) -> bool:
+        """Return whether the length file is present and matches the remote's version."""
+        if self._disk.state(path) is None:
+            return False
+        entry = Manifest(path.parent, self._disk).read(LENGTH_FILE)
+        return entry is None or not self._materializer.verifier.is_replaced(entry)
+
+    def _fetch_lengths(self) -> bool:
+        materializer, location = self._materializer, self._location
+        temporary = self._locks.temporary(LENGTH_FILE)
+        origin = materializer.verifier.version(LENGTH_FILE)
+        try:
+            if not materializer.store.fetch_if_there(location, LENGTH_FILE, temporary):
+                return False
+            materializer.publish(temporary, location.folder, LENGTH_FILE, "", origin)
+        finally:
+            materializer.discard(temporary)
+        return True
+
+    def remove_damaged_lengths(self, damaged: FileState | None) -> bool:
+        """Remove a damaged length file that we fetched; return whether there may be a new copy."""
+        if damaged is None or self._location.remote is None:
+            return False
+        folder = self._location.folder
+        with as_data_error(folder / LENGTH_FILE):
+            return self._materializer.remove_damaged(folder, damaged, LENGTH_FILE)

@@ -1,0 +1,95 @@
+"""The columns of a stream that are read: chosen by options, checked against index.json.
+
+Cost: one pass over the distinct column layouts of a stream, usually one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import chain
+from typing import Any
+
+from streampack.errors import DataError
+from streampack.mds.columns import find_column
+from streampack.mds.index import Layout, MdsIndex
+from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
+
+OTHER_NAMES = {"tokens": ("input_ids",)}
+"""Alternatives for the default column names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSelection:
+    """The columns of a stream that are read, as documented in `Stream`; hashable."""
+
+    tokens: str = "tokens"
+    tokens_dtype: str | None = None
+    labels: str | None = None
+    labels_dtype: str | None = None
+    labels_shifted: bool | None = None
+    loss_mask: str | None = None
+    loss_mask_dtype: str | None = None
+
+    @classmethod
+    def of(cls, stream: Any) -> ColumnSelection:
+        """Read the selection from a `Stream`; MosaicML's has none and gets the defaults."""
+        names = [field.name for field in fields(cls) if hasattr(stream, field.name)]
+        return cls(**{name: getattr(stream, name) for name in names})
+
+    @property
+    def token_names(self) -> tuple[str, ...]:
+        """Names of the token column, in order of preference."""
+        return (self.tokens, *OTHER_NAMES.get(self.tokens, ()))
+
+    def names_of(self, option: str) -> tuple[str, ...]:
+        """Return the names of the column of "tokens", "labels" or "loss_mask"; () if not read."""
+        if option == "tokens":
+            return self.token_names
+        name = getattr(self, option)
+        return () if name is None else (name,)
+
+    def dtype_of(self, option: str) -> str | None:
+        """Return the type of "tokens", "labels" or "loss_mask" if stored as `bytes`."""
+        dtype: str | None = getattr(self, f"{option}_dtype")
+        return dtype or self.tokens_dtype
+
+    def is_untyped(self, option: str, layout: Layout) -> bool:
+        """Return whether a column states no type, so that an option must."""
+        name = next((name for name in self.names_of(option) if name in layout.names), None)
+        return name is not None and layout.encodings[layout.names.index(name)] == "bytes"
+
+
+def check_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> str:
+    """Check columns and types before any shard is opened; return the token column's name."""
+    first: dict[Layout, int] = {}
+    for number, shard in enumerate(index.shards):
+        first.setdefault(shard.layout, number)
+    token_columns = set()
+    for layout, number in first.items():
+        where = f"stream {name!r} ({index.uri}: shards.{number})"
+        for option in ("tokens", "labels", "loss_mask"):
+            if names := columns.names_of(option):
+                dtype = columns.dtype_of(option)
+                column = find_column(layout, names, dtype, where, option)
+                if option == "tokens":
+                    token_columns.add(column.name)
+    if len(token_columns) > 1:
+        raise DataError(
+            f"stream {name!r}: its shards hold tokens in columns "
+            f"{' and '.join(map(repr, sorted(token_columns)))}; write the stream again with one "
+            "of them"
+        )
+    return token_columns.pop()
+
+
+def warn_unused_columns(index: MdsIndex, columns: ColumnSelection, name: str, tokens: str) -> None:
+    """Warn about label and loss mask columns, if the selection reads neither kind."""
+    if columns.labels or columns.loss_mask:
+        return
+    layouts = {shard.layout for shard in index.shards}
+    encodings = dict(chain(*(zip(one.names, one.encodings, strict=True) for one in layouts)))
+    for column in TARGET_COLUMNS:
+        # With another encoding the column is something else, such as a class label.
+        kind = encodings.get(column, "").partition(":")[0]
+        if column != tokens and kind in ("ndarray", "bytes"):
+            warn_unused_label_column("Stream", name, column)

@@ -1,0 +1,173 @@
+"""Open the streams of a dataset: index.json, length files, columns and the cache limit.
+
+Cost: parsing index.json takes about 10 us a shard; the head of a length file is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from streampack.errors import ConfigError, DataError
+from streampack.mds.index import MdsIndex, parse_index
+from streampack.mds.length_file import LENGTH_FILE, LengthFile, index_digest, open_length_file
+from streampack.storage.cache import ShardCache
+from streampack.storage.eviction import CacheLimit
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.location import StreamLocation
+from streampack.storage.materialize import Downloader
+from streampack.storage.verify import attach_uri
+from streampack.streams.column_selection import (
+    ColumnSelection,
+    check_columns,
+    warn_unused_columns,
+)
+from streampack.streams.mds_stream import MdsStream
+from streampack.streams.shard_checks import empty_sample
+
+
+def open_stream(
+    stream: Any,
+    number: int,
+    *,
+    disk: LocalFilesystem | None = None,
+    store: Downloader | None = None,
+) -> MdsStream:
+    """Open a `Stream`, ours or MosaicML's, without changing it; it can be opened again.
+
+    Args:
+        stream: The stream to open.
+        number: Its index among the streams, from 0.
+        disk: Filesystem of its local folder; None: this machine's.
+        store: Downloads its files; None: the stream's own downloader.
+
+    Raises:
+        DataError: If its index.json or its length file is invalid, a file of a local stream does
+            not match index.json, or a requested column is missing.
+    """
+    location = StreamLocation.of(stream)
+    cache = ShardCache(location, disk, store)
+    columns = ColumnSelection.of(stream)
+    name = getattr(stream, "name", None) or _default_name(location)
+    with attach_uri(location.index_uri):
+        text = cache.metadata.index_bytes()
+        index = parse_index(text, location.index_uri)
+        column = check_columns(index, columns, name)
+        length_file = _open_lengths(cache, text, index)
+        if length_file is not None:
+            if length_file.hashes:
+                index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
+            length_file = _usable(length_file, column, name)
+        cache.check(index)
+    warn_unused_columns(index, columns, name, column)
+    return MdsStream(
+        name=name,
+        number=number,
+        proportion=stream._proportion,
+        repeat=stream._repeat,
+        choose=stream._choose,
+        digest=_digest(text, columns),
+        index=index,
+        columns=columns,
+        cache=cache,
+        length_file=length_file,
+        checks_dtypes=getattr(stream, "check_dtypes", True),
+    )
+
+
+def open_streams(
+    streams: Sequence[Any],
+    *,
+    cache_limit: int | None = None,
+    disk: LocalFilesystem | None = None,
+    store: Downloader | None = None,
+) -> tuple[MdsStream, ...]:
+    """Open the streams of a dataset, numbered from 0.
+
+    Args:
+        streams: The streams to open, ours or MosaicML's.
+        cache_limit: Limit on the bytes of their fetched and decompressed files on this node;
+            None: no limit.
+        disk: Filesystem of their local folders; None: this machine's.
+        store: Downloads their files; None: their own downloaders.
+
+    Raises:
+        DataError: As `open_stream`.
+        ConfigError: If two streams of different remotes share a local folder; if there is a limit
+            and a stream's files are on a file system that other nodes may use.
+    """
+    _refuse_shared_folders([StreamLocation.of(stream) for stream in streams])
+    opened = tuple(
+        open_stream(stream, number, disk=disk, store=store) for number, stream in enumerate(streams)
+    )
+    folders = [stream.cache.cache_folders(stream.index) for stream in opened]
+    if cache_limit is None or not any(folders):
+        return opened
+    disk = disk or LocalFilesystem()
+    for cached in chain(*folders):
+        if disk.is_network(cached.folder):
+            raise ConfigError(
+                f"cache_limit={cache_limit}: {cached.folder} is on a network file system, where "
+                "other nodes may use its files; set local= to a folder of this node's own disk, "
+                "or leave cache_limit out"
+            )
+    limit = CacheLimit(cache_limit, tuple(chain(*folders)), disk)
+    return tuple(
+        replace(stream, cache=stream.cache.under(limit)) if is_evictable else stream
+        for stream, is_evictable in zip(opened, folders, strict=True)
+    )
+
+
+def _refuse_shared_folders(locations: Sequence[StreamLocation]) -> None:
+    """Refuse two streams whose files would collide."""
+    first: dict[str, int] = {}
+    for number, location in enumerate(locations):
+        other = first.setdefault(os.path.realpath(location.folder), number)
+        if locations[other].owner != location.owner:
+            raise ConfigError(
+                f"streams {other} and {number} share the local folder {locations[other].folder}, "
+                f"but have remote={locations[other].remote!r} and remote={location.remote!r}; set "
+                "another local= for one of them"
+            )
+
+
+def _default_name(location: StreamLocation) -> str:
+    folder = str(location.folder.absolute()) if location.remote is None else location.remote
+    return PurePosixPath(Path(folder).as_posix()).name or folder
+
+
+def _open_lengths(cache: ShardCache, text: bytes, index: MdsIndex) -> LengthFile | None:
+    path = cache.metadata.length_file_path()
+    if path is None:
+        return None
+    with attach_uri(path):
+        state = cache.file_state(path)
+        try:
+            return open_length_file(path, text, index)
+        except DataError:
+            if not cache.metadata.remove_damaged_lengths(state):
+                raise
+            path = cache.metadata.length_file_path()
+            return None if path is None else open_length_file(path, text, index)
+
+
+def _usable(lengths: LengthFile, column: str, name: str) -> LengthFile | None:
+    """Return a length file if it counts this column; None otherwise."""
+    if lengths.column != column:
+        return None
+    if lengths.min_tokens == 0:
+        with attach_uri(lengths.path):
+            raise empty_sample(name, lengths.find_empty())
+    return lengths
+
+
+def _digest(text: bytes, columns: ColumnSelection) -> str:
+    options = [getattr(columns, field.name) for field in fields(columns)]
+    content = index_digest(text) + json.dumps(options).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

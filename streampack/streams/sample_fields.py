@@ -1,0 +1,190 @@
+"""The fields of one item of an iterable: found, converted to arrays, and checked.
+
+Each function takes the item as a dict and `where`, its description for messages. It raises a
+DataError that names the field and what to write instead.
+
+Cost: `plain_row` and `is_mask` take one pass over the values; the rest about 1 us per field.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from streampack._checks import MAX_ID
+from streampack.errors import DataError
+from streampack.streams.source_traits import own_copy
+from streampack.types import Int64Array
+
+PLAIN_TYPES = "?bBhHiIlq"  # integer types that convert losslessly to int64
+ENCODE_CHATS = (
+    "encode conversations with their template: IterableStream(ChatSamples(rows, "
+    "ChatEncoder(tokenizer)), loss_mask='loss_mask'), both from streampack.write"
+)
+
+
+def token_ids(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
+    """Return the token ids of an item, from field `name`; "tokens" may be "input_ids"."""
+    if name == "tokens" and name not in item and "input_ids" in item:
+        name = "input_ids"
+    _check_there(item, name, where, _way_to_tokens)
+    if isinstance(item.get(name), str):
+        raise DataError(
+            f"{where}: field {name!r} holds text, but must hold integers; set tokenizer="
+        )
+    return _integers(item, name, where)
+
+
+def _way_to_tokens(item: Mapping[str, Any]) -> str:
+    """Return advice for a sample without the token field."""
+    if is_chat(item):
+        return ENCODE_CHATS
+    rows = [name for name, value in item.items() if plain_row(value) is not None]
+    texts = [name for name, value in item.items() if isinstance(value, str)]
+    if rows:
+        return f"set tokens= to the field that holds them: {' or '.join(map(repr, rows))}"
+    if texts:
+        name = "text" if "text" in texts else texts[0]
+        return f"set tokenizer={'' if name == 'text' else f' and text={name!r}'}"
+    return "give token ids, or texts and tokenizer="
+
+
+def is_chat(item: Any) -> bool:
+    """Return whether an item is a conversation: messages, or a dict that holds them."""
+    values = item.values() if isinstance(item, Mapping) else (item,)
+    return any(
+        isinstance(value, list | tuple | np.ndarray)
+        and len(value) > 0
+        and isinstance(value[0], Mapping)
+        for value in values
+    )
+
+
+def invalid_token_ids(tokens: Any) -> Any:
+    """Return the values of a row that are not valid token ids.
+
+    >>> invalid_token_ids(np.array([7, -1, 2**40])).tolist()
+    [-1, 1099511627776]
+    """
+    return tokens[(tokens < 0) | (tokens > MAX_ID)]
+
+
+def invalid_labels(labels: Any) -> Any:
+    """Return the values of a row that are outside int32.
+
+    >>> invalid_labels(np.array([7, -100, 2**40])).tolist()
+    [1099511627776]
+    """
+    return labels[(labels < -MAX_ID) | (labels > MAX_ID)]
+
+
+def plain_row(value: Any) -> Any:
+    """Return a row of integers that numpy can copy directly; None if it needs a closer look."""
+    if type(value) is np.ndarray:
+        return value if value.ndim == 1 and value.dtype.char in PLAIN_TYPES else None
+    if type(value) is not list:
+        return None
+    try:
+        # Rejects non-integers in half the time that numpy's type inference takes.
+        return np.frombuffer(struct.pack(f"{len(value)}q", *value), np.int64)
+    except (TypeError, struct.error):
+        return None
+
+
+def is_mask(values: Any) -> bool:
+    """Return whether all values are 0 or 1."""
+    return not (values >> 1).any()  # one pass; works for bools too
+
+
+def values_per_token(
+    tokens: Int64Array, item: Mapping[str, Any], name: str, where: str
+) -> Int64Array:
+    """Return the integers of a field, one for each token."""
+    values = _integers(item, name, where)
+    _check_length(len(values), len(tokens), name, where)
+    return values
+
+
+def _check_length(num_values: int, num_tokens: int, name: str, where: str) -> None:
+    if num_values != num_tokens:
+        raise DataError(
+            f"{where}: {num_tokens} tokens, but {num_values} values in {name!r}; "
+            "give one for each token"
+        )
+
+
+def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = True) -> Int64Array:
+    _check_there(
+        item, name, where, lambda _: "set labels=, loss_mask= or payloads= to fields it has"
+    )
+    try:
+        values = np.asarray(item[name])
+    except ValueError as error:  # rows of unequal length
+        raise DataError(f"{where}: field {name!r} is not a row of integers: {error}") from error
+    if values.size and values.dtype.kind not in "iub":
+        raise DataError(
+            f"{where}: field {name!r} holds {values.dtype}, but must hold integers; tokenize first"
+        )
+    if is_row and values.size and max(values.shape, default=1) != values.size:
+        shape = " x ".join(map(str, values.shape))
+        raise DataError(
+            f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
+            "row as a sample of its own"
+        )
+    return values.reshape(-1).astype(np.int64)
+
+
+def _check_there(
+    item: Mapping[str, Any], name: str, where: str, way_out: Callable[[Mapping[str, Any]], str]
+) -> None:
+    if name not in item:
+        raise DataError(
+            f"{where}: no field {name!r}; it has {', '.join(map(repr, item))}; {way_out(item)}"
+        )
+
+
+def cast_values(
+    item: Mapping[str, Any], name: str, dtype: np.dtype[Any], num_tokens: int, where: str
+) -> Any:
+    """Return a field with one value per token as an array of `dtype`."""
+    _check_there(item, name, where, lambda _: "set token_fields= to those it has")
+    try:
+        values = np.asarray(item[name]).reshape(-1).astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: field {name!r} cannot be converted to {dtype}: {error}"
+        ) from error
+    _check_length(len(values), num_tokens, name, where)
+    return values
+
+
+def payload_objects(value: Any) -> list[Any]:
+    """Return copies of a sample's payloads: none, one, or a list of them."""
+    if value is None:
+        return []
+    value = own_copy(value)
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def payload_spans(
+    item: Mapping[str, Any], name: str, num_objects: int, num_tokens: int, where: str
+) -> Int64Array:
+    """Return the token spans of a sample's payloads, shape (num_objects, 2)."""
+    if not num_objects:
+        return np.zeros((0, 2), np.int64)
+    flat = _integers(item, name, where, is_row=False)
+    spans = flat[: len(flat) // 2 * 2].reshape(-1, 2)
+    if len(flat) % 2 or len(spans) != num_objects:
+        raise DataError(
+            f"{where}: {num_objects} payloads, but {len(spans)} spans in {name!r}; give each one"
+        )
+    bad = spans[(spans[:, 0] < 0) | (spans[:, 0] >= spans[:, 1]) | (spans[:, 1] > num_tokens)]
+    if len(bad):
+        raise DataError(
+            f"{where}: {name!r} has a span {bad[0].tolist()}, which is not a part of its "
+            f"{num_tokens} tokens; a span is its first token and one past its last"
+        )
+    return spans

@@ -1,0 +1,91 @@
+"""Checks of an opened shard: one value per token, the stated lengths, the right types.
+
+Cost: one comparison of the counts per column, and for untyped columns one look at the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.mds.columns import Places
+from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype
+from streampack.mds.index import Layout
+from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.shard_pool import OpenShard
+from streampack.types import Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardChecker:
+    """Compares one shard's columns with each other and with what its stream states."""
+
+    stream_name: str
+    columns: ColumnSelection
+    layout: Layout
+    first_sample: int
+    """Number of the shard's first sample, for messages."""
+
+    def check_dtypes(self, shard: OpenShard) -> None:
+        """Check that untyped columns hold the types that the options state."""
+        if self.columns.is_untyped("tokens", self.layout):
+            where = f"stream {self.stream_name!r}, column of the tokens"
+            check_tokens_dtype(shard.data, *_spans(shard.tokens), shard.tokens.dtype, where)
+        if shard.labels is not None and self.columns.is_untyped("labels", self.layout):
+            where = f"stream {self.stream_name!r}, column {self.columns.labels!r}"
+            check_labels_dtype(shard.data, *_spans(shard.labels), shard.labels.dtype, where)
+
+    def check_counts(self, shard: OpenShard) -> None:
+        """Refuse samples without tokens, and columns that differ in length from the tokens."""
+        counts = shard.tokens.counts
+        if len(counts) and counts.min() == 0:
+            raise empty_sample(self.stream_name, self.first_sample + int(counts.argmin()))
+        for option, places in (("labels", shard.labels), ("loss_mask", shard.loss_mask)):
+            if places is not None and not np.array_equal(places.counts, counts):
+                sample = int((places.counts != counts).argmax())
+                raise DataError(
+                    f"{self._sample(sample)}: {counts[sample]} tokens, but "
+                    f"{places.counts[sample]} values in its {option} column; write one for each "
+                    f"token{self._dtype_hint(places, counts, option)}"
+                )
+
+    def check_stated_lengths(self, shard: OpenShard, stated: Int64Array, path: Path) -> None:
+        """Refuse a shard whose lengths differ from those in the length file at `path`."""
+        counts = shard.tokens.counts
+        if not np.array_equal(stated, counts):
+            sample = int((stated != counts).argmax())
+            raise DataError(
+                f"{self._sample(sample)}: {counts[sample]} tokens, but {path} says "
+                f"{stated[sample]}; write it again: streampack index {path.parent}"
+                f"{self._dtype_hint(shard.tokens, stated, 'tokens')}"
+            )
+
+    def _sample(self, index: int) -> str:
+        return f"stream {self.stream_name!r}, sample {self.first_sample + index}"
+
+    def _dtype_hint(self, places: Places, counts: Int64Array, option: str) -> str:
+        """Return a hint if another type of an untyped column would give these counts."""
+        _, num_bytes = _spans(places)
+        for dtype in ("int32", "int64", "uint16", "uint8"):
+            is_fit = np.array_equal(counts * np.dtype(dtype).itemsize, num_bytes)
+            if is_fit and self.columns.is_untyped(option, self.layout):
+                # -100 does not fit in an unsigned type.
+                likely = "int16" if (option, dtype) == ("labels", "uint16") else dtype
+                return f"; as {likely} the numbers agree: if so, set {option}_dtype={likely!r}"
+        return ""
+
+
+def empty_sample(stream_name: str, sample: int) -> DataError:
+    """Return the error for a sample without tokens."""
+    return DataError(
+        f"stream {stream_name!r}, sample {sample}: 0 tokens, but a sample needs 1 or more; rewrite "
+        "the stream without empty samples (`streampack write` skips them)"
+    )
+
+
+def _spans(places: Places) -> tuple[Int64Array, Int64Array]:
+    """Return the byte offset and the number of bytes of each sample's values."""
+    return places.begins, places.counts * np.dtype(places.dtype).itemsize

@@ -1,0 +1,198 @@
+"""Packs of a global batch dealt by cost: the same packs, at the same cost on every rank."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.balance import AttentionCost, Balance
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ConfigError
+from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan.deal import deal_by_cost, step_time
+from streampack.types import Packs
+from tests.helpers.planning import device_batches, recipe
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(700, 150), (300, 40)]]
+SIZE = 24
+WORLDS = [(1, 6), (2, 3), (4, 3), (4, 6), (8, 1), (6, 2)]  # devices, batch size
+WITHIN = ["rank", "node", "batch"]
+
+
+def make(method: str = "random", num_lanes: int = 1, **mixing) -> Recipe:
+    return recipe(
+        LENGTHS,
+        mixing=Mixing(batching_method=method, **mixing),
+        packing=Packing(max_seq_len=64, buffer_tokens=512),
+        order=Order(seed=3, pack_shuffle=40),
+        num_lanes=num_lanes,
+        lane_run=3,
+        global_batch_size=SIZE,
+    )
+
+
+def views_of(num_devices: int, batch_size: int, within: str, **cost) -> list[DeviceView]:
+    """A job of two nodes, or of one where the devices are odd."""
+    balance = Balance(within=within, **cost)
+    views = []
+    for place in range(num_devices):
+        node = [p for p in range(num_devices) if p % 2 == place % 2 or num_devices % 2]
+        sharing = {"rank": [place], "node": node, "batch": range(num_devices)}[within]
+        views.append(
+            DeviceView(
+                place=place,
+                num_devices=num_devices,
+                batch_size=batch_size,
+                balance=balance,
+                sharing=tuple(sharing),
+            )
+        )
+    return views
+
+
+def steps_of(r: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs) -> list[list[list]]:
+    """By step and device: the packs of a batch."""
+    per_device = [device_batches(r, view, epoch, **kwargs) for view in views]
+    return [
+        [[batch.packs[i].tolist() for i in range(len(batch.packs))] for batch in step]
+        for step in zip(*per_device, strict=True)
+    ]
+
+
+def by_global_batch(steps: list[list[list]], per_batch: int) -> list[list[str]]:
+    return [
+        sorted(
+            json.dumps(pack) for step in steps[n : n + per_batch] for own in step for pack in own
+        )
+        for n in range(0, len(steps), per_batch)
+    ]
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(METHODS),
+    st.sampled_from(["pad", "drop", "carry"]),
+    st.sampled_from(WITHIN),
+    st.sampled_from(WORLDS),
+    st.sampled_from([1, 2, 4]),
+)
+def test_each_global_batch_holds_the_packs_that_it_has_without_balance(
+    method, epoch_end, within, world, num_lanes
+):
+    r = make(method, num_lanes, epoch_end=epoch_end)
+    views = views_of(*world, within)
+    per_batch = SIZE // views[0].window
+    plain = steps_of(r, [replace(view, balance=None) for view in views], epoch=1)
+    dealt = steps_of(r, views, epoch=1)
+    assert by_global_batch(dealt, per_batch) == by_global_batch(plain, per_batch)
+    if method == "device_per_stream":
+        batches = {json.dumps(own) for step in plain for own in step}
+        assert {json.dumps(own) for step in dealt for own in step} == batches
+    last = (len(plain) - 1) // per_batch * per_batch
+    if sum(len(own) for step in plain[last:] for own in step) < SIZE:
+        assert dealt[last:] == plain[last:], "a padded batch is left alone"
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(METHODS),
+    st.sampled_from(["pad", "carry"]),
+    st.sampled_from(WITHIN),
+    st.sampled_from(WORLDS),
+    st.integers(0, 20),
+    st.booleans(),
+)
+def test_a_run_resumes_at_any_step_of_the_same_world(
+    method, epoch_end, within, world, stop, has_snapshots
+):
+    r = make(method, 2, epoch_end=epoch_end)
+    for view in views_of(*world, within):
+        wanted = device_batches(r, view)
+        sequence = EpochSequence(r, view, epoch=0)
+        position, snapshots = 0, sequence.snapshots()
+        for _ in range(min(stop, len(wanted))):
+            position, snapshots = sequence.next().position, sequence.snapshots()
+        sequence.close()
+        kept = json.loads(json.dumps(snapshots)) if has_snapshots else None
+        rest = device_batches(r, view, position=position, snapshots=kept)
+        shown = [[b.position, b.packs.segments.tolist()] for b in wanted[min(stop, len(wanted)) :]]
+        assert [[b.position, b.packs.segments.tolist()] for b in rest] == shown
+
+
+@pytest.mark.parametrize("within", WITHIN)
+def test_batches_planned_together_are_those_planned_one_by_one(within):
+    r = make("stratified", 2)
+    view = views_of(4, 3, within)[1]
+    single = [b.packs.segments.tolist() for b in device_batches(r, view)]
+    sequence = EpochSequence(r, view, epoch=0)
+    together = []
+    while (batch := sequence.next(5)) is not None:
+        together += [batch.part(n, n + 1).packs.segments.tolist() for n in range(batch.num_batches)]
+    assert together == single
+
+
+costs = st.integers(1, 10_000)
+
+
+@settings(max_examples=200)
+@given(st.data(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+def test_every_item_is_dealt_once_and_steps_take_no_longer(data, num_steps, num_ranks, size):
+    count = num_steps * num_ranks * size
+    own = np.array(data.draw(st.lists(costs, min_size=count, max_size=count)))
+    dealt = deal_by_cost(own, num_steps, num_ranks)
+    assert dealt.shape == (num_steps, num_ranks, size)
+    assert sorted(dealt.ravel().tolist()) == list(range(count))
+    spread = own[dealt].sum(axis=2)
+    assert step_time(spread) <= num_ranks
+    # The bound of the module: the largest device batch exceeds the mean by a pack at most.
+    assert spread.max() <= own.sum() / (num_steps * num_ranks) + own.max()
+
+
+@settings(max_examples=60)
+@given(st.lists(costs, min_size=6, max_size=6))
+def test_with_one_pack_a_batch_no_deal_is_better(own):
+    own = np.array(own)
+    best = min(
+        step_time(own[list(order)].reshape(2, 3)) for order in itertools.permutations(range(6))
+    )
+    assert step_time(own[deal_by_cost(own, 2, 3)].sum(axis=2)) <= best + 1e-9
+
+
+def test_the_cost_of_a_pack_is_that_of_its_samples():
+    rows = np.zeros((3, 6), np.int64)
+    rows[:, 4] = [100, 1000, 49_152]
+    packs = Packs(segments=rows, ends=np.array([2, 3]))
+    assert Balance().costs(packs).tolist() == [
+        round(1024 * (100 + 100**2 / 49_152)) + round(1024 * (1000 + 1000**2 / 49_152)),
+        2 * 1024 * 49_152,
+    ]
+    windowed = AttentionCost(hidden_size=100, window=10)(np.array([4, 10, 30]))
+    assert windowed.tolist() == [4 + 16 / 1200, 10 + 100 / 1200, 30 + (900 - 400) / 1200]
+
+
+def test_equal_functions_have_equal_digests():
+    assert Balance().digest() == Balance(within="batch", cost=AttentionCost()).digest()
+    assert Balance(cost=lambda n: n + n**2 / 49_152).digest() == Balance().digest()
+    assert Balance(cost=AttentionCost(hidden_size=512)).digest() != Balance().digest()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"within": "rack"}, r"within='rack' is not one of rank\|node\|batch"),
+        ({"cost": 3}, r"cost=3 is not a function of lengths; leave it out"),
+        ({"cost": lambda _: 1}, r"cost returned shape \(\) for \d+ lengths; return one cost"),
+        ({"cost": lambda n: -n}, r"cost returned -1.0 for a sample of 1 tokens; return a number"),
+        ({"cost": lambda n: n * np.nan}, r"cost returned nan for a sample of 1 tokens"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Balance(**options)

@@ -1,0 +1,164 @@
+"""Packs leave a column shuffled within windows: the same packs, and exactly resumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ConfigError
+from streampack.mix.draw import CHUNK
+from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan.pack_queue import PackQueue
+from streampack.types import LENGTH, SAMPLE
+from tests.helpers.planning import all_packs, column_packs, device_batches, recipe, world_views
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(900, 150), (300, 40)]]
+
+
+def make(order: Order, method: str = "random", num_lanes: int = 1, **mixing) -> Recipe:
+    return recipe(
+        LENGTHS,
+        mixing=Mixing(batching_method=method, **mixing),
+        packing=Packing(max_seq_len=64, buffer_tokens=512),
+        order=order,
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=8 * num_lanes,
+    )
+
+
+def unshuffled(r: Recipe) -> Recipe:
+    return replace(r, order=replace(r.order, pack_shuffle=0))
+
+
+orders = st.builds(
+    Order,
+    seed=st.integers(0, 5),
+    pack_shuffle=st.sampled_from([None, 1, 2, 7, 40, 300, 10**6]),
+    shuffle_block_size=st.sampled_from([None, 3, 50, 5000]),
+)
+
+
+@settings(max_examples=60)
+@given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]), st.sampled_from(["pad", "carry"]))
+def test_a_column_gives_the_same_packs_each_within_a_window_of_its_place(
+    order, method, num_lanes, epoch_end
+):
+    r = make(order, method, num_lanes, epoch_end=epoch_end)
+    for column in range(r.num_columns):
+        count = 400
+        columns = [PackQueue(each, num_lanes - 1, column, 0) for each in (r, unshuffled(r))]
+        shuffled, plain = (
+            [pack for pack, _ in zip(column_packs(queue), range(count), strict=False)]
+            for queue in columns
+        )
+        most_packs, most_samples = r.window(num_lanes - 1, column)
+        # A window ends with a chunk of samples, and a sample has at most three packs to itself.
+        bound = min(most_packs, 3 * most_samples) + 3 * CHUNK
+        where = {json.dumps(pack): number for number, pack in enumerate(plain)}
+        if epoch_end == "pad" and len(plain) < count:
+            assert sorted(map(json.dumps, shuffled)) == sorted(where)
+        for number, pack in enumerate(shuffled):
+            at = where.get(json.dumps(pack), count)
+            assert abs(at - number) <= bound
+
+
+@pytest.mark.parametrize("pack_shuffle", [1, 7, 40])
+def test_small_windows_are_parts_of_a_chunk(pack_shuffle):
+    r = make(Order(seed=1, pack_shuffle=pack_shuffle))
+    plain, shuffled = (
+        [json.dumps(pack) for pack in column_packs(PackQueue(each, 0, 0, 0))]
+        for each in (unshuffled(r), r)
+    )
+    places = [plain.index(pack) for pack in shuffled]
+    moves = np.abs(np.array(places) - np.arange(len(places)))
+    assert moves.max() < pack_shuffle
+    assert (moves.max() > 0) == (pack_shuffle > 1)
+    if pack_shuffle > 1:
+        assert np.mean(moves) > 0.2 * pack_shuffle
+
+
+@settings(max_examples=25)
+@given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
+def test_a_run_resumes_inside_a_window_in_any_world_with_or_without_snapshots(
+    order, method, epoch_end, data
+):
+    r = make(order, method, 2, epoch_end=epoch_end)
+    epoch = data.draw(st.sampled_from([0, 2]))
+    wanted = all_packs(r, world_views(1, 16), epoch)
+    view = DeviceView(batch_size=16)
+    sequence = EpochSequence(r, view, epoch=epoch)
+    stop = data.draw(st.integers(0, len(wanted) // 16))
+    position, snapshots = 0, sequence.snapshots()
+    for _ in range(stop):
+        batch = sequence.next()
+        position, snapshots = batch.position, sequence.snapshots()
+    sequence.close()
+    for num_devices, size in ((1, 16), (2, 8), (8, 2)):
+        for kept in (json.loads(json.dumps(snapshots)), None):
+            views = world_views(num_devices, size)
+            rest = all_packs(r, views, epoch, position=position, snapshots=kept)
+            assert rest == wanted[position:]
+
+
+def test_stored_order_and_no_shuffle_keep_the_order_of_packing():
+    r = recipe([LENGTHS[0]], order=Order(shuffle=False))
+    assert r.window(0, 0) == (0, 0)
+    firsts = [
+        batch.packs[i][0, SAMPLE]
+        for batch in device_batches(r, DeviceView(batch_size=8))
+        for i in range(len(batch.packs))
+    ]
+    # The packer holds back a few samples, no more.
+    assert np.mean(np.abs(np.diff(firsts))) < 30
+    with pytest.raises(ConfigError, match=r"pack_shuffle=5 shuffles packs, but shuffle=False"):
+        Order(shuffle=False, pack_shuffle=5)
+    assert Order(shuffle=False, pack_shuffle=0).pack_window == (0, 0)
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, "many", True])
+def test_a_window_that_cannot_be_is_refused(value):
+    with pytest.raises(ConfigError, match="pack_shuffle="):
+        Order(pack_shuffle=value)
+
+
+def effective_documents(r: Recipe, size: int) -> tuple[float, float]:
+    """The documents that count in a global batch: of these packs, and of packs shuffled at will."""
+    [batches] = [device_batches(r, DeviceView(batch_size=size))]
+    packs = [batch.packs[i] for batch in batches for i in range(len(batch.packs))]
+
+    def mean(packs: list) -> float:
+        found = []
+        for first in range(0, len(packs) - size + 1, size):
+            rows = np.concatenate(packs[first : first + size])
+            tokens = np.bincount(rows[:, SAMPLE], rows[:, LENGTH])
+            found.append(tokens.sum() ** 2 / (tokens**2).sum())
+        return float(np.mean(found))
+
+    order = np.random.default_rng(0).permutation(len(packs))
+    return mean(packs), mean([packs[number] for number in order])
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4, 8])
+def test_a_global_batch_holds_nearly_as_many_documents_as_of_packs_shuffled_over_the_epoch(
+    num_lanes,
+):
+    lengths = np.random.default_rng(5).lognormal(np.log(2500), 1.27, 8000).clip(1, 100_000)
+    r = recipe(
+        [lengths.astype(np.int64)],
+        packing=Packing(max_seq_len=2048),
+        num_lanes=num_lanes,
+        lane_run=8,
+        global_batch_size=64,
+    )
+    spread, best = effective_documents(r, 64)
+    packed, _ = effective_documents(unshuffled(r), 64)
+    assert spread >= 0.85 * best
+    assert packed < 0.5 * best
