@@ -169,10 +169,11 @@ def check_options(
     Raises:
         ConfigError: Naming the supported values, and the dataset that supports more.
     """
-    possible: list[tuple[Mixing | Order | Buffers | None, str, tuple[str | None, ...]]] = [
+    possible: list[tuple[Mixing | Order | Buffers | None, str, tuple[str | int | None, ...]]] = [
         (mixing, "epoch_end", epoch_ends),
         (mixing, "global_batch_size", (None,)),
         (order, "num_lanes", (None,)),
+        (order, "pack_shuffle", (None, 0)),
         (buffers, "cache_limit", (None,)),
     ]
     for config, key, works in possible:
