@@ -33,7 +33,7 @@ def _count_column(
     recipe: Recipe, epoch: int, lane: int, column: int, stop: Event | None = None
 ) -> int:
     """Plan one column to the epoch's end, or until `stop` is set, and return its packs."""
-    queue = PackQueue(recipe, lane, column, epoch)
+    queue = PackQueue(recipe, lane, column, epoch, is_shuffled=False)
     while not queue.is_complete and not (stop and stop.is_set()):
         queue.extend()
         queue.release(queue.num_known)

@@ -85,14 +85,18 @@ class PackQueue:
         first_known: Number of the first pack that is not released.
         is_complete: Whether all packs of the column are planned.
 
-    `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first.
+    `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first. Where
+    packs are only counted, they need no shuffle, and a window is one chunk.
     """
 
-    def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
+    def __init__(
+        self, recipe: Recipe, lane: int, column: int, epoch: int, *, is_shuffled: bool = True
+    ) -> None:
         self._recipe = recipe
         self._column = column
         self._place = ("packs", column, lane, epoch)
-        self._max_packs, self._max_samples = recipe.window(lane, column)
+        window = recipe.window(lane, column) if is_shuffled else (0, 0)
+        self._max_packs, self._max_samples = window
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = make_sample_sequence(recipe, lane, column, epoch)
         self._packer = make_packer(recipe.packing)
