@@ -49,10 +49,10 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
         - `ranks`: Ranks that get distinct batches.
         - `batch_size`, `digest`: As in the dataset.
         - `global_batches`, `global_batch_size`: Global batches begun, and their packs.
-        - `straggler`: Time of a global batch over the ideal one, if all ranks wait for each other
-          in each step: `planned` without balance and `dealt` with it, by the cost model of the
-          dataset's `balance`, or of ``Balance()`` if it has none (`is_dealt`). `note` says where
-          nothing can be gained. None if no global batch is a whole number of steps.
+        - `straggler`: How long ranks wait for each other, or None if no global batch is a whole
+            number of steps. Time of a global batch over the ideal one: `planned` without balance,
+            `dealt` with it, by the cost model of the dataset's `balance`, or of ``Balance()`` if
+            it has none (`is_dealt`). `note` says where nothing can be gained.
         - `padding_packs`: Packs of padding.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
