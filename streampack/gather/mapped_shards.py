@@ -32,9 +32,8 @@ from streampack.streams.mds_stream import MdsStream
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import BoolArray, Int64Array
 
-CHECK_NS = (
-    5_000_000  # least interval between size checks of a file: in a tight loop, they would take 3 %
-)
+# Least interval between size checks of a file: in a tight loop, they would take 3 %.
+CHECK_NS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
@@ -142,18 +143,15 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         """How packs are dealt to ranks; None: they are not."""
         return self._spec.balance
 
-    @property
+    @cached_property
     def _view(self) -> DeviceView:
         return device_view(self.world, self.batch_size, self._spec.balance)
 
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, including the padding of its last batch."""
-        recipe = self.recipe
-        if recipe.mixing.epoch_end == "carry":
-            return recipe.packs_per_carry_epoch
         if epoch not in self._totals:
-            self._totals[epoch] = _packs_in(recipe, epoch)
-        return slots_in(recipe, self._totals[epoch])
+            self._totals[epoch] = _packs_in(self.recipe, epoch)
+        return slots_in(self.recipe, self._totals[epoch])
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
         """Return the peak memory of a rank, to check against `Buffers`."""
