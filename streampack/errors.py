@@ -94,21 +94,24 @@ def naming_limits(way_out: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            raise ConfigError(
-                f"no file descriptor is left ({error}); a process may have {soft} here, and {hard} "
-                "at most: raise the limit (`ulimit -n`, LimitNOFILE= of a service), close files, "
-                f"or use fewer workers{way_out}"
-            ) from error
-        if isinstance(error, BlockingIOError):
-            raise _no_more("process", error, way_out) from error
+    except (OSError, RuntimeError) as error:
+        raise_if_limited(error, way_out)
         raise
-    except RuntimeError as error:
-        if "can't start new thread" in str(error):
-            raise _no_more("thread", error, way_out) from error
-        raise
+
+
+def raise_if_limited(error: OSError | RuntimeError, way_out: str = "") -> None:
+    """Raise the ConfigError of `naming_limits` if that is what `error` says."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigError(
+            f"no file descriptor is left ({error}); a process may have {soft} here, and {hard} "
+            "at most: raise the limit (`ulimit -n`, LimitNOFILE= of a service), close files, "
+            f"or use fewer workers{way_out}"
+        ) from error
+    if isinstance(error, BlockingIOError):
+        raise _no_more("process", error, way_out) from error
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        raise _no_more("thread", error, way_out) from error
 
 
 def _no_more(what: str, error: Exception, way_out: str) -> ConfigError:

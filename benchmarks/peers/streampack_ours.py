@@ -46,11 +46,11 @@ def load(task: Task, num_workers: int = 0, batch_format: str = "native") -> Meas
     )
 
 
-def pack_in_memory(task: Task) -> Measured:
-    """Whole batches of samples that are in memory."""
+def pack_in_memory(task: Task, *, as_lists: bool = False) -> Measured:
+    """Whole batches of samples that are in memory: arrays, or lists of Python's ints."""
     arrays = samples(task)
     dataset = PackedIterableDataset(
-        [IterableStream(arrays)],
+        [IterableStream([array.tolist() for array in arrays] if as_lists else arrays)],
         packing=Packing(max_seq_len=task.max_seq_len),
         batch_size=task.batch_size,
     )
@@ -80,6 +80,7 @@ def _cases() -> dict[str, Case]:
     made = {
         "exact_fit": Case(kind="plan", work=plan),
         "in_memory": Case(kind="pack", work=pack_in_memory),
+        "in_memory_lists": Case(kind="pack", work=partial(pack_in_memory, as_lists=True)),
         "threads": Case(kind="load", work=load),
         "workers_2": Case(kind="load", work=partial(load, num_workers=2), workers=2),
     }

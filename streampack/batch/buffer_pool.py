@@ -127,6 +127,8 @@ class BufferPool:
                 np.ndarray(shape, dtype, block, begin)
                 for (dtype, shape), begin in zip(shapes, begins, strict=True)
             ]
+            if num_parts == 1:
+                return arrays, [list(map(torch.from_numpy, arrays))]
             pieces = [tuple(cut(array, num_parts)) for array in arrays]
         return arrays, [list(part) for part in zip(*pieces, strict=True)]
 

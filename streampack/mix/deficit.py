@@ -17,18 +17,26 @@ behind by more than one longest sample of each of the others. All arithmetic is 
 
 When a source ends, the others keep their relative shares, and all deficits restart at 0.
 
-Cost: about 0.2 us a source and turn. State: one integer a source.
+Cost: about 0.2 us a source and turn; in `serve_waiting` 10 ns, and 10 us a call. State: one integer
+a source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
+import numpy as np
+
+from streampack._numba import kernel_holding_gil
 from streampack.errors import ResumeError
 from streampack.mix.apportion import scaled_shares
-from streampack.types import State
+from streampack.types import Int64Array, State
 
 SCALE = 1 << 30
+MOST_DEFICIT = 1 << 60  # one more sample, of int32 tokens, keeps a deficit below 2**62
+
+DEFICIT, SHARE, NEXT, END = range(4)
 
 
 class Deficits:
@@ -82,6 +90,40 @@ class Deficits:
             self._deficits[other] += share * amount
         self._deficits[source] -= SCALE * amount
 
+    def serve_waiting(self, waiting: Sequence[Int64Array], room: Int64Array) -> Int64Array:
+        """Serve samples that wait, as calls of `next` and `serve` would.
+
+        It stops when the room is used up, and at the turn of a source that has no sample waiting.
+
+        Args:
+            waiting: Tokens of each source's next samples, one array of shape (n,) for each source.
+            room: Three numbers; updated. Samples are served while the first (tokens) and the second
+                (samples) are 0 or more, or while the third (tokens) is above 0. Each is reduced by
+                what is served.
+
+        Returns:
+            The source of each sample, shape (num_served,).
+
+        >>> turns, room = Deficits([2, 1], "samples"), np.array([9, 9, 0])
+        >>> turns.serve_waiting([np.array([3, 3, 3]), np.array([4])], room).tolist(), room.tolist()
+        ([0, 0, 1], [-1, 6, -10])
+        """
+        if max(map(abs, self._deficits)) > MOST_DEFICIT:
+            return np.zeros(0, np.int64)
+        flat = np.concatenate(waiting)
+        ends = [0, *accumulate(map(len, waiting))]
+        sources = np.array([self._deficits, self._shares, ends[:-1], ends[1:]])
+        served = np.empty(len(flat), np.int64)
+        num = _serve_waiting(sources, flat, room, served, self._by_samples)
+        self._deficits = sources[DEFICIT].tolist()
+        return served[:num]
+
+    def undo(self, amounts: Sequence[int]) -> None:
+        """Take back what was served last: so many samples or tokens of each source."""
+        total = sum(amounts)
+        for source, share in enumerate(self._shares):
+            self._deficits[source] += SCALE * amounts[source] - share * total
+
     def end(self, source: int) -> None:
         """Exclude `source` from now on."""
         self._amounts[source] = 0
@@ -108,3 +150,45 @@ class Deficits:
             )
         self._amounts, self._deficits = amounts, deficits
         self._shares = self._shares_of_live()
+
+
+@kernel_holding_gil
+def _serve_waiting(
+    sources: Int64Array, waiting: Int64Array, room: Int64Array, served: Int64Array, by_samples: bool
+) -> int:
+    """Serve waiting samples; return their number. See `Deficits.serve_waiting`.
+
+    Args:
+        sources: Deficit, share in units of 1 / SCALE, next sample, and one past the last of each
+            source, shape (4, num_sources); updated.
+        waiting: Tokens of the samples, one source after another, shape (n,).
+        room: As in `Deficits.serve_waiting`.
+        served: Output, the source of each sample, shape (n,).
+        by_samples: Whether every sample counts 1.
+    """
+    num = 0
+    while num < len(served) and ((room[0] >= 0 and room[1] >= 0) or room[2] > 0):
+        best, best_key = -1, 0
+        for source in range(sources.shape[1]):
+            share, deficit = sources[SHARE, source], sources[DEFICIT, source]
+            if abs(deficit) > MOST_DEFICIT:
+                return num
+            if not share or (by_samples and deficit + share <= 0):
+                continue
+            key = (deficit - SCALE) // share if by_samples else deficit + share
+            if best < 0 or key > best_key:
+                best, best_key = source, key
+        if best < 0 or sources[NEXT, best] == sources[END, best]:
+            break
+        length = waiting[sources[NEXT, best]]
+        sources[NEXT, best] += 1
+        amount = 1 if by_samples else length
+        for source in range(sources.shape[1]):
+            sources[DEFICIT, source] += sources[SHARE, source] * amount
+        sources[DEFICIT, best] -= SCALE * amount
+        room[0] -= length
+        room[1] -= 1
+        room[2] -= length
+        served[num] = best
+        num += 1
+    return num

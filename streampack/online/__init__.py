@@ -4,5 +4,6 @@ In: `IterableStream` objects and configs. Out: batches of `PackedIterableDataset
 `BucketedIterableDataset`, and states that resume with the same number of workers. May import
 `runtime` and every package below it, never `planned`.
 
-Cost: 5 to 10 us per sample beyond the source's own time, and the packer's buffer in memory.
+Cost: 1 to 2.5 us per sample and 7 ns per token beyond the source's own time, and the packer's
+buffer in memory.
 """

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,6 @@ class HeldBytes:
 
     def finish(self, tensors: int, payloads: int, waiting: int) -> None:
         """Count the bytes of a finished batch, and of the payloads still waiting."""
-        others = sum(each for each, _ in self._batches)
+        others = sum(map(itemgetter(0), self._batches))
         self.high_water = max(self.high_water, others + tensors + payloads + waiting)
         self._batches.append((tensors + payloads, payloads))

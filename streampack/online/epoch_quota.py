@@ -25,9 +25,22 @@ from streampack.config import Mixing
 from streampack.errors import ConfigError
 from streampack.mix import Weight, check_amount, check_weights, exact_share, parts, resolve_weights
 from streampack.online.source_slice import SourceSlice, WorkerSlice
-from streampack.online.stream_sampler import WorkerQuota
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import is_one_shot, num_items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerQuota:
+    """How much of its slice of a stream a worker takes in an epoch."""
+
+    amount: int | None = None
+    """Samples, or tokens; None: one pass, or passes without end."""
+    by_tokens: bool = False
+    skipped: int | None = None
+    """Samples of the slice's endless sequence of passes that belong to earlier epochs; None: every
+    epoch starts a new pass."""
+    endless: bool = False
+    """Whether a pass is followed by another even if no amount requires it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,26 +11,33 @@ Cost: about 60 us per call of the packer, a few of which make a batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from streampack.errors import DataError
 from streampack.online.byte_budget import HeldBytes
-from streampack.online.item_decoder import DrawnSample
-from streampack.online.lookahead import room_for
+from streampack.online.lookahead import Lookahead
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_whole, key_of
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.samples import EncodedSample, SampleKey, prepare, segment_rows
 from streampack.online.stream_mixer import StreamMixer, Window
 from streampack.streams import IterableSample
-from streampack.types import LENGTH, START, TOTAL, Int64Array, Packs, State, no_segments
+from streampack.types import (
+    LENGTH,
+    SAMPLE,
+    START,
+    STREAM,
+    TOTAL,
+    Int64Array,
+    Packs,
+    State,
+    no_segments,
+)
 
-PLAIN_OF = attrgetter("plain")
 TRUNCATED, DROPPED = 3, 4  # columns of the counts
 
 
@@ -70,6 +77,7 @@ class Lane:
         self._bytes = held_bytes
         self._counts = counts
         self._packer = plan.packer()
+        self._room = Lookahead(plan.packing, plan.bucketing, plan.batch_size)
         self._pending: _Pending | None = None
         self._full: deque[Int64Array] = deque()  # complete packs that are not in a batch yet
         self._has_ended = False
@@ -112,34 +120,33 @@ class Lane:
 
     def _feed_samples(self, num_packs: int) -> None:
         """Give a packer whole samples; the last one may be left pending."""
-        plan, packing = self._plan, self._plan.packing
-        tokens, samples = room_for(self._packer, num_packs, packing, plan.bucketing)
-        window = Window(tokens, samples, num_packs * packing.max_seq_len)
+        tokens, samples = self._room.certain(self._packer, num_packs)
+        window = Window(tokens, samples, num_packs * self._plan.packing.max_seq_len)
         try:
             self._mixer.choose(window, self._number)
         except Exception:
-            if window.drawn:  # an error in an earlier sample takes precedence
-                self._hold(window, window.rows())
+            if window.streams:  # an error in an earlier sample takes precedence
+                self._hold(*self._mixer.drawn(window))
             raise
-        if window.drawn:
-            rows = window.rows()
+        if window.streams:
+            rows, columns = self._mixer.drawn(window)
             packs, num_added = self._packer.add_until(rows, num_packs)
             self._append(packs)
-            self._hold(window, rows[:num_added])
-            self._mixer.take(window, num_added)
+            self._hold(rows[:num_added], columns)
+            self._mixer.take(rows, num_added)
         if window.last is not None:
-            self._pending = self._begin(*window.last)
+            self._pending = self._begin(window.last)
         self._has_ended = window.has_ended
 
-    def _hold(self, window: Window, rows: Int64Array) -> None:
-        """Copy the first samples of a window into the buffer, and check them."""
-        plains = list(map(PLAIN_OF, window.drawn[: len(rows)]))
-        are_shifted = [bool(sampler.labels_shifted) for sampler in self._mixer.samplers]
-        first_bad = self._held.extend(rows, plains, are_shifted)
+    def _hold(self, rows: Int64Array, columns: Sequence[Sequence[Any]]) -> None:
+        """Copy samples into the buffer, and check them; the columns may hold more after these."""
+        first_bad = self._held.extend(rows, columns, self._mixer.are_shifted())
         if first_bad < len(rows):
-            number, stream = window.drawn[first_bad].number, window.streams[first_bad]
-            self._plan.streams[stream].check_ids(number, plains[first_bad][0])
-            self._plan.streams[stream].check_labels(number, plains[first_bad][1])
+            stream, number = rows[first_bad, [STREAM, SAMPLE]].tolist()
+            tokens, *labels = [column[first_bad] for column in columns]
+            self._plan.streams[stream].check_ids(number, tokens)
+            if labels:
+                self._plan.streams[stream].check_labels(number, labels[0])
 
     def _feed_pieces(self, pending: _Pending, num_packs: int) -> None:
         """Give a packer the next pieces of a long sample."""
@@ -156,12 +163,12 @@ class Lane:
         pending.next += num_added
         self._pending = pending if pending.next < len(pending.rows) else None
 
-    def _begin(self, stream: int, drawn: DrawnSample) -> _Pending | None:
-        """Encode a sample and cut it into segments; None if it is dropped."""
-        key = (stream, drawn.pass_, drawn.number)
-        rows = no_segments()
-        sample: Any = drawn.sample
-        ready = encode_sample(self._plan, self._mixer, stream, sample)
+    def _begin(self, stream: int) -> _Pending | None:
+        """Encode a stream's next sample and cut it into segments; None if it is dropped."""
+        source = self._mixer.samplers[stream].ready
+        pass_, number, _ = source.place(0)
+        key, rows = (stream, pass_, number), no_segments()
+        ready = encode_sample(self._plan, self._mixer, stream, source.tokens[0].sample)
         self._mixer.samplers[stream].take(1)
         try:
             rows = cut_sample(self._plan, key, ready)

@@ -18,21 +18,34 @@ from streampack.pack.buffered import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 
 
-def room_for(
-    packer: Packer, num_packs: int, packing: Packing, bucketing: Bucketing | None
-) -> tuple[int, int]:
-    """Return the tokens and samples that cannot close the last of the next `num_packs` packs.
+class Lookahead:
+    """The tokens and samples that cannot close the last of the packs that a packer still owes.
 
-    One sample more than that can be added in a single call.
+    Args:
+        packing: The packer's packing.
+        bucketing: Its length bucketing, if it has one.
+        most_packs: Most packs that are wanted in one call.
     """
-    samples = max(packing.buffer_samples - packer.num_buffered_samples - 1, 0)
-    if bucketing is not None:
+
+    def __init__(self, packing: Packing, bucketing: Bucketing | None, most_packs: int) -> None:
+        self._most_samples = packing.buffer_samples - 1
+        self._least = [least_tokens(packing, num) for num in range(most_packs + 1)]
         # Once the buffer is full, every sample completes a batch.
-        return packing.buffer_samples * packing.max_seq_len, samples
-    if packing.max_samples_per_pack or packing.pad_to_multiple or packing.method == "two_tiers":
-        return 0, 0
-    tokens = least_tokens(packing, num_packs) - packer.num_buffered_tokens - 1
-    return max(tokens, 0), samples
+        self._of_buckets = packing.buffer_samples * packing.max_seq_len if bucketing else None
+        self._is_unknown = bool(packing.max_samples_per_pack or packing.pad_to_multiple)
+        self._is_unknown |= packing.method == "two_tiers"
+
+    def certain(self, packer: Packer, num_packs: int) -> tuple[int, int]:
+        """Return the tokens and samples that cannot close the last of the next `num_packs` packs.
+
+        One sample more than that can be added in a single call.
+        """
+        samples = max(self._most_samples - packer.num_buffered_samples, 0)
+        if self._of_buckets is not None:
+            return self._of_buckets, samples
+        if self._is_unknown:
+            return 0, 0
+        return max(self._least[num_packs] - packer.num_buffered_tokens - 1, 0), samples
 
 
 def least_tokens(packing: Packing, num_packs: int) -> int:

@@ -44,7 +44,6 @@ from streampack.online.sample_buffer_kernels import (
     take_out,
 )
 from streampack.online.samples import EncodedSample, Extras, SampleKey, special_ids
-from streampack.streams.iterable_stream import Plain
 from streampack.types import IGNORED, LENGTH, START, STREAM, Int64Array, Packs, no_segments
 
 FEWEST_LINES = 256  # initial capacity
@@ -94,79 +93,64 @@ class SampleBuffer:
         live: Int64Array = lines[lines[:, LEFT] > 0]
         return live
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def keys(self) -> list[SampleKey]:
-        """Keys of the samples that are buffered, at least in part."""
-        return list(dict.fromkeys(map(tuple, self._live[:, :KEY].tolist())))
-
     # Input.
 
     def extend(
-        self, rows: Int64Array, samples: Sequence[Plain], are_shifted: Sequence[bool]
+        self, rows: Int64Array, columns: Sequence[Sequence[Any]], are_shifted: Sequence[bool]
     ) -> int:
         """Buffer whole samples that each fit a pack.
 
         Args:
             rows: Their segment rows, shape (n, 6).
-            samples: Their arrays; they are copied.
+            columns: Their arrays: tokens; if labels are stored, also labels and loss masks. None
+                stands for none. They are copied.
             are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
 
         Returns:
             The index of the first sample with an invalid token id or label; n: all are valid.
         """
-        num_tokens = int(rows[:, LENGTH].sum())
-        self._make_lines(len(rows))
-        if self._used + num_tokens > len(self._tokens):
-            self._make_room(num_tokens)
-        columns = list(zip(*samples, strict=True))[: 3 if self._has_labels else 1]
-        sizes = np.zeros((len(rows), 3), np.int64)
+        num, num_tokens = len(rows), int(rows[:, LENGTH].sum())
+        sizes = np.zeros((num, 3), np.int64)
         own: list[Int64Array] = [NO_VALUES] * 3
-        for number, column in enumerate(columns):
-            values = [NO_VALUES if row is None else row for row in column]
-            sizes[:, number] = list(map(len, values))
-            own[number] = np.concatenate(values, dtype=np.int64, casting="unsafe")
+        for kind, column in enumerate(columns):
+            values = column[:num]
+            if kind:
+                values = [NO_VALUES if row is None else row for row in values]
+            sizes[:, kind] = np.fromiter(map(len, values), np.int64, num)
+            own[kind] = np.concatenate(values, dtype=np.int64, casting="unsafe")
+        place = self._reserve(num, num_tokens)
         held = (self._table, self._heads, self._tokens, self._labels)
-        shifted = np.array(are_shifted)
-        place = (self._num_lines, self._used, self._num_ever)
         own_values = (own[0], own[1], own[2])
+        shifted = np.array(are_shifted)
         first_bad = hold_whole(held, place, rows, own_values, sizes, shifted, self._ids)
-        lasts = dict(zip(rows[:, STREAM].tolist(), range(len(rows)), strict=True))
-        for stream, at in lasts.items():
-            self.last[stream] = self._table[self._num_lines + at, :OFFSET].tolist()
-        self._used += num_tokens
-        self._add(len(rows), num_tokens)
+        backwards = rows[::-1, STREAM].tolist()
+        for stream in set(backwards):
+            last = place[0] + num - 1 - backwards.index(stream)
+            self.last[stream] = self._table[last, :OFFSET].tolist()
         return int(first_bad)
 
     def append_piece(
         self, key: SampleKey, ready: EncodedSample, start: int, length: int, total: int
     ) -> None:
         """Buffer tokens [start, start + length) of a sample, of which `total` will be packed."""
-        self._make_lines(1)
-        if self._used + length > len(self._tokens):
-            self._make_room(length)
-        begin, end = self._used, self._used + length
-        tokens, labels, after = self._piece(ready, start, length, total)
-        self._tokens[begin:end] = tokens
-        if self._has_labels:
-            self._labels[begin:end] = labels
-        self._used = end
         rank = self._rank(key) if start else None
-        line = self._table[self._num_lines]
+        number, begin, next_rank = self._reserve(1, length)
+        tokens, labels, after = self._piece(ready, start, length, total)
+        self._tokens[begin : begin + length] = tokens
+        if self._has_labels:
+            self._labels[begin : begin + length] = labels
+        line = self._table[number]
         line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
         extras = ready.extras(start, start + length)
         line[DIGEST] = _digest(tokens, labels, after, extras, total)
         line[OFFSET], line[AFTER] = begin, after
-        line[RANK] = self._num_ever if rank is None else rank
+        line[RANK] = next_rank if rank is None else rank
         if extras is not None:
             size = extras.payload_bytes
-            self._extras[self._num_lines] = extras, size
+            self._extras[number] = extras, size
             self.payload_bytes += size
-        enter(self._table, self._heads, self._num_lines, self._num_lines + 1)
+        enter(self._table, self._heads, number, number + 1)
         self.last[key[0]] = line[:OFFSET].tolist()
-        self._add(1, length)
 
     def _piece(
         self, ready: EncodedSample, start: int, length: int, total: int
@@ -200,21 +184,23 @@ class SampleBuffer:
         same = live[(live[:, :KEY] == key).all(axis=1)]
         return int(same[0, RANK]) if len(same) else None
 
-    def _make_lines(self, num: int) -> None:
-        """Make room for `num` more table lines."""
-        if self._num_lines + num <= len(self._table):
-            return
-        self._make_room(0)
-        while self._num_lines + num > len(self._table) // 2:
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-            self._heads = np.full(2 * len(self._table), -1)
-        self._find_again()
-
-    def _add(self, num: int, num_tokens: int) -> None:
+    def _reserve(self, num: int, num_tokens: int) -> tuple[int, int, int]:
+        """Make room for pieces and their tokens; return the first's line, offset and rank."""
+        if self._num_lines + num > len(self._table):
+            self._make_room(0)
+            while self._num_lines + num > len(self._table) // 2:
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+                self._heads = np.full(2 * len(self._table), -1)
+            self._find_again()
+        if self._used + num_tokens > len(self._tokens):
+            self._make_room(num_tokens)
+        first = (self._num_lines, self._used, self._num_ever)
         self._num_lines += num
+        self._used += num_tokens
         self._num_ever += num
         self.num_tokens += num_tokens
         self.high_water_tokens = max(self.high_water_tokens, self.num_tokens)
+        return first
 
     def _make_room(self, num_tokens: int) -> None:
         """Make room for more tokens: compact the live ones, and resize the arrays if needed."""

@@ -27,6 +27,10 @@ NUM_TABLE = 11
 NO_LINE = -1
 NO_ID = -1
 FACTOR = 6364136223846793005  # Knuth's MMIX multiplier: its powers repeat only after 2**62
+# Its powers in int64, whose products wrap: four tokens are mixed in without waiting for each other.
+FACTOR_2, FACTOR_3, FACTOR_4 = (
+    (pow(FACTOR, power, 1 << 64) ^ (1 << 63)) - (1 << 63) for power in (2, 3, 4)
+)
 DIGEST_BITS = 53  # precision that every JSON reader keeps
 
 
@@ -85,6 +89,18 @@ def _copy(source: Int64Array, out: Int64Array) -> None:
 
 
 @compiled
+def _mix(mixed: int, values: Int64Array) -> int:
+    """Return `mixed` times FACTOR plus the value, for one value after another, shape (n,)."""
+    num_fours = len(values) // 4
+    for i in range(num_fours):
+        a, b, c, d = values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]
+        mixed = mixed * FACTOR_4 + (a * FACTOR_3 + b * FACTOR_2 + (c * FACTOR + d))
+    for i in range(4 * num_fours, len(values)):
+        mixed = mixed * FACTOR + values[i]
+    return mixed
+
+
+@compiled
 def digest_of(tokens: Int64Array, labels: Int64Array, after: int, seed: int) -> int:
     """Return a 53-bit polynomial hash of a piece.
 
@@ -95,11 +111,7 @@ def digest_of(tokens: Int64Array, labels: Int64Array, after: int, seed: int) -> 
         seed: Start value, a hash of the piece's other contents.
     """
     # The high bits of the polynomial depend on all inputs; int64 wraps.
-    mixed = seed
-    for i in range(len(tokens)):
-        mixed = mixed * FACTOR + tokens[i]
-    for i in range(len(labels)):
-        mixed = mixed * FACTOR + labels[i]
+    mixed = _mix(_mix(seed, tokens), labels)
     mixed = (mixed * FACTOR + after) * FACTOR
     return int((mixed >> (64 - DIGEST_BITS)) & ((1 << DIGEST_BITS) - 1))
 
@@ -302,3 +314,20 @@ def take_out(
             filled += -segments[segment, LENGTH] % multiple
             segment += 1
     return num_copies, -1
+
+
+@compiled
+def count_packed(segments: Int64Array, counts: Int64Array) -> None:
+    """Count what is packed into the rows of its streams.
+
+    Args:
+        segments: Segment rows, shape (n, 6).
+        counts: Of each stream: samples begun, tokens, samples split; then others, shape (m, 5).
+    """
+    for i in range(len(segments)):
+        stream, length = segments[i, STREAM], segments[i, LENGTH]
+        counts[stream, 1] += length
+        if segments[i, START] == 0:
+            counts[stream, 0] += 1
+            if length < segments[i, TOTAL]:
+                counts[stream, 2] += 1

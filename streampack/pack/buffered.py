@@ -88,7 +88,10 @@ class BufferedPacker(ABC):
     @property
     def num_buffered_tokens(self) -> int:
         """Tokens in the buffer, including the padding of `pad_to_multiple`."""
-        return int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].sum())
+        segments = self._buffered
+        if self._limits.multiple > 1:
+            segments = rooms(segments, self._limits.multiple)
+        return int(segments[:, LENGTH].sum())
 
     @property
     def num_buffered_samples(self) -> int:
@@ -215,7 +218,9 @@ class KernelPacker(BufferedPacker):
         self, segments: Int64Array, *, final: bool = False, most_packs: int = NO_LIMIT
     ) -> tuple[Packs, int]:
         multiple = self._limits.multiple
-        rows = rooms(np.concatenate([self._buffered, segments]), multiple)  # a copy: cuts modify it
+        rows = np.concatenate([self._buffered, segments])  # a copy: cuts modify it
+        if multiple > 1:
+            rows = rooms(rows, multiple)
         num_rows, num_buffered = len(rows), len(self._buffered)
         pool = np.empty((3, num_rows), np.int64)
         pool[kernels.ORDER, :num_buffered] = np.arange(num_buffered)
@@ -229,15 +234,15 @@ class KernelPacker(BufferedPacker):
         out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
         self._kernel(self._limits, Work(rows=rows, pool=pool, out=out, cursor=cursor), final)
         held = pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
-        self._buffered = without_padding(rows[held], multiple)
+        self._buffered = rows[held]
         self._waited = cursor[kernels.POOL_PACKS] - pool[kernels.BORN, held]
         self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
         ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
         # Copies, because views would keep the scratch arrays of this call alive.
-        packs = Packs(
-            segments=without_padding(out[: cursor[kernels.NUM_OUT]].copy(), multiple),
-            ends=ends.copy(),
-        )
+        packs = Packs(segments=out[: cursor[kernels.NUM_OUT]].copy(), ends=ends.copy())
+        if multiple > 1:
+            without_padding(self._buffered, multiple)
+            without_padding(packs.segments, multiple)
         return packs, int(cursor[kernels.NEXT]) - num_buffered
 
 

@@ -110,7 +110,7 @@ class PackQueue:
     @property
     def num_known(self) -> int:
         """Number of packs of the column planned so far."""
-        return self.first_known + len(self._queue)
+        return self.first_known + len(self._queue.ends)
 
     @property
     def high_water_tokens(self) -> int:

@@ -22,6 +22,7 @@ from streampack import (
 )
 from streampack.online.lookahead import least_tokens
 from streampack.online.sample_buffer import SampleBuffer
+from streampack.online.sample_buffer_kernels import DIGEST_BITS, FACTOR, digest_of
 from streampack.online.samples import prepare
 from streampack.pack import fit_samples, make_packer
 from streampack.streams import IterableSample
@@ -33,7 +34,7 @@ def hold(held, key, tokens, num_tokens=None):
     """Buffer a whole sample; return its segment row."""
     num_tokens = num_tokens or len(tokens)
     row = np.array([*key, 0, num_tokens, num_tokens])
-    assert held.extend(row[None], [(np.array(tokens), None, None)], [False] * 3) == 1
+    assert held.extend(row[None], [[np.array(tokens)], [None], [None]], [False] * 3) == 1
     return row
 
 
@@ -63,6 +64,20 @@ def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, 
         assert held.num_tokens == sum(len(tokens) for _, tokens in waiting.values())
     assert [address[2] for address in held.state_dict()] == list(waiting)
     assert held.high_water_tokens >= held.num_tokens
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 8, 11, 400])
+@pytest.mark.parametrize("num_labels", [0, 7])
+def test_a_digest_is_the_polynomial_of_its_tokens(num, num_labels):
+    generator = np.random.default_rng(num)
+    tokens = generator.integers(0, 2**31, num)
+    labels = generator.integers(-100, 2**31, num_labels)
+    mixed = 99
+    for value in [*tokens.tolist(), *labels.tolist(), 5]:
+        mixed = mixed * FACTOR + value
+    expected = (mixed * FACTOR) % 2**64 >> (64 - DIGEST_BITS)
+
+    assert digest_of(tokens, labels, 5, 99) == expected
 
 
 def test_pieces_of_a_sample_keep_its_place_and_join_in_a_pack():

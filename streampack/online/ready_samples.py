@@ -1,0 +1,150 @@
+"""Samples of one stream that were read and not taken yet, in columns.
+
+::
+
+    append, extend -->  pass number taken length      a line a sample --> table
+                        tokens, labels, loss masks    its arrays      --> lists
+                        remove <-- the first ones leave
+
+Reading a list gives hundreds of samples at a time, and packing takes them so. Columns are sliced in
+one step, where objects would cost a step of Python each.
+
+Cost: about 0.1 us per sample in groups, 0.4 us alone. Memory: the arrays.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.online.source_slice import Items
+from streampack.streams import IterableSample
+from streampack.streams.iterable_stream import Plain
+from streampack.types import Int64Array
+
+PASS_AT, NUMBER_AT, TAKEN_AT, LENGTH_AT = range(4)  # TAKEN_AT: items before it in its pass
+NUM_PLACES = 4
+
+
+@dataclass(slots=True, eq=False)
+class ComplexSample:
+    """A sample that is more than plain arrays, or longer than a pack, or bad."""
+
+    item: Any
+    """Its item, or the error of reading it; None: only the parsed one is kept."""
+    sample: IterableSample | DataError | None = None
+    """The parsed item, or the error; None: not parsed yet."""
+
+    def __len__(self) -> int:
+        """Return its own tokens, without BOS and EOS; 0 if it is not parsed or bad."""
+        return len(self.sample.tokens) if isinstance(self.sample, IterableSample) else 0
+
+
+class ReadySamples:
+    """A queue of samples of one stream.
+
+    Args:
+        has_labels: Whether any stream has labels: then a sample's arrays are tokens, labels and
+            mask, and else only tokens.
+    """
+
+    def __init__(self, *, has_labels: bool) -> None:
+        self._has_labels = has_labels
+        self._table = array("q")  # numpy arrays cannot grow
+        self.tokens: list[Any] = []
+        """Token ids of each sample, shape (num_tokens,), or a `ComplexSample`."""
+        self.labels: list[Any] = []
+        """Labels or None, if any stream has labels; else empty."""
+        self.masks: list[Any] = []
+        """Loss masks or None, if any stream has labels; else empty."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def append(self, place: tuple[int, int, int], plain: Plain, length: int) -> None:
+        """Add a plain sample.
+
+        Args:
+            place: Its pass, its number, and the items of the slice before it in that pass.
+            plain: Its arrays.
+            length: Its tokens, with BOS and EOS.
+        """
+        self._table.extend((*place, length))
+        self.tokens.append(plain[0])
+        if self._has_labels:
+            self.labels.append(plain[1])
+            self.masks.append(plain[2])
+
+    def append_complex(self, place: tuple[int, int, int], sample: ComplexSample) -> None:
+        """Add another sample."""
+        self._table.extend((*place, 0))
+        self.tokens.append(sample)
+        if self._has_labels:
+            self.labels.append(None)
+            self.masks.append(None)
+
+    def extend(self, items: Items, lengths: Int64Array) -> None:
+        """Add items that are arrays of token ids.
+
+        Args:
+            items: The items.
+            lengths: Their tokens, with BOS and EOS; 0: one is a `ComplexSample`, not parsed yet.
+        """
+        num, before = len(lengths), len(self)
+        lines = np.empty((num, NUM_PLACES), np.int64)
+        lines[:, PASS_AT] = items.pass_
+        lines[:, NUMBER_AT] = np.fromiter(items.numbers, np.int64, num)
+        lines[:, TAKEN_AT] = np.arange(items.taken, items.taken + num)
+        lines[:, LENGTH_AT] = lengths
+        self._table.frombytes(lines.tobytes())
+        self.tokens += items.values
+        for index in np.flatnonzero(lengths == 0).tolist():
+            self.tokens[before + index] = ComplexSample(items.values[index])
+        if self._has_labels:
+            self.labels += [None] * num
+            self.masks += [None] * num
+
+    def length(self, index: int) -> int:
+        """Return a sample's tokens, with BOS and EOS; 0: it is a `ComplexSample`."""
+        return self._table[NUM_PLACES * index + LENGTH_AT]
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """Return a sample's pass, its number, and the items before it in that pass."""
+        pass_, number, taken, _ = self._table[NUM_PLACES * index : NUM_PLACES * (index + 1)]
+        return pass_, number, taken
+
+    def lengths(self, begin: int) -> Int64Array:
+        """Return the lengths of all samples from one on, shape (n,); see `length`."""
+        lengths: Int64Array = np.frombuffer(self._table[NUM_PLACES * begin :], np.int64)
+        return lengths[LENGTH_AT::NUM_PLACES]
+
+    def first(self, num: int) -> tuple[Int64Array, tuple[list[Any], ...]]:
+        """Return the first `num` samples.
+
+        Returns:
+            Pass, number, items before it in that pass, and length of each, shape (num, NUM_PLACES).
+            A list of their tokens; if any stream has labels, also lists of labels and loss masks.
+        """
+        lines: Int64Array = np.frombuffer(self._table[: NUM_PLACES * num], np.int64)
+        arrays: tuple[list[Any], ...] = (self.tokens[:num],)
+        if self._has_labels:
+            arrays = (self.tokens[:num], self.labels[:num], self.masks[:num])
+        return lines.reshape(num, NUM_PLACES), arrays
+
+    def remove(self, begin: int, end: int) -> tuple[int, int]:
+        """Remove samples; return the last one's pass, and the position behind it in that pass."""
+        last = self._table[NUM_PLACES * (end - 1) : NUM_PLACES * end]
+        del self._table[NUM_PLACES * begin : NUM_PLACES * end]
+        for column in (self.tokens, self.labels, self.masks):
+            del column[begin:end]
+        return last[PASS_AT], last[TAKEN_AT] + 1
+
+    def clear(self) -> None:
+        """Remove all samples."""
+        del self._table[:]
+        for column in (self.tokens, self.labels, self.masks):
+            column.clear()
