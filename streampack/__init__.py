@@ -47,6 +47,7 @@ __all__ = [
     "block_causal_mask",
     "expand",
     "loss_weights",
+    "merge_slices",
 ]
 
 __version__ = "0.2.0"
@@ -64,6 +65,7 @@ _LATE = {
     "block_causal_mask": "streampack.batch.masks",
     "expand": "streampack.batch.compact",
     "loss_weights": "streampack.batch.loss_weights",
+    "merge_slices": "streampack.batch.slices",
 }
 
 

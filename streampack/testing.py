@@ -28,7 +28,7 @@ import torch
 
 from streampack._checks import check_choice
 from streampack.batch.formats.huggingface import to_hf
-from streampack.batch.layout import segment_starts
+from streampack.batch.layout import check_native, segment_starts
 from streampack.batch.masks import block_causal_mask, dense_mask
 from streampack.errors import ConfigError
 
@@ -87,6 +87,7 @@ def assert_no_leak(
             row has two segments, or replacing tokens hardly changes the logits.
     """
     logits_of = _logits_of(model, style)
+    check_native(batch, "assert_no_leak")
     _check_edges(batch)
     with torch.no_grad():
         packed = logits_of(batch)

@@ -9,6 +9,13 @@ With 2 nodes of 2 ranks and no replication::
 Places are numbered across nodes first. Neighbouring device batches come from neighbouring lanes, so
 they land on different nodes, and each node reads only its own lanes.
 
+With context parallelism, ranks that share a row also divide its tokens. 8 ranks, with
+``replication=4, context_parallel=2``::
+
+    rank           0 1 2 3     4 5 6 7
+    row            a a a a     b b b b     replication: ranks of the same rows
+    context_rank   0 0 1 1     0 0 1 1     context_parallel; tensor parallelism is innermost
+
 The position comes from the first source available::
 
     world=World(...)            given to the dataset
@@ -24,9 +31,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal, TypeAlias
 
-from streampack._checks import read_integer
+from streampack._checks import check_choice, read_integer
 from streampack.errors import ConfigError
+
+ContextLayout: TypeAlias = Literal[
+    "zigzag", "contiguous", "zigzag_per_document", "contiguous_per_document"
+]
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +61,20 @@ class World:
     ranks_per_node: int | None = None
     """Processes per node. None: all run on one node."""
     replication: int = 1
-    """Number of neighbouring ranks that receive the same batches (tensor, sequence or pipeline
-    parallelism)."""
+    """Number of neighbouring ranks that receive the same rows (tensor, sequence, context or
+    pipeline parallelism)."""
+    context_parallel: int = 1
+    """Number of ranks that divide the tokens of a row; a divisor of `replication`. 1: rows stay
+    whole."""
+    context_layout: ContextLayout = "zigzag"
+    """The tokens that each of these ranks gets. zigzag: chunks r and 2n - 1 - r of 2n equal ones,
+    the same causal work for each. contiguous: chunk r of n. The layouts per document cut each
+    segment of the row so, not the row itself. Applies with context_parallel."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
             object.__setattr__(self, "ranks_per_node", self.num_ranks)
-        for name in ("rank", "num_ranks", "ranks_per_node", "replication"):
+        for name in ("rank", "num_ranks", "ranks_per_node", "replication", "context_parallel"):
             number = read_integer(name, getattr(self, name), "write a whole number, such as 1")
             object.__setattr__(self, name, number)
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
@@ -78,9 +97,25 @@ class World:
                 f"replication={self.replication} and ranks_per_node={per_node}: "
                 "one must be a multiple of the other, so that nodes can share batches evenly"
             )
+        self._check_context()
+
+    def _check_context(self) -> None:
+        check_choice("context_layout", self.context_layout, ContextLayout)
+        if self.context_parallel < 1 or self.replication % self.context_parallel:
+            raise ConfigError(
+                f"context_parallel={self.context_parallel} does not divide replication="
+                f"{self.replication}; set replication to context_parallel times the ranks of "
+                f"tensor parallelism, such as {max(self.context_parallel, 1)}"
+            )
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], replication: int = 1) -> World:
+    def from_env(
+        cls,
+        env: Mapping[str, str],
+        replication: int = 1,
+        context_parallel: int = 1,
+        context_layout: ContextLayout = "zigzag",
+    ) -> World:
         """Read the position from torch.distributed or torchrun's variables; default to one process.
 
         torchrun sets RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK. Without LOCAL_WORLD_SIZE,
@@ -120,7 +155,12 @@ class World:
             _warn_of_slurm(env.get("SLURM_PROCID"), env.get("SLURM_NTASKS"))
         rank, num_ranks = stated
         world = cls(
-            rank=rank, num_ranks=num_ranks, ranks_per_node=per_node, replication=replication
+            rank=rank,
+            num_ranks=num_ranks,
+            ranks_per_node=per_node,
+            replication=replication,
+            context_parallel=context_parallel,
+            context_layout=context_layout,
         )
         # Without LOCAL_WORLD_SIZE the node size is unknown, so LOCAL_RANK cannot be checked.
         if local_rank not in (None, rank % per_node) and "LOCAL_WORLD_SIZE" in env:
@@ -164,6 +204,19 @@ class World:
     def num_devices(self) -> int:
         """Number of groups of ranks that receive distinct batches: num_ranks / replication."""
         return self.num_ranks // self.replication
+
+    @property
+    def context_rank(self) -> int:
+        """Index of this rank's slice among the `context_parallel` slices of a row.
+
+        Ranks of the same slice are neighbours, as in Megatron-LM's order ``tp-cp-ep-dp-pp`` and
+        torchtitan's mesh ``(dp, cp, tp)``.
+
+        >>> [World(rank=r, num_ranks=4, replication=4, context_parallel=2).context_rank
+        ...     for r in range(4)]
+        [0, 0, 1, 1]
+        """
+        return self.rank % self.replication // (self.replication // self.context_parallel)
 
     @property
     def place(self) -> int:

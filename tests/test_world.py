@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,44 @@ def test_nodes_hold_neighbouring_ranks(ranks):
 
     assert nodes == sorted(nodes)
     assert set(nodes) == set(range(ranks[0].num_nodes))
+
+
+@given(ranks=worlds(), data=st.data())
+def test_each_slice_of_a_row_has_as_many_ranks_and_neighbours_share_it(ranks, data):
+    replication = ranks[0].replication
+    fits = [n for n in range(1, replication + 1) if replication % n == 0]
+    size = data.draw(st.sampled_from(fits))
+    cut = [replace(rank, context_parallel=size) for rank in ranks]
+
+    for first in range(0, len(cut), replication):
+        own = [rank.context_rank for rank in cut[first : first + replication]]
+        assert own == sorted(own)
+        assert [own.count(slice_) for slice_ in range(size)] == [replication // size] * size
+    assert [rank.place for rank in cut] == [rank.place for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_parallel": 2}, r"does not divide replication=1; .*, such as 2$"),
+        ({"replication": 4, "context_parallel": 3}, "context_parallel=3 does not divide"),
+        ({"replication": 4, "context_parallel": 0}, "context_parallel=0 does not divide"),
+        ({"context_layout": "zigzg"}, "is not one of zigzag.*did you mean 'zigzag'"),
+    ],
+)
+def test_context_parallelism_that_does_not_fit_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        World(num_ranks=4, **options)
+
+
+def test_context_parallelism_is_added_to_torchruns_variables():
+    world = World.from_env(
+        {"RANK": "6", "WORLD_SIZE": "8"},
+        replication=4,
+        context_parallel=2,
+        context_layout="contiguous",
+    )
+    assert (world.context_rank, world.context_layout, world.num_devices) == (1, "contiguous", 2)
 
 
 def test_a_process_without_torchrun_is_alone():

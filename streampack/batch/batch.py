@@ -29,14 +29,25 @@ import torch
 from torch import Tensor
 
 from streampack.batch.buffer_pool import BufferPool, cut
-from streampack.batch.kernels import END, NUM_BOUNDS, Int32Array, fill_batches, lay_out
+from streampack.batch.kernels import (
+    END,
+    NUM_BOUNDS,
+    Int32Array,
+    fill_batches,
+    fill_slices,
+    lay_out,
+)
+from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Rows
-from streampack.types import NUM_COLUMNS, Int64Array, Packs
+from streampack.types import NUM_COLUMNS, Int64Array, IntArray, Packs
 
 Batch: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[int, int]
 """A batch's epoch, and its position: packs delivered over all ranks, including this step."""
 
+_Room: TypeAlias = tuple[list[IntArray], list[list[Tensor]]]
+
+FILLED = ("tokens", "labels", "input_pos", "document_ids")
 NO_LABELS = np.zeros((0, 0), np.int32)
 
 
@@ -66,6 +77,8 @@ def make_compacts(
         cu_seqlens: int32, segment edges in the B * S tokens; padding counts as a segment. The
             padding that rounds a segment up to a multiple belongs to the segment.
         max_seqlen: the longest of those, an int.
+        chunks: in slices only, as in `make_batch`; next_tokens are then those after each piece of a
+            segment, and the edges those of whole rows.
         segments: int64, shape (n, 6): row, stream, pass, sample, start, length.
         positions: as given.
         epoch, position: ints, as given.
@@ -80,7 +93,12 @@ def make_compacts(
     layout = _Layout.of(rows, packs, len(steps))
     tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
     labels = None if rows.labels is None else cut(rows.labels, len(steps))
-    next_tokens = layout.split(rows.next_tokens)
+    if rows.context is None:
+        next_tokens = layout.split(rows.next_tokens)
+    else:
+        read, _ = _pieces_of(rows, packs, rows.context).to_read(packs)
+        ends = read.ends.reshape(len(steps), -1)[:-1, -1]
+        next_tokens = [torch.from_numpy(own) for own in np.split(rows.next_tokens, ends)]
     return [
         {
             "tokens": tokens[number],
@@ -92,7 +110,7 @@ def make_compacts(
             "position": position,
         }
         for number, ((epoch, position), edges) in enumerate(
-            zip(steps, layout.fields(), strict=True)
+            zip(steps, _fields(rows, layout), strict=True)
         )
     ]
 
@@ -112,6 +130,8 @@ class _Layout:
     def of(rows: Rows, packs: Packs, num_batches: int) -> _Layout:
         """Return the layout of packs in the rows of batches."""
         num_rows, row_tokens = rows.tokens.shape
+        if rows.context is not None:
+            row_tokens *= rows.context.num_ranks  # edges are those of whole rows
         segments, ends = np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)
         numbered = np.empty((len(segments), NUM_COLUMNS), np.int64)
         edges = np.empty(len(segments) + num_rows + num_batches, np.int32)
@@ -139,17 +159,61 @@ class _Layout:
         return fields
 
 
-def _fill(rows: Rows, layout: _Layout, positions: str, blocks: BufferPool) -> list[Batch]:
-    """Return the native tensors of shape (B, S) of each batch."""
+def _room(rows: Rows, num_batches: int, blocks: BufferPool) -> _Room:
+    """Return memory for the tensors of `FILLED`: whole arrays, and the tensors of each batch."""
     wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
-    arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(layout.bounds))
+    return blocks.take(wide, wide, wide, narrow, num_parts=num_batches)
+
+
+def _fill(rows: Rows, layout: _Layout, positions: str, room: _Room) -> list[Batch]:
+    """Return the native tensors of shape (B, S) of each batch."""
+    arrays, parts = room
     labels = NO_LABELS if rows.labels is None else rows.labels
     out: Any = tuple(arrays)
     places = layout.numbered, layout.edges, layout.bounds
     continues = positions == "continue"
     fill_batches(places, rows.tokens, rows.next_tokens, labels, continues, out)
-    names = ("tokens", "labels", "input_pos", "document_ids")
-    return [dict(zip(names, tensors, strict=True)) for tensors in parts]
+    return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
+
+
+def _pieces_of(rows: Rows, packs: Packs, context: ContextSlice) -> Pieces:
+    """Return the pieces that slices of rows consist of."""
+    num_rows, slots = rows.tokens.shape
+    return context.pieces(
+        packs, num_rows=num_rows, row_tokens=slots * context.num_ranks, multiple=rows.multiple
+    )
+
+
+def _fields(rows: Rows, layout: _Layout) -> list[Batch]:
+    """Return the layout fields of each batch, and the chunks of slices."""
+    fields = layout.fields()
+    if rows.context is not None:
+        num_rows = len(rows.tokens) // len(fields)
+        for edges in fields:
+            chunks = rows.context.chunks(edges["cu_seqlens"].numpy(), num_rows)
+            edges["chunks"] = torch.from_numpy(chunks)
+    return fields
+
+
+def _fill_slices(
+    rows: Rows, packs: Packs, context: ContextSlice, positions: str, room: _Room
+) -> list[Batch]:
+    """Return the native tensors of shape (B, S / n) of each batch."""
+    arrays, parts = room
+    num_rows, slots = rows.tokens.shape
+    pieces = _pieces_of(rows, packs, context)
+    framed = (num_rows // context.frame_rows, slots * context.frame_rows)
+    labels = NO_LABELS if rows.labels is None else rows.labels.reshape(framed)
+    out: Any = tuple(array.reshape(framed) for array in arrays)
+    fill_slices(
+        (pieces.rows, pieces.ends, np.ascontiguousarray(packs.segments)),
+        rows.tokens.reshape(framed),
+        rows.next_tokens,
+        labels,
+        positions == "continue",
+        out,
+    )
+    return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
 
 def fill_compact(batch: Batch) -> Batch:
@@ -161,7 +225,8 @@ def fill_compact(batch: Batch) -> Batch:
     )
     edges, numbered = batch["cu_seqlens"].numpy(), batch["segments"].numpy()
     bounds = np.array([[len(numbered), len(edges), batch["max_seqlen"]]], np.int64)
-    [filled] = _fill(rows, _Layout(numbered, edges, bounds), batch["positions"], BufferPool())
+    room = _room(rows, 1, BufferPool())
+    [filled] = _fill(rows, _Layout(numbered, edges, bounds), batch["positions"], room)
     carried = ("cu_seqlens", "max_seqlen", "segments", "epoch", "position")
     return filled | {key: batch[key] for key in carried}
 
@@ -190,6 +255,10 @@ def make_batch(
         document_ids: int32, shape (B, S); 1..n in a pack, 0 is padding.
         cu_seqlens, max_seqlen, segments, epoch, position: as in `make_compacts`.
 
+        In the slice of a context-parallel rank, the first four have shape (B, S / n) and the values
+        that they have in the whole rows; the others are those of the whole rows. It also has
+        chunks: int64, shape (c, 2), the begin and end of each of its chunks in the B * S tokens.
+
     >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
     >>> packs = Packs(segments=segments, ends=np.array([1]))
     >>> rows = Rows(tokens=np.array([[5, 6, 0]]), next_tokens=np.array([-100]), labels=None)
@@ -213,9 +282,15 @@ def make_batches(
 
     All batches share one block of memory.
     """
-    layout = _Layout.of(rows, packs, len(steps))
-    filled = _fill(rows, layout, positions, blocks or BufferPool())
+    layout, context = _Layout.of(rows, packs, len(steps)), rows.context
+    room = _room(rows, len(steps), blocks or BufferPool())
+    if context is None:
+        filled = _fill(rows, layout, positions, room)
+    else:
+        filled = _fill_slices(rows, packs, context, positions, room)
     return [
         {**tensors, **edges, "epoch": epoch, "position": position}
-        for tensors, edges, (epoch, position) in zip(filled, layout.fields(), steps, strict=True)
+        for tensors, edges, (epoch, position) in zip(
+            filled, _fields(rows, layout), steps, strict=True
+        )
     ]

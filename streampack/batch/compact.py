@@ -22,10 +22,11 @@ from torch import Tensor
 from streampack._checks import MAX_ID
 from streampack.batch.batch import Batch, fill_compact
 from streampack.batch.kernels import ROW, ROW_LENGTH, ROW_START
-from streampack.batch.layout import CARRIED, check_carried, check_keys, segment_starts
+from streampack.batch.layout import CARRIED, CHUNKS, check_carried, check_keys
 from streampack.errors import DataError
 from streampack.types import IGNORED
 
+LAYOUT = ("cu_seqlens", "max_seqlen", "segments", CHUNKS)
 KEYS = ("tokens", "next_tokens", "cu_seqlens", "segments", "positions")
 
 
@@ -38,21 +39,24 @@ def to_compact(batch: Batch) -> Batch:
         ConfigError: If the batch is not native, or has a field that cannot be carried.
         DataError: If a token id does not fit in int32.
     """
-    check_carried(batch, "compact")
+    check_carried(batch, "compact", takes_slices=True)
     tokens = batch["tokens"]
     if bool((tokens.abs() > MAX_ID).any()):
         raise DataError(
             f"token id {int(tokens.abs().max())} does not fit in a compact batch, whose largest is "
             f"{MAX_ID}; use batch_format='native'"
         )
-    firsts = segment_starts(batch)
-    lasts = firsts + batch["segments"][:, ROW_LENGTH].to(firsts) - 1
-    starts = batch["input_pos"].flatten()[firsts]
+    lengths, (offsets, documents, lasts) = _pieces(batch, continues=False)
+    ends = lasts[lasts >= 0].to(tokens.device)
+    firsts, restarting = lengths.cumsum(0) - lengths, documents > 0
+    starts = batch["input_pos"].flatten().cpu()[firsts]
     compact = {
         "tokens": tokens.to(torch.int32),
-        "next_tokens": batch["labels"].flatten()[lasts],
-        **{key: batch[key] for key in ("cu_seqlens", "max_seqlen", "segments")},
-        "positions": "continue" if bool(starts.any()) else "restart",
+        "next_tokens": batch["labels"].flatten()[ends],
+        **{key: batch[key] for key in LAYOUT if key in batch},
+        "positions": "continue"
+        if bool((starts != firsts + offsets)[restarting].any())
+        else "restart",
         **{key: batch[key] for key in CARRIED},
     }
     if not torch.equal(expand(compact, tokens.device)["labels"], batch["labels"]):
@@ -83,7 +87,8 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | None = None) -
     check_keys(batch, "compact", KEYS, "expand")
     target = torch.device(device) if device is not None else batch["tokens"].device
     tensors = [value for value in batch.values() if torch.is_tensor(value)]
-    if target.type == "cpu" and all(tensor.device.type == "cpu" for tensor in tensors):
+    is_on_cpu = target.type == "cpu" and all(tensor.device.type == "cpu" for tensor in tensors)
+    if is_on_cpu and CHUNKS not in batch:
         return fill_compact(dict(batch))
     return expand_on(batch, target)
 
@@ -91,32 +96,34 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | None = None) -
 def expand_on(batch: Mapping[str, Any], device: torch.device) -> Batch:
     """Implement `expand` with torch operations only."""
     tokens = _widened(batch["tokens"].to(device, non_blocking=True))
-    num_rows, row_tokens = tokens.shape
-    size = tokens.numel()
-    # There are few segments: compute their values here and copy them in one piece.
-    edges = batch["cu_seqlens"].cpu().long()
-    values = _segment_values(batch, edges, num_rows, row_tokens).to(device, non_blocking=True)
-    lengths = edges.diff().to(device, non_blocking=True)
-    segment = torch.repeat_interleave(
-        torch.arange(len(lengths), device=device), lengths, output_size=size
+    # There are few pieces: compute their values here and copy them in one block.
+    lengths, values = _pieces(batch, continues=batch["positions"] == "continue")
+    next_tokens = torch.full((1, len(lengths)), IGNORED)
+    next_tokens[0, values[2] >= 0] = batch["next_tokens"].cpu()
+    values = torch.cat([values, next_tokens]).to(device, non_blocking=True)
+    piece = torch.repeat_interleave(
+        torch.arange(len(lengths), device=device),
+        lengths.to(device, non_blocking=True),
+        output_size=tokens.numel(),
     )
-    at = torch.arange(size, device=device)
-    offset, document, last, next_token = values[:, segment]
+    at = torch.arange(tokens.numel(), device=device)
+    offset, document, last, next_token = values[:, piece]
     if "labels" in batch:
         labels = batch["labels"].to(device, non_blocking=True).long()
     else:
         labels = tokens.flatten().roll(-1)
         labels = torch.where(at < last, labels, torch.where(at == last, next_token, IGNORED))
-    return {
+    native = {
         "tokens": tokens,
         "labels": labels.view(tokens.shape),
         "input_pos": (at + offset).view(tokens.shape),
         "document_ids": document.to(torch.int32).view(tokens.shape),
-        "cu_seqlens": batch["cu_seqlens"].to(device, non_blocking=True),
-        "max_seqlen": batch["max_seqlen"],
-        "segments": batch["segments"].to(device, non_blocking=True),
-        **{key: batch[key] for key in CARRIED},
     }
+    for key in LAYOUT:
+        if key in batch:
+            value = batch[key]
+            native[key] = value.to(device, non_blocking=True) if torch.is_tensor(value) else value
+    return native | {key: batch[key] for key in CARRIED}
 
 
 def _widened(tokens: Tensor) -> Tensor:
@@ -127,27 +134,40 @@ def _widened(tokens: Tensor) -> Tensor:
     return tokens.long()
 
 
-def _segment_values(
-    batch: Mapping[str, Any], edges: Tensor, num_rows: int, row_tokens: int
-) -> Tensor:
-    """Return four values of each segment, including those of padding; shape (4, n).
+def _pieces(batch: Mapping[str, Any], *, continues: bool) -> tuple[Tensor, Tensor]:
+    """Return the slots of each piece, shape (p,), and three values of each, shape (3, p).
 
-    The offset from batch index to position, the document, the index of its last real token, and the
-    token after that.
+    A piece is a segment or the padding of a row, or the part of it that one chunk of a slice takes.
+    The values are the offset from batch index to position, the document, and the index of the
+    piece's last real token, or -1.
     """
-    segments, next_tokens = batch["segments"].cpu(), batch["next_tokens"].cpu()
-    begin = edges[:-1]
-    row = begin // row_tokens
-    first = torch.searchsorted(begin, torch.arange(num_rows) * row_tokens)
-    number = torch.arange(len(begin)) - first[row]
+    edges, segments = batch["cu_seqlens"].cpu().long(), batch["segments"].cpu()
+    num_rows = len(batch["tokens"])
+    row_tokens = int(edges[-1]) // num_rows
+    begins = edges[:-1]
+    row = begins // row_tokens
+    number = (
+        torch.arange(len(begins))
+        - torch.searchsorted(begins, torch.arange(num_rows) * row_tokens)[row]
+    )
     # A row's segments come first; the rest of the row is one segment of padding.
-    is_padding = number >= torch.bincount(segments[:, ROW], minlength=num_rows)[row]
-    values = torch.zeros(4, len(begin), dtype=torch.int64)
-    values[0] = -begin
-    values[1] = torch.where(is_padding, 0, number + 1)
-    values[2], values[3] = -1, IGNORED
-    values[2, ~is_padding] = begin[~is_padding] + segments[:, ROW_LENGTH] - 1
-    values[3, ~is_padding] = next_tokens
-    if batch["positions"] == "continue":
-        values[0, ~is_padding] += segments[:, ROW_START]
-    return values
+    is_real = number < torch.bincount(segments[:, ROW], minlength=num_rows)[row]
+    start, length, document = torch.zeros(3, len(begins), dtype=torch.int64)
+    start[is_real], length[is_real] = segments[:, ROW_START], segments[:, ROW_LENGTH]
+    document[is_real] = number[is_real] + 1
+
+    chunks = batch[CHUNKS].cpu() if CHUNKS in batch else torch.tensor([[0, int(edges[-1])]])
+    low, high = chunks.T.contiguous()
+    first = torch.searchsorted(edges, low, right=True) - 1
+    counts = torch.searchsorted(edges, high) - first
+    chunk = torch.repeat_interleave(torch.arange(len(chunks)), counts)
+    unit = first[chunk] + torch.arange(len(chunk)) - (counts.cumsum(0) - counts)[chunk]
+    begin, end = begins[unit].maximum(low[chunk]), edges[unit + 1].minimum(high[chunk])
+
+    slots = end - begin
+    at = slots.cumsum(0) - slots
+    skipped = begin - begins[unit]
+    num_real = (length[unit] - skipped).clamp(min=0).minimum(slots)
+    position = skipped + start[unit] if continues else skipped
+    last = torch.where(num_real > 0, at + num_real - 1, -1)
+    return slots, torch.stack([position - at, document[unit], last])

@@ -25,7 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack._numba import compiled, kernel_holding_gil
-from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, Int64Array, IntArray
+from streampack.gather.slice_kernels import (
+    AT,
+    DOCUMENT,
+    NO_SEGMENT,
+    SEGMENT,
+    SKIPPED,
+    SLOTS,
+    TOKENS,
+)
+from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, START, Int64Array, IntArray
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Layout: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
@@ -184,3 +193,46 @@ def fill_batches(
             edge += 1
             k += 0 if is_padding else 1
             at = stop
+
+
+@compiled
+def fill_slices(
+    cut: tuple[Int64Array, Int64Array, Int64Array],
+    source: IntArray,
+    next_tokens: Int64Array,
+    source_labels: IntArray,
+    continues: bool,
+    out: Tensors,
+) -> None:
+    """Fill slices of rows; as `fill_batches`, whose result for the whole rows they are part of.
+
+    Args:
+        cut: Pieces of the slices, their ends (see slice_kernels.py), and the plan's segments.
+        source: Token ids, then padding; a frame of rows in each row, shape (frames, T).
+        next_tokens: The sample's token after each piece that has tokens, -100 at its end.
+        source_labels: Labels that are already known, of the same shape, or with 0 rows.
+        continues: Whether positions of a split sample's later pieces continue from the cut.
+        out: Filled: tokens, labels, input_pos, document_ids; each of the same shape.
+    """
+    pieces, ends, segments = cut
+    tokens, labels, input_pos, document_ids = out
+    number, k = 0, 0
+    for frame in range(len(source)):
+        _widen(source[frame], tokens[frame])
+        has_labels = frame < len(source_labels)
+        if has_labels:
+            _widen(source_labels[frame], labels[frame])
+        while number < ends[frame]:
+            piece = pieces[number]
+            at, real, stop = piece[AT], piece[TOKENS], piece[AT] + piece[SLOTS]
+            first, segment = piece[SKIPPED], piece[SEGMENT]
+            if continues and segment != NO_SEGMENT:
+                first += segments[segment, START]
+            _place(first, piece[DOCUMENT], input_pos[frame, at:stop], document_ids[frame, at:stop])
+            if not has_labels:
+                labels[frame, at + real : stop] = IGNORED
+                if real > 0:
+                    _widen(source[frame, at + 1 : at + real], labels[frame, at : at + real - 1])
+                    labels[frame, at + real - 1] = next_tokens[k]
+            k += 1 if real > 0 else 0
+            number += 1

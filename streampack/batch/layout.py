@@ -28,6 +28,7 @@ from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
 CARRIED = ("epoch", "position")  # read by `dataset.state_after(batch)`
+CHUNKS = "chunks"  # begin and end of each chunk of a slice; whole rows lack it
 NATIVE = (
     "tokens",
     "labels",
@@ -52,15 +53,22 @@ def check_keys(batch: object, kind: str, keys: Sequence[str], taker: str) -> Non
         )
 
 
-def check_native(batch: object, taker: str) -> None:
-    """Refuse a batch that is not native."""
+def check_native(batch: object, taker: str, *, takes_slices: bool = False) -> None:
+    """Refuse a batch that is not native, and a slice unless it can be taken."""
     check_keys(batch, "native", NATIVE, taker)
+    if not takes_slices and isinstance(batch, Mapping) and CHUNKS in batch:
+        raise ConfigError(
+            f"{taker} takes whole rows, but the batch with {CHUNKS!r} is the slice of a "
+            "context-parallel rank; put the slices of all ranks together with "
+            "streampack.merge_slices, or leave context_parallel out of World: ranks that share "
+            "rows then get whole ones"
+        )
 
 
-def check_carried(batch: Batch, name: str) -> None:
+def check_carried(batch: Batch, name: str, *, takes_slices: bool = False) -> None:
     """Refuse a batch that is not native, or has a field that a format cannot carry."""
-    check_native(batch, f"batch_format={name!r}")
-    others = [key for key in batch if key not in NATIVE]
+    check_native(batch, f"batch_format={name!r}", takes_slices=takes_slices)
+    others = [key for key in batch if key not in (*NATIVE, CHUNKS)]
     if others:
         raise ConfigError(
             f"batch_format={name!r} cannot carry the field {others[0]!r}: its trainer takes fixed "
@@ -69,9 +77,9 @@ def check_carried(batch: Batch, name: str) -> None:
         )
 
 
-def check_restarts(batch: Batch, name: str) -> None:
+def check_restarts(batch: Batch, name: str, *, takes_slices: bool = False) -> None:
     """Refuse positions that continue from another pack: they would hide an edge."""
-    check_native(batch, f"batch_format={name!r}")
+    check_native(batch, f"batch_format={name!r}", takes_slices=takes_slices)
     first = batch["input_pos"][begins(batch)]
     if bool(first.any()):
         raise ConfigError(
@@ -80,17 +88,34 @@ def check_restarts(batch: Batch, name: str) -> None:
         )
 
 
+def places(batch: Batch) -> torch.Tensor:
+    """Return the index of each token of a slice in the slots of the whole batch, int64, shape (t,).
+
+    >>> places({"chunks": torch.tensor([[0, 2], [6, 8]])}).tolist()
+    [0, 1, 6, 7]
+    """
+    begin, end = batch[CHUNKS].T
+    lengths = end - begin
+    before = lengths.cumsum(0) - lengths
+    offsets = torch.repeat_interleave(begin - before, lengths)
+    return offsets + torch.arange(len(offsets), device=offsets.device)
+
+
 def begins(batch: Batch) -> torch.Tensor:
     """Return the mask of first tokens of segments, including padding's; bool, shape (B, S).
+
+    In a slice of shape (B, S / n), they are those of its own tokens.
 
     >>> batch = {"tokens": torch.zeros(2, 3), "cu_seqlens": torch.tensor([0, 2, 3, 6])}
     >>> begins(batch).int().tolist()
     [[1, 0, 1], [1, 0, 0]]
     """
-    tokens = batch["tokens"]
-    is_edge = torch.zeros(tokens.numel() + 1, dtype=torch.bool, device=tokens.device)
-    is_edge[batch["cu_seqlens"].long()] = True  # one more, for the final edge
-    return is_edge[:-1].view(tokens.shape)
+    tokens, edges = batch["tokens"], batch["cu_seqlens"].long()
+    size = int(edges[-1]) if CHUNKS in batch else tokens.numel()
+    is_edge = torch.zeros(size + 1, dtype=torch.bool, device=tokens.device)
+    is_edge[edges] = True  # one more, for the final edge
+    is_begin = is_edge[places(batch)] if CHUNKS in batch else is_edge[:-1]
+    return is_begin.view(tokens.shape)
 
 
 def segment_starts(batch: Batch) -> torch.Tensor:
@@ -142,8 +167,16 @@ def row_edges(batch: Batch) -> list[torch.Tensor]:
     >>> [edges.tolist() for edges in row_edges(batch)]
     [[0, 2, 3], [0, 3]]
     """
-    end = torch.tensor([batch["tokens"].shape[1]], device=batch["tokens"].device)
-    return [torch.cat([row.nonzero().flatten(), end]) for row in begins(batch)]
+    edges, num_rows = batch["cu_seqlens"].long(), len(batch["tokens"])
+    # Not the length of a row here, which may be a slice's.
+    row_tokens = int(edges[-1]) // num_rows
+    starts = torch.arange(num_rows, device=edges.device) * row_tokens
+    firsts = torch.searchsorted(edges, starts).tolist()
+    lasts = [*firsts[1:], len(edges) - 1]
+    return [
+        edges[first : last + 1] - row * row_tokens
+        for row, (first, last) in enumerate(zip(firsts, lasts, strict=True))
+    ]
 
 
 def unpad(batch: Batch) -> Batch:

@@ -21,7 +21,7 @@ import torch
 
 from streampack._checks import check_choice, read_count
 from streampack.batch.batch import Batch
-from streampack.batch.layout import begins, check_native
+from streampack.batch.layout import CHUNKS, begins, check_native
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
@@ -40,10 +40,12 @@ def loss_weights(
     Args:
         batch: A native batch.
         average: "tokens", "samples" or "packs": which of these have equal weight. A piece of a
-            split sample counts as a sample: its other pieces are in other batches.
+            split sample counts as a sample: its other pieces are in other batches. A slice of a
+            context-parallel rank takes "tokens" only.
         units: Number of units in the global batch, from `global_units`. The weights are then
             final: sum the weighted losses, call backward for each micro-batch, divide by nothing.
-            None: the units of this batch; its weights then sum to 1.
+            None: the units of this batch; its weights then sum to 1. For a slice, pass the units
+            of all slices.
         num_ranks: Ranks that average their gradients, as DDP and FSDP do: weights are multiplied
             by it. 1 if gradients are summed, or if `units` counts this rank only.
 
@@ -51,7 +53,8 @@ def loss_weights(
         float32, shape (B, S); 0 where the label is -100.
 
     Raises:
-        ConfigError: If `average` is unknown, or `units` or `num_ranks` is below 1.
+        ConfigError: If `average` is unknown or a slice lacks targets for it, or `units` or
+            `num_ranks` is below 1.
 
     >>> batch = {"tokens": torch.zeros(1, 6), "labels": torch.tensor([[1, 2, 3, -100, 5, -100]]),
     ...     "input_pos": None, "document_ids": None, "cu_seqlens": torch.tensor([0, 4, 6]),
@@ -87,8 +90,14 @@ def count_units(batch: Batch, *, average: Average = "tokens") -> int:
 
 def _targets_per_unit(batch: Batch, average: Average) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the targets of each unit, int64, shape (u,), and each token's unit, shape (B, S)."""
-    check_native(batch, "loss_weights")
+    check_native(batch, "loss_weights", takes_slices=True)
     check_choice("average", average, Average)
+    if CHUNKS in batch and average != "tokens":
+        raise ConfigError(
+            f"average={average!r} weighs all targets of one of the {average}, and this slice of a "
+            "context-parallel rank has a part of them; set average='tokens', or put the slices of "
+            "all ranks together with streampack.merge_slices"
+        )
     labels: torch.Tensor = batch["labels"]
     is_target = labels != IGNORED
     if average == "tokens":

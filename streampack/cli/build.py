@@ -5,6 +5,7 @@ Cost: importing torch and MosaicML Streaming, a few seconds.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,20 @@ from streampack.world import World
 def build_dataset(
     config: RunConfig, path: Path, world: World | None = None
 ) -> PackedStreamingDataset:
-    """Return the dataset that a config describes, for one rank or, by default, this process.
+    """Return the dataset that a config describes.
+
+    Args:
+        config: The config.
+        path: Its file, for messages.
+        world: The rank; None: this process, as the environment says.
 
     Raises:
         ConfigError: If the options contradict each other. Names the config's path.
         DataError: If a stream is missing or invalid.
     """
     try:
+        if world is None and config.world is not None:
+            world = World.from_env(os.environ, **config.world.model_dump())
         return PackedStreamingDataset(
             streams=build_streams(config),
             packing=config.packing,

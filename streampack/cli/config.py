@@ -27,6 +27,7 @@ from streampack._paths import local_path
 from streampack.balance import Within
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
+from streampack.world import ContextLayout
 
 Place = Sequence[int | str]
 
@@ -99,6 +100,21 @@ class BalanceConfig(BaseModel):
     """Tokens that a token attends to, itself included; None: all before it in its sample."""
 
 
+class WorldConfig(BaseModel):
+    """How ranks share rows: ``streampack.World`` without the rank, which is the environment's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replication: int = Field(default=1, ge=1)
+    """Number of neighbouring ranks that receive the same rows (tensor, sequence, context or
+    pipeline parallelism)."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Number of ranks that divide the tokens of a row; a divisor of `replication`. 1: rows stay
+    whole."""
+    context_layout: ContextLayout = "zigzag"
+    """The tokens that each of these ranks gets: of the row, or of each document in it."""
+
+
 class RunConfig(BaseModel):
     """The config of ``streampack run``: streams, mixing, packing, buffers and batches."""
 
@@ -116,10 +132,15 @@ class RunConfig(BaseModel):
     """Memory limits."""
     balance: BalanceConfig | None = None
     """How packs are dealt to ranks so that their batches cost the same; None: they are not."""
+    world: WorldConfig | None = None
+    """How ranks share rows; None: each rank has its own."""
     batch_size: int = Field(default=1, ge=1)
     """Packs per batch and rank."""
     num_workers: int = Field(default=0, ge=0)
     """Reading processes; 0: threads of this process."""
+
+
+PART_MODELS = {"balance": BalanceConfig, "world": WorldConfig}
 
 
 class _Loader(yaml.SafeLoader):
@@ -211,7 +232,7 @@ def all_keys() -> set[str]:
     """Return all keys of a config, for messages."""
     places = [
         (),
-        *((name,) for name in ("streams", "packing", "mixing", "order", "buffers", "balance")),
+        *((name,) for name in ("streams", "packing", "mixing", "order", "buffers", *PART_MODELS)),
     ]
     return {key for place in places for key in _known_keys(place)}
 
@@ -221,8 +242,7 @@ def _class_at(place: Place) -> Any:
     if not place:
         return RunConfig
     annotation = RunConfig.model_fields[str(place[0])].annotation
-    classes = {"streams": StreamConfig, "balance": BalanceConfig}
-    return classes.get(str(place[0]), annotation)
+    return {"streams": StreamConfig, **PART_MODELS}.get(str(place[0]), annotation)
 
 
 def _known_keys(place: Place) -> list[str]:

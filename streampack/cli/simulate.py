@@ -24,7 +24,10 @@ from streampack.world import World
 def run(options: Simulate) -> None:
     """Plan the batches of a config, and print their statistics."""
     described = read_config(options.config)
-    world = World(num_ranks=options.ranks, ranks_per_node=options.ranks_per_node)
+    shared = {} if described.world is None else described.world.model_dump()
+    flags = {"replication": options.replication, "context_parallel": options.context_parallel}
+    shared |= {key: value for key, value in flags.items() if value is not None}
+    world = World(num_ranks=options.ranks, ranks_per_node=options.ranks_per_node, **shared)
     dataset = build_dataset(described, options.config, world)
     stats = report.simulate(dataset, steps=options.steps)
     if options.as_json:

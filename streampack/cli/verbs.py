@@ -129,6 +129,12 @@ class Simulate:
     ranks_per_node: Annotated[
         int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
     ] = None
+    replication: Annotated[
+        int | None, Option(min=1, help="Ranks that share rows, in place of the config's.")
+    ] = None
+    context_parallel: Annotated[
+        int | None, Option(min=1, help="Ranks that divide each row, in place of the config's.")
+    ] = None
     as_json: Annotated[bool, Option("--json", help="Print one JSON line, and no table.")] = False
 
 

@@ -78,6 +78,12 @@ class BucketedIterableDataset(FlowDataset):
         check_streams(streams, IterableStream)
         check_configs(mixing=mixing, order=order, buffers=buffers, world=world)
         check_options(type(self).__name__, mixing, order, buffers, epoch_ends=("pad",))
+        if world is not None and world.context_parallel > 1:
+            raise ConfigError(
+                f"context_parallel={world.context_parallel} cuts rows into equal chunks, but "
+                "BucketedIterableDataset has rows of many lengths; use PackedIterableDataset, or "
+                "leave context_parallel out of World"
+            )
         check_fields(streams, bucketing.packing())
         if any("seq_lens" in {*stream.token_fields, *stream.payloads} for stream in streams):
             raise ConfigError(

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streampack.batch.formats.registry import BatchFormat, Formatter, check_format, to_native
+from streampack.batch.slices import context_slice
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.online.engine import OnlineEngine
@@ -59,7 +60,10 @@ class FlowDataset(ResumableDataset[OnlineEngine]):
     ) -> None:
         self.buffers = buffers or Buffers()
         found = world or World.from_env(os.environ)
-        engine = OnlineEngine(plan, self.buffers, found, convert, finds_world=world is None)
+        context = context_slice(found, plan.packing, convert, plan.batch_size)
+        engine = OnlineEngine(
+            plan, self.buffers, found, convert, context, finds_world=world is None
+        )
         super().__init__(engine, list(plan.streams), list(plan.names))
 
 
@@ -77,7 +81,8 @@ class PackedIterableDataset(FlowDataset):
         batch_format: The batch layout: "native", a trainer's format by name such as "hf", or a
             function of the native batch; see `streampack.formats`.
         world: This process's rank; None: from torch.distributed if it is initialised, or from
-            torchrun's variables.
+            torchrun's variables. With `context_parallel`, each rank packs whole rows and delivers
+            its slice of them, so the ranks that share rows must have the same sources.
 
     Raises:
         ConfigError: If the arguments cannot work together.

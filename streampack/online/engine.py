@@ -21,8 +21,10 @@ from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
+from streampack.batch.slices import slice_batch
 from streampack.config import Buffers
 from streampack.errors import ConfigError, ResumeError
+from streampack.gather.context_slice import ContextSlice
 from streampack.online.byte_budget import HeldBytes, added_bytes, batch_bytes, format_bytes
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
@@ -60,6 +62,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         world: This process's rank.
         finds_world: Whether the rank was found in the process's surroundings.
         convert: Converts a native batch to the requested format.
+        context: The slice of each row that this rank gets; None: whole rows.
 
     Raises:
         ConfigError: If the buffers cannot hold one batch.
@@ -77,6 +80,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         buffers: Buffers,
         world: World,
         convert: Formatter,
+        context: ContextSlice | None = None,
         *,
         finds_world: bool,
     ) -> None:
@@ -90,6 +94,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             self.size = f"max_tokens={plan.bucketing.max_tokens}"
         self._fingerprint = fingerprint(plan)
         self._convert = convert
+        self._context = context
         self._format_bytes = format_bytes(convert, plan)
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._user: OnlineIteration | None = None  # the iteration that reads them
@@ -113,7 +118,10 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def rank_view(self) -> RankView:
         """Return the options that all ranks must share; their sources may differ."""
-        return {"streams": [], "recipe": {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}}
+        recipe = {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}
+        world = self.world
+        recipe |= {"context_parallel": [world.context_parallel, world.context_layout]}
+        return {"streams": [], "recipe": recipe}
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
         """Return a rank's memory use with `num_workers` workers."""
@@ -269,6 +277,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         num_batches = 0
         while (batch := flow.next_batch()) is not None:
             num_batches += 1
+            if self._context is not None:
+                batch = slice_batch(batch, self._context)
             yield batch, pack_state(self._fingerprint, place, epoch, flow.state_dict())
             del batch  # free it before the next one is made
             self._check_turn(iteration)

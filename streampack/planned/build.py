@@ -22,6 +22,7 @@ import numpy as np
 from streampack.balance import Balance
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError
+from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import PlanStream, Recipe
@@ -47,6 +48,8 @@ class DatasetSpec:
     batch_size: int
     world: World
     balance: Balance | None = None
+    context: ContextSlice | None = None
+    """The slice of each row that this rank gets; None: whole rows."""
     cache_limit: int | None = None
     """Cache limit in bytes for fetched shards on this node; None: no limit."""
     keeps_packed: tuple[bool, ...]

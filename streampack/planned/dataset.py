@@ -24,6 +24,7 @@ from typing import Any
 
 from streampack.balance import Balance
 from streampack.batch.formats.registry import BatchFormat, check_format
+from streampack.batch.slices import context_slice
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.planned.build import DatasetSpec
 from streampack.planned.engine import PlanEngine
@@ -90,6 +91,9 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         check_configs(**configs, balance=balance, world=world)
         batch_size = check_batch_size(batch_size, packing.max_seq_len)
         convert = check_format(batch_format, packing, batch_size)
+        finds_world = world is None
+        world = world or World.from_env(os.environ)
+        context = context_slice(world, packing, convert, batch_size)
         place = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, place, stream_name, stream_config)
         self.buffers = buffers or Buffers()
@@ -99,12 +103,13 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             mixing=mixing or Mixing(),
             order=order or Order(),
             batch_size=batch_size,
-            world=world or World.from_env(os.environ),
+            world=world,
             balance=balance,
+            context=context,
             cache_limit=self.buffers.cache_bytes,
             keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
         )
-        engine = PlanEngine(spec, convert, self.buffers, finds_world=world is None)
+        engine = PlanEngine(spec, convert, self.buffers, finds_world=finds_world)
         super().__init__(engine, list(streams), engine.recipe.names)
 
     def __getstate__(self) -> dict[str, Any]:

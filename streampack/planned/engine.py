@@ -127,6 +127,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         world = self.world
         recipe |= {"batch_size": self.batch_size, "replication": world.replication}
         recipe |= {"nodes": world.num_nodes}
+        recipe |= {"context_parallel": [world.context_parallel, world.context_layout]}
         balance = self._spec.balance
         recipe["balance"] = None if balance is None else [balance.within, balance.digest()]
         return {"streams": streams, "recipe": recipe}
@@ -161,7 +162,9 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             lanes //= math.gcd(lanes, self.world.num_devices)
         return MemoryFootprint(
             packer_tokens=lanes * recipe.num_columns * recipe.packing.buffer_limit,
-            batch_tokens=self.batch_size * recipe.packing.max_seq_len,
+            batch_tokens=self.batch_size
+            * recipe.packing.max_seq_len
+            // self.world.context_parallel,
             num_workers=num_workers,
             plans_in_workers=plans_in_workers,
         )
@@ -172,7 +175,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         """Return a reader that turns this dataset's plans into batches."""
         packing = self.recipe.packing
         return BatchReader(
-            gatherer=Gatherer(self._spec.streams, packing),
+            gatherer=Gatherer(self._spec.streams, packing, self._spec.context),
             packing=packing,
             convert=self._convert,
             blocks=BufferPool(pinned=pinned),

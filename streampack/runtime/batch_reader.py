@@ -81,14 +81,14 @@ class BatchReader:
         return batches
 
     def _shape(self, num_rows: int) -> tuple[int, int]:
-        return num_rows, self.packing.max_seq_len
+        return num_rows, self.gatherer.row_tokens
 
     def _room(self, num_rows: int, num_batches: int) -> tuple[list[IntArray], list[list[Tensor]]]:
         shape = self._shape(num_rows * num_batches)
         return self.blocks.take((self.gatherer.dtype, shape), num_parts=num_batches)
 
     def room(self, num_rows: int) -> tuple[IntArray, Tensor]:
-        """Return memory for a batch that keeps its rows, shape (num_rows, max_seq_len)."""
+        """Return memory for a batch that keeps its rows, shape (num_rows, row_tokens)."""
         [array], [[tensor]] = self._room(num_rows, 1)
         return array, tensor
 

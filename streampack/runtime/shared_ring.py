@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streampack.gather.gather import Rows
 from streampack.plan import DevicePlan
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.flat_batch import one_thread
@@ -67,7 +66,7 @@ class Ring:
     """
 
     def __init__(self, num_slots: int, reader: BatchReader, num_rows: int) -> None:
-        shape = (num_slots, num_rows, reader.packing.max_seq_len)
+        shape = (num_slots, num_rows, reader.gatherer.row_tokens)
         like = torch.from_numpy(np.empty(0, reader.gatherer.dtype))
         self.num_slots = num_slots
         self.tokens = _shared(shape, like.dtype)
@@ -121,11 +120,6 @@ class RingReader:
             # With numpy: torch would wake its threads, which costs more than the copy.
             np.copyto(array, slot)
             labels = None if labels is None else labels.copy()
-        rows = Rows(
-            tokens=array,
-            next_tokens=landed.next_tokens,
-            labels=labels,
-            multiple=self.reader.packing.pad_to_multiple or 1,
-        )
+        rows = self.reader.gatherer.rows_of(array, landed.next_tokens, labels)
         with one_thread() if self.reader.computes else nullcontext():
             return self.reader.finish(plan, rows, [tokens])[0]

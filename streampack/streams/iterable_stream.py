@@ -49,7 +49,7 @@ Plain: TypeAlias = tuple[Any, Any, Any]
 """Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
 # Reserved keys of a batch: no field may have one of these names.
 BATCH_KEYS = {"tokens", "labels", "input_pos", "document_ids", "cu_seqlens", "max_seqlen"}
-BATCH_KEYS |= {"segments", "epoch", "position"}
+BATCH_KEYS |= {"segments", "epoch", "position", "chunks"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

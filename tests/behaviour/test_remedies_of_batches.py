@@ -18,6 +18,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from streampack import (
+    BucketedIterableDataset,
+    Bucketing,
     IterableStream,
     PackedIterableDataset,
     PackedStreamingDataset,
@@ -26,6 +28,7 @@ from streampack import (
     World,
     block_causal_mask,
     loss_weights,
+    merge_slices,
 )
 from streampack.batch.compact import expand, to_compact
 from streampack.cli.config import read_config
@@ -39,14 +42,17 @@ from streampack.formats import (
     to_hf,
     to_hf_flash,
     to_llama_factory,
+    to_megatron,
 )
 from streampack.mds import mosaic
 from streampack.testing import assert_no_leak
 from streampack.write import write_stream
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
+from tests.helpers.slices import context_worlds
 
 COMPLETE = ("batch/masks.py", "batch/compact.py", "compat/torchdata.py", "compat/torchtune.py")
 COMPLETE += ("batch/formats/huggingface.py", "cli/config.py", "formats.py", "testing.py")
+COMPLETE += ("batch/slices.py",)
 
 
 def batch_of(*samples: Any, batch_format: Any = "native", **options: Any) -> Any:
@@ -388,7 +394,112 @@ def registered(folder: Path, name: str) -> None:
     assert list(dataset)
 
 
-GROUPS = {"formats": FORMATS, "models": MODELS, "others": OTHERS}
+def sliced(
+    num_ranks: int = 2, layout: str = "zigzag", batch_format: Any = "native", **packing: Any
+) -> list[Any]:
+    """Return the first batch of each rank, whose slices divide its rows."""
+    return [
+        next(
+            iter(
+                PackedIterableDataset(
+                    [IterableStream(ROWS)],
+                    packing=Packing(**{"max_seq_len": 16, **packing}),
+                    batch_format=batch_format,
+                    world=world,
+                )
+            )
+        )
+        for world in context_worlds(num_ranks, layout)
+    ]
+
+
+CUT: dict[str, Remedy] = {
+    "context ranks that do not divide a replica": Remedy(
+        lambda _: World(num_ranks=8, context_parallel=4),
+        r"set replication to context_parallel .*, such as (\d+)$",
+        lambda _, size: World(num_ranks=8, context_parallel=4, replication=int(size)),
+    ),
+    "a format of whole rows": Remedy(
+        lambda _: sliced(batch_format="hf"),
+        r"use '(\w+)', '(\w+)', 'megatron', '(\w+)' or '(\w+)'$",
+        lambda _, *names: [sliced(batch_format=name) for name in names],
+    ),
+    "a format that finds the documents itself": Remedy(
+        lambda _: sliced(batch_format="hf_flash"),
+        r"leave (context_parallel) out",
+        lambda _, __: batch_of(batch_format="hf_flash"),
+    ),
+    "segments that the format pads": Remedy(
+        lambda _: sliced(
+            layout="zigzag_per_document",
+            batch_format=functools.partial(to_megatron, pad_segments_to=4),
+            pad_to_multiple=4,
+        ),
+        r"set Packing\((pad_to_multiple)=",
+        lambda _, name: sliced(layout="zigzag_per_document", batch_format="megatron", **{name: 4}),
+    ),
+    "edges for a layout that does not follow them": Remedy(
+        lambda _: sliced(batch_format="megatron"),
+        r"set context_layout='(\w+)', or use batch_format='(\w+)'$",
+        lambda _, layout, name: [
+            sliced(layout=layout, batch_format="megatron", pad_to_multiple=4),
+            sliced(batch_format=name),
+        ],
+    ),
+    "documents that are not a multiple": Remedy(
+        lambda _: sliced(layout="zigzag_per_document"),
+        r"set Packing\(pad_to_multiple=(\d+)\)",
+        lambda _, size: sliced(layout="zigzag_per_document", pad_to_multiple=int(size)),
+    ),
+    "rows that are not a multiple": Remedy(
+        lambda _: sliced(3),
+        r"max_seq_len=16 is not a multiple; set it to (\d+)$",
+        lambda _, size: sliced(3, max_seq_len=int(size)),
+    ),
+    "rows of many lengths": Remedy(
+        lambda _: BucketedIterableDataset(
+            [IterableStream(ROWS)], bucketing=Bucketing(max_tokens=16), world=context_worlds(2)[0]
+        ),
+        r"use (PackedIterableDataset), or leave context_parallel out",
+        lambda _, __: sliced(),
+    ),
+    "a view of whole rows": Remedy(
+        lambda _: to_hf(sliced()[0]),
+        r"with streampack\.(merge_slices), or leave context_parallel out",
+        lambda _, __: to_hf(merge_slices(sliced())),
+    ),
+    "weights of samples": Remedy(
+        lambda _: loss_weights(sliced()[0], average="samples"),
+        r"set average='(\w+)', or put the slices .* streampack\.merge_slices$",
+        lambda _, average: [
+            loss_weights(sliced()[0], average=average),
+            loss_weights(merge_slices(sliced()), average="samples"),
+        ],
+    ),
+    "no slices to merge": Remedy(
+        lambda _: merge_slices([]),
+        r"pass those of all context-parallel ranks$",
+        lambda _: merge_slices(sliced()),
+    ),
+    "a slice that is missing": Remedy(
+        lambda _: merge_slices(sliced()[:1]),
+        r"pass the slices of all context-parallel ranks, each once$",
+        lambda _: merge_slices(sliced()),
+    ),
+    "slices of two steps": Remedy(
+        lambda _: merge_slices([sliced()[0], {**sliced()[1], "position": 9}]),
+        r"position differs; pass the slices of one step",
+        lambda _: merge_slices(sliced()),
+    ),
+    "a whole batch among slices": Remedy(
+        lambda _: merge_slices([batch_of()]),
+        r"set World\((context_parallel)=",
+        lambda _, __: merge_slices(sliced()),
+    ),
+}
+
+
+GROUPS = {"formats": FORMATS, "models": MODELS, "others": OTHERS, "slices": CUT}
 TABLE = {f"{group}: {name}": row for group, rows in GROUPS.items() for name, row in rows.items()}
 
 

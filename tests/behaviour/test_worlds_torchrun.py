@@ -122,6 +122,7 @@ def seen(tmp_path_factory) -> Seen:
                 "save_dcp": str(folder / "dcp"),
             },
             {"name": "replicated", "replication": 2},
+            {"name": "sliced", "replication": 2, "context_parallel": 2},
         ],
     )
     start(
@@ -141,6 +142,7 @@ def seen(tmp_path_factory) -> Seen:
         [
             {"name": "whole"},
             {"name": "replicated", "replication": 2},
+            {"name": "sliced", "replication": 2, "context_parallel": 2},
             {**goes_on, "load": saved["ranks3"], "save": saved["nodes2"]},
         ],
     )
@@ -171,6 +173,13 @@ def test_neighbouring_ranks_get_the_same_batches_under_replication(seen, name):
         assert one["steps"] == other["steps"]
         assert one["place"] == other["place"]
     assert seen.packs(name, "replicated") == seen.reference
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_the_slices_of_neighbouring_ranks_merge_into_the_packs_of_the_epoch(seen, name):
+    ranks = seen.ranks(name, "sliced")
+    assert all(len(rank["steps"]) == rank["length"] for rank in ranks)
+    assert seen.packs(name, "sliced") == seen.reference
 
 
 @pytest.mark.parametrize("name", WHOLE)

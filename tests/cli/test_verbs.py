@@ -121,6 +121,19 @@ def test_simulate_of_more_ranks_takes_fewer_steps_over_as_many_tokens(call, conf
     assert (few["steps"], few["packs"], few["epochs"]) == (2, 4, 1)
 
 
+def test_ranks_that_share_rows_are_known_from_the_config_and_from_flags(call, config, tmp_path):
+    ranks = json.loads(call("simulate", config, "--json", "--ranks", 2))
+    flags = ("--replication", 4, "--context-parallel", 2)
+    flagged = json.loads(call("simulate", config, "--json", "--ranks", 8, *flags))
+    world = "world: {replication: 4, context_parallel: 2, context_layout: contiguous}\n"
+    own = tmp_path / "own.yaml"
+    own.write_text(config.read_text() + world)
+    written = json.loads(call("simulate", own, "--json", "--ranks", 8))
+
+    for found in (flagged, written):
+        assert {**found, "config": ""} == {**ranks, "config": ""}
+
+
 def test_simulate_shows_a_table_of_the_streams_with_their_repeats(call, config):
     output = call("simulate", config, "--ranks", 2)
 

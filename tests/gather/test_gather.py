@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.errors import DataError
+from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer, Rows
 from streampack.mds.mosaic import MDSWriter
 from streampack.pack import fit_samples, make_packer
@@ -26,6 +27,7 @@ from streampack.streams.label_shift import detect_shift, labels_are_shifted
 from streampack.streams.mds_stream import MdsStream
 from streampack.streams.stream import Stream
 from streampack.types import Packs
+from tests.helpers.slices import slots
 
 ROW_TOKENS = 12
 BOS, EOS = 1, 2
@@ -192,6 +194,40 @@ def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
         assert all(STORED[stream][2] == "plain" for stream in packs.segments[:, 0])
     else:
         assert rows.labels.tolist() == expected["labels"]
+
+
+@settings(max_examples=100)
+@given(
+    plan=plans({stored[2] for stored in STORED}),
+    layout=st.sampled_from(["zigzag", "contiguous"]),
+    num_ranks=st.sampled_from([2, 3]),
+    frame_rows=st.sampled_from([1, 2]),
+)
+def test_slices_of_rows_hold_their_part_of_the_tokens_and_labels(
+    streams: list[MdsStream],
+    plan: tuple[Packs, Packing],
+    layout: Any,
+    num_ranks: int,
+    frame_rows: int,
+) -> None:
+    packs, packing = plan
+    num_rows = -(-len(packs) // frame_rows) * frame_rows
+    expected = plain_rows(packs, packing, num_rows)
+    frame = ROW_TOKENS * frame_rows
+    for rank in range(num_ranks):
+        context = ContextSlice(rank=rank, num_ranks=num_ranks, layout=layout, frame_rows=frame_rows)
+        rows = Gatherer(streams, packing, context).gather(packs, num_rows)
+        own = slots(layout, num_ranks, rank, [0, ROW_TOKENS * num_rows], frame)
+        assert rows.tokens.shape == (num_rows, ROW_TOKENS // num_ranks)
+        whole_tokens, whole_labels = (np.ravel(expected[key]) for key in ("tokens", "labels"))
+        assert rows.tokens.reshape(-1).tolist() == [whole_tokens[slot] for slot in own]
+        if rows.labels is not None:
+            assert rows.labels.reshape(-1).tolist() == [whole_labels[slot] for slot in own]
+        else:
+            read, _ = context.pieces(
+                packs, num_rows=num_rows, row_tokens=ROW_TOKENS, multiple=1
+            ).to_read(packs)
+            assert all(STORED[stream][2] == "plain" for stream in read.segments[:, 0])
 
 
 @given(plan=plans({"plain"}))

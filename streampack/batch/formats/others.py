@@ -53,16 +53,18 @@ def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str
         cu_seqlens_padded: with `pad_segments_to`, int32, shape (B, S + 1): segment edges with
             padding. cu_seqlens then excludes padding, and repeats its last value.
         epoch, position: ints.
+        Of a slice, the first four have shape (B, S / n), and the edges are those of whole rows:
+        TransformerEngine divides them by the context-parallel size itself.
 
     Raises:
         ConfigError: If the batch has a field that this format cannot carry, or is not native.
     """
-    check_carried(batch, "megatron")
+    check_carried(batch, "megatron", takes_slices=pad_segments_to is None)
     if pad_segments_to is not None:
         multiple = read_count("pad_segments_to", pad_segments_to)
         return _with_padded_segments(batch, multiple)
     edges = row_edges(batch)
-    return _megatron(batch, edges, batch["tokens"].shape[1])
+    return _megatron(batch, edges, int(edges[0][-1]))
 
 
 def _megatron(batch: Batch, edges: list[torch.Tensor], row_tokens: int) -> dict[str, Any]:

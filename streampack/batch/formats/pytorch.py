@@ -77,13 +77,15 @@ def to_torchtitan(batch: Batch) -> TitanBatch:
 
     Returns:
         The inputs: input and positions, int64, shape (B, S); and the labels, int64, shape (B, S).
+        Of a slice, shape (B, S / n): the parts that torchtitan's trainer cuts of whole rows. A mask
+        of documents needs the positions of whole rows, which a slice does not have.
 
     Raises:
         ConfigError: If positions do not restart in every segment, the batch has a field that this
             format cannot carry, or it is not native.
     """
-    check_restarts(batch, "torchtitan")
-    check_carried(batch, "torchtitan")
+    check_restarts(batch, "torchtitan", takes_slices=True)
+    check_carried(batch, "torchtitan", takes_slices=True)
     return {"input": batch["tokens"], "positions": batch["input_pos"]}, batch["labels"]
 
 
@@ -96,12 +98,13 @@ def to_torchtitan_flat(batch: Batch) -> TitanBatch:
         batch: A native batch.
 
     Returns:
-        The inputs: input and positions, int64, shape (T,); and the labels, int64, shape (T,).
+        The inputs: input and positions, int64, shape (T,); and the labels, int64, shape (T,). Of a
+        slice, shape (T / n,), as in `to_torchtitan`; the one row of T is cut, not each pack.
 
     Raises:
         ConfigError: As `to_torchtitan`.
     """
-    check_restarts(batch, "torchtitan_flat")
-    check_carried(batch, "torchtitan_flat")
+    check_restarts(batch, "torchtitan_flat", takes_slices=True)
+    check_carried(batch, "torchtitan_flat", takes_slices=True)
     inputs = {"input": batch["tokens"].flatten(), "positions": batch["input_pos"].flatten()}
     return inputs, batch["labels"].flatten()

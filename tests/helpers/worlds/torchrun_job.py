@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from streampack.batch.slices import merge_slices
 from streampack.config import Mixing, Order, Packing
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
@@ -97,11 +98,21 @@ def save(told: dict[str, Any], loader: PackedDataLoader) -> None:
         dcp.save({"app": app}, checkpoint_id=told["save_dcp"])
 
 
+def whole(batch: dict[str, Any], world: World) -> dict[str, Any]:
+    """Return a batch, put together from the slices of the ranks that share its rows."""
+    if world.context_parallel == 1:
+        return batch
+    sent: list[Any] = [None] * world.num_ranks
+    dist.all_gather_object(sent, (world.place, batch))
+    return merge_slices([slice_ for place, slice_ in sent if place == world.place])
+
+
 def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
     """Do one run and return what was seen."""
     world = None
     if "replication" in told:
-        world = World.from_env(os.environ, replication=told["replication"])
+        shared = {key: told[key] for key in ("replication", "context_parallel") if key in told}
+        world = World.from_env(os.environ, **shared)
     dataset = make(streams, world)
     loader = PackedDataLoader(dataset)
     load(told, loader)
@@ -113,7 +124,7 @@ def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"a batch of epoch {batch['epoch']} in epoch {start['epoch']}")
         if state != json.loads(json.dumps(state)):
             raise ValueError("the state is not the same once it was JSON")
-        packs = [digest_of(pack) for pack in rows(batch)]
+        packs = [digest_of(pack) for pack in rows(whole(batch, dataset.world))]
         steps.append({"position": batch["position"], "packs": packs, "state": bare(state)})
         if len(steps) == told.get("save_after"):
             save(told, loader)

@@ -1,0 +1,219 @@
+"""Slices of batches for context parallelism: which formats take them, and whole batches of them.
+
+One row of two documents on rank 0 of 2, ``context_layout="zigzag"``::
+
+    whole         a0 a1 a2 a3 a4 a5 b0 b1           slice         a0 a1 | b0 b1
+    labels        a1 a2 a3 a4 a5  .  b1 .           labels        a1 a2 | b1  .
+    input_pos      0  1  2  3  4  5  0  1           input_pos      0  1 |  0  1
+    document_ids   1  1  1  1  1  1  2  2           document_ids   1  1 |  2  2
+                                                    chunks       [0, 2]   [6, 8]
+    cu_seqlens     0                 6     8        cu_seqlens     0 6 8, as in the whole batch
+
+A slice's label may name a token of another rank's chunk, so a rank reads the token behind each of
+its chunks. cu_seqlens, max_seqlen and segments are those of the whole batch: attention over several
+ranks needs all edges, and TransformerEngine divides them itself.
+
+Cost: `merge_slices` copies each tensor twice; `slice_batch` once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from streampack.batch.batch import Batch
+from streampack.batch.formats.huggingface import to_hf, to_hf_flash, to_llama_factory
+from streampack.batch.formats.others import to_llm_foundry, to_megatron, to_olmo_core
+from streampack.batch.formats.pytorch import to_torchtitan_flat, to_torchtune
+from streampack.batch.formats.registry import Formatter
+from streampack.batch.layout import CARRIED, CHUNKS, check_keys, check_native, places
+from streampack.config import Packing
+from streampack.errors import ConfigError
+from streampack.gather.context_slice import ContextSlice
+from streampack.world import World
+
+# Why these formats take whole rows only.
+WHOLE_ROWS: Sequence[tuple[Formatter, str]] = (
+    (to_hf, "transformers finds documents in position_ids, and shifts labels within a row"),
+    (to_hf_flash, "transformers finds documents in position_ids, and shifts labels within a row"),
+    (to_llama_factory, "transformers finds documents in position_ids, and shifts labels"),
+    (
+        to_torchtune,
+        "torchtune's recipes have no context parallelism, and its mask is of whole rows",
+    ),
+    (to_olmo_core, "OLMo-core shifts labels within a row, and cuts the batch afterwards"),
+    (to_llm_foundry, "llm-foundry shifts labels within a row"),
+)
+# Fields of a batch that are equal in all of its slices.
+COMMON = ("cu_seqlens", "segments", "max_seqlen", *CARRIED)
+
+
+def context_slice(
+    world: World, packing: Packing, convert: Formatter, batch_size: int
+) -> ContextSlice | None:
+    """Return the slice that a rank gets of each row; None if rows stay whole.
+
+    Args:
+        world: The rank.
+        packing: The packing of the rows.
+        convert: The batch format.
+        batch_size: Rows of a batch.
+
+    Raises:
+        ConfigError: If the rows or documents cannot be cut into equal chunks, or the format takes
+            whole rows only.
+
+    >>> world = World(num_ranks=2, replication=2, context_parallel=2)
+    >>> context_slice(world, Packing(max_seq_len=8), to_megatron, 1)
+    Traceback (most recent call last):
+    streampack.errors.ConfigError: batch_format='megatron' gives TransformerEngine ...
+    """
+    if world.context_parallel == 1:
+        return None
+    bare = convert.func if isinstance(convert, partial) else convert
+    is_flat = bare is to_torchtitan_flat and not world.context_layout.endswith("per_document")
+    context = ContextSlice.of(world, batch_size if is_flat else 1)
+    _check_format(world, convert)
+    if context is not None:
+        _check_chunks(context, packing)
+    return context
+
+
+def _check_format(world: World, convert: Formatter) -> None:
+    """Refuse a format that takes whole rows only, or another layout."""
+    bare, options = convert, {}
+    if isinstance(convert, partial):
+        bare, options = convert.func, convert.keywords
+    name = getattr(bare, "__name__", "").removeprefix("to_")
+    for formatter, reason in WHOLE_ROWS:
+        if bare is formatter:
+            raise ConfigError(
+                f"batch_format={name!r} takes whole rows, but context_parallel="
+                f"{world.context_parallel} cuts them: {reason}; leave context_parallel out and "
+                "let the trainer cut the batch, or use 'native', 'compact', 'megatron', "
+                "'torchtitan' or 'torchtitan_flat'"
+            )
+    if bare is not to_megatron:
+        return
+    if options.get("pad_segments_to") is not None:
+        raise ConfigError(
+            f"pad_segments_to={options['pad_segments_to']} pads whole rows, but context_parallel="
+            f"{world.context_parallel} cuts them; set Packing(pad_to_multiple=...) in its place"
+        )
+    if world.context_layout != "zigzag_per_document":
+        raise ConfigError(
+            "batch_format='megatron' gives TransformerEngine cu_seqlens, by which it cuts each "
+            f"document, but context_layout={world.context_layout!r}; set context_layout="
+            "'zigzag_per_document', or use batch_format='native'"
+        )
+
+
+def _check_chunks(context: ContextSlice, packing: Packing) -> None:
+    """Refuse rows or documents whose length is not a multiple of the chunks."""
+    parts, where = context.num_parts, f"context_layout={context.layout!r}"
+    if context.is_per_document:
+        multiple = packing.pad_to_multiple
+        if multiple is None or multiple % parts:
+            raise ConfigError(
+                f"{where} cuts each document into {parts} equal chunks for context_parallel="
+                f"{context.num_ranks}, but pad_to_multiple={multiple}; set Packing(pad_to_multiple="
+                f"{parts}), or a multiple of that"
+            )
+        return
+    if packing.max_seq_len % parts:
+        raise ConfigError(
+            f"{where} cuts each row into {parts} equal chunks for context_parallel="
+            f"{context.num_ranks}, but max_seq_len={packing.max_seq_len} is not a multiple; set it "
+            f"to {-(-packing.max_seq_len // parts) * parts}"
+        )
+
+
+def slice_batch(batch: Batch, context: ContextSlice) -> Batch:
+    """Return the slice of a native batch for one rank.
+
+    Args:
+        batch: A native batch. Other fields are cut if they are tensors of shape (B, S, ...).
+        context: The slice.
+    """
+    check_native(batch, "slice_batch")
+    shape = batch["tokens"].shape
+    chunks = torch.from_numpy(context.chunks(batch["cu_seqlens"].cpu().numpy(), shape[0]))
+    at = places({CHUNKS: chunks.to(batch["tokens"].device)})
+    rows = (shape[0], shape[1] // context.num_ranks)
+    cut = {
+        key: value.flatten(0, 1)[at].unflatten(0, rows) if _has_shape(value, shape) else value
+        for key, value in batch.items()
+    }
+    return {**cut, CHUNKS: chunks}
+
+
+def merge_slices(slices: Sequence[Mapping[str, Any]]) -> Batch:
+    """Return the native batch that the slices of all context-parallel ranks are parts of.
+
+    Args:
+        slices: The slices of one batch, native, in any order. Fields of your own, such as losses,
+            are merged if they are tensors of shape (B, S / n, ...), and else taken from the first.
+
+    Raises:
+        ConfigError: If one is not a native slice, they are of different batches, or a slice is
+            missing or given twice.
+
+    >>> from streampack import IterableStream, PackedIterableDataset, Packing, World
+    >>> samples, packing = [[1, 2, 3, 4, 5], [6, 7, 8]], Packing(max_seq_len=8)
+    >>> slices = [
+    ...     next(iter(PackedIterableDataset([IterableStream(samples)], packing=packing, world=World(
+    ...         rank=rank, num_ranks=2, replication=2, context_parallel=2))))
+    ...     for rank in range(2)
+    ... ]
+    >>> [own["tokens"].tolist() for own in slices], merge_slices(slices)["tokens"].tolist()
+    ([[[1, 2, 7, 8]], [[3, 4, 5, 6]]], [[1, 2, 3, 4, 5, 6, 7, 8]])
+    """
+    _check_slices(slices)
+    first = slices[0]
+    shape, total = first["tokens"].shape, int(first["cu_seqlens"][-1])
+    at = torch.cat([places(dict(own)).to(first["tokens"].device) for own in slices])
+    is_held = torch.zeros(total, dtype=torch.bool, device=at.device)
+    is_held[at] = True
+    num_held = int(is_held.sum())
+    if not len(at) == num_held == total:
+        raise ConfigError(
+            f"{len(slices)} slices hold {num_held} of the {total} slots of their batch; "
+            "pass the slices of all context-parallel ranks, each once"
+        )
+    merged: Batch = {}
+    for key, value in first.items():
+        merged[key] = value
+        if _has_shape(value, shape):
+            parts = torch.cat([own[key].flatten(0, 1) for own in slices])
+            whole = torch.empty_like(parts)
+            whole[at] = parts
+            merged[key] = whole.view(shape[0], -1, *value.shape[2:])
+    del merged[CHUNKS]
+    return merged
+
+
+def _has_shape(value: Any, shape: torch.Size) -> bool:
+    """Return whether a field has a value for each token of rows of this shape."""
+    return torch.is_tensor(value) and value.ndim >= 2 and value.shape[:2] == shape
+
+
+def _check_slices(slices: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse slices that are not native, or not of one batch."""
+    if not slices:
+        raise ConfigError(f"slices={slices!r} is empty; pass those of all context-parallel ranks")
+    for own in slices:
+        check_keys(own, "native", ("tokens", *COMMON), "merge_slices")
+        if CHUNKS not in own:
+            raise ConfigError(
+                "merge_slices takes slices, but a batch has no 'chunks', so it is whole; use it as "
+                "it is, or set World(context_parallel=...)"
+            )
+        for key in COMMON:
+            if not torch.equal(torch.as_tensor(own[key]), torch.as_tensor(slices[0][key])):
+                raise ConfigError(
+                    f"slices are of different batches: {key} differs; pass the slices of one step, "
+                    "from ranks that share rows"
+                )

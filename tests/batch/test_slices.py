@@ -1,0 +1,169 @@
+"""Formats, weights and views of slices: which take them, and which refuse them by name."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from streampack import ConfigError, Packing, World, expand, loss_weights, merge_slices
+from streampack.batch.formats.registry import FORMATS
+from streampack.batch.slices import context_slice, slice_batch
+from streampack.formats import (
+    count_units,
+    to_hf,
+    to_llama_factory,
+    to_megatron,
+    to_native,
+    to_torchtitan,
+    to_torchtitan_flat,
+    unpad,
+)
+from streampack.gather.context_slice import ContextSlice
+from streampack.testing import assert_no_leak
+from tests.helpers.packs import native_batch
+from tests.helpers.slices import LAYOUTS, context_worlds
+
+PACKING = Packing(max_seq_len=16, pad_to_multiple=4)
+TAKEN = {"native", "compact", "megatron", "torchtitan", "torchtitan_flat"}
+WORLD = context_worlds(2)[0]
+PER_DOCUMENT = context_worlds(2, "zigzag_per_document")[0]
+
+
+@pytest.fixture
+def slices() -> list[dict[str, Any]]:
+    batch = native_batch([[8, 4], [16]], 16)
+    return [slice_batch(batch, ContextSlice(rank=rank, num_ranks=2)) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_each_format_takes_slices_or_is_refused_by_name(name):
+    if name in TAKEN:
+        assert context_slice(PER_DOCUMENT, PACKING, FORMATS[name], 1) is not None
+        return
+    message = rf"batch_format='{name}' takes whole rows, but context_parallel=2 cuts them: "
+    with pytest.raises(ConfigError, match=message):
+        context_slice(WORLD, PACKING, FORMATS[name], 1)
+    assert context_slice(World(), PACKING, FORMATS[name], 1) is None
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - TAKEN))
+def test_a_function_of_whole_rows_refuses_a_slice(name, slices):
+    with pytest.raises(ConfigError, match=r"takes whole rows, .*streampack\.merge_slices"):
+        FORMATS[name](slices[0])
+
+
+def test_options_of_a_format_are_looked_at_too():
+    for convert in (partial(to_hf, shift_labels=True), partial(to_llama_factory, dense=True)):
+        with pytest.raises(ConfigError, match="takes whole rows"):
+            context_slice(WORLD, PACKING, convert, 1)
+    with pytest.raises(ConfigError, match="pad_segments_to=4 pads whole rows"):
+        context_slice(PER_DOCUMENT, PACKING, partial(to_megatron, pad_segments_to=4), 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_megatron_takes_the_layout_that_transformer_engine_cuts_only(layout):
+    world = context_worlds(2, layout)[0]
+    if layout == "zigzag_per_document":
+        assert context_slice(world, PACKING, to_megatron, 1) is not None
+        return
+    with pytest.raises(ConfigError, match="set context_layout='zigzag_per_document'"):
+        context_slice(world, PACKING, to_megatron, 1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_ranks", "packing", "message"),
+    [
+        ("zigzag", 3, {"max_seq_len": 16}, "max_seq_len=16 is not a multiple; set it to 18"),
+        ("contiguous", 3, {"max_seq_len": 16}, "max_seq_len=16 is not a multiple; set it to 18"),
+        ("zigzag", 2, {"max_seq_len": 18}, "into 4 equal chunks .* set it to 20"),
+        (
+            "zigzag_per_document",
+            2,
+            {"max_seq_len": 16},
+            r"pad_to_multiple=None; set Packing\(pad_to_multiple=4\)",
+        ),
+        (
+            "zigzag_per_document",
+            4,
+            {"max_seq_len": 16, "pad_to_multiple": 4},
+            r"pad_to_multiple=4; set Packing\(pad_to_multiple=8\)",
+        ),
+        (
+            "contiguous_per_document",
+            4,
+            {"max_seq_len": 16, "pad_to_multiple": 2},
+            r"pad_to_multiple=2; set Packing\(pad_to_multiple=4\)",
+        ),
+    ],
+)
+def test_rows_that_do_not_divide_are_refused(layout, num_ranks, packing, message):
+    world = context_worlds(num_ranks, layout)[0]
+    with pytest.raises(ConfigError, match=message):
+        context_slice(world, Packing(**packing), to_native, 1)
+
+
+def test_torchtitans_one_row_is_cut_as_one():
+    for convert, frame_rows in ((to_torchtitan_flat, 3), (to_torchtitan, 1), (to_native, 1)):
+        context = context_slice(WORLD, PACKING, convert, 3)
+        assert context is not None
+        assert context.frame_rows == frame_rows
+
+
+def test_rows_divide_even_where_the_batch_is_cut_as_one():
+    for convert in (to_torchtitan_flat, to_torchtitan):
+        with pytest.raises(ConfigError, match="set it to 8"):
+            context_slice(WORLD, Packing(max_seq_len=6), convert, 2)
+
+
+def test_megatrons_edges_are_those_of_whole_rows(slices):
+    whole = to_megatron(merge_slices(slices))
+    for own in map(to_megatron, slices):
+        assert own["tokens"].shape == own["loss_mask"].shape == (2, 8)
+        assert torch.equal(own["cu_seqlens"], whole["cu_seqlens"])
+        assert own["cu_seqlens"].shape == (2, 17)
+        assert torch.equal(own["max_seqlen"], whole["max_seqlen"])
+
+
+def test_weights_of_tokens_take_slices_and_others_do_not(slices):
+    assert sum(count_units(own) for own in slices) == count_units(merge_slices(slices))
+    assert loss_weights(slices[0], units=10).shape == (2, 8)
+    for average in ("samples", "packs"):
+        with pytest.raises(ConfigError, match=f"average='{average}'.*merge_slices"):
+            loss_weights(slices[0], average=average)
+
+
+def test_views_of_whole_rows_refuse_a_slice(slices):
+    for take in (unpad, lambda own: assert_no_leak(lambda batch: batch, own)):
+        with pytest.raises(ConfigError, match="takes whole rows"):
+            take(slices[0])
+    with pytest.raises(ConfigError, match="expand takes a compact batch"):
+        expand(slices[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fields_of_ones_own_are_merged(layout):
+    batch = native_batch([[8, 4], [16]], 16) | {"loss": torch.rand(2, 16, 3), "name": ["a", "b"]}
+    cut = [
+        slice_batch(batch, ContextSlice(rank=rank, num_ranks=2, layout=layout)) for rank in range(2)
+    ]
+    merged = merge_slices(cut)
+    assert torch.equal(merged["loss"], batch["loss"])
+    assert merged["name"] == ["a", "b"]
+    assert "chunks" not in merged
+
+
+def test_merging_names_what_is_missing_or_mixed_up(slices):
+    whole, other = merge_slices(slices), [{**own, "position": 7} for own in slices]
+    for given, message in (
+        ([], "is empty"),
+        (slices[:1], "1 slices hold 16 of the 32 slots"),
+        ([slices[0], slices[0]], "2 slices hold 16 of the 32 slots"),
+        ([slices[0], other[1]], "different batches: position differs"),
+        ([whole], "it is whole"),
+        ([{"input_ids": 1}], "takes a native batch"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            merge_slices(given)
