@@ -2,11 +2,13 @@
 
 ::
 
-    name    samples   tokens of a sample                               mean
-    web     200,000   lognormal, median 400, clipped to 100,000        about 900
-    sft      52,002   lognormal, sigma 0.6                             about 125
-    code     60,000   lognormal, median 2,500, clipped to 100,000      about 5,400
-    long     20,000   90 % as web up to 8,192, 10 % of 8,192 - 65,536  about 3,600
+    name     samples   tokens of a sample                               mean
+    web      200,000   lognormal, median 400, clipped to 100,000        about 900
+    sft       52,002   lognormal, sigma 0.6                             about 125
+    code      60,000   lognormal, median 2,500, clipped to 100,000      about 5,400
+    long      20,000   90 % as web up to 8,192, 10 % of 8,192 - 65,536  about 3,600
+    uniform  100,000   1 to 2,048                                       about 1,024
+    chat     100,000   lognormal, median 1,200, clipped to 2,048        about 1,220
 
 Token ids are uniform below 50,000, so zstd about halves int32 shards. Shards are written
 once and stay in the data folder for the next bench.
@@ -27,7 +29,14 @@ __all__ = ["NUM_SAMPLES", "VOCABULARY", "lengths", "tokens", "write"]
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
-NUM_SAMPLES = {"web": 200_000, "sft": 52_002, "code": 60_000, "long": 20_000}
+NUM_SAMPLES = {
+    "web": 200_000,
+    "sft": 52_002,
+    "code": 60_000,
+    "long": 20_000,
+    "uniform": 100_000,
+    "chat": 100_000,
+}
 VOCABULARY = 50_000
 TOKENS_AT_ONCE = 1 << 22
 
@@ -35,6 +44,7 @@ WEB_MEDIAN, WEB_MEAN, WEB_LONGEST = 400, 900, 100_000
 WEB_SIGMA = float((2 * np.log(WEB_MEAN / WEB_MEDIAN)) ** 0.5)  # a lognormal's mean / median
 CODE_MEDIAN = 2500
 SFT_MEAN, SFT_SIGMA = 125, 0.6
+CHAT_MEDIAN, CHAT_SIGMA, CHAT_LONGEST = 1200, 0.6, 2048
 LONG_SHARE, LONG_SHORTEST, LONG_LONGEST = 0.1, 8192, 65_536
 
 
@@ -62,6 +72,12 @@ def _long(num_samples: int) -> Int64Array:
     return np.where(is_long < LONG_SHARE, drawn, made).astype(np.int64)
 
 
+def _chat(num_samples: int) -> Int64Array:
+    normal = _generator(1).standard_normal(num_samples)
+    drawn = np.exp(np.log(CHAT_MEDIAN) + CHAT_SIGMA * normal)
+    return drawn.clip(1, CHAT_LONGEST).astype(np.int64)
+
+
 def lengths(name: str, num_samples: int | None = None) -> Int64Array:
     """Return the tokens of each sample, shape (num_samples,); None: as many as the workload has.
 
@@ -73,6 +89,10 @@ def lengths(name: str, num_samples: int | None = None) -> Int64Array:
         return _web(count, WEB_LONGEST)
     if name == "code":
         return _web(count, WEB_LONGEST, CODE_MEDIAN)
+    if name == "chat":
+        return _chat(count)
+    if name == "uniform":
+        return _generator(4).integers(1, CHAT_LONGEST, count, endpoint=True)
     return _sft(count) if name == "sft" else _long(count)
 
 

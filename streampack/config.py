@@ -13,7 +13,7 @@ be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from streampack._checks import (
@@ -31,7 +31,14 @@ from streampack._checks import (
 from streampack.errors import ConfigError
 
 Method = Literal[
-    "exact_fit", "next_fit", "first_fit", "best_fit", "knapsack", "concat", "two_tiers"
+    "exact_fit",
+    "next_fit",
+    "first_fit",
+    "best_fit",
+    "best_fit_decreasing",
+    "knapsack",
+    "concat",
+    "two_tiers",
 ]
 Overflow = Literal["split", "truncate", "drop", "error"]
 Positions = Literal["restart", "continue"]
@@ -57,10 +64,19 @@ OPTION_METHODS = {
     "split_gap": ("exact_fit", "next_fit", "first_fit", "best_fit"),
     "min_fragment": ("exact_fit", "next_fit", "first_fit", "best_fit"),
     "guard": ("exact_fit", "first_fit", "best_fit"),
-    "max_samples_per_pack": ("exact_fit", "next_fit", "first_fit", "best_fit", "knapsack"),
+    "max_samples_per_pack": (
+        "exact_fit",
+        "next_fit",
+        "first_fit",
+        "best_fit",
+        "best_fit_decreasing",
+        "knapsack",
+    ),
     "open_packs": ("first_fit", "best_fit"),
     "short_seq_len": ("two_tiers",),
 }
+DEFAULT_METHOD: Method = "exact_fit"
+SHUFFLED_METHOD: Method = "best_fit_decreasing"  # default where windows of packs are shuffled
 
 
 def _convert(config: object, read: Callable[[str, Any], object], *names: str) -> None:
@@ -82,17 +98,20 @@ class Packing:
 
     max_seq_len: int
     """Tokens per pack."""
-    method: Method = "exact_fit"
-    """Packing algorithm. exact_fit leaves almost no padding; next_fit keeps strict arrival order.
-    For first_fit, best_fit, knapsack, concat and two_tiers see docs/packers.md."""
+    method: Method | None = None
+    """Packing algorithm. best_fit_decreasing packs a window of samples as a whole; exact_fit fills
+    packs nearly in order of arrival; for the others see docs/packers.md. None: best_fit_decreasing
+    for MDS streams whose packs are shuffled, unless it does not support an option given here;
+    otherwise exact_fit. A run that resumes keeps its method."""
     overflow: Overflow = "split"
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
     buffer_tokens: int | None = None
-    """Hard limit on the tokens buffered by one packer. None: max(8 * max_seq_len, 65,536), and
-    128 * max_seq_len for knapsack."""
+    """Hard limit on the tokens buffered by one packer; for best_fit_decreasing, on those that pass
+    from one window to the next. None: max(8 * max_seq_len, 65,536), and 128 * max_seq_len for
+    knapsack."""
     buffer_samples: int = 4096
-    """Hard limit on the samples buffered by one packer."""
+    """Hard limit on the samples buffered by one packer, or passing from one window to the next."""
     split_gap: float | None = None
     """Split a sample to fill a pack if more than this fraction of the pack would stay empty.
     None: never split for this reason."""
@@ -131,7 +150,8 @@ class Packing:
         _convert(self, read_optional_count, *counts)
         check_at_most("max_seq_len", self.max_seq_len, MAX_BATCH_TOKENS)
         check_at_most("open_packs", self.open_packs or 0, MAX_OPEN_PACKS)
-        check_choice("method", self.method, Method)
+        if self.method is not None:
+            check_choice("method", self.method, Method)
         check_choice("overflow", self.overflow, Overflow)
         check_choice("positions", self.positions, Positions)
         if self.buffer_tokens is not None and self.buffer_tokens < self.max_seq_len:
@@ -147,11 +167,12 @@ class Packing:
 
     def _check_options(self) -> None:
         """Reject options that the method does not support."""
+        method = self.method or DEFAULT_METHOD
         for name, methods in OPTION_METHODS.items():
             value = getattr(self, name)
-            if value is not None and self.method not in methods:
+            if value is not None and method not in methods:
                 raise ConfigError(
-                    f"{name}={value} is not supported by method={self.method!r}; leave it out, or "
+                    f"{name}={value} is not supported by method={method!r}; leave it out, or "
                     f"set method to {' or '.join(map(repr, methods))}"
                 )
         if self.min_fragment is None:
@@ -192,6 +213,33 @@ class Packing:
                 f"buffer_tokens={self.buffer_tokens} cannot hold a pack of each tier; set it to "
                 f"at least max_seq_len + short_seq_len = {self.max_seq_len + short}"
             )
+
+    def resolved(self, *, is_shuffled: bool) -> Packing:
+        """Return this packing with a method, chosen by default if there is none.
+
+        Args:
+            is_shuffled: Whether packs are shuffled in windows, so that a window can be packed as a
+                whole.
+
+        >>> Packing(max_seq_len=8).resolved(is_shuffled=True).method
+        'best_fit_decreasing'
+        >>> Packing(max_seq_len=8, split_gap=0.01).resolved(is_shuffled=True).method
+        'exact_fit'
+        """
+        if self.method is not None:
+            return self
+        is_supported = all(
+            getattr(self, name) is None or SHUFFLED_METHOD in methods
+            for name, methods in OPTION_METHODS.items()
+        )
+        return replace(
+            self, method=SHUFFLED_METHOD if is_shuffled and is_supported else DEFAULT_METHOD
+        )
+
+    @property
+    def packs_windows(self) -> bool:
+        """Whether the packer needs the samples of a window together."""
+        return self.method == "best_fit_decreasing"
 
     @property
     def buffer_limit(self) -> int:

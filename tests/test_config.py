@@ -30,7 +30,7 @@ def test_a_config_is_frozen_comparable_and_rebuilt_from_its_fields(config):
 def test_the_defaults_are_those_of_the_manual():
     packing = Packing(max_seq_len=2048)
 
-    assert (packing.method, packing.overflow, packing.split_gap) == ("exact_fit", "split", None)
+    assert (packing.method, packing.overflow, packing.split_gap) == (None, "split", None)
     assert (packing.bos_id, packing.eos_id, packing.padding_id) == (None, None, 0)
     assert (Mixing().batching_method, Mixing().weight_unit) == ("random", "samples")
     assert (Mixing().epoch_end, Mixing().sampling_method) == ("pad", "balanced")

@@ -142,6 +142,13 @@ def flow_plan(
 ) -> FlowPlan:
     """Build the plan; without an order, samples are read in stored order."""
     is_shuffled, order = order is not None and order.shuffle, order or Order()
+    packing = packing.resolved(is_shuffled=False)
+    if packing.packs_windows:
+        raise ConfigError(
+            f"method={packing.method!r} packs windows of samples whose lengths are known before "
+            "their tokens, which iterables cannot do; leave method out for 'exact_fit', or use "
+            "'knapsack'"
+        )
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
     )

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from streampack.config import Packing
+from streampack.config import DEFAULT_METHOD, Packing
+from streampack.pack.best_fit_decreasing import best_fit_decreasing
 from streampack.pack.concat import concat
 from streampack.pack.exact_fit import exact_fit
 from streampack.pack.knapsack import knapsack
@@ -23,6 +24,7 @@ from streampack.types import Int64Array, Packs, State
 
 METHODS: dict[str, Callable[[Packing], Packer]] = {
     "best_fit": best_fit,
+    "best_fit_decreasing": best_fit_decreasing,
     "concat": concat,
     "exact_fit": exact_fit,
     "first_fit": first_fit,
@@ -33,7 +35,10 @@ METHODS: dict[str, Callable[[Packing], Packer]] = {
 
 
 class Packer(Protocol):
-    """A packer. Its packs depend only on the segments, not on how they are divided into calls."""
+    """A packer. Its packs depend only on the segments, not on how they are divided into calls.
+
+    The exception is a packer of windows (`Packing.packs_windows`): each call of `add` is a window.
+    """
 
     def add(self, segments: Int64Array) -> Packs:
         """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
@@ -75,9 +80,9 @@ class Packer(Protocol):
 
 
 def make_packer(packing: Packing) -> Packer:
-    """Return an empty packer for the method of `packing`.
+    """Return an empty packer for the method of `packing`, or by default for exact fit.
 
     >>> make_packer(Packing(max_seq_len=8, method="next_fit")).num_buffered_tokens
     0
     """
-    return METHODS[packing.method](packing)
+    return METHODS[packing.method or DEFAULT_METHOD](packing)

@@ -10,7 +10,8 @@
 The pieces of a long sample leave the packer one after the other. So that a batch holds pieces of
 many samples, the packs of a window are shuffled. A window has the packs or the samples of
 `Recipe.window`, rounded up to whole chunks of samples; a smaller one is a part of a chunk. Its
-order depends only on the seed, the lane, the column and its first pack.
+order depends only on the seed, the lane, the column and its first pack. A packer of windows gets
+the segments of all its chunks together.
 
 A lane has one column if packs mix streams, otherwise one per stream. Packs are addressed by their
 number in the column. Packs planned ahead are therefore never lost, and planning a column again
@@ -36,7 +37,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks, make_sample_sequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
-from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
+from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
 
 
 @kernel_holding_gil
@@ -86,7 +87,7 @@ class PackQueue:
         is_complete: Whether all packs of the column are planned.
 
     `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first. Where
-    packs are only counted, they need no shuffle, and a window is one chunk.
+    packs are only counted, they need no shuffle, and windows only if they are packed as a whole.
     """
 
     def __init__(
@@ -95,8 +96,11 @@ class PackQueue:
         self._recipe = recipe
         self._column = column
         self._place = ("packs", column, lane, epoch)
-        window = recipe.window(lane, column) if is_shuffled else (0, 0)
-        self._max_packs, self._max_samples = window
+        self._is_shuffled = is_shuffled
+        packs_windows = recipe.packing.packs_windows
+        self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
+        has_windows = is_shuffled or packs_windows
+        self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = make_sample_sequence(recipe, lane, column, epoch)
         self._packer = make_packer(recipe.packing)
@@ -136,25 +140,53 @@ class PackQueue:
 
     def _next_window(self) -> Packs:
         """Return the packs of the next chunks, shuffled."""
-        chunks: list[Packs] = []
-        num_packs = num_samples = 0
-        while not self.is_complete:
-            rows = self._arrivals.next()
-            chunks.append(self._pack(rows))
-            num_packs += len(chunks[-1])
-            num_samples += len(rows)
-            if num_packs >= self._max_packs or num_samples >= self._max_samples:
-                break
-        packs = Packs.join(chunks)
-        if not self._max_packs or not num_packs:
+        packs, num_chunks, num_samples = (
+            self._pack_together() if self._packing_window else self._pack_chunks()
+        )
+        num_packs = len(packs)
+        if not self._is_shuffled or not self._max_packs or not num_packs:
             return packs
         # A window may be smaller than a chunk.
         num_windows = 1
-        if len(chunks) == 1:
+        if num_chunks == 1:
             num_windows = max(
                 -(-num_packs // self._max_packs), -(-num_samples // self._max_samples)
             )
         return take_packs(packs, self._order_of(num_packs, min(num_windows, num_packs)))
+
+    def _pack_chunks(self) -> tuple[Packs, int, int]:
+        """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
+        chunks: list[Packs] = []
+        num_packs = num_samples = 0
+        while not self.is_complete:
+            rows = self._arrivals.next()
+            segments = self._next_segments(rows)
+            chunks.append(self._packer.flush() if self.is_complete else self._packer.add(segments))
+            num_packs += len(chunks[-1])
+            num_samples += len(rows)
+            if num_packs >= self._max_packs or num_samples >= self._max_samples:
+                break
+        return Packs.join(chunks), len(chunks), num_samples
+
+    def _pack_together(self) -> tuple[Packs, int, int]:
+        """Return the packs, chunks and samples of a window that is packed as a whole."""
+        chunks: list[Int64Array] = []
+        num_tokens = num_samples = 0
+        max_tokens = self._max_packs * self._recipe.packing.max_seq_len
+        while not self.is_complete:
+            rows = self._arrivals.next()
+            chunks.append(self._next_segments(rows))
+            num_tokens += int(chunks[-1][:, LENGTH].sum())
+            num_samples += len(rows)
+            if num_tokens >= max_tokens or num_samples >= self._max_samples:
+                break
+        segments = np.concatenate(chunks)
+        # As for the shuffle, a window may be smaller than a chunk.
+        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
+        packs = [self._packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
+        if self.is_complete:
+            packs.append(self._packer.flush())
+        return Packs.join(packs), len(chunks), num_samples
 
     def _order_of(self, num_packs: int, num_windows: int) -> Int64Array:
         """Return the order in which the next packs leave, shape (num_packs,)."""
@@ -166,13 +198,13 @@ class PackQueue:
         ]
         return np.concatenate(windows)
 
-    def _pack(self, rows: Int64Array) -> Packs:
-        if not len(rows):
-            self.is_complete = True
-            return self._packer.flush()
+    def _next_segments(self, rows: Int64Array) -> Int64Array:
+        """Return the segments of a chunk of samples. A chunk without samples is the last."""
+        self.is_complete = not len(rows)
         segments = self._fit(rows)
-        self._check_drops(rows, segments)
-        return self._packer.add(segments)
+        if len(rows):
+            self._check_drops(rows, segments)
+        return segments
 
     def _hold(self, queue: Packs) -> None:
         self._queue = queue

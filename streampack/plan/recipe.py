@@ -251,6 +251,7 @@ class Recipe:
     streams: tuple[PlanStream, ...]
     """The streams, in the order given."""
     packing: Packing
+    """Its method is never None."""
     mixing: Mixing
     order: Order
     num_lanes: int
@@ -267,6 +268,10 @@ class Recipe:
     _assignments: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
         default_factory=_Found, init=False, repr=False
     )
+
+    def __post_init__(self) -> None:
+        packing = self.packing.resolved(is_shuffled=bool(self.order.pack_window[0]))
+        object.__setattr__(self, "packing", packing)
 
     @property
     def order_seed(self) -> int:
@@ -313,6 +318,18 @@ class Recipe:
         share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
         in_pass = sum(self._samples_in(number, lane) for number in numbers)
         return max(int(num_packs * share), 1), max(min(int(num_samples * share), in_pass), 1)
+
+    def packing_window(self, lane: int, column: int) -> int:
+        """Return the samples that a packer of windows gets together in a column.
+
+        A chunk, or a window of shuffled packs if that is larger. As such a window, it is at most
+        half a shuffle block and one pass.
+        """
+        numbers = self.streams_in(column)
+        in_pass = sum(self._samples_in(number, lane) for number in numbers)
+        _, num_samples = self.window(lane, column)
+        half_block = -(-self.order.block_size // 2)
+        return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
 
     def max_consecutive_drops(self, column: int) -> int | None:
         """Return how many samples in a row a column may drop; None if its order ends anyway."""

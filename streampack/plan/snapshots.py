@@ -89,7 +89,7 @@ def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:
         CHECKS.integer("arrivals", value, 0, MAX_TOKENS if is_offset else MAX_INTEGER)
 
 
-def _check_packer(packer: Any, recipe: Recipe, column: int, method: str) -> None:
+def _check_packer(packer: Any, recipe: Recipe, column: int, method: str | None) -> None:
     if not isinstance(packer, dict) or not PACKER_KEYS <= packer.keys() <= ALL_PACKER_KEYS:
         raise CHECKS.error("packer", packer, f"a dict of {sorted(PACKER_KEYS)}")
     if not isinstance(packer["method"], str) or packer["method"] != method:

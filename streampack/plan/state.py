@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast, get_args
 
 from streampack._state import MAX_EPOCH, FieldChecks, as_text, field_difference, saved_fingerprint
-from streampack.config import OPTION_METHODS, Order, Packing
+from streampack.config import OPTION_METHODS, Method, Order, Packing
 from streampack.errors import ResumeError
 from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
@@ -275,6 +275,13 @@ def run_shape(state: State) -> tuple[int, int, int]:
         for key in ("num_lanes", "lane_run", "global_batch_size")
     )
     return num_lanes, lane_run, global_batch_size
+
+
+def run_method(state: State) -> Method | None:
+    """Return the packing method of a state's run, or None if the state names none."""
+    method = saved_fingerprint(state).get("method")
+    is_known = isinstance(method, str) and method in get_args(Method)
+    return cast(Method, method) if is_known else None
 
 
 def nearest_divisors(position: int, size: int) -> str:

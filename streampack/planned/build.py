@@ -13,14 +13,14 @@ Cost: reading each stream's index.json. No shard is read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
 import numpy as np
 
 from streampack.balance import Balance
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Method, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
@@ -193,18 +193,23 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     )
 
 
-def build_recipe(spec: DatasetSpec, shape: tuple[int, int, int] | None = None) -> Recipe:
+def build_recipe(
+    spec: DatasetSpec, shape: tuple[int, int, int] | None = None, method: Method | None = None
+) -> Recipe:
     """Return the recipe of a dataset's sequence.
 
     Args:
         spec: The specification of the dataset.
         shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
+        method: Packing method of a run that resumes, used if the dataset asks for none.
 
     Raises:
         ConfigError: If weights, batch sizes and lanes are incompatible.
         DataError: If a stream cannot be opened.
     """
     packing, mixing, order = spec.packing, spec.mixing, spec.order
+    if packing.method is None:
+        packing = replace(packing, method=method)
     if mixing.stop != "all_exhausted":
         raise ConfigError(
             f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "

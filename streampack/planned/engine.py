@@ -18,7 +18,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from torch.utils.data import get_worker_info
 
@@ -26,7 +26,7 @@ from streampack.balance import Balance
 from streampack.batch.batch import Batch
 from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter
-from streampack.config import Buffers
+from streampack.config import Buffers, Method
 from streampack.errors import ConfigError, ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import ShardPrefetcher
@@ -40,6 +40,7 @@ from streampack.plan import (
     fingerprint,
     nearest_divisors,
     pack_state,
+    run_method,
     run_shape,
     slots_in,
     unpack_state,
@@ -61,6 +62,8 @@ from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.torch_transfer import TransferReader, transferable
 from streampack.types import State
+
+METHODS: tuple[Method | None, ...] = get_args(Method)
 
 
 class PlanEngine(ResumableRun[EpochSequence, Progress]):
@@ -375,8 +378,11 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             )
         size = self._spec.mixing.global_batch_size or shape[2]
         try:
-            saved = build_recipe(self._spec, shape)
-            recipe = saved if size == shape[2] else build_recipe(self._spec, (*shape[:2], size))
+            method = run_method(state)
+            saved = build_recipe(self._spec, shape, method)
+            recipe = saved
+            if size != shape[2]:
+                recipe = build_recipe(self._spec, (*shape[:2], size), method)
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
         progress = unpack_state(state, saved, self._digests)
@@ -401,7 +407,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         if not is_set:
             return
         if tuple(shape) != _shape(self.recipe):
-            self._use_recipe(build_recipe(self._spec, (shape[0], shape[1], shape[2])))
+            method = METHODS[shape[3]]
+            self._use_recipe(build_recipe(self._spec, (shape[0], shape[1], shape[2]), method))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)
 
@@ -413,5 +420,7 @@ def _packs_in(recipe: Recipe, epoch: int) -> int:
     return sum(sum(count_packs(recipe, epoch, lane)) for lane in range(recipe.num_lanes))
 
 
-def _shape(recipe: Recipe) -> tuple[int, int, int]:
-    return recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
+def _shape(recipe: Recipe) -> tuple[int, int, int, int]:
+    """Return what a run keeps, as integers for its workers."""
+    method = METHODS.index(recipe.packing.method)
+    return recipe.num_lanes, recipe.lane_run, recipe.global_batch_size, method

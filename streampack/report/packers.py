@@ -5,6 +5,8 @@
     lengths --in chunks----> packs that close       fill, cuts, ns per sample
             --one by one---> packs as they leave    packs that leave while a sample waits
 
+A packer of windows gets all samples of a window together.
+
 Cost: two passes of each packer. The second takes 30 us per sample, for at most 20,000 samples.
 """
 
@@ -19,11 +21,11 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from streampack.config import Packing
+from streampack.config import Order, Packing
 from streampack.pack import fit_samples, make_packer
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, Packs
 
-KINDS = ("web", "sft", "code", "long")
+KINDS = ("web", "sft", "code", "long", "uniform", "chat")
 
 CHUNK = 4096
 NUM_WATCHED = 20_000  # samples whose waiting is measured
@@ -64,7 +66,8 @@ def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
 
     Args:
         kind: web (lognormal, median 400, mean 900), sft (median 90, mean 130), code (70 % of
-            median 250, 30 % of median 3,000) or long (web, and a tenth from 8k to 64k).
+            median 250, 30 % of median 3,000), long (web, and a tenth from 8k to 64k), uniform (1 to
+            2,048) or chat (lognormal, median 1,200, at most 2,048).
         num_samples: Number of lengths.
         seed: Random seed.
 
@@ -83,15 +86,18 @@ def synthetic_lengths(kind: str, num_samples: int, seed: int = 0) -> Int64Array:
             np.exp(np.log(3000) + 0.9 * normal),
         ),
         "long": np.where(uniform < 0.9, web, 8192 * 8 ** (10 * (uniform - 0.9))),
+        "uniform": 1 + np.floor(2048 * uniform),
+        "chat": np.minimum(np.exp(np.log(1200) + 0.6 * normal), 2048),
     }
     lengths: Int64Array = np.maximum(by_kind[kind], 1).astype(np.int64)
     return lengths
 
 
 def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
-    """Return packings by name: one per method, and exact fit with cuts."""
+    """Return packings by name: one per method, the default first, and exact fit with cuts."""
     short = max(min(4096, max_seq_len // 8), 1)
     options: dict[str, dict[str, Any]] = {
+        "best_fit_decreasing": {},
         "exact_fit": {},
         "exact_fit, split_gap=0.01": {"method": "exact_fit", "split_gap": 0.01},
         "best_fit": {},
@@ -127,10 +133,20 @@ def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerRes
     )
 
 
+def samples_at_once(segments: Int64Array, packing: Packing) -> int:
+    """Return how many of these segments a planner in one lane passes to its packer together."""
+    if not packing.packs_windows:
+        return CHUNK
+    num_packs, num_samples = Order().pack_window
+    mean = segments[:, LENGTH].mean()
+    return max(min(num_samples, int(num_packs * packing.max_seq_len / mean)), CHUNK)
+
+
 def _closed(segments: Int64Array, packing: Packing) -> Packs:
     """Return the packs that close before the final flush."""
     packer = make_packer(packing)
-    parts = [packer.add(segments[i : i + CHUNK]) for i in range(0, len(segments), CHUNK)]
+    size = samples_at_once(segments, packing)
+    parts = [packer.add(segments[i : i + size]) for i in range(0, len(segments), size)]
     return Packs.join(parts)
 
 
@@ -148,9 +164,10 @@ def _waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, floa
     number = segments.copy()
     number[:, SAMPLE] = np.arange(len(segments))
     num_packs = 0
-    for row in range(len(segments)):
-        arrived[row] = num_packs
-        packs = packer.add(number[row : row + 1])
+    size = len(segments) if packing.packs_windows else 1
+    for row in range(0, len(segments), size):
+        arrived[row : row + size] = num_packs
+        packs = packer.add(number[row : row + size])
         sizes = np.diff(packs.ends, prepend=0)
         left = num_packs + np.repeat(np.arange(len(packs)), sizes)
         waits.append(left - arrived[packs.segments[:, SAMPLE]])

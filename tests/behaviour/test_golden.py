@@ -12,11 +12,14 @@ import pytest
 
 from streampack import (
     IterableStream,
+    Mixing,
+    Order,
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
     ResumeError,
     Stream,
+    World,
 )
 from tests.helpers.golden.cases import (
     CASES,
@@ -24,6 +27,7 @@ from tests.helpers.golden.cases import (
     NUM_BATCHES,
     SAVED_AT,
     batches,
+    planned,
     run,
     write_streams,
 )
@@ -88,6 +92,31 @@ def test_a_state_from_before_packs_were_shuffled_names_the_option_that_resumes_i
     loader = PackedDataLoader(CASES["spread"](folder))
     with pytest.raises(ResumeError, match=r"resume with Order\(pack_shuffle=0\)"):
         loader.load_state_dict(VERSION_3["random"]["16"])
+
+
+@pytest.mark.parametrize("case", ["spread", "spread-carry"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_resumes_with_its_packer_where_the_dataset_asks_for_none(case, num_workers, folder):
+    options = {"order": Order(seed=17)}
+    if case == "spread-carry":
+        options = {
+            "mixing": Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
+            "order": Order(seed=17, num_lanes=4),
+            "world": World(rank=1, num_ranks=2),
+        }
+    for number in SAVED_AT:
+        loader = PackedDataLoader(planned(**options)(folder), num_workers=num_workers)
+        loader.load_state_dict(GOLDEN[case]["states"][str(number)])
+        rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
+        assert rest == GOLDEN[case]["batches"][number:]
+
+
+def test_a_state_of_another_packer_is_refused_where_the_dataset_asks_for_one(folder):
+    loader = PackedDataLoader(CASES["spread"](folder))
+    with pytest.raises(
+        ResumeError, match=r"method='best_fit_decreasing', but .* method='exact_fit'"
+    ):
+        loader.load_state_dict(GOLDEN["windows"]["states"]["16"])
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -376,11 +376,11 @@ def state(written) -> dict[str, Any]:
     [
         ({"weights": [{"repeat": 2}, {}]}, r"60 samples of stream '.*' an .* 120 samples: resume"),
         ({"max_seq_len": 128}, r"max_seq_len=64.*max_seq_len=128"),
-        ({"packing": {"method": "next_fit"}}, r"method='exact_fit'.*method='next_fit'"),
+        ({"packing": {"method": "next_fit"}}, r"method='best_fit_decreasing'.*method='next_fit'"),
         ({"packing": {"overflow": "drop"}}, r"overflow='split'.*overflow='drop'"),
         ({"packing": {"buffer_tokens": 640}}, r"buffer_limit=65536.*buffer_limit=640"),
         ({"packing": {"buffer_samples": 9}}, r"buffer_samples=4096.*buffer_samples=9"),
-        ({"packing": {"split_gap": 0.1}}, r"split_gap=None.*split_gap=0\.1"),
+        ({"packing": {"split_gap": 0.1}}, r"split_gap=0\.1 .*'best_fit_decreasing'; leave it out"),
         ({"packing": {"bos_id": 1}}, r"bos_id=None.*bos_id=1"),
         ({"packing": {"eos_id": 1}}, r"eos_id=None.*eos_id=1"),
         ({"packing": {"padding_id": 5}}, r"padding_id=0.*padding_id=5"),

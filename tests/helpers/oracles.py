@@ -10,6 +10,7 @@ it documents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
@@ -347,6 +348,55 @@ def knapsack(rules: Rules, rows: list[Row], *, final: bool) -> Run:
         run.high_samples = max(run.high_samples, len(run.pool))
     if final and run.pool:
         empty()
+    return run
+
+
+def best_fit_decreasing(
+    rules: Rules, rows: list[Row], *, final: bool, waited: Sequence[int] = ()
+) -> Run:
+    """Pack one window, longest first into the fullest pack; its first rows have waited."""
+    run = Run(rules=rules, rows=[], final=final)
+    size = rules.max_seq_len
+    bins: list[list[int]] = []  # places in rows; the first opened the bin
+    touched: list[int] = []  # by bin: when it was filled last
+
+    def free(number: int) -> int:
+        return size - sum(rows[place][LENGTH] for place in bins[number])
+
+    by_length = sorted(
+        range(len(rows)), key=lambda place: (place >= len(waited), -rows[place][LENGTH])
+    )
+    for turn, place in enumerate(by_length):
+        fitting = [
+            number
+            for number in range(len(bins))
+            if free(number) >= rows[place][LENGTH] and len(bins[number]) < rules.most
+        ]
+        if fitting:
+            best = min(fitting, key=lambda number: (free(number), -touched[number]))
+        else:
+            best = len(bins)
+            bins.append([])
+            touched.append(turn)
+        bins[best].append(place)
+        touched[best] = turn
+    held: list[int] = []
+    tokens = samples = 0
+    for number in sorted(range(len(bins)), key=lambda number: -free(number)):
+        is_full = free(number) <= rules.tolerance or len(bins[number]) == rules.most
+        is_old = any(waited[place] >= 64 for place in bins[number] if place < len(waited))
+        if final or is_full or is_old:
+            continue
+        tokens += size - free(number)
+        samples += len(bins[number])
+        if tokens <= rules.buffer_tokens and samples <= rules.buffer_samples:
+            held += bins[number]
+    run.pool = [rows[place] for place in sorted(held)]
+    run.packs = [
+        [rows[place] for place in sorted(own)]
+        for own in sorted(bins, key=lambda own: own[0])
+        if own[0] not in held
+    ]
     return run
 
 

@@ -23,7 +23,9 @@ from tests.helpers import oracles
 from tests.helpers.oracles import rows_of
 
 METHODS = get_args(Method)
-ORACLES = {method: getattr(oracles, method) for method in METHODS if method != "two_tiers"}
+WINDOWED = "best_fit_decreasing"  # its calls are windows: test_best_fit_decreasing.py
+STEADY = tuple(method for method in METHODS if method != WINDOWED)
+ORACLES = {method: getattr(oracles, method) for method in STEADY if method != "two_tiers"}
 SIZES = [1, 2, 3, 7, 8, 16, 63, 64, 65, 128, 500, 1000, 3000, 8192, 20_000]
 
 
@@ -242,7 +244,7 @@ def test_buffers_stay_within_their_bounds_and_high_water_is_the_most_seen(case, 
     assert most[1] <= packer.high_water_samples <= packing.buffer_samples
 
 
-@given(case=cases(), size=st.integers(1, 20))
+@given(case=cases(STEADY), size=st.integers(1, 20))
 def test_packs_do_not_depend_on_how_segments_are_dealt_to_calls(case, size):
     packing, rows = case
     whole, dealt = make_packer(packing), make_packer(packing)
@@ -276,7 +278,7 @@ def test_a_packer_saved_and_loaded_between_any_two_calls_goes_on_the_same(case):
     assert as_lists(packer.flush()) == as_lists(straight.flush())
 
 
-@given(case=cases(), more=st.lists(st.integers(1, 8), max_size=10))
+@given(case=cases(STEADY), more=st.lists(st.integers(1, 8), max_size=10))
 def test_packs_depend_only_on_segments_that_came_before_them(case, more):
     packing, rows = case
     lengths = [min(length, packing.max_seq_len) for length in more]

@@ -24,6 +24,7 @@ from streampack.plan import (
     Progress,
     Recipe,
     pack_state,
+    run_method,
     run_shape,
     saving_worker,
     unpack_state,
@@ -33,6 +34,8 @@ from tests.helpers.planning import all_packs, recipe, world_views
 
 DIGESTS = ["5f2c", "91aa"]
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
+WINDOWED = Packing(max_seq_len=64, method="best_fit_decreasing")
+EXACT_FIT = Packing(max_seq_len=64, method="exact_fit")
 
 
 def make(**kwargs) -> Recipe:
@@ -71,6 +74,26 @@ def test_without_snapshots_it_is_small_and_goes_on_too():
     assert len(json.dumps(state)) < 1000
 
 
+def test_other_cuts_are_refused_by_name():
+    saved = pack_state(make(packing=EXACT_FIT), DIGESTS, Progress())
+
+    with pytest.raises(ResumeError, match=r"with split_gap=None, but .* split_gap=0.1; resume"):
+        unpack_state(saved, make(packing=replace(EXACT_FIT, split_gap=0.1)), DIGESTS)
+
+
+@pytest.mark.parametrize("method", ["exact_fit", "best_fit_decreasing", "knapsack"])
+def test_the_method_of_a_run_is_in_its_state(method):
+    packing = Packing(max_seq_len=64, method=method)
+    assert run_method(pack_state(make(packing=packing), DIGESTS, Progress())) == method
+
+
+@pytest.mark.parametrize("method", [None, "", "unheard_of", 3, ["exact_fit"]])
+def test_an_unknown_method_in_a_state_is_no_method(method):
+    state = pack_state(make(), DIGESTS, Progress())
+    state["fingerprint"]["method"] = method
+    assert run_method(state) is None
+
+
 def test_packing_and_unpacking_change_neither_state_nor_progress():
     progress = Progress(epoch=1, position=2, snapshots=snapshots_of(make(), 1))
     state = pack_state(make(), DIGESTS, progress)
@@ -102,7 +125,8 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
         ("overflow", {"packing": Packing(max_seq_len=64, overflow="drop")}),
         ("buffer_limit", {"packing": Packing(max_seq_len=64, buffer_tokens=512)}),
         ("buffer_samples", {"packing": Packing(max_seq_len=64, buffer_samples=99)}),
-        ("split_gap", {"packing": Packing(max_seq_len=64, split_gap=0.1)}),
+        # The default packer has no cuts.
+        ("method", {"packing": Packing(max_seq_len=64, split_gap=0.1)}),
         ("bos_id", {"packing": Packing(max_seq_len=64, bos_id=1)}),
         ("eos_id", {"packing": Packing(max_seq_len=64, eos_id=2)}),
         ("padding_id", {"packing": Packing(max_seq_len=64, padding_id=7)}),
@@ -112,7 +136,7 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
         ("sampling_method", {"mixing": Mixing(sampling_method="fixed")}),
         ("epoch_end", {"mixing": Mixing(epoch_end="carry")}),
         ("seed", {"order": Order(seed=4)}),
-        ("shuffle", {"order": Order(seed=3, shuffle=False)}),
+        ("shuffle", {"order": Order(seed=3, shuffle=False), "packing": WINDOWED}),
         ("shuffle_block_size", {"order": Order(seed=3, shuffle_block_size=50)}),
     ],
 )

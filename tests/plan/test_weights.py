@@ -242,20 +242,25 @@ def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
     return uses
 
 
-def test_short_epochs_that_carry_come_to_every_lane():
+# A packing window is a pass here, rounded up, and a few samples pass on to the next one.
+@pytest.mark.parametrize(
+    ("packer", "least", "most"), [("exact_fit", 1, 2), ("best_fit_decreasing", 0, 3)]
+)
+def test_short_epochs_that_carry_come_to_every_lane(packer, least, most):
     lengths = np.random.default_rng(0).integers(20, 60, 1600)
     r = recipe(
         [lengths],
         weights=[{"proportion": 1}],
         mixing=Mixing(epoch_end="carry", epoch_size=48),
-        packing=Packing(max_seq_len=64, buffer_tokens=128),
+        packing=Packing(max_seq_len=64, buffer_tokens=128, method=packer),
         num_lanes=8,
         lane_run=8,
         global_batch_size=8,
     )
     [uses] = starts(r, 60)
-    assert uses.max() - uses.min() <= 2
-    assert uses.min() >= 1
+    assert uses.max() <= uses.min() + most
+    assert uses.min() >= least
+    assert (uses == 0).mean() < 0.01
 
 
 @settings(max_examples=25, deadline=None)

@@ -56,7 +56,8 @@ def write_streams(folder: Path) -> None:
 ALONE = World(rank=0, num_ranks=1)
 
 
-def _planned(weights: dict[str, float] | None = None, **options: Any) -> Callable[[Path], Dataset]:
+def planned(weights: dict[str, float] | None = None, **options: Any) -> Callable[[Path], Dataset]:
+    """Return a function that makes a planned dataset over the streams in a folder."""
     shares = weights or {"web": 0.5, "code": 0.3, "chat": 0.2}
     streams = {name: {"proportion": share} for name, share in shares.items()}
     defaults = {
@@ -75,50 +76,69 @@ def _online(streams: dict[str, Any] | None = None, **options: Any) -> Callable[[
 
 
 TWO_RANKS = World(rank=1, num_ranks=2)
+EXACT_FIT = Packing(max_seq_len=512, method="exact_fit")
 CASES: dict[str, Callable[[Path], Dataset]] = {
-    "random": _planned(),
-    "random-tokens": _planned(mixing=Mixing(weight_unit="tokens")),
-    "random-tokens-lanes": _planned(
+    "random": planned(),
+    "random-tokens": planned(mixing=Mixing(weight_unit="tokens")),
+    "random-tokens-lanes": planned(
         mixing=Mixing(weight_unit="tokens", epoch_end="carry", global_batch_size=8),
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
         world=TWO_RANKS,
     ),
-    "stratified": _planned(mixing=Mixing(batching_method="stratified")),
-    "stratified-lanes": _planned(
+    "stratified": planned(mixing=Mixing(batching_method="stratified")),
+    "stratified-lanes": planned(
         mixing=Mixing(batching_method="stratified", global_batch_size=8),
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
         world=TWO_RANKS,
     ),
-    "per_stream": _planned(mixing=Mixing(batching_method="per_stream")),
-    "device_per_stream": _planned(
+    "per_stream": planned(mixing=Mixing(batching_method="per_stream")),
+    "device_per_stream": planned(
         mixing=Mixing(batching_method="device_per_stream", global_batch_size=8), world=TWO_RANKS
     ),
-    "carry": _planned(
+    "carry": planned(
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
     ),
-    "drop": _planned(mixing=Mixing(epoch_end="drop", epoch_size=300)),
-    "repeat": _planned(weights={"chat": 1}, mixing=Mixing(epoch_size=2000)),
-    "unshuffled": _planned(order=Order(shuffle=False)),
-    "knapsack": _planned(packing=Packing(max_seq_len=512, method="knapsack", overflow="truncate")),
-    "best_fit": _planned(packing=Packing(max_seq_len=512, method="best_fit", overflow="drop")),
-    "next_fit": _planned(packing=Packing(max_seq_len=512, method="next_fit", eos_id=1, bos_id=2)),
-    "concat": _planned(packing=Packing(max_seq_len=512, method="concat", positions="continue")),
-    "two_tiers": _planned(packing=Packing(max_seq_len=512, method="two_tiers", short_seq_len=128)),
-    "multiples": _planned(
+    "drop": planned(mixing=Mixing(epoch_end="drop", epoch_size=300)),
+    "repeat": planned(weights={"chat": 1}, mixing=Mixing(epoch_size=2000)),
+    "unshuffled": planned(order=Order(shuffle=False)),
+    "knapsack": planned(packing=Packing(max_seq_len=512, method="knapsack", overflow="truncate")),
+    "best_fit": planned(packing=Packing(max_seq_len=512, method="best_fit", overflow="drop")),
+    "next_fit": planned(packing=Packing(max_seq_len=512, method="next_fit", eos_id=1, bos_id=2)),
+    "concat": planned(packing=Packing(max_seq_len=512, method="concat", positions="continue")),
+    "two_tiers": planned(packing=Packing(max_seq_len=512, method="two_tiers", short_seq_len=128)),
+    "multiples": planned(
         packing=Packing(max_seq_len=512, pad_to_multiple=8, max_samples_per_pack=6, guard=64)
     ),
-    "compact": _planned(batch_format="compact"),
-    "hf": _planned(batch_format="hf"),
-    "spread": _planned(order=Order(seed=17)),
-    "spread-small": _planned(order=Order(seed=17, pack_shuffle=10)),
-    "spread-stratified": _planned(
-        order=Order(seed=17), mixing=Mixing(batching_method="stratified", global_batch_size=8)
+    "compact": planned(batch_format="compact"),
+    "hf": planned(batch_format="hf"),
+    "spread": planned(packing=EXACT_FIT, order=Order(seed=17)),
+    "spread-small": planned(packing=EXACT_FIT, order=Order(seed=17, pack_shuffle=10)),
+    "spread-stratified": planned(
+        packing=EXACT_FIT,
+        order=Order(seed=17),
+        mixing=Mixing(batching_method="stratified", global_batch_size=8),
     ),
-    "spread-carry": _planned(
+    "spread-carry": planned(
+        packing=EXACT_FIT,
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
         order=Order(seed=17, num_lanes=4),
         world=TWO_RANKS,
+    ),
+    "windows": planned(order=Order(seed=17)),
+    "windows-small": planned(
+        packing=Packing(max_seq_len=512, max_samples_per_pack=3, pad_to_multiple=8),
+        order=Order(seed=17, pack_shuffle=10),
+    ),
+    "windows-carry": planned(
+        mixing=Mixing(
+            batching_method="stratified", epoch_end="carry", epoch_size=200, global_batch_size=8
+        ),
+        order=Order(seed=17, num_lanes=4),
+        world=TWO_RANKS,
+    ),
+    "windows-unshuffled": planned(
+        packing=Packing(max_seq_len=512, method="best_fit_decreasing"), order=Order(shuffle=False)
     ),
     "online": _online(
         {"web": {"proportion": 0.6}, "code": {"proportion": 0.3}, "chat": {"proportion": 0.1}}

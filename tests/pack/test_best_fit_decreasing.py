@@ -1,0 +1,224 @@
+"""Best-fit decreasing over windows: what passes from one to the next, and how full packs become."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import OPTION_METHODS, Packing
+from streampack.errors import ConfigError
+from streampack.pack import Packer, fit_samples, make_packer
+from streampack.pack.best_fit_decreasing import PASSING_PACKS
+from streampack.report import synthetic_lengths
+from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers import oracles
+from tests.helpers.oracles import rows_of
+
+METHOD = "best_fit_decreasing"
+NUM_SAMPLES = 100_000
+
+
+@st.composite
+def windows_of(draw) -> tuple[Packing, list[np.ndarray]]:
+    """A packing, and the segments of a few windows."""
+    size = draw(st.sampled_from([1, 2, 8, 64, 65, 1000, 5000, 300_000]))
+    multiple = draw(st.sampled_from([None, None, 8])) if size % 8 == 0 else None
+    length = st.one_of(
+        st.integers(1, size),
+        st.integers(max(1, size // 3), max(1, 2 * size // 3)),
+        st.sampled_from([1, size, max(1, size // 2), size // 2 + 1]),
+    )
+    parts = draw(st.lists(st.lists(length, max_size=30), min_size=1, max_size=4))
+    rows = rows_of([length for part in parts for length in part])
+    ends = np.cumsum([len(part) for part in parts])
+    packing = Packing(
+        max_seq_len=size,
+        method=METHOD,
+        buffer_tokens=draw(st.sampled_from([None, size, 2 * size])),
+        buffer_samples=draw(st.sampled_from([1, 3, 4096])),
+        max_samples_per_pack=draw(st.sampled_from([None, None, 1, 2, 5])),
+        pad_to_multiple=multiple,
+    )
+    return packing, np.split(rows, ends[:-1])
+
+
+def as_lists(packs: Packs) -> list[list[list[int]]]:
+    return [packs[pack].tolist() for pack in range(len(packs))]
+
+
+@settings(max_examples=400)
+@given(case=windows_of())
+def test_windows_are_packed_as_in_plain_python(case):
+    packing, windows = case
+    rules = oracles.Rules(
+        max_seq_len=packing.max_seq_len,
+        buffer_tokens=packing.buffer_limit,
+        buffer_samples=packing.buffer_samples,
+        max_samples=packing.max_samples_per_pack,
+        multiple=packing.pad_to_multiple or 1,
+    )
+    packer = make_packer(packing)
+
+    def expect(rows: np.ndarray, *, final: bool) -> oracles.Run:
+        held, waited = packer.buffered.tolist(), packer.state_dict()["waited"]
+
+        def oracle(rules, rows, *, final):
+            return oracles.best_fit_decreasing(rules, rows, final=final, waited=waited)
+
+        return oracles.in_rooms(oracle, rules, held + rows.tolist(), final=final)
+
+    for window in windows:
+        expected = expect(window, final=False) if len(window) else None
+        packs = as_lists(packer.add(window))
+        if expected is None:
+            assert not packs
+        else:
+            assert packs == expected.packs
+            assert packer.buffered.tolist() == expected.pool
+    expected = expect(windows[0][:0], final=True)
+    assert as_lists(packer.flush()) == expected.packs
+    assert not len(packer.buffered)
+
+
+@given(case=windows_of())
+def test_every_segment_leaves_once_at_the_latest_with_the_window_after_64_packs(case):
+    packing, windows = case
+    windows = [np.concatenate([window] * 8) for window in windows if len(window)]
+    for number, window in enumerate(windows):
+        window[:, SAMPLE] = np.arange(len(window)) + sum(map(len, windows[:number]))
+    packer = make_packer(packing)
+    left: list[int] = []
+    begins: dict[int, int] = {}  # packs that had left when a sample's window began
+    num_packs = 0
+
+    for window in windows:
+        begin = num_packs
+        begins |= dict.fromkeys(window[:, SAMPLE].tolist(), begin)
+        packs = packer.add(window)
+        num_packs += len(packs)
+        left += packs.segments[:, SAMPLE].tolist()
+        for sample in packer.buffered[:, SAMPLE].tolist():
+            assert begin - begins[sample] < PASSING_PACKS
+        assert packer.num_buffered_tokens <= packer.high_water_tokens <= packing.buffer_limit
+        assert packer.num_buffered_samples <= packer.high_water_samples <= packing.buffer_samples
+    left += packer.flush().segments[:, SAMPLE].tolist()
+
+    assert sorted(left) == list(range(sum(map(len, windows))))
+
+
+def test_windows_smaller_than_a_pack_fill_packs():
+    packing = Packing(max_seq_len=1024, method=METHOD)
+    lengths = np.random.default_rng(0).integers(1, 40, 4000)
+
+    assert fill(make_packer(packing), lengths, 1024, 3) > 98
+
+
+@given(case=windows_of())
+def test_a_packer_saved_and_loaded_between_windows_goes_on_the_same(case):
+    packing, windows = case
+    straight, packer = make_packer(packing), make_packer(packing)
+
+    for window in windows:
+        state = json.loads(json.dumps(packer.state_dict()))
+        packer = make_packer(packing)
+        packer.load_state_dict(state)
+        assert as_lists(packer.add(window)) == as_lists(straight.add(window))
+
+    assert packer.state_dict() == straight.state_dict()
+    assert as_lists(packer.flush()) == as_lists(straight.flush())
+
+
+def test_packs_leave_in_the_order_in_which_their_longest_segments_arrived():
+    lengths = np.random.default_rng(0).integers(1, 1025, 5000)
+    packs = make_packer(Packing(max_seq_len=1024, method=METHOD)).add(rows_of(lengths))
+
+    longest = [
+        packs[pack][np.argmax(packs[pack][:, LENGTH]), [SAMPLE, LENGTH]]
+        for pack in range(len(packs))
+    ]
+    samples, longest_lengths = np.transpose(longest)
+
+    assert (np.diff(samples) > 0).all()
+    # So that the lengths of packs do not fall over a window.
+    halves = np.array_split(longest_lengths, 2)
+    assert abs(halves[0].mean() - halves[1].mean()) < 0.05 * longest_lengths.mean()
+
+
+def fill(packer: Packer, lengths: np.ndarray, size: int, window: int) -> float:
+    """The fill of all packs, the last ones included."""
+    samples = np.zeros((len(lengths), 4), np.int64)
+    samples[:, SAMPLE], samples[:, 3] = np.arange(len(lengths)), lengths
+    segments = fit_samples(samples, size, "split", ["samples"])
+    parts = [packer.add(segments[at : at + window]) for at in range(0, len(segments), window)]
+    num_packs = len(Packs.join([*parts, packer.flush()]))
+    return 100 * segments[:, LENGTH].sum() / (num_packs * size)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "chat"])
+def test_hard_lengths_fill_packs_nearly_as_one_window_over_all_samples_would(kind):
+    lengths = synthetic_lengths(kind, NUM_SAMPLES)
+    packing = Packing(max_seq_len=2048, method=METHOD)
+
+    best = fill(make_packer(packing), lengths, 2048, NUM_SAMPLES)
+
+    assert fill(make_packer(packing), lengths, 2048, 32_768) > best - 0.2
+    assert fill(make_packer(Packing(max_seq_len=2048)), lengths, 2048, 4096) < best - 2
+
+
+@pytest.mark.parametrize("kind", ["web", "sft", "code", "long"])
+@pytest.mark.parametrize("size", [2048, 8192, 32_768])
+@pytest.mark.parametrize("window", [4096, 131_072])
+def test_ordinary_lengths_fill_packs(kind, size, window):
+    lengths = synthetic_lengths(kind, NUM_SAMPLES)
+    packing = Packing(max_seq_len=size, method=METHOD)
+    num_packs = lengths.sum() // size
+
+    found = fill(make_packer(packing), lengths, size, window)
+
+    # All but 0.03 %, and the last pack.
+    assert found > 99.97 - 100 / num_packs
+
+
+OPTIONS = {
+    "split_gap": 0.01,
+    "guard": 8,
+    "max_samples_per_pack": 2,
+    "open_packs": 4,
+    "short_seq_len": 16,
+    "min_fragment": 8,
+}
+HONOURED = {"max_samples_per_pack"}
+
+
+def test_the_table_has_every_option_of_a_method():
+    assert set(OPTIONS) == set(OPTION_METHODS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_of_other_packers_is_honoured_or_refused_by_name(name):
+    if name in HONOURED:
+        packer = make_packer(Packing(max_seq_len=64, method=METHOD, **{name: OPTIONS[name]}))
+        packs = Packs.join([packer.add(rows_of([5] * 9)), packer.flush()])
+        assert np.diff(packs.ends, prepend=0).tolist() == [2, 2, 2, 2, 1]
+        return
+    with pytest.raises(
+        ConfigError, match=rf"{name}={OPTIONS[name]} is not supported by .*{METHOD}"
+    ):
+        Packing(max_seq_len=64, method=METHOD, **{name: OPTIONS[name]})
+
+
+def test_buffers_bound_what_passes_on():
+    # Three packs of 60 % each.
+    lengths = [60, 60, 60]
+    for options, passed in [
+        ({}, 3),
+        ({"buffer_tokens": 150}, 2),
+        ({"buffer_samples": 1}, 1),
+    ]:
+        packer = make_packer(Packing(max_seq_len=100, method=METHOD, **options))
+        assert len(packer.add(rows_of(lengths))) == 3 - passed
+        assert packer.num_buffered_samples == passed

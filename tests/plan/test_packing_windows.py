@@ -1,0 +1,227 @@
+"""Windows that are packed as a whole: how full, how long samples wait, and the same everywhere."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Order, Packing
+from streampack.mix.draw import CHUNK
+from streampack.pack import fit_samples, make_packer
+from streampack.pack.best_fit_decreasing import PASSING_PACKS
+from streampack.plan import DeviceView, EpochSequence, Recipe, count_packs
+from streampack.plan.pack_queue import PackQueue
+from streampack.report import synthetic_lengths
+from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers.planning import (
+    all_packs,
+    column_packs,
+    recipe,
+    synthetic_stream,
+    world_views,
+)
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+WINDOWED = "best_fit_decreasing"
+LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(6000, 150), (900, 40)]]
+
+orders = st.builds(
+    Order,
+    seed=st.integers(0, 5),
+    pack_shuffle=st.sampled_from([None, 0, 1, 40, 300, 10**6]),
+    shuffle_block_size=st.sampled_from([None, 50, 5000, 20_000]),
+)
+
+
+def make(order: Order, method: str = "random", num_lanes: int = 1, **mixing) -> Recipe:
+    return recipe(
+        LENGTHS,
+        mixing=Mixing(batching_method=method, **mixing),
+        packing=Packing(max_seq_len=64, method=WINDOWED, buffer_tokens=512),
+        order=order,
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=8 * num_lanes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "packing", "method"),
+    [
+        (Order(), {}, WINDOWED),
+        (Order(), {"max_samples_per_pack": 3, "pad_to_multiple": 8}, WINDOWED),
+        (Order(pack_shuffle=10), {}, WINDOWED),
+        (Order(), {"split_gap": 0.01}, "exact_fit"),
+        (Order(), {"guard": 9}, "exact_fit"),
+        (Order(pack_shuffle=0), {}, "exact_fit"),
+        (Order(shuffle=False), {}, "exact_fit"),
+        (Order(), {"method": "exact_fit"}, "exact_fit"),
+        (Order(shuffle=False), {"method": WINDOWED}, WINDOWED),
+        (Order(), {"method": "knapsack"}, "knapsack"),
+    ],
+)
+def test_a_recipe_names_its_packer(order, packing, method):
+    r = recipe(LENGTHS, order=order, packing=Packing(max_seq_len=64, **packing))
+    assert r.packing.method == method
+    assert replace(r, num_lanes=2).packing.method == method
+
+
+def fill_of(packs: Packs, size: int) -> float:
+    return 100 * packs.segments[:, LENGTH].sum() / (len(packs) * size)
+
+
+def planned(lengths: np.ndarray, size: int) -> Packs:
+    """All packs of an epoch in one lane, with the defaults."""
+    r = recipe([lengths], packing=Packing(max_seq_len=size), global_batch_size=512)
+    sequence = EpochSequence(r, DeviceView(batch_size=512), epoch=0)
+    parts = []
+    while (batch := sequence.next()) is not None:
+        parts.append(batch.packs)
+    sequence.close()
+    return Packs.join(parts)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "chat"])
+def test_hard_lengths_fill_packs_nearly_as_one_window_over_all_samples_would(kind):
+    lengths = synthetic_lengths(kind, 100_000)
+    samples = np.zeros((len(lengths), 4), np.int64)
+    samples[:, 3] = lengths
+    best = make_packer(Packing(max_seq_len=2048, method=WINDOWED))
+    segments = fit_samples(samples, 2048, "split", [kind])
+
+    found = planned(lengths, 2048)
+
+    assert found.segments[:, LENGTH].sum() == lengths.sum()
+    assert (
+        fill_of(found, 2048) > fill_of(Packs.join([best.add(segments), best.flush()]), 2048) - 0.2
+    )
+
+
+@pytest.mark.parametrize("kind", ["web", "sft", "long"])
+@pytest.mark.parametrize("size", [2048, 8192, 32_768])
+def test_ordinary_lengths_fill_all_packs_but_the_last(kind, size):
+    found = planned(synthetic_lengths(kind, 100_000), size)
+
+    assert fill_of(found, size) > 99.97 - 100 / len(found)
+
+
+@settings(max_examples=40)
+@given(
+    orders,
+    st.sampled_from(METHODS),
+    st.sampled_from([1, 3]),
+    st.sampled_from(["pad", "drop", "carry"]),
+)
+def test_packs_that_are_only_counted_are_as_many(order, method, num_lanes, epoch_end):
+    r = make(order, method, num_lanes, epoch_end=epoch_end)
+    if epoch_end == "carry":
+        return
+    for lane, counts in enumerate([count_packs(r, 1, lane) for lane in range(num_lanes)]):
+        for column, count in enumerate(counts):
+            assert count == sum(1 for _ in column_packs(PackQueue(r, lane, column, 1)))
+
+
+@settings(max_examples=40)
+@given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]))
+def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num_lanes):
+    r = make(order, method, num_lanes)
+    for column in range(r.num_columns):
+        lane = num_lanes - 1
+        # In stored order of arrival: next fit packs nearly as samples come.
+        arrivals = replace(
+            r,
+            packing=Packing(max_seq_len=64, method="next_fit"),
+            order=replace(order, pack_shuffle=0),
+        )
+        came = [
+            row[SAMPLE]
+            for pack in column_packs(PackQueue(arrivals, lane, column, 0))
+            for row in pack
+        ]
+        packs = list(column_packs(PackQueue(r, lane, column, 0)))
+        left = [row[SAMPLE] for pack in packs for row in pack]
+        assert sorted(left) == sorted(came)
+        shuffled, _ = r.window(lane, column)
+        window = max(r.packing_window(lane, column), r.window(lane, column)[1]) + CHUNK
+        if len(set(came)) < len(came):
+            continue  # pieces and streams that share numbers
+        places = {sample: place for place, sample in enumerate(came)}
+        moved = max(abs(places[sample] - place) for place, sample in enumerate(left))
+        assert moved <= 3 * window + (PASSING_PACKS + shuffled) * 64
+
+
+@settings(max_examples=25)
+@given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
+def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(
+    order, method, epoch_end, data
+):
+    r = make(order, method, 2, epoch_end=epoch_end)
+    wanted = all_packs(r, world_views(1, 16), 0)
+    sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=0)
+    stop = data.draw(st.integers(0, len(wanted) // 16))
+    position, snapshots = 0, sequence.snapshots()
+    for _ in range(stop):
+        batch = sequence.next()
+        position, snapshots = batch.position, sequence.snapshots()
+    sequence.close()
+    for num_devices, size in ((1, 16), (8, 2)):
+        for kept in (json.loads(json.dumps(snapshots)), None):
+            views = world_views(num_devices, size)
+            rest = all_packs(r, views, 0, position=position, snapshots=kept)
+            assert rest == wanted[position:]
+
+
+def test_a_packing_window_is_a_chunk_or_a_larger_window_of_the_shuffle():
+    lengths = [np.full(200_000, 16)]
+    packing = Packing(max_seq_len=64)
+
+    def window(num_lanes: int = 1, **order) -> int:
+        r = recipe(lengths, packing=packing, order=Order(**order), num_lanes=num_lanes)
+        return r.packing_window(0, 0)
+
+    assert window() == 131_072
+    assert window(pack_shuffle=10) == CHUNK
+    assert window(pack_shuffle=10, shuffle_block_size=1000) == 500
+    assert window(num_lanes=64) == 200_000 // 64  # a pass
+    assert window(num_lanes=8) == 131_072 // 8
+
+
+def test_a_queue_holds_the_segments_that_pass_on_and_no_more():
+    lengths = synthetic_lengths("chat", 20_000)
+    r = recipe(
+        [lengths],
+        packing=Packing(max_seq_len=2048, buffer_tokens=10_000),
+        order=Order(seed=1, shuffle_block_size=10_000),
+    )
+    queue = PackQueue(r, 0, 0, 0)
+    while not queue.is_complete:
+        queue.extend()
+        queue.release(queue.num_known)
+        assert queue.held()[:, LENGTH].sum() <= 10_000
+    assert 0 < queue.high_water_tokens <= 10_000
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+@pytest.mark.parametrize("max_seq_len", [2048, 65_536])
+def test_the_first_batch_needs_no_more_shards_than_with_exact_fit(num_lanes, max_seq_len):
+    asked: dict[str, list[int]] = {WINDOWED: [], "exact_fit": []}
+    for method, shards in asked.items():
+        r = Recipe(
+            streams=(synthetic_stream(400_000, shard_size=500, asked=shards),),
+            packing=Packing(max_seq_len=max_seq_len, method=method),
+            mixing=Mixing(),
+            order=Order(shuffle_block_size=50_000),
+            num_lanes=num_lanes,
+            lane_run=2,
+            global_batch_size=16,
+        )
+        sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=0)
+        sequence.next()
+        sequence.close()
+
+    assert 0 < len(set(asked[WINDOWED])) <= len(set(asked["exact_fit"]))
