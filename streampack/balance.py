@@ -104,8 +104,8 @@ class Balance:
 
     def costs(self, packs: Packs) -> Int64Array:
         """Return the cost of each pack as an integer, shape (num_packs,)."""
-        totals = np.cumsum(self._costs(packs.segments[:, LENGTH]))
-        costs: Int64Array = np.diff(totals[packs.ends - 1], prepend=0)
+        totals = np.append(0, np.cumsum(self._costs(packs.segments[:, LENGTH])))
+        costs: Int64Array = np.diff(totals[packs.ends], prepend=0)
         return costs
 
     def _costs(self, lengths: Int64Array) -> Int64Array:

@@ -73,6 +73,8 @@ class StreamConfig(BaseModel):
     """Column that marks the tokens that are targets."""
     loss_mask_dtype: str | None = None
     """Integer type of a loss mask in a column of bytes; None: that of the tokens."""
+    max_seq_len: int | None = None
+    """Tokens per pack of this stream; None: those of `packing`. Needs batches of one stream."""
     check_remote: bool = False
     """Fetch index.json again at every start, and refuse a cache of another version of it."""
     check_dtypes: bool = True

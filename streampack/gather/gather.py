@@ -120,7 +120,8 @@ class Gatherer:
         Args:
             packs: The plan.
             num_rows: Rows of the result.
-            out: Array for tokens, of `dtype`, shape (num_rows, row_tokens); None: a new array.
+            out: Array for tokens, of `dtype`, shape (num_rows, S); None: a new array with rows of
+                `row_tokens`.
             labels_out: Array for labels, if there are any; int32, of the same shape.
 
         Raises:
@@ -146,7 +147,7 @@ class Gatherer:
             bad, problem = kernels.gather_slices(reading, slots, framed, next_tokens, found)
         labels = None
         if bad < 0 and self.has_labels and mapped.has_labels[rows].any():
-            labels = np.empty(shape, np.int32) if labels_out is None else labels_out
+            labels = np.empty(tokens.shape, np.int32) if labels_out is None else labels_out
             label_locations = kernels.room_for(len(segments))
             bad, problem = kernels.gather_labels(
                 reading, slots, framed, next_tokens, self._framed(labels), found, label_locations

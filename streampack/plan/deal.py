@@ -20,10 +20,10 @@ import numpy as np
 
 from streampack._numba import compiled
 from streampack.balance import Balance
-from streampack.plan.device import DeviceView
+from streampack.plan.device import BatchPacks, DeviceView
 from streampack.plan.pack_queue import take_packs
 from streampack.plan.recipe import Recipe
-from streampack.types import Int64Array, Packs
+from streampack.types import Int64Array
 
 
 @compiled
@@ -137,20 +137,24 @@ class Dealer:
         slots: Int64Array = (steps[:, None, None] + begins[:, None] + rows).ravel()
         return slots
 
-    def deal(self, packs: Packs) -> Packs:
-        """Return this device's packs of a global batch, step by step.
+    def deal(self, batches: BatchPacks) -> BatchPacks:
+        """Return this device's batches of a global batch, step by step.
 
         Args:
-            packs: The packs at `slots`, in order.
+            batches: The batches of all devices that share packs, at `slots`.
         """
         num_ranks = len(self._view.sharing)
-        costs, items = self._balance.costs(packs), np.arange(len(packs))
+        costs, shapes = self._balance.costs(batches.packs), batches.slots_per_pack
         if self._keeps_batches:
-            items = items.reshape(-1, self._view.batch_size)
-            costs = costs.reshape(items.shape).sum(axis=1)
+            costs = np.add.reduceat(costs, batches.bounds[:-1])
         dealt = deal_by_cost(costs, self._num_steps, num_ranks)
         planned = costs.reshape(self._num_steps, num_ranks, -1).sum(axis=2)
         self._times += [step_time(planned), step_time(costs[dealt].sum(axis=2))]
         self._num_dealt += 1
         own = dealt[:, self._view.sharing.index(self._view.place)].ravel()
-        return take_packs(packs, items[own].ravel())
+        if self._keeps_batches:
+            bounds, shapes = batches.bounds.tolist(), shapes[own]
+            own = np.concatenate([np.arange(*bounds[batch : batch + 2]) for batch in own.tolist()])
+        else:
+            shapes = shapes[: self._num_steps]  # all batches have packs of one length
+        return BatchPacks.of(take_packs(batches.packs, own), shapes, self._view.batch_size)

@@ -67,7 +67,9 @@ class DevicePlan:
     """Packs per batch, including padding packs."""
     epoch: int
     positions: list[int]
-    """For each batch: packs of the epoch delivered over all ranks after its step."""
+    """For each batch: slots of the epoch delivered over all ranks after its step."""
+    slots_per_pack: int = 1
+    """Length of these packs, in units of the packing's max_seq_len."""
 
     @property
     def num_batches(self) -> int:
@@ -88,6 +90,51 @@ class DevicePlan:
             num_rows=self.num_rows,
             epoch=self.epoch,
             positions=self.positions[first:last],
+            slots_per_pack=self.slots_per_pack,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchPacks:
+    """The packs of consecutive batches of a device; each batch has packs of one length."""
+
+    packs: Packs
+    slots_per_pack: Int64Array
+    """Length of each batch's packs in slots, shape (num_batches,)."""
+    bounds: Int64Array
+    """Packs before each batch, followed by their total, shape (num_batches + 1,)."""
+
+    @staticmethod
+    def of(packs: Packs, slots_per_pack: Int64Array, batch_size: int) -> BatchPacks:
+        """Return packs as batches of `batch_size` slots; the last may have fewer packs."""
+        bounds = np.zeros(len(slots_per_pack) + 1, np.int64)
+        np.cumsum(batch_size // slots_per_pack, out=bounds[1:])
+        bounds[-1] = len(packs)
+        return BatchPacks(packs=packs, slots_per_pack=slots_per_pack, bounds=bounds)
+
+    @staticmethod
+    def none() -> BatchPacks:
+        """Return no batches."""
+        return BatchPacks.of(Packs.none(), np.zeros(0, np.int64), 1)
+
+    def __len__(self) -> int:
+        return len(self.slots_per_pack)
+
+    def cut(self, num_slots: int) -> BatchPacks:
+        """Return a single batch with the packs of its first slots."""
+        packs = self.packs.slice(0, num_slots // int(self.slots_per_pack[0]))
+        return replace(self, packs=packs, bounds=np.array([0, len(packs)]))
+
+    def take(self, first: int, most: int) -> BatchPacks:
+        """Return up to `most` batches from `first` on, all with packs of one length."""
+        shapes = self.slots_per_pack[first : first + most]
+        others = np.flatnonzero(shapes != shapes[0])
+        last = first + (int(others[0]) if len(others) else len(shapes))
+        begin, end = self.bounds[[first, last]].tolist()
+        return BatchPacks(
+            packs=self.packs.slice(begin, end),
+            slots_per_pack=self.slots_per_pack[first:last],
+            bounds=self.bounds[first : last + 1] - begin,
         )
 
 

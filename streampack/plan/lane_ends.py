@@ -45,6 +45,17 @@ def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
     return [_count_column(recipe, epoch, lane, column) for column in range(recipe.num_columns)]
 
 
+def count_slots(recipe: Recipe, epoch: int) -> int:
+    """Plan all lanes to the epoch's end, and return the number of slots that they serve."""
+    shapes, totals = recipe.shapes, [0] * recipe.num_columns
+    for lane in range(recipe.num_lanes):
+        for column, num_packs in enumerate(count_packs(recipe, epoch, lane)):
+            totals[column] += shapes.slots_of(column, num_packs, is_all=True)
+    if shapes.is_uniform or recipe.mixing.batching_method != "per_stream":
+        return sum(totals)
+    return sum(shapes.whole(total, recipe.global_batch_size) for total in totals)
+
+
 def packs_in(recipe: Recipe, num_planned: int) -> int:
     """Return the number of packs delivered. With epoch_end="drop", only whole batches are."""
     size = recipe.global_batch_size
@@ -65,6 +76,7 @@ class _LeastPacks:
         self._epoch = epoch
         self._lane = lane
         self._numbers = recipe.streams_in(column)
+        self._packing = recipe.shapes.packings[column]
         self._num_looked: int | None = None  # samples of each stream whose lengths are counted
         self._tokens = 0
         self.num_packs = 0
@@ -85,7 +97,7 @@ class _LeastPacks:
             self.is_final &= is_all
         self._num_looked = end
         tokens = self._tokens + beyond
-        self.num_packs = max(self.num_packs, -(-tokens // self._recipe.packing.max_seq_len))
+        self.num_packs = max(self.num_packs, -(-tokens // self._packing.max_seq_len))
 
 
 class LaneEndFinder:
@@ -102,20 +114,22 @@ class LaneEndFinder:
         self._closed = Event()
 
     def refine(self, lane: int, column: int) -> tuple[int, bool]:
-        """Refine the bound of a column. Return its packs, and whether that count is exact."""
+        """Refine the bound of a column. Return its slots, and whether that count is exact."""
         least = self._least.get((lane, column))
         if least is None:
             least = _LeastPacks(self._recipe, self._epoch, lane, column)
             self._least[lane, column] = least
         if least.is_final:
-            return self._count(lane, column).result(), True
+            num_packs = self._count(lane, column).result()
+            return self._recipe.shapes.slots_of(column, num_packs, is_all=True), True
         least.grow()
-        return least.num_packs, False
+        return self._recipe.shapes.slots_of(column, least.num_packs, is_all=False), False
 
     def look_ahead(self, served: Int64Array) -> None:
         """Start counting, in a thread, columns whose known packs are mostly served."""
         for (lane, column), least in self._least.items():
-            if least.is_final and served[lane, column] >= PLAN_AHEAD * least.num_packs:
+            slots = least.num_packs * int(self._recipe.shapes.slots_per_pack[column])
+            if least.is_final and served[lane, column] >= PLAN_AHEAD * slots:
                 self._count(lane, column)
 
     def _count(self, lane: int, column: int) -> Future[int]:

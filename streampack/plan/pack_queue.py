@@ -94,6 +94,7 @@ class PackQueue:
         self, recipe: Recipe, lane: int, column: int, epoch: int, *, is_shuffled: bool = True
     ) -> None:
         self._recipe = recipe
+        self._packing = recipe.shapes.packings[column]
         self._column = column
         self._place = ("packs", column, lane, epoch)
         self._is_shuffled = is_shuffled
@@ -103,7 +104,7 @@ class PackQueue:
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = make_sample_sequence(recipe, lane, column, epoch)
-        self._packer = make_packer(recipe.packing)
+        self._packer = make_packer(self._packing)
         self._hold(Packs.none())
         self.first_known = 0
         self._snapshots: deque[_Snapshot] = deque()
@@ -172,7 +173,7 @@ class PackQueue:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
         chunks: list[Int64Array] = []
         num_tokens = num_samples = 0
-        max_tokens = self._max_packs * self._recipe.packing.max_seq_len
+        max_tokens = self._max_packs * self._packing.max_seq_len
         while not self.is_complete:
             rows = self._arrivals.next()
             chunks.append(self._next_segments(rows))
@@ -211,7 +212,7 @@ class PackQueue:
         self._sizes = np.diff(queue.ends, prepend=0)
 
     def _fit(self, rows: Int64Array) -> Int64Array:
-        packing = self._recipe.packing
+        packing = self._packing
         self.overlong += count_long(rows, packing.max_seq_len, len(self.overlong))
         return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
 
@@ -227,7 +228,7 @@ class PackQueue:
             names = [self._recipe.names[number] for number in np.unique(rows[:, 0])]
             raise DataError(
                 f"stream {names}: all of {self._num_dropped} samples in a row are longer than "
-                f"max_seq_len={self._recipe.packing.max_seq_len}, and overflow='drop' leaves "
+                f"max_seq_len={self._packing.max_seq_len}, and overflow='drop' leaves "
                 "nothing; raise max_seq_len, or set overflow to split or truncate"
             )
 
@@ -254,14 +255,21 @@ class PackQueue:
         return self._snapshots[1].num_packs if len(self._snapshots) > 1 else ENDLESS
 
     def places(self, packs: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Locate packs, which must be known and not released, in `segments`.
+        """Locate packs, which must not be released, in `segments`.
 
         Returns:
-            The first row of each pack and its number of rows, shape (n,).
+            The first row of each pack and its number of rows, shape (n,). A pack after the end of
+            the column is empty.
         """
         rows = packs - self.first_known
-        sizes = self._sizes[rows]
-        return self._queue.ends[rows] - sizes, sizes
+        if packs[-1] < self.num_known:
+            sizes = self._sizes[rows]
+            return self._queue.ends[rows] - sizes, sizes
+        begins, sizes = np.zeros((2, len(packs)), np.int64)
+        known = rows < len(self._queue)
+        sizes[known] = self._sizes[rows[known]]
+        begins[known] = self._queue.ends[rows[known]] - sizes[known]
+        return begins, sizes
 
     def release(self, number: int) -> None:
         """Release the packs before `number`."""

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from streampack.plan.device import BatchPacks
 from streampack.plan.pack_queue import PackQueue, copy_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.slots import COLUMN, ENDLESS, LANE, PACK
@@ -31,7 +32,7 @@ class PackQueues:
     Args:
         recipe: Determines the sequence.
         first_epoch: The epoch at which planning of a column begins.
-        passed: Packs of each column delivered before, shape (num_lanes, num_columns).
+        served: Slots of each column delivered before, shape (num_lanes, num_columns).
         snapshots: Snapshots to resume columns from. Columns without one are planned from the start
             of the first epoch.
         counted_lanes: Lanes in which this device counts samples over max_seq_len.
@@ -41,11 +42,13 @@ class PackQueues:
         self,
         recipe: Recipe,
         first_epoch: int,
-        passed: Int64Array,
+        served: Int64Array,
         snapshots: list[State],
         counted_lanes: range,
     ) -> None:
         self._recipe = recipe
+        self._shapes = recipe.shapes
+        passed = served // recipe.shapes.slots_per_pack
         self._first_epoch = first_epoch
         self._loaded = {(saved["lane"], saved["column"]): saved for saved in snapshots}
         self._queues: dict[tuple[int, int], PackQueue] = {}
@@ -57,7 +60,7 @@ class PackQueues:
         self._num_counted = -1
         self._high_water = 0
         self._overlong = np.zeros(len(recipe.streams), np.int64)
-        self.passed = passed.copy()
+        self.passed = passed
         self.num_changes = 0
 
     def __iter__(self) -> Iterator[PackQueue]:
@@ -122,15 +125,18 @@ class PackQueues:
     def pass_by(self, slots: Int64Array) -> None:
         """Record that the packs of these slots are delivered, in order."""
         # The packs of a column ascend, and numpy keeps the last value written.
-        self.passed[slots[:, LANE], slots[:, COLUMN]] = slots[:, PACK] + 1
+        columns = slots[:, COLUMN]
+        passed = self._shapes.packs_before(columns, slots[:, PACK] + 1)
+        self.passed[slots[:, LANE], columns] = passed
         for lane, column in np.argwhere(self.passed >= self._crossings).tolist():
             self._queues[lane, column].release(int(self.passed[lane, column]))
             self._note(lane, column)
 
     def num_quiet(self, slots: Int64Array) -> int:
         """Return how many of these slots can be delivered before a snapshot changes."""
-        crossings = self._crossings[slots[:, LANE], slots[:, COLUMN]]
-        crossed = np.flatnonzero(slots[:, PACK] + 1 >= crossings)
+        columns = slots[:, COLUMN]
+        passed = self._shapes.packs_before(columns, slots[:, PACK] + 1)
+        crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], columns])
         return int(crossed[0]) if len(crossed) else len(slots)
 
     def snapshots(self) -> list[State]:
@@ -143,17 +149,40 @@ class PackQueues:
         self._changed.clear()
         return [snapshot for place in self._queues for snapshot in self._saved[place]]
 
-    def gather(self, slots: Int64Array, batch_size: int) -> Packs:
-        """Return the packs of some slots, in order.
+    def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:
+        """Return the packs of some slots, in order, as batches of `batch_size` slots.
 
-        The first `batch_size` slots are planned if necessary. Whole batches after them are
-        included as long as all of their packs are known.
+        All of these slots are known; see `know`.
         """
-        self._know(slots[:batch_size])
-        lanes, columns, packs = slots[:, LANE], slots[:, COLUMN], slots[:, PACK]
+        slots_per_pack = self._shapes.slots_per_pack[slots[::batch_size, COLUMN]]
+        return BatchPacks.of(self._packs(self._begins(slots)), slots_per_pack, batch_size)
+
+    def know(self, slots: Int64Array, num_slots: int, batch_size: int) -> Int64Array:
+        """Plan the first `num_slots` slots, and return them with all known batches after them.
+
+        Args:
+            slots: Slots of whole batches, in order; the last batch may lack some.
+            num_slots: Slots that are planned if necessary: whole batches.
+            batch_size: Slots of a batch.
+        """
+        self._plan(self._begins(slots[:num_slots]))
+        lanes, columns = slots[:, LANE], slots[:, COLUMN]
+        packs = self._shapes.packs_before(columns, slots[:, PACK])
         missing = np.flatnonzero(packs >= self._planned[lanes, columns])
         if len(missing):
-            slots = slots[: max(missing[0] // batch_size, 1) * batch_size]
+            slots = slots[: max(missing[0] // batch_size * batch_size, num_slots)]
+        return slots
+
+    def _begins(self, slots: Int64Array) -> Int64Array:
+        """Return the slots at which packs begin, with the numbers of these packs."""
+        if self._shapes.is_uniform:
+            return slots
+        slots = slots[self._shapes.begins_pack(slots[:, COLUMN], slots[:, PACK])]
+        slots[:, PACK] = self._shapes.packs_before(slots[:, COLUMN], slots[:, PACK])
+        return slots
+
+    def _packs(self, slots: Int64Array) -> Packs:
+        """Return the packs that begin at these slots, in order."""
         groups = self._by_column(slots)
         begins, sizes = np.empty((2, len(slots)), np.int64)
         for queue, rows in groups:
@@ -173,7 +202,8 @@ class PackQueues:
         groups = np.split(order, bounds) if len(bounds) else [order]
         return [(self.queue(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
 
-    def _know(self, slots: Int64Array) -> None:
+    def _plan(self, slots: Int64Array) -> None:
+        """Plan the packs that begin at these slots."""
         known = self._planned[slots[:, LANE], slots[:, COLUMN]]
         if (slots[:, PACK] < known).all():
             return

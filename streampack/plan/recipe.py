@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, parts
 from streampack.mix.draw import CHUNK
 from streampack.order import ChosenSamples, Extents, Lengths, Passes, assign_to_lanes
+from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
 
 K = TypeVar("K")
@@ -51,6 +53,8 @@ class PlanStream:
     lengths."""
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block before their lengths are needed. None: all are known."""
+    slots_per_pack: int = 1
+    """Length of its packs, in units of the packing's max_seq_len."""
 
     @property
     def num_samples(self) -> int:
@@ -88,7 +92,7 @@ class LaneStream:
         self._num_lanes = recipe.num_lanes
         self._fixed = recipe.mixing.sampling_method == "fixed"
         self._drops = recipe.packing.overflow == "drop"
-        self._weigh = recipe.weigh
+        self._weigh = partial(recipe.weigh, number=number)
         self._ends = recipe.ends
         self._passes: Passes | None = None
         self._prepared = -1
@@ -98,7 +102,7 @@ class LaneStream:
                 Lengths(
                     first_sample=self.stream.first_sample,
                     of_shard=self.stream.lengths_of,
-                    weigh=recipe.weigh,
+                    weigh=self._weigh,
                     shard_tokens=self.stream.shard_tokens,
                 ),
                 block_size=recipe.order.block_size,
@@ -259,7 +263,9 @@ class Recipe:
     lane_run: int
     """Consecutive packs from one lane."""
     global_batch_size: int
-    """Packs per optimizer step, over all ranks."""
+    """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
+    shapes: PackShapes = field(init=False, repr=False)
+    """The length of each column's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
         default_factory=_Found, init=False, repr=False
     )
@@ -272,6 +278,10 @@ class Recipe:
     def __post_init__(self) -> None:
         packing = self.packing.resolved(is_shuffled=bool(self.order.pack_window[0]))
         object.__setattr__(self, "packing", packing)
+        slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
+        is_padded = self.mixing.epoch_end == "pad"
+        shapes = PackShapes.of(packing, slots, run=self.lane_run, is_padded=is_padded)
+        object.__setattr__(self, "shapes", shapes)
 
     @property
     def order_seed(self) -> int:
@@ -317,7 +327,8 @@ class Recipe:
         chosen = sum(self.streams[number].chosen_tokens for number in numbers)
         share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
         in_pass = sum(self._samples_in(number, lane) for number in numbers)
-        return max(int(num_packs * share), 1), max(min(int(num_samples * share), in_pass), 1)
+        num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[column])
+        return max(num_packs, 1), max(min(int(num_samples * share), in_pass), 1)
 
     def packing_window(self, lane: int, column: int) -> int:
         """Return the samples that a packer of windows gets together in a column.
@@ -343,9 +354,13 @@ class Recipe:
         held = [stream.num_samples for stream in self.streams]
         return 2 * self.num_lanes * (sum(drawn) + sum(held))
 
-    def weigh(self, lengths: Int64Array) -> Int64Array:
-        """Return the tokens that samples of these lengths deliver, in the same shape."""
-        limit = self.packing.max_seq_len
+    def packing_of(self, number: int) -> Packing:
+        """Return the packing of a stream, with the length of its packs."""
+        return self.packing if self.is_mixed else self.shapes.packings[number]
+
+    def weigh(self, lengths: Int64Array, number: int = 0) -> Int64Array:
+        """Return the tokens that samples of a stream deliver, given their lengths, shape (n,)."""
+        limit = self.packing_of(number).max_seq_len
         if self.packing.overflow == "truncate":
             return np.minimum(lengths, limit)
         if self.packing.overflow == "drop":

@@ -13,7 +13,7 @@ Each order is a few cursors over `LaneStream`s, so its state is a few integers. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -61,7 +61,7 @@ class StreamCursor:
 
     def __init__(self, lane_stream: LaneStream, recipe: Recipe, epoch: int) -> None:
         self.lane_stream = lane_stream
-        self._weigh = recipe.weigh
+        self._weigh = partial(recipe.weigh, number=lane_stream.number)
         mixing = recipe.mixing
         self._rolls_on = mixing.epoch_end == "carry" and mixing.sampling_method == "balanced"
         self.by_tokens = lane_stream.stream.quota.unit == "tokens"

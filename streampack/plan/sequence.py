@@ -21,12 +21,19 @@ import numpy as np
 
 from streampack.errors import ResumeError
 from streampack.plan.deal import Dealer
-from streampack.plan.device import DevicePlan, DeviceView, expected_packs, touched_lanes
+from streampack.plan.device import (
+    BatchPacks,
+    DevicePlan,
+    DeviceView,
+    expected_packs,
+    touched_lanes,
+)
 from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
+from streampack.plan.pack_queue import PackQueue
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.shard_window import ShardDelta, ShardTracker
-from streampack.plan.slots import ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, SlotWalker
+from streampack.plan.slots import COLUMN, ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, SlotWalker
 from streampack.types import Int64Array, Packs, State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no column has to be planned for it
@@ -71,10 +78,11 @@ class EpochSequence:
         self._total: int | None = None  # packs of the epoch, once known
         self._window = view.window
         self._substituted = 0  # substitutions before _first_slot
-        self._gathered = Packs.none()  # packs of this device's batches from _gathered_from on
+        self._last_column = 0  # of the last slot that was walked
+        self._gathered = BatchPacks.none()  # this device's batches from _gathered_from on
         self._gathered_from = 0
         self._dealer = None if view.balance is None else Dealer(recipe, view, view.balance)
-        self._dealt = Packs.none()  # packs of this device in the global batch at _dealt_from
+        self._dealt = BatchPacks.none()  # this device's part of the global batch at _dealt_from
         self._dealt_from = -1
         self._quiet_until = 0  # slots that can be released before a snapshot changes
         self._saved: list[State] = []
@@ -136,17 +144,19 @@ class EpochSequence:
         self._walk_to(self.position + window)
         if self.num_slots is not None and self.position >= self.num_slots:
             return None
-        packs, num_batches = self._packs_to_deliver(most) if fetch else (Packs.none(), 1)
+        batches = self._batches_to_deliver(most) if fetch else self._no_packs()
+        num_batches, slots_per_pack = len(batches), int(batches.slots_per_pack[0])
         first, self.position = self.position, self.position + num_batches * window
         if num_batches > 1:
             self._walk_to(self.position)  # these slots are known; this marks them as requested
         self._release(self._edge(self.position))
         ends = range(first + window, self.position + 1, window)
         return DevicePlan(
-            packs=packs,
-            num_rows=self._view.batch_size,
+            packs=batches.packs,
+            num_rows=self._view.batch_size // slots_per_pack,
             epoch=self.epoch,
             positions=list(ends) if self._total is None else [self._count(end) for end in ends],
+            slots_per_pack=slots_per_pack,
         )
 
     def _count(self, end: int) -> int:
@@ -230,7 +240,7 @@ class EpochSequence:
             for column in range(self._recipe.num_columns):
                 queue = self._columns.queue(lane, column)
                 if not self._is_carry:
-                    self._walk.known[lane, column] = queue.num_known
+                    self._walk.known[lane, column] = self._slots_known(column, queue)
 
     def _extend_column(self, lane: int, column: int) -> None:
         """Plan a column further if it is this device's, otherwise refine its bound."""
@@ -238,12 +248,15 @@ class EpochSequence:
         if lane in self._own_lanes:
             self._note_passed()
             queue = self._columns.extend(lane, column)
-            walk.known[lane, column] = queue.num_known
+            walk.known[lane, column] = self._slots_known(column, queue)
             walk.complete[lane, column] = queue.is_complete
         else:
-            num_packs, is_all = self._ends.refine(lane, column)
-            walk.known[lane, column] = num_packs
-            walk.complete[lane, column] = is_all
+            walk.known[lane, column], walk.complete[lane, column] = self._ends.refine(lane, column)
+
+    def _slots_known(self, column: int, queue: PackQueue) -> int:
+        """Return the slots that the known packs of a column serve."""
+        is_all = queue.is_complete
+        return self._recipe.shapes.slots_of(column, queue.num_known, is_all=is_all)
 
     def _set_total(self, num_packs: int) -> None:
         self._total = num_packs
@@ -274,6 +287,8 @@ class EpochSequence:
         ahead = self._walk.next(min(room, AHEAD), may_extend=False)
         self._note_passed()
         self._slots = np.concatenate([self._slots, walked, ahead])
+        if len(self._slots):
+            self._last_column = int(self._slots[-1, COLUMN])
         self._quiet_until = 0
         self._ends.look_ahead(self._walk.served)
 
@@ -285,39 +300,44 @@ class EpochSequence:
         size = self._recipe.global_batch_size
         return slot if self._dealer is None else slot // size * size
 
-    def _packs_to_deliver(self, most: int) -> tuple[Packs, int]:
-        """Return the packs of the next batches, dealt if they are, and the number of batches."""
+    def _batches_to_deliver(self, most: int) -> BatchPacks:
+        """Return the next batches, dealt if they are; at least one."""
         size, first = self._recipe.global_batch_size, self._edge(self.position)
         is_padded = self._total is not None and first + size > self._total
         if self._dealer is None or is_padded:
-            return self._packs(most)
+            return self._batches(most)
         if self._dealt_from != first:
             slots = self._slots[self._dealer.slots(first) - self._first_slot]
-            self._dealt = self._dealer.deal(self._columns.gather(slots, len(slots)))
+            batch_size = self._view.batch_size
+            slots = self._columns.know(slots, len(slots), batch_size)
+            self._dealt = self._dealer.deal(self._columns.gather(slots, batch_size))
             self._dealt_from, self._quiet_until = first, 0
-        step = (self.position - first) // self._window
-        num_batches = min(most, size // self._window - step)
-        begin, num_rows = step * self._view.batch_size, num_batches * self._view.batch_size
-        return self._dealt.slice(begin, begin + num_rows), num_batches
+        return self._dealt.take((self.position - first) // self._window, most)
 
-    def _packs(self, most: int) -> tuple[Packs, int]:
-        """Return the packs of the next batches, in order, and the number of batches."""
+    def _no_packs(self) -> BatchPacks:
+        """Return a batch of padding, in packs of the length that was served last."""
+        slots_per_pack = self._recipe.shapes.slots_per_pack[[self._last_column]]
+        return BatchPacks.of(Packs.none(), slots_per_pack, self._view.batch_size)
+
+    def _batches(self, most: int) -> BatchPacks:
+        """Return the next batches, in order; at least one."""
         view = self._view
         first, size = view.first_slot(self.position), view.batch_size
         if self._total is not None:
             size = min(size, self._total - first)
         if size <= 0:
-            return Packs.none(), 1
-        row = (first - self._gathered_from) // self._window * view.batch_size
-        if row + size > len(self._gathered):
-            self._gathered = self._columns.gather(self._own_slots(first), view.batch_size)
-            self._gathered_from, row = first, 0
+            return self._no_packs()
+        number = (first - self._gathered_from) // self._window
+        if number >= len(self._gathered):
+            slots = self._columns.know(self._own_slots(first), view.batch_size, view.batch_size)
+            self._gathered = self._columns.gather(slots, view.batch_size)
+            self._gathered_from, number = first, 0
             self._quiet_until = 0
-        num_batches = 1
-        if most > 1 and size == view.batch_size:
-            known = (len(self._gathered) - row) // size
-            num_batches = min(most, known, 1 + self._num_alike())
-        return self._gathered.slice(row, row + num_batches * size), num_batches
+        if size < view.batch_size:
+            return self._gathered.take(number, 1).cut(size)
+        if most == 1:
+            return self._gathered.take(number, 1)
+        return self._gathered.take(number, min(most, 1 + self._num_alike()))
 
     def _num_alike(self) -> int:
         """Return how many batches after the next are full, walked, and change no snapshot."""

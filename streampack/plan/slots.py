@@ -29,8 +29,8 @@ DRY = -2
 # Of a column: packs taken, packs known, whether that is all, and packs expected.
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
 # Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
-# global batch, and the slots for which that choice still holds.
-TURN, LEFT, CHOSEN, HOLDS = range(4)
+# global batch, the slots for which that choice still holds, and the column that serves the run.
+TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
 # Of a slot. SUBSTITUTED counts choices served by another stream: the slot's own, and in the first
 # slot of a global batch with one stream, also the batch's.
 LANE, COLUMN, PACK, SUBSTITUTED = range(4)
@@ -63,35 +63,59 @@ def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
 
 
 @compiled
-def _look_at(columns: Int64Array, stream: int) -> tuple[bool, int, int]:
-    """Check whether a stream has packs left in any lane.
+def _serve_turn(
+    columns: Int64Array,
+    turn: Int64Array,
+    wanted: int,
+    sizes: tuple[int, int, int],
+    is_uniform: bool,
+) -> tuple[int, int]:
+    """Return as `_serve` the column that serves a slot of the current lane.
 
-    Returns:
-        Whether a lane is known to have packs left; the first lane without known packs that may
-        have more, or -1; the packs that all lanes are expected to have left.
+    Unless packs are of uniform length, it serves a whole run. If the stream is chosen for a global
+    batch, no other one then takes its place.
     """
-    is_live = False
-    open_lane = -1
-    left = 0
-    for lane in range(columns.shape[1]):
-        served = columns[SERVED, lane, stream]
-        left += columns[EXPECTED, lane, stream] - served
-        if served < columns[KNOWN, lane, stream]:
-            is_live = True
-        elif open_lane < 0 and not columns[COMPLETE, lane, stream]:
-            open_lane = lane
-    return is_live, open_lane, left
+    lane_run, holds, _ = sizes
+    if not is_uniform and turn[LEFT] < lane_run:
+        return turn[SERVING], -1
+    lane = turn[TURN]
+    if is_uniform or not holds:
+        return _serve(columns, lane, wanted)
+    if columns[SERVED, lane, wanted] < columns[KNOWN, lane, wanted]:
+        return wanted, -1
+    return -1, -1 if columns[COMPLETE, lane, wanted] else wanted
 
 
 @compiled
-def _choose(columns: Int64Array, wanted: int) -> tuple[int, int, int]:
+def _look_at(columns: Int64Array, stream: int, least: int) -> tuple[bool, int, int]:
+    """Check whether a stream has at least this many slots left in all lanes together.
+
+    Returns:
+        Whether it is known to have them; the first lane that may have more than is known, or -1;
+        the packs that all lanes are expected to have left.
+    """
+    open_lane = -1
+    left = num_known = 0
+    for lane in range(columns.shape[1]):
+        served = columns[SERVED, lane, stream]
+        left += columns[EXPECTED, lane, stream] - served
+        num_known += min(max(columns[KNOWN, lane, stream] - served, 0), least)
+        if open_lane < 0 and not columns[COMPLETE, lane, stream]:
+            open_lane = lane
+    return num_known >= least, open_lane, left
+
+
+@compiled
+def _choose(columns: Int64Array, wanted: int, least: int) -> tuple[int, int, int]:
     """Return the stream of a global batch, or a column to learn about first.
+
+    A stream with fewer than `least` slots left is exhausted.
 
     Returns:
         (stream, -1, -1), or (-1, lane, column to learn about), or (-1, DRY, -1) if all lanes are
         dry.
     """
-    is_live, open_lane, _ = _look_at(columns, wanted)
+    is_live, open_lane, _ = _look_at(columns, wanted, least)
     if is_live:
         return wanted, -1, -1
     if open_lane >= 0:
@@ -99,7 +123,7 @@ def _choose(columns: Int64Array, wanted: int) -> tuple[int, int, int]:
     # It is exhausted in all lanes: take the live one with the most expected packs left.
     best, best_lane, most = -1, DRY, 0
     for other in range(columns.shape[2]):
-        is_live, open_lane, left = _look_at(columns, other)
+        is_live, open_lane, left = _look_at(columns, other, least)
         if (is_live or open_lane >= 0) and (best < 0 or left > most):
             best, best_lane, most = other, -1 if is_live else open_lane, left
     return (best, -1, -1) if best_lane == -1 else (-1, best_lane, best)
@@ -108,19 +132,29 @@ def _choose(columns: Int64Array, wanted: int) -> tuple[int, int, int]:
 @kernel_holding_gil
 def _walk(
     wanted: Int64Array,
-    holds: int,
+    sizes: tuple[int, int, int],
+    is_uniform: bool,
     turn: Int64Array,
     columns: Int64Array,
-    lane_run: int,
     out: Int64Array,
 ) -> tuple[int, int, int]:
     """Fill `out` (n, 4) with the next slots, given their `wanted` columns (n,).
 
-    A choice of stream holds for `holds` slots over all lanes. With 0, slots choose separately.
+    Args:
+        wanted: Columns, shape (n,).
+        sizes: Slots of a lane's run; slots over all lanes for which a choice of stream holds, or 0
+            if slots choose separately; the least slots of a stream for which it is chosen.
+        is_uniform: Whether all packs have one length. If not, one column serves all slots of a
+            run, and columns are known in whole runs. A choice of stream then skips lanes without
+            packs of it. If no lane has any, empty packs complete the global batch.
+        turn: Cursor of the walk. Updated.
+        columns: Four numbers per column. Updated.
+        out: Filled.
 
     Returns the number of slots filled, and the lane and column to learn about before the next one.
     These are -1 if all slots are filled. The lane is DRY if all lanes are dry.
     """
+    lane_run, holds, least = sizes
     num_lanes = columns.shape[1]
     num_dry = 0
     filled = 0
@@ -128,7 +162,7 @@ def _walk(
         asked = wanted[filled]
         if holds:
             if turn[HOLDS] == 0:
-                turn[CHOSEN], lane, unknown = _choose(columns, asked)
+                turn[CHOSEN], lane, unknown = _choose(columns, asked, least)
                 if turn[CHOSEN] < 0:
                     return filled, lane, unknown
                 turn[HOLDS] = holds
@@ -137,16 +171,19 @@ def _walk(
             turn[TURN] = (turn[TURN] + 1) % num_lanes
             turn[LEFT] = lane_run
         lane = turn[TURN]
-        column, unknown = _serve(columns, lane, asked)
+        column, unknown = _serve_turn(columns, turn, asked, sizes, is_uniform)
         if unknown >= 0:
             return filled, lane, unknown
         if column < 0:
             num_dry += 1
-            if num_dry == num_lanes:
+            if num_dry < num_lanes:
+                turn[LEFT] = 0
+                continue
+            if is_uniform or not holds:
                 return filled, DRY, -1
-            turn[LEFT] = 0
-            continue
+            column = asked
         num_dry = 0
+        turn[SERVING] = column
         out[filled, LANE] = lane
         out[filled, COLUMN] = column
         out[filled, PACK] = columns[SERVED, lane, column]
@@ -189,8 +226,10 @@ class SlotWalker:
         self._recipe = recipe
         self._extend_column = extend_column
         is_whole = recipe.mixing.batching_method == "per_stream"
-        self._holds = recipe.global_batch_size if is_whole else 0
-        self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0], np.int64)
+        size, shapes = recipe.global_batch_size, recipe.shapes
+        least = 1 if shapes.is_uniform or shapes.is_padded else size
+        self._sizes = (recipe.lane_run, size if is_whole else 0, least)
+        self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
         self._wanted = self._wanted_columns(epoch)
         self._asked = np.zeros(0, np.int64)  # wanted columns of the next slots
 
@@ -229,10 +268,10 @@ class SlotWalker:
                 self._asked = next(self._wanted)
             filled, lane, column = _walk(
                 self._asked,
-                self._holds,
+                self._sizes,
+                self._recipe.shapes.is_uniform,
                 self._turn,
                 self._columns,
-                self._recipe.lane_run,
                 out[done : done + len(self._asked)],
             )
             self._asked = self._asked[filled:]

@@ -128,4 +128,5 @@ def _check_row(row: list[Any], recipe: Recipe, column: int) -> None:
     CHECKS.integer("a sample", row[SAMPLE], 0, recipe.streams[stream].num_samples - 1)
     total = CHECKS.integer("a total", row[TOTAL], 1, MAX_INTEGER)
     start = CHECKS.integer("a start", row[START], 0, total - 1)
-    CHECKS.integer("a length", row[LENGTH], 1, min(total - start, recipe.packing.max_seq_len))
+    longest = recipe.shapes.packings[column].max_seq_len
+    CHECKS.integer("a length", row[LENGTH], 1, min(total - start, longest))

@@ -31,6 +31,7 @@ STATE_VERSION = 4  # incremented when the same config gives different packs
 READABLE = (2, 3, 4)
 UNSHUFFLED = (2, 3)  # before packs were shuffled
 NO_WINDOW = [0, 0]
+PACK_LENGTHS = "max_seq_len_of_streams"
 RETURNED = "load what state_dict() or state_after(batch) returned"
 CHECKS = FieldChecks("the state's ", f"{RETURNED}, unchanged")
 # Fields that do not change which segments lie in which pack. They are not in the fingerprint.
@@ -64,8 +65,16 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         "buffer_limit": recipe.packing.buffer_limit,
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
         **_defaults(recipe.packing, recipe.order),
+        **_lengths_of_packs(recipe),
         "shares": _shares(recipe),
     }
+
+
+def _lengths_of_packs(recipe: Recipe) -> dict[str, list[int]]:
+    """Return the length of each stream's packs, where they differ from the packing's."""
+    if recipe.shapes.is_uniform:
+        return {}
+    return {PACK_LENGTHS: [packing.max_seq_len for packing in recipe.shapes.packings]}
 
 
 def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | None]:
@@ -111,6 +120,8 @@ def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
     """
     saved = saved_fingerprint(state)
     own = fingerprint(recipe, digests)
+    if PACK_LENGTHS in saved:
+        own.setdefault(PACK_LENGTHS, None)  # compare it, although no stream has a length of its own
     if state.get("version") in UNSHUFFLED:
         saved = {"pack_shuffle": NO_WINDOW, **saved}
     for key, value in own.items():
@@ -182,6 +193,9 @@ def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
     if key == "pack_shuffle":
         size = saved[0] if isinstance(saved, list) and len(saved) == 2 else saved
         way_out = f"resume with Order(pack_shuffle={size!r:.40}), or start again without the state"
+        return field_difference(key, saved, own, way_out)
+    if key == PACK_LENGTHS:
+        way_out = "resume with the max_seq_len of each Stream that the run began with"
         return field_difference(key, saved, own, way_out)
     if key != "shares":
         return field_difference(key, saved, own)

@@ -28,6 +28,7 @@ from streampack.mix import Weight, resolve_weights
 from streampack.plan import PlanStream, Recipe
 from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
+from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
@@ -186,6 +187,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             quota=quota,
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
+            slots_per_pack=slots_per_pack(name, stream.max_seq_len, packing),
         )
         for name, stream, total, lengths_of, quota in zip(
             names, spec.streams, totals, lengths, quotas, strict=True
@@ -235,6 +237,7 @@ def build_recipe(
         lane_run=lane_run,
         global_batch_size=global_batch_size,
     )
+    check_pack_lengths(recipe, spec.batch_size, spec.world)
     check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(

@@ -68,7 +68,8 @@ class PlannedBatches:
         packs, num_rows = self.plan.packs, self.plan.num_rows
         if self.num_counted < num_delivered:
             first, last = self.num_counted * num_rows, num_delivered * num_rows
-            tally.add(packs.slice(first, min(last, len(packs))))
+            delivered = packs.slice(first, min(last, len(packs)))
+            tally.add(delivered, self.plan.slots_per_pack)
             self.num_counted = num_delivered
 
 

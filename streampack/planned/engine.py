@@ -36,7 +36,7 @@ from streampack.plan import (
     Progress,
     Recipe,
     check_resized,
-    count_packs,
+    count_slots,
     fingerprint,
     nearest_divisors,
     pack_state,
@@ -164,7 +164,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             # With other values of epoch_end, a device reads every lane in the end.
             lanes //= math.gcd(lanes, self.world.num_devices)
         return MemoryFootprint(
-            packer_tokens=lanes * recipe.num_columns * recipe.packing.buffer_limit,
+            packer_tokens=lanes * sum(each.buffer_limit for each in recipe.shapes.packings),
             batch_tokens=self.batch_size
             * recipe.packing.max_seq_len
             // self.world.context_parallel,
@@ -414,10 +414,10 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
 
 def _packs_in(recipe: Recipe, epoch: int) -> int:
-    """Return the packs that all lanes give in an epoch."""
+    """Return the packs that all lanes give in an epoch, in slots."""
     if recipe.mixing.epoch_end == "carry":
         return recipe.packs_per_carry_epoch
-    return sum(sum(count_packs(recipe, epoch, lane)) for lane in range(recipe.num_lanes))
+    return count_slots(recipe, epoch)
 
 
 def _shape(recipe: Recipe) -> tuple[int, int, int, int]:

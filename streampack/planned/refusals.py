@@ -23,9 +23,10 @@ def check_not_empty(recipe: Recipe, epoch: int) -> None:
             "or set epoch_end='pad'"
         )
     if recipe.mixing.epoch_end == "pad" and recipe.packing.overflow == "drop":
+        longest = max(packing.max_seq_len for packing in recipe.shapes.packings)
         raise DataError(
             f"epoch {epoch}: all of its samples are longer than max_seq_len="
-            f"{recipe.packing.max_seq_len}, and overflow='drop' leaves nothing; raise "
+            f"{longest}, and overflow='drop' leaves nothing; raise "
             "max_seq_len, or set overflow to split or truncate"
         )
 

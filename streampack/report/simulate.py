@@ -13,6 +13,7 @@ one, each shard is opened for its offsets, and fetched first if it is remote.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
 from streampack.types import Int64Array, State
 
-PLAN_BATCHES = 64  # batches planned per call
+PLAN_BATCHES = 512  # most batches planned per call
 
 
 def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
             number of steps. Time of a global batch over the ideal one: `planned` without balance,
             `dealt` with it, by the cost model of the dataset's `balance`, or of ``Balance()`` if
             it has none (`is_dealt`). `note` says where nothing can be gained.
-        - `padding_packs`: Packs of padding.
+        - `padding_packs`: Packs of padding, of the packing's max_seq_len.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
     Raises:
@@ -61,9 +62,10 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     engine, world = engine_of(dataset), dataset.world
-    # A single device with all ranks' batches gets the same packs in the same steps.
-    view = DeviceView(batch_size=dataset.batch_size * world.num_devices)
-    run, epoch = _Run(engine.recipe, view, _Waits(engine.recipe, dataset)), engine.next_epoch
+    # A single device gets the batches of all ranks, one after another.
+    view = DeviceView(batch_size=dataset.batch_size)
+    waits = _Waits(engine.recipe, dataset)
+    run, epoch = _Run(engine.recipe, view, world.num_devices, waits), engine.next_epoch
     while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
         run.plan(epoch, None if steps is None else steps - run.num_steps)
         epoch += 1
@@ -84,38 +86,39 @@ class _Waits:
 
     def __init__(self, recipe: Recipe, dataset: PackedStreamingDataset) -> None:
         world, size = dataset.world, recipe.global_batch_size
-        self._window = dataset.batch_size * world.num_devices
-        self._batch_size = dataset.batch_size
+        window = dataset.batch_size * world.num_devices
         self._num_devices = world.num_devices
-        self._num_steps = size // self._window if size % self._window == 0 else 0
+        self._num_steps = size // window if size % window == 0 else 0
         self._balance = engine_of(dataset).balance or Balance()
         self._is_dealt = engine_of(dataset).balance is not None
         self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
         ranks = [replace(world, rank=rank) for rank in range(world.num_ranks)]
         views = (device_view(rank, dataset.batch_size, self._balance) for rank in ranks)
         self._groups = [list(places) for places in sorted({view.sharing for view in views})]
-        self._steps: list[Int64Array] = []  # costs of the packs of a global batch, by place
+        # Costs of the packs of each batch of a global batch, in order.
+        self._batches: list[Int64Array] = []
+        self._is_padded = False
         self._times = np.zeros(2)
         self._num_batches = 0
 
     def add(self, plan: DevicePlan) -> None:
-        """Count the steps of a plan of all ranks."""
-        for number, position in enumerate(plan.positions if self._num_steps else []):
-            packs = plan.part(number, number + 1).packs
-            if len(packs) < self._window:  # a padded last batch is not dealt
-                self._steps = []
-                continue
-            # The batch at index k of a step goes to the place (k + first batch) % devices.
-            first = (position - self._window) // self._batch_size
-            costs = self._balance.costs(packs).reshape(self._num_devices, self._batch_size)
-            self._steps.append(np.roll(costs, first % self._num_devices, axis=0))
-            if position % (self._num_steps * self._window) == 0:
+        """Count the batches of a plan, which follow those of the plan before."""
+        if not self._num_steps:
+            return
+        costs, size = self._balance.costs(plan.packs), plan.num_rows
+        for number in range(plan.num_batches):
+            own = costs[number * size : (number + 1) * size]
+            self._batches.append(own.sum(keepdims=True) if self._keeps_batches else own)
+            self._is_padded |= len(own) < size
+            if len(self._batches) == self._num_steps * self._num_devices:
                 self._finish()
 
     def _finish(self) -> None:
-        steps, self._steps = self._steps, []
-        if len(steps) == self._num_steps:
-            costs = np.stack(steps)
+        """Count a global batch. The batch at index k belongs to the place k % devices."""
+        batches, self._batches = self._batches, []
+        is_padded, self._is_padded = self._is_padded, False
+        if not is_padded:  # a padded last batch is not dealt
+            costs = np.stack(batches).reshape(self._num_steps, self._num_devices, -1)
             dealt = dealt_costs(costs, self._groups, keeps_batches=self._keeps_batches)
             self._times += [step_time(costs.sum(axis=2)), step_time(dealt)]
             self._num_batches += 1
@@ -135,9 +138,10 @@ class _Waits:
 class _Run:
     """The totals of the epochs planned so far."""
 
-    def __init__(self, recipe: Recipe, view: DeviceView, waits: _Waits) -> None:
+    def __init__(self, recipe: Recipe, view: DeviceView, num_devices: int, waits: _Waits) -> None:
         self._recipe = recipe
         self._view = view
+        self._num_devices = num_devices
         self._waits = waits
         self._delivery = DeliveryStats(recipe)
         self._dropped = np.zeros(len(recipe.streams), np.int64)
@@ -151,18 +155,17 @@ class _Run:
         """Plan an epoch, or at most `most` steps of it."""
         sequence = EpochSequence(self._recipe, self._view, epoch=epoch, snapshots=self._snapshots)
         before = sequence.overlong
-        num_steps = position = 0
-        while most is None or num_steps < most:
-            plan = sequence.next(
-                PLAN_BATCHES if most is None else min(PLAN_BATCHES, most - num_steps)
-            )
+        num_batches = position = 0
+        last = math.inf if most is None else most * self._num_devices
+        while num_batches < last:
+            plan = sequence.next(int(min(PLAN_BATCHES, last - num_batches)))
             if plan is None:
-                if not num_steps:
+                if not num_batches:
                     check_not_empty(self._recipe, epoch)
                 break
-            self._delivery.add(plan.packs)
+            self._delivery.add(plan.packs, plan.slots_per_pack)
             self._waits.add(plan)
-            num_steps += plan.num_batches
+            num_batches += plan.num_batches
             position = plan.position
         if self._recipe.packing.overflow == "drop":
             self._dropped += sequence.overlong - before
@@ -171,7 +174,7 @@ class _Run:
         if self._recipe.mixing.epoch_end == "carry":
             self._snapshots = sequence.snapshots()
         sequence.close()
-        self.num_steps += num_steps
+        self.num_steps += -(-num_batches // self._num_devices)
         self.num_epochs += 1
 
     def numbers(self) -> dict[str, Any]:
@@ -180,7 +183,7 @@ class _Run:
         rows = zip(stats["streams"].values(), self._recipe.streams, strict=True)
         for row, stream in rows:
             row["repeats"] = row["samples"] / stream.num_samples
-        slots = self.num_steps * self._view.window
+        slots = self.num_steps * self._num_devices * self._view.batch_size
         return stats | {
             "substituted": self._substituted,
             "straggler": self._waits.numbers(),
@@ -188,6 +191,6 @@ class _Run:
             "steps": self.num_steps,
             "global_batches": self._global_batches,
             "global_batch_size": self._recipe.global_batch_size,
-            "padding_packs": slots - stats["packs"],
+            "padding_packs": slots - self._delivery.num_slots,
             "padding_tokens": slots * self._recipe.packing.max_seq_len - stats["tokens"],
         }

@@ -67,12 +67,16 @@ class BatchReader:
         gatherer = self.gatherer
         num_rows = plan.num_rows * plan.num_batches
         if self.keeps_rows:
-            [room], parts = self._room(plan.num_rows, plan.num_batches)
+            [room], parts = self._room(plan, plan.num_batches)
             rows = gatherer.gather(plan.packs, num_rows, out=room)
             return self.finish(plan, rows, [tokens for [tokens] in parts])
-        shape = self._shape(num_rows)
-        room = self.scratch.take(gatherer.dtype, shape)
-        labels = self.label_scratch.take(np.int32, shape) if gatherer.has_labels else None
+        shape = num_rows, self.row_tokens(plan)
+        # Flat, so that batches of other rows can use the same memory.
+        flat = (num_rows * self.row_tokens(plan),)
+        room = self.scratch.take(gatherer.dtype, flat).reshape(shape)
+        labels = None
+        if gatherer.has_labels:
+            labels = self.label_scratch.take(np.int32, flat).reshape(shape)
         rows = gatherer.gather(plan.packs, num_rows, out=room, labels_out=labels)
         batches = self.finish(plan, rows)
         self.scratch.give_back(room)
@@ -80,16 +84,19 @@ class BatchReader:
             self.label_scratch.give_back(labels)
         return batches
 
-    def _shape(self, num_rows: int) -> tuple[int, int]:
-        return num_rows, self.gatherer.row_tokens
+    def row_tokens(self, plan: DevicePlan) -> int:
+        """Return the tokens of each row of a plan's batches, or of its slice."""
+        return self.gatherer.row_tokens * plan.slots_per_pack
 
-    def _room(self, num_rows: int, num_batches: int) -> tuple[list[IntArray], list[list[Tensor]]]:
-        shape = self._shape(num_rows * num_batches)
+    def _room(
+        self, plan: DevicePlan, num_batches: int
+    ) -> tuple[list[IntArray], list[list[Tensor]]]:
+        shape = plan.num_rows * num_batches, self.row_tokens(plan)
         return self.blocks.take((self.gatherer.dtype, shape), num_parts=num_batches)
 
-    def room(self, num_rows: int) -> tuple[IntArray, Tensor]:
-        """Return memory for a batch that keeps its rows, shape (num_rows, row_tokens)."""
-        [array], [[tensor]] = self._room(num_rows, 1)
+    def room(self, plan: DevicePlan) -> tuple[IntArray, Tensor]:
+        """Return memory for the rows of a plan of one batch that keeps them, shape (B, S)."""
+        [array], [[tensor]] = self._room(plan, 1)
         return array, tensor
 
     def finish(

@@ -98,25 +98,31 @@ class RingReader:
     def __call__(self, slotted: RingTask) -> RingResult:
         """Fill a slot; called in a worker."""
         plan, slot, labels = slotted.plan, slotted.slot, self.ring.labels
+        shape = self._shape(plan)
         rows = self.reader.gatherer.gather(
             plan.packs,
             plan.num_rows,
-            out=self.ring.tokens[slot].numpy(),
-            labels_out=None if labels is None else labels[slot].numpy(),
+            out=self.ring.tokens[slot].view(shape).numpy(),
+            labels_out=None if labels is None else labels[slot].view(shape).numpy(),
         )
         return RingResult(
             slot=slot, next_tokens=rows.next_tokens, has_labels=rows.labels is not None
         )
 
+    def _shape(self, plan: DevicePlan) -> tuple[int, int]:
+        """Return the rows of a plan and their tokens, together those of a slot."""
+        return plan.num_rows, self.reader.row_tokens(plan)
+
     def finish(self, plan: DevicePlan, landed: RingResult) -> Any:
         """Make the batch of a slot, which is free afterwards; called in the training process."""
-        tokens, labels = self.ring.tokens[landed.slot], None
+        shape, labels = self._shape(plan), None
+        tokens = self.ring.tokens[landed.slot].view(shape)
         if landed.has_labels and self.ring.labels is not None:
-            labels = self.ring.labels[landed.slot].numpy()
+            labels = self.ring.labels[landed.slot].view(shape).numpy()
         array = tokens.numpy()
         if self.reader.keeps_rows:
             slot = array
-            array, tokens = self.reader.room(plan.num_rows)
+            array, tokens = self.reader.room(plan)
             # With numpy: torch would wake its threads, which costs more than the copy.
             np.copyto(array, slot)
             labels = None if labels is None else labels.copy()

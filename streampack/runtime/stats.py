@@ -76,18 +76,28 @@ class DeliveryStats:
         self._split = np.zeros(num, np.int64)
         self._truncated = np.zeros(num, np.int64)
         self._num_packs = 0
+        self._num_slots = 0  # of these packs
         self._uncounted: list[Packs] = []
 
-    def add(self, packs: Packs) -> None:
-        """Count delivered packs."""
+    def add(self, packs: Packs, slots_per_pack: int = 1) -> None:
+        """Count delivered packs. Empty ones are padding."""
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self._count()
         self._uncounted.append(packs)
+        num_packs = len(packs)
+        if not self._recipe.shapes.is_uniform:
+            num_packs = int(np.count_nonzero(np.diff(packs.ends, prepend=0)))
+        self._num_packs += num_packs
+        self._num_slots += num_packs * slots_per_pack
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the delivered packs took."""
+        return self._num_slots
 
     def _count(self) -> None:
         delivered = self._uncounted
         segments = np.concatenate([no_segments(), *(packs.segments for packs in delivered)])
-        self._num_packs += sum(map(len, delivered))
         self._uncounted = []
         num = len(self._samples)
         streams = segments[:, STREAM]
@@ -98,7 +108,8 @@ class DeliveryStats:
         self._split += np.bincount(streams[cut], minlength=num)
         if self._recipe.packing.overflow == "truncate":
             # A truncated sample that is also split counts with its first segment, like all samples.
-            full = segments[:, TOTAL] == self._recipe.packing.max_seq_len
+            longest = [self._recipe.packing_of(number).max_seq_len for number in range(num)]
+            full = segments[:, TOTAL] == np.array(longest)[streams]
             self._count_truncated(segments[begins & full])
         self._tokens += np.bincount(streams, weights=segments[:, LENGTH], minlength=num).astype(
             np.int64
@@ -108,11 +119,12 @@ class DeliveryStats:
         """Count the full-length segments whose samples are longer."""
         for number in np.unique(segments[:, STREAM]).tolist():
             stream = self._recipe.streams[number]
+            longest = self._recipe.packing_of(number).max_seq_len
             samples = segments[segments[:, STREAM] == number, SAMPLE]
             shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
             for shard in np.unique(shards).tolist():
                 places = samples[shards == shard] - stream.first_sample[shard]
-                longer = stream.lengths_of(shard)[places] > self._recipe.packing.max_seq_len
+                longer = stream.lengths_of(shard)[places] > longest
                 self._truncated[number] += int(longer.sum())
 
     def _targets(self) -> list[int]:
@@ -141,7 +153,7 @@ class DeliveryStats:
             "truncated": self._truncated.tolist(),
             "dropped": dropped,
         }
-        slots = self._num_packs * recipe.packing.max_seq_len
+        slots = self._num_slots * recipe.packing.max_seq_len
         return delivery_report(
             recipe.names, counts, self._targets(), packs=self._num_packs, slots=slots
         )

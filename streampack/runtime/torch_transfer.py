@@ -172,7 +172,7 @@ class TransferReader:
         if not read.is_cheap or read.keeps_rows:
             return transferable(read(plan))
         # This memory is not reused while any array refers to it.
-        array, tokens = read.room(plan.num_rows)
+        array, tokens = read.room(plan)
         rows = read.gatherer.gather(plan.packs, plan.num_rows, out=array)
         inputs = BatchInputs(
             rows=rows,

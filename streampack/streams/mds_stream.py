@@ -57,6 +57,8 @@ class MdsStream:
     columns: ColumnSelection
     cache: ShardCache
     length_file: LengthFile | None
+    max_seq_len: int | None = None
+    """Tokens per pack of this stream; None: those of the packing."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
 

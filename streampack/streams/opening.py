@@ -77,6 +77,7 @@ def open_stream(
         columns=columns,
         cache=cache,
         length_file=length_file,
+        max_seq_len=getattr(stream, "max_seq_len", None),
         checks_dtypes=getattr(stream, "check_dtypes", True),
     )
 

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from streampack._checks import check_at_most, is_weight, read_integer, show_number
+from streampack._checks import (
+    check_at_most,
+    is_weight,
+    read_integer,
+    read_optional_count,
+    show_number,
+)
 from streampack._paths import folder_of, local_path, shown_path
 from streampack.errors import ConfigError, suggest
 from streampack.mds import mosaic
@@ -51,6 +57,9 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         loss_mask: Column that marks the targets, 1 or 0 for each token.
         loss_mask_dtype: Type of the loss mask if stored as `bytes`; None: `tokens_dtype`.
         check_dtypes: Whether to refuse types of `bytes` columns that the values contradict.
+        max_seq_len: Tokens per pack of this stream; None: those of `Packing`. A multiple of them
+            that divides a device batch, under the batching methods "device_per_stream" and
+            "per_stream". A batch then has fewer, longer rows of it, and as many tokens.
         check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
             from another version of it. A remote that is a folder is always compared.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
@@ -77,6 +86,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         labels_shifted: bool | None = None,
         loss_mask: str | None = None,
         loss_mask_dtype: str | None = None,
+        max_seq_len: int | None = None,
         check_dtypes: bool = True,
         check_remote: bool = False,
         **others: Any,
@@ -121,6 +131,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
         self.check_dtypes = check_dtypes
         self.check_remote = check_remote
+        self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
 
     def _get_temporary_directory(self) -> str:
         """Return the folder for an unset `local`: MosaicML's name under a private root."""

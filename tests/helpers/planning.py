@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -43,11 +43,16 @@ def recipe(
     num_lanes: int = 1,
     lane_run: int = 1,
     global_batch_size: int = 8,
+    slots_per_pack: Sequence[int] | None = None,
 ) -> Recipe:
     """The recipe over streams of these lengths."""
     mixing = mixing or Mixing()
     order = order or Order(seed=3)
-    streams = [plan_stream(lengths, number) for number, lengths in enumerate(all_lengths)]
+    slots = slots_per_pack or [1] * len(all_lengths)
+    streams = [
+        plan_stream(lengths, number, slots_per_pack=slots[number])
+        for number, lengths in enumerate(all_lengths)
+    ]
     quotas = resolve_weights(
         [
             Weight(name=s.name, **w)

@@ -1,0 +1,86 @@
+"""How long the packs of each column are, and how many slots of the sequence each of them takes.
+
+::
+
+    Packing(max_seq_len=4096), batch_size=8          a slot is 4,096 tokens
+    web     4,096    [a][b][c][d][e][f][g][h]        a device batch: 8 packs of one slot
+    books  16,384    [a         ][b         ]        another: 2 packs of four slots
+
+A pack must lie in one device batch, and a batch holds packs of one length. So the slots of a column
+are delivered in whole runs. Where a column ends inside a run, "pad" completes the run with empty
+packs, and "drop" leaves it out.
+
+Cost: none where all packs have one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from streampack.config import Packing
+from streampack.types import Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackShapes:
+    """The packs of each column of a lane.
+
+    >>> shapes = PackShapes.of(Packing(max_seq_len=8), [1, 4], run=8, is_padded=True)
+    >>> shapes.packings[1].max_seq_len, shapes.slots_of(1, 3, is_all=True)
+    (32, 16)
+    """
+
+    packings: tuple[Packing, ...]
+    """The packing of each column, with its own max_seq_len."""
+    slots_per_pack: Int64Array
+    """Slots that a pack of each column takes, shape (num_columns,)."""
+    run: int
+    """Slots of a column that are delivered together; 1 if all packs have one length."""
+    is_padded: bool
+    """Whether a column's last run is completed with empty packs. Otherwise it is left out."""
+    is_uniform: bool
+    """Whether all packs have one length, that of a slot."""
+
+    @staticmethod
+    def of(
+        packing: Packing, slots_per_pack: Sequence[int], *, run: int, is_padded: bool
+    ) -> PackShapes:
+        """Return the shapes of columns whose packs take this many slots each."""
+        packings = tuple(
+            packing if slots == 1 else replace(packing, max_seq_len=slots * packing.max_seq_len)
+            for slots in slots_per_pack
+        )
+        is_uniform = max(slots_per_pack, default=1) == 1
+        return PackShapes(
+            packings=packings,
+            slots_per_pack=np.array(slots_per_pack, np.int64),
+            run=1 if is_uniform else run,
+            is_padded=is_padded,
+            is_uniform=is_uniform,
+        )
+
+    def slots_of(self, column: int, num_packs: int, *, is_all: bool) -> int:
+        """Return the slots that the first packs of a column serve, in whole runs.
+
+        Args:
+            column: The column.
+            num_packs: Packs that are known.
+            is_all: Whether the column ends with them.
+        """
+        slots = num_packs * int(self.slots_per_pack[column])
+        return self.whole(slots, self.run) if is_all else slots // self.run * self.run
+
+    def whole(self, slots: int, size: int) -> int:
+        """Return the last slots that are delivered, where they are delivered `size` at a time."""
+        return -(-slots // size) * size if self.is_padded else slots // size * size
+
+    def packs_before(self, columns: Int64Array, slots: Int64Array) -> Int64Array:
+        """Return how many whole packs of these columns lie before these slots, shape (n,)."""
+        return slots if self.is_uniform else slots // self.slots_per_pack[columns]
+
+    def begins_pack(self, columns: Int64Array, slots: Int64Array) -> Int64Array:
+        """Return which of these slots of columns begin a pack: their indices, shape (m,)."""
+        return np.flatnonzero(slots % self.slots_per_pack[columns] == 0)

@@ -1,0 +1,117 @@
+"""Check streams that have packs of their own length: `Stream(max_seq_len=...)`.
+
+::
+
+    Packing(max_seq_len=4096), batch_size=8     Stream(max_seq_len=16384)    4 slots a pack
+                                                batch_size 8, 4              2 packs, 1 pack
+                                                batch_size 2                 refused: half a pack
+
+Cost: none without such streams.
+"""
+
+from __future__ import annotations
+
+import math
+
+from streampack.config import Packing
+from streampack.errors import ConfigError
+from streampack.plan import Recipe
+from streampack.world import World
+
+
+def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
+    """Return the length of a stream's packs, in units of the packing's max_seq_len.
+
+    Raises:
+        ConfigError: If it is not a multiple. Names lengths that are.
+
+    >>> slots_per_pack("books", 4096, Packing(max_seq_len=1024))
+    4
+    """
+    size = packing.max_seq_len
+    slots, rest = divmod(max_seq_len or size, size)
+    if rest:
+        lengths = [str(multiple * size) for multiple in (slots, slots + 1) if multiple]
+        raise ConfigError(
+            f"stream {name!r}: max_seq_len={max_seq_len} is not a multiple of Packing(max_seq_len="
+            f"{size}); set it to {' or '.join(lengths)}, or leave it out"
+        )
+    return slots
+
+
+def check_pack_lengths(recipe: Recipe, batch_size: int, world: World) -> None:
+    """Check that each device batch holds whole packs of one length.
+
+    Args:
+        recipe: Determines the sequence.
+        batch_size: Slots of a device batch in this world.
+        world: The ranks.
+
+    Raises:
+        ConfigError: If one does not. Names values that work.
+    """
+    slots = [stream.slots_per_pack for stream in recipe.streams]
+    if max(slots) == 1:
+        return
+    longest = recipe.streams[slots.index(max(slots))]
+    own = f"stream {longest.name!r}: max_seq_len={max(slots) * recipe.packing.max_seq_len}"
+    method = recipe.mixing.batching_method
+    if method in ("random", "stratified"):
+        raise ConfigError(
+            f"{own} needs batches of one stream, but batching_method={method!r} mixes streams in a "
+            "batch; set batching_method to 'device_per_stream' or 'per_stream', or leave the "
+            "stream's max_seq_len out"
+        )
+    if world.context_parallel > 1:
+        raise ConfigError(
+            f"{own} and World(context_parallel={world.context_parallel}) cannot be combined: ranks "
+            "slice rows of one length; leave out one of them"
+        )
+    _check_batch_size(recipe, batch_size, math.lcm(*slots), own)
+    _check_ends(recipe)
+
+
+def _check_batch_size(recipe: Recipe, batch_size: int, multiple: int, own: str) -> None:
+    """Refuse device batches that are not whole packs, or do not divide what holds one stream."""
+    # A new run's lane_run is its batch_size.
+    if recipe.lane_run % multiple:
+        size = -(-recipe.lane_run // multiple) * multiple
+        raise ConfigError(
+            f"{own} is not a whole part of a device batch: batch_size={recipe.lane_run} packs of "
+            f"Packing(max_seq_len={recipe.packing.max_seq_len}) is not a multiple of {multiple}; "
+            f"begin the run with batch_size={size}, or shorten the stream's max_seq_len"
+        )
+    name, size = "the run's first batch_size", recipe.lane_run
+    if recipe.mixing.batching_method == "per_stream":
+        name, size = "global_batch_size", recipe.global_batch_size
+        if size % recipe.lane_run:
+            raise ConfigError(
+                f"{own} needs global_batch_size={size} to be a multiple of the run's first "
+                f"batch_size={recipe.lane_run}; set it to "
+                f"{-(-size // recipe.lane_run) * recipe.lane_run}"
+            )
+    if batch_size % multiple or size % batch_size:
+        sizes = [n for n in range(multiple, size + 1, multiple) if size % n == 0]
+        raise ConfigError(
+            f"{own}: batch_size={batch_size} would cut packs or mix their lengths in a batch: it "
+            f"is not both a multiple of {multiple} and a divisor of {name}={size}; set it to "
+            f"{' or '.join(map(str, sizes))}, on any number of ranks"
+        )
+
+
+def _check_ends(recipe: Recipe) -> None:
+    """Refuse streams of which epoch_end="drop" would leave out everything."""
+    if recipe.mixing.epoch_end != "drop":
+        return
+    slots = recipe.num_lanes * recipe.lane_run
+    if recipe.mixing.batching_method == "per_stream":
+        slots = recipe.global_batch_size
+    least = slots * recipe.packing.max_seq_len
+    for stream in recipe.streams:
+        if 0 < stream.chosen_tokens < least:
+            raise ConfigError(
+                f"stream {stream.name!r}: with packs of several lengths, epoch_end='drop' delivers "
+                f"whole batches of each stream, and an epoch takes about {stream.chosen_tokens} of "
+                f"its tokens, less than the {least} of its first batches; set epoch_end to 'carry' "
+                "or 'pad', or raise its share"
+            )

@@ -1,0 +1,271 @@
+"""The laws of streams whose packs have a length of their own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.balance import AttentionCost, Balance
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import (
+    DevicePlan,
+    DeviceView,
+    EpochSequence,
+    Progress,
+    Recipe,
+    count_slots,
+    pack_state,
+    unpack_state,
+)
+from streampack.plan.pack_shapes import PackShapes
+from streampack.types import LENGTH, SAMPLE, START, STREAM
+from tests.helpers.planning import covered, device_batches, recipe, world_views
+
+SIZE, RUN = 32, 8
+SLOTS = [1, 2, 8]
+LENGTHS = [
+    np.random.default_rng(seed).integers(1, longest + 1, num)
+    for seed, (num, longest) in enumerate([(900, 50), (400, 150), (150, 400)])
+]
+METHODS = ["device_per_stream", "per_stream"]
+
+methods = st.sampled_from(METHODS)
+epoch_ends = st.sampled_from(["pad", "drop", "carry"])
+batches_of = st.tuples(st.integers(1, 5), st.sampled_from([8, 16]))
+
+
+def make(method: str, epoch_end: str, *, num_lanes: int = 1, slots=SLOTS, **options) -> Recipe:
+    """A recipe of three streams."""
+    run = options.pop("lane_run", RUN)
+    return recipe(
+        options.pop("lengths", LENGTHS),
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end, **options.pop("mixing", {})),
+        packing=Packing(max_seq_len=SIZE, **options.pop("packing", {})),
+        num_lanes=num_lanes,
+        lane_run=run,
+        global_batch_size=options.pop("global_batch_size", 6 * num_lanes * run),
+        slots_per_pack=slots,
+        **options,
+    )
+
+
+def packs_of(plan: DevicePlan) -> list[list]:
+    return [plan.packs[pack].tolist() for pack in range(len(plan.packs))]
+
+
+def check_batch(plan: DevicePlan, batch_size: int, slots: list[int] = SLOTS) -> set[int]:
+    """Check that a batch has rows of one length, each with one stream; return its streams."""
+    packs = packs_of(plan)
+    assert plan.num_rows * plan.slots_per_pack == batch_size
+    assert len(packs) <= plan.num_rows
+    streams = {row[STREAM] for pack in packs for row in pack}
+    assert len(streams) <= 1
+    assert {slots[stream] for stream in streams} <= {plan.slots_per_pack}
+    assert all(sum(row[LENGTH] for row in p) <= SIZE * plan.slots_per_pack for p in packs)
+    return streams
+
+
+def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **options) -> list:
+    """The packs of a world in slot order with the length of each; empty ones left out."""
+    views = world_views(num_devices, batch_size)
+    per_device = [device_batches(r, view, epoch, **options) for view in views]
+    first = options.get("position", 0) // batch_size % num_devices
+    found = []
+    for step in zip(*per_device[first:], *per_device[:first], strict=True):
+        assert len({plan.position for plan in step}) == 1
+        for plan in step:
+            check_batch(plan, batch_size, [s.slots_per_pack for s in r.streams])
+            found += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
+    return found
+
+
+@settings(max_examples=30)
+@given(
+    method=methods,
+    epoch_end=epoch_ends,
+    num_lanes=st.sampled_from([1, 2, 3]),
+    world=batches_of,
+    epoch=st.integers(0, 1),
+    overflow=st.sampled_from(["split", "truncate", "drop"]),
+    pack_shuffle=st.sampled_from([0, 64]),
+    unit=st.sampled_from(["samples", "tokens"]),
+)
+def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
+    method, epoch_end, num_lanes, world, epoch, overflow, pack_shuffle, unit
+):
+    num_devices, batch_size = world
+    r = make(
+        method,
+        epoch_end,
+        num_lanes=num_lanes,
+        lane_run=16,
+        packing={"overflow": overflow},
+        mixing={"weight_unit": unit},
+        order=Order(seed=3, pack_shuffle=pack_shuffle),
+    )
+    expected = sequence_of(r, 1, 16, epoch)
+
+    assert sequence_of(r, num_devices, batch_size, epoch) == expected
+    if overflow != "drop":
+        assert {slots for slots, _ in expected} == set(SLOTS)
+
+
+@settings(max_examples=30)
+@given(method=methods, num_lanes=st.sampled_from([1, 2, 3]), seed=st.integers(0, 9))
+def test_a_padded_epoch_holds_every_token_once(method, num_lanes, seed):
+    r = make(method, "pad", num_lanes=num_lanes, order=Order(seed=seed))
+
+    packs = [pack for _, pack in sequence_of(r, 2, RUN)]
+
+    for lengths, pieces in zip(LENGTHS, covered(packs, 3), strict=True):
+        assert sorted(pieces) == [(0, sample) for sample in range(len(lengths))]
+        for (_, sample), own in pieces.items():
+            assert sum(length for _, length in own) == lengths[sample]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream(method, num_lanes):
+    whole, cut = (make(method, end, num_lanes=num_lanes) for end in ("pad", "drop"))
+    run = cut.shapes.run
+
+    packs, kept = ([p for _, p in sequence_of(r, 1, RUN)] for r in (whole, cut))
+
+    for stream, slots in enumerate(SLOTS):
+        of_all, of_kept = (sum(p[0][STREAM] == stream for p in some) for some in (packs, kept))
+        last_batch = cut.global_batch_size // slots  # of the epoch, or of each stream
+        assert of_all - of_kept <= (run // slots - 1) * cut.num_lanes + last_batch
+
+
+@settings(max_examples=20)
+@given(method=methods, epoch_end=epoch_ends, num_lanes=st.sampled_from([1, 2]), data=st.data())
+def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num_lanes, data):
+    r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16)
+    sequence = EpochSequence(r, DeviceView(batch_size=8), epoch=0)
+    plans, states = [], []
+    while (plan := sequence.next()) is not None:
+        plans += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
+        progress = Progress(position=plan.position, snapshots=sequence.snapshots())
+        states.append((len(plans), json.dumps(pack_state(r, ["a", "b", "c"], progress))))
+    place = data.draw(st.integers(0, len(states) - 2))
+    num_before, state = states[place]
+
+    progress = unpack_state(json.loads(state), r, ["a", "b", "c"])
+    batch_size = data.draw(st.sampled_from([n for n in (8, 16) if progress.position % n == 0]))
+    num_devices = data.draw(st.integers(1, 3))
+    snapshots = progress.snapshots if num_devices == 1 else []
+
+    assert (
+        sequence_of(r, num_devices, batch_size, position=progress.position, snapshots=snapshots)
+        == plans[num_before:]
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method):
+    r = make(
+        method,
+        "carry",
+        mixing={"weight_unit": "tokens", "epoch_size": 200_000},
+        weights=[{"proportion": 0.5}, {"proportion": 0.3}, {"proportion": 0.2}],
+        global_batch_size=RUN * 4,
+    )
+    unit = RUN if method == "device_per_stream" else r.global_batch_size
+    served = np.zeros(3)
+
+    for number, plan in enumerate(device_batches(r, DeviceView(batch_size=RUN))):
+        [stream] = check_batch(plan, RUN)
+        served[stream] += RUN
+        due = (number + 1) * RUN * np.array([0.5, 0.3, 0.2])
+        assert (abs(served - due) <= 2 * unit).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("epoch_end", ["pad", "drop"])
+def test_slots_are_counted_as_they_are_walked(method, epoch_end):
+    r = make(method, epoch_end, num_lanes=3)
+    sequence = EpochSequence(r, DeviceView(batch_size=RUN), epoch=0)
+    while sequence.next() is not None:
+        pass
+
+    size = r.global_batch_size
+    slots = count_slots(r, 0)
+    assert (
+        sequence.num_slots == (slots // size if epoch_end == "drop" else -(-slots // size)) * size
+    )
+
+
+def test_several_batches_planned_together_have_packs_of_one_length():
+    r = make("device_per_stream", "pad", num_lanes=2)
+    alone = device_batches(r, DeviceView(batch_size=RUN))
+    sequence = EpochSequence(r, DeviceView(batch_size=RUN), epoch=0)
+    together, most = [], 0
+    while (plan := sequence.next(16)) is not None:
+        most = max(most, plan.num_batches)
+        parts = [plan.part(number, number + 1) for number in range(plan.num_batches)]
+        together += [(p.slots_per_pack, p.position, packs_of(p)) for p in parts]
+
+    assert together == [(p.slots_per_pack, p.position, packs_of(p)) for p in alone]
+    assert most > 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_balance_deals_whole_batches_and_keeps_the_packs_of_each_global_batch(method):
+    r = make(method, "carry", global_batch_size=RUN * 8)
+    balance = Balance(within="batch", cost=AttentionCost(hidden_size=64))
+    views = [
+        DeviceView(place=p, num_devices=4, batch_size=RUN, balance=balance, sharing=(0, 1, 2, 3))
+        for p in range(4)
+    ]
+    planned = [device_batches(r, view) for view in world_views(4, RUN)]
+    dealt = [device_batches(r, view) for view in views]
+
+    def batches(devices: list, first: int) -> list:
+        steps = [plan for device in devices for plan in device[first : first + 2]]
+        return sorted((plan.slots_per_pack, sorted(packs_of(plan))) for plan in steps)
+
+    def packs(devices: list, first: int) -> list:
+        return sorted((slots, pack) for slots, some in batches(devices, first) for pack in some)
+
+    assert dealt != planned
+    for device in dealt:
+        for plan in device:
+            check_batch(plan, RUN)
+    for first in range(0, len(planned[0]), 2):
+        assert packs(dealt, first) == packs(planned, first)
+        if method == "device_per_stream":
+            assert batches(dealt, first) == batches(planned, first)
+
+
+def test_truncated_samples_count_with_the_packs_of_their_stream():
+    r = make("device_per_stream", "pad", packing={"overflow": "truncate"})
+
+    packs = [pack for _, pack in sequence_of(r, 1, RUN)]
+
+    for stream, slots in enumerate(SLOTS):
+        rows = {row[SAMPLE]: row[LENGTH] for p in packs for row in p if row[STREAM] == stream}
+        assert rows == {n: min(total, slots * SIZE) for n, total in enumerate(LENGTHS[stream])}
+        assert all(row[START] == 0 for p in packs for row in p)
+
+
+def test_the_fingerprint_names_lengths_only_where_they_differ():
+    plain, own = (make("device_per_stream", "pad", slots=slots) for slots in ([1, 1, 1], SLOTS))
+
+    def keys(r: Recipe) -> dict:
+        return pack_state(r, ["a", "b", "c"], Progress())["fingerprint"]
+
+    assert "max_seq_len_of_streams" not in keys(plain)
+    assert keys(own) == keys(plain) | {"max_seq_len_of_streams": [32, 64, 256]}
+
+
+def test_shapes_without_own_lengths_are_those_of_the_packing():
+    packing = Packing(max_seq_len=SIZE)
+    shapes = PackShapes.of(packing, [1, 1], run=RUN, is_padded=True)
+
+    assert shapes.is_uniform
+    assert shapes.packings == (packing, packing)
+    assert shapes.slots_of(0, 13, is_all=True) == 13

@@ -1,0 +1,299 @@
+"""Streams with packs of their own length, from the constructor to the batch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import Balance, Buffers, IterableStream, PackedDataLoader
+from streampack.batch.formats.registry import FORMATS
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ConfigError, ResumeError
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.report import simulate
+from streampack.streams import Stream
+from streampack.world import World
+from tests.helpers.conformance import (
+    Written,
+    all_rows,
+    check_exactly_once,
+    check_resumes,
+    check_tokens,
+    make,
+    rows,
+    show,
+    worlds,
+    write_streams,
+)
+
+SIZE, BATCH = 32, 8
+OWN = [{}, {"max_seq_len": 2 * SIZE}, {"max_seq_len": 8 * SIZE}]
+METHODS = ["device_per_stream", "per_stream"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    some = np.random.default_rng(3)
+    lengths = [
+        some.integers(1, longest, num).tolist()
+        for num, longest in [(500, 60), (200, 150), (80, 500)]
+    ]
+    return write_streams(tmp_path_factory.mktemp("streams"), lengths, size_limit=1 << 13)
+
+
+def shaped(
+    written: Written, method: str = "device_per_stream", **options: Any
+) -> PackedStreamingDataset:
+    mixing = {"batching_method": method, "global_batch_size": 48, **options.pop("mixing", {})}
+    return make(
+        written,
+        weights=options.pop("weights", OWN),
+        max_seq_len=SIZE,
+        mixing=mixing,
+        **{"batch_size": BATCH, **options},
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_holds_rows_of_its_streams_own_length(written, method):
+    shapes = set()
+    for batch in shaped(written, method):
+        check_tokens(batch, written)
+        num_rows, row_tokens = batch["tokens"].shape
+        assert num_rows * row_tokens == BATCH * SIZE
+        streams = set(batch["segments"][:, 1].tolist())
+        assert len(streams) <= 1
+        for stream in streams:
+            assert row_tokens == OWN[stream].get("max_seq_len", SIZE)
+        assert batch["cu_seqlens"][-1] == BATCH * SIZE
+        shapes.add((num_rows, row_tokens))
+
+    assert shapes == {(8, 32), (4, 64), (1, 256)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_world_gets_byte_equal_packs_and_every_token_once(written, method):
+    alone = all_rows([shaped(written, method)])
+
+    check_exactly_once(alone, written, [500, 200, 80])
+    for num_ranks in (2, 3):
+        ranks = [shaped(written, method, world=world) for world in worlds(num_ranks)]
+        assert all_rows(ranks) == alone
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+def test_a_run_resumes_after_every_batch(written, method, epoch_end):
+    def loader() -> PackedDataLoader:
+        dataset = shaped(written, method, mixing={"epoch_end": epoch_end})
+        return PackedDataLoader(dataset, prefetch_threads=0)
+
+    def resume(state: dict[str, Any]) -> PackedDataLoader:
+        resumed = loader()
+        resumed.load_state_dict(state)
+        return resumed
+
+    assert check_resumes(loader, resume, every=5) > 5
+
+
+def test_a_smaller_batch_goes_on_with_the_same_packs(written):
+    first = shaped(written, batch_size=16)
+    batches = iter(first)
+    taken = [row for _ in range(3) for row in rows(next(batches))]
+    state = first.state_dict()
+    rest = [row for batch in batches for row in rows(batch)]
+
+    ranks = [shaped(written, world=world) for world in worlds(2)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+
+    assert taken
+    assert all_rows(ranks, state["position"]) == rest
+
+
+@pytest.mark.parametrize("batch_format", sorted(set(FORMATS) - {"llama_factory"}))
+def test_threads_and_one_process_give_the_same_batches_in_every_format(written, batch_format):
+    def batches(**options: Any) -> list[Any]:
+        dataset = shaped(written, batch_format=batch_format)
+        return [str(batch) for batch in PackedDataLoader(dataset, **options)]
+
+    assert batches(prefetch_threads=2) == batches(prefetch_threads=0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("batch_format", ["native", "compact", "hf"])
+def test_workers_give_the_same_batches(written, batch_format):
+    def loader(num_workers: int) -> PackedDataLoader:
+        dataset = shaped(written, batch_format=batch_format)
+        return PackedDataLoader(dataset, num_workers=num_workers)
+
+    for alone, from_worker in zip(loader(0), loader(2), strict=True):
+        assert alone.keys() == from_worker.keys()
+        for key, value in alone.items():
+            assert str(value) == str(from_worker[key])
+            assert getattr(value, "shape", None) == getattr(from_worker[key], "shape", None)
+
+
+@pytest.mark.processes
+def test_torchs_own_workers_give_the_same_packs(written):
+    torch_data = pytest.importorskip("torch.utils.data")
+    alone = [row for batch in shaped(written) for row in rows(batch)]
+    loader = torch_data.DataLoader(shaped(written), batch_size=None, num_workers=2)
+
+    assert [row for batch in loader for row in rows(batch)] == alone
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_labels_of_a_column_have_the_shape_of_the_rows(written, num_workers):
+    labelled = [{"labels": "tokens", "labels_shifted": False, **own} for own in OWN]
+    dataset = shaped(written, weights=labelled)
+
+    for batch in PackedDataLoader(dataset, num_workers=num_workers):
+        assert batch["labels"].shape == batch["tokens"].shape
+        check_tokens(batch, written)
+
+
+def test_a_limited_cache_gives_the_same_packs(written, tmp_path):
+    def streams(folder: str) -> list[Stream]:
+        return [
+            Stream(remote=str(path), local=str(tmp_path / folder / path.name), **own)
+            for path, own in zip(written.paths, OWN, strict=True)
+        ]
+
+    def packs(folder: str, buffers: Buffers | None) -> list[Any]:
+        dataset = PackedStreamingDataset(
+            streams=streams(folder),
+            packing=Packing(max_seq_len=SIZE),
+            mixing=Mixing(batching_method="device_per_stream"),
+            order=Order(seed=3, shuffle_block_size=64, pack_shuffle=16),
+            batch_size=BATCH,
+            buffers=buffers,
+            world=World(),
+        )
+        return [row for batch in PackedDataLoader(dataset) for row in rows(batch)]
+
+    with pytest.raises(ConfigError, match="set cache_limit to at least") as refused:
+        packs("little", Buffers(cache_limit=1000))
+    [least] = re.findall(r"at least (\d+)", str(refused.value))
+
+    assert packs("limited", Buffers(cache_limit=int(least))) == packs("whole", None)
+
+
+@pytest.mark.parametrize("within", ["rank", "node", "batch"])
+def test_balance_keeps_the_packs_of_each_global_batch(written, within):
+    def global_batches(balance: Balance | None) -> list[list[Any]]:
+        ranks = [
+            shaped(written, world=world, balance=balance, mixing={"epoch_end": "carry"})
+            for world in worlds(2)
+        ]
+        steps = [
+            [row for batch in step for row in rows(batch)] for step in zip(*ranks, strict=True)
+        ]
+        return [
+            sorted(row for step in steps[first : first + 3] for row in step)
+            for first in range(0, len(steps), 3)
+        ]
+
+    dealt = global_batches(Balance(within=within))
+
+    assert dealt == global_batches(None)
+    assert len(dealt) > 3
+
+
+@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_simulation_counts_what_the_ranks_deliver(written, num_ranks, epoch_end):
+    mixing = {"epoch_end": epoch_end}
+    ranks = [shaped(written, world=world, mixing=mixing) for world in worlds(num_ranks)]
+    loaders = [PackedDataLoader(rank) for rank in ranks]
+    steps = list(zip(*loaders, strict=True))
+    stats = [loader.stats() for loader in loaders]
+
+    simulated = simulate(shaped(written, world=worlds(num_ranks)[0], mixing=mixing))
+
+    assert simulated["steps"] == len(steps)
+    for key in ("packs", "tokens"):
+        assert simulated[key] == sum(own[key] for own in stats)
+    slots = len(steps) * num_ranks * BATCH * SIZE
+    assert simulated["padding_tokens"] == slots - simulated["tokens"]
+    for stream in simulated["streams"]:
+        own = [each["streams"][stream] for each in stats]
+        assert simulated["streams"][stream]["samples"] == sum(row["samples"] for row in own)
+    real = sum(
+        shape[0] * shape[1]
+        for step in steps
+        for batch in step
+        for shape in [(len(set(batch["segments"][:, 0].tolist())), batch["tokens"].shape[1])]
+    )
+    assert simulated["fill"] == simulated["tokens"] / real
+    assert simulated["padding_packs"] * SIZE == slots - real
+
+
+def test_the_straggler_factor_is_that_of_the_same_packs_dealt(written):
+    mixing = {"epoch_end": "carry"}
+    ranks = [shaped(written, world=w, mixing=mixing, balance=Balance()) for w in worlds(3)]
+    loaders = [PackedDataLoader(rank) for rank in ranks]
+    for _ in zip(*loaders, strict=True):
+        pass
+
+    simulated = simulate(shaped(written, world=worlds(3)[0], mixing=mixing, balance=Balance()))
+
+    for key in ("planned", "dealt"):
+        assert simulated["straggler"][key] == pytest.approx(loaders[0].stats()["straggler"][key])
+
+
+def test_truncated_and_dropped_samples_are_those_longer_than_their_streams_packs(written):
+    for overflow, key in (("truncate", "truncated"), ("drop", "dropped")):
+        loader = PackedDataLoader(shaped(written, packing={"overflow": overflow}))
+        for _ in loader:
+            pass
+        counts = [stream[key] for stream in loader.stats()["streams"].values()]
+        limits = [own.get("max_seq_len", SIZE) for own in OWN]
+        assert counts == [
+            sum(length > limit for length in lengths)
+            for lengths, limit in zip(written.lengths, limits, strict=True)
+        ]
+
+
+def test_a_length_equal_to_the_packings_changes_nothing(written):
+    plain, equal = (shaped(written, weights=own) for own in ([{}] * 3, [{"max_seq_len": SIZE}] * 3))
+
+    assert equal.state_dict() == plain.state_dict()
+    assert [show(batch) for batch in equal] == [show(batch) for batch in plain]
+
+
+def test_a_state_of_other_lengths_is_refused(written):
+    state, plain = shaped(written).state_dict(), shaped(written, weights=[{}] * 3)
+
+    with pytest.raises(ResumeError, match=r"with the max_seq_len of each Stream"):
+        plain.load_state_dict(state)
+    with pytest.raises(ResumeError, match=r"with the max_seq_len of each Stream"):
+        shaped(written).load_state_dict(plain.state_dict())
+
+
+def test_a_world_whose_batches_would_mix_lengths_is_refused_with_sizes_that_work(written):
+    state = shaped(written, batch_size=16).state_dict()
+
+    for batch_size in (24, 32):
+        with pytest.raises(ResumeError, match="set it to 8 or 16, on any number of ranks"):
+            shaped(
+                written, batch_size=batch_size, mixing={"global_batch_size": None}
+            ).load_state_dict(state)
+    fitting = shaped(written, batch_size=8)
+    fitting.load_state_dict(state)
+    assert next(iter(fitting))["position"] == 8
+
+
+@pytest.mark.parametrize("value", [0, -8, 2.5, "long"])
+def test_a_length_that_is_no_count_is_refused_with_the_stream(value):
+    with pytest.raises(ConfigError, match="max_seq_len="):
+        Stream(local="somewhere", max_seq_len=value)
+
+
+def test_iterables_have_one_length():
+    with pytest.raises(TypeError, match="max_seq_len"):
+        IterableStream([[1, 2, 3]], max_seq_len=64)
