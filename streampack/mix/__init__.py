@@ -9,7 +9,7 @@ Cost: O(streams) for weights; about 10 ns a draw.
 from streampack.mix.apportion import largest_remainders, parts, scaled_shares
 from streampack.mix.deficit import Deficits
 from streampack.mix.draw import draw_by_tokens, draw_places, drawn_before
-from streampack.mix.schedule import Schedule
+from streampack.mix.schedule import LinearShares, Schedule, SchedulePlace
 from streampack.mix.weights import (
     Quota,
     Weight,
@@ -21,8 +21,10 @@ from streampack.mix.weights import (
 
 __all__ = [
     "Deficits",
+    "LinearShares",
     "Quota",
     "Schedule",
+    "SchedulePlace",
     "Weight",
     "check_amount",
     "check_weights",

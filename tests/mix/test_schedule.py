@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.mix import Schedule
+from streampack.mix import LinearShares, Schedule, SchedulePlace
 
 amounts = st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any)
 
@@ -94,3 +95,80 @@ def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(run, block):
     order = np.concatenate(list(islice(schedule.blocks(), 200_000 // block)))
     counts = np.bincount(np.flatnonzero(order == 1) // run % 8, minlength=8)
     assert counts.max() - counts.min() <= 3
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    ends=st.integers(2, 7).flatmap(
+        lambda num: st.tuples(
+            *[st.lists(st.integers(0, 20), min_size=num, max_size=num).filter(any)] * 2
+        )
+    ),
+    block=st.sampled_from([1, 2, 8, 32]),
+    num_blocks=st.sampled_from([7, 50, 500]),
+    num_lanes=st.sampled_from([1, 2, 8]),
+    run=st.sampled_from([1, 4]),
+)
+def test_shares_that_change_are_met_by_their_running_integral(
+    ends, block, num_blocks, num_lanes, run
+):
+    begin, end = ([Fraction(n, sum(own)) for n in own] for own in ends)
+    num_slots = num_blocks * block
+    start = SchedulePlace(
+        lags=np.zeros(len(begin), np.int64), owed=np.zeros((num_lanes, len(begin)), np.int64)
+    )
+    schedule = Schedule(
+        LinearShares(begin, end, num_slots),
+        block=block,
+        seed=1,
+        place=("run",),
+        num_lanes=num_lanes,
+        run=run,
+        start=start,
+    )
+    order = np.concatenate([blocks.ravel() for blocks in schedule.windows()])
+    assert len(order) == num_slots
+    counts = np.cumsum(order[:, None] == np.arange(len(begin)), axis=0)
+    slots = np.arange(1, num_slots + 1)[:, None]
+    first, last = (np.array([float(share) for share in shares]) for shares in (begin, end))
+    due = first * slots + (last - first) * slots**2 / (2 * num_slots)
+    assert np.abs(counts - due)[block - 1 :: block].max() < 1 + 1e-6
+
+
+def test_a_schedule_resumes_from_a_place_far_into_a_run():
+    """Nothing grows with the run: 2**42 slots later, shares hold as they did at the start."""
+    shares = LinearShares(
+        [Fraction(99, 100), Fraction(1, 100)], [Fraction(99, 100), Fraction(1, 100)], None
+    )
+    for slot in (0, 1 << 42):
+        place = SchedulePlace(
+            slot=slot, lags=np.zeros(2, np.int64), owed=np.zeros((8, 2), np.int64)
+        )
+        schedule = Schedule(
+            shares, block=8, seed=3, place=("run",), num_lanes=8, run=8, start=place
+        )
+        order = np.concatenate(list(islice(schedule.blocks(), 5000)))
+        counts = np.cumsum(order == 1)[7::8]
+        assert np.abs(counts - np.arange(8, len(order) + 1, 8) / 100).max() < 1 + 1e-6
+
+
+def test_a_schedule_continues_from_its_places_as_if_it_had_not_stopped():
+    shares = LinearShares(
+        [Fraction(1, 2), Fraction(1, 2)], [Fraction(1, 4), Fraction(3, 4)], 1 << 18
+    )
+    options = {"block": 8, "seed": 3, "place": ("run",), "num_lanes": 4, "run": 2}
+    start = SchedulePlace(lags=np.zeros(2, np.int64), owed=np.zeros((4, 2), np.int64))
+    schedule = Schedule(shares, start=start, **options)
+    rest = {}
+    windows = []
+    for window in schedule.windows():
+        windows.append(window)
+        if schedule.now.slot % schedule.resumable_slots == 0:
+            rest[len(windows)] = schedule.now.copy()
+    assert len(rest) > 2
+    for number, place in rest.items():
+        if place.slot < 1 << 18:
+            resumed = Schedule(shares, start=place, **options)
+            assert all(
+                (a == b).all() for a, b in zip(resumed.windows(), windows[number:], strict=True)
+            )
