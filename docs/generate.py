@@ -21,7 +21,13 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from streampack.cli.config import BalanceConfig, RunConfig, StreamConfig, WorldConfig
+from streampack.cli.config import (
+    BalanceConfig,
+    ChapterConfig,
+    RunConfig,
+    StreamConfig,
+    WorldConfig,
+)
 from streampack.config import Buffers, Mixing, Order, Packing
 
 PAGE = Path(__file__).with_name("config-reference.md")
@@ -46,6 +52,7 @@ SECTIONS = {
     "order": Order,
     "buffers": Buffers,
     "balance": BalanceConfig,
+    "chapters": ChapterConfig,
     "world": WorldConfig,
 }
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from streampack.balance import AttentionCost, Balance
-from streampack.cli.config import BalanceConfig, RunConfig
+from streampack.chapters import Chapter, Ramp
+from streampack.cli.config import BalanceConfig, ChapterConfig, RampConfig, RunConfig
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
@@ -43,10 +44,21 @@ def build_dataset(
             buffers=config.buffers,
             batch_size=config.batch_size,
             balance=None if config.balance is None else _balance(config.balance),
+            chapters=None if config.chapters is None else [_chapter(c) for c in config.chapters],
+            skip=config.skip,
             world=world,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _chapter(config: ChapterConfig) -> Chapter:
+    values = {name: getattr(config, name) for name in config.model_fields_set}
+    weights = {
+        name: Ramp(weight.start, weight.stop) if isinstance(weight, RampConfig) else weight
+        for name, weight in config.weights.items()
+    }
+    return Chapter(**values | {"weights": weights})
 
 
 def _balance(config: BalanceConfig) -> Balance:

@@ -75,6 +75,8 @@ class StreamConfig(BaseModel):
     """Integer type of a loss mask in a column of bytes; None: that of the tokens."""
     max_seq_len: int | None = None
     """Tokens per pack of this stream; None: those of `packing`. Needs batches of one stream."""
+    shards: tuple[int | None, int | None] | None = None
+    """The first shard to use and one past the last, such as [0, 10] or [10, null]; None: all."""
     check_remote: bool = False
     """Fetch index.json again at every start, and refuse a cache of another version of it."""
     check_dtypes: bool = True
@@ -86,7 +88,10 @@ class StreamConfig(BaseModel):
 
     def arguments(self) -> dict[str, Any]:
         """Return the keys that were set, as arguments of ``Stream`` or of the named class."""
-        return self.model_dump(exclude_unset=True, exclude={"stream_name", "stream_config"})
+        values = self.model_dump(exclude_unset=True, exclude={"stream_name", "stream_config"})
+        if self.shards is not None:
+            values["shards"] = slice(*self.shards)
+        return values
 
 
 class BalanceConfig(BaseModel):
@@ -100,6 +105,39 @@ class BalanceConfig(BaseModel):
     """Width of the model."""
     window: int | None = Field(default=None, ge=1)
     """Tokens that a token attends to, itself included; None: all before it in its sample."""
+
+
+class RampConfig(BaseModel):
+    """A weight that changes over its chapter: ``streampack.Ramp``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start: float = Field(ge=0)
+    """Weight at the chapter's first step."""
+    stop: float = Field(ge=0)
+    """Weight after its last step."""
+
+
+class ChapterConfig(BaseModel):
+    """One chapter of a run: ``streampack.Chapter``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weights: dict[str, float | RampConfig]
+    """Share of each stream, by name: a number, or {start: 0.8, stop: 0.4}. Streams that are left
+    out rest."""
+    until: int | str | None = None
+    """Length in tokens, such as 2t or 500b, rounded to whole global batches."""
+    steps: int | None = None
+    """Length in global batches, instead of `until`. None for both: the chapter has no end."""
+    packing: Packing | None = None
+    """How samples share packs; None: as in the run's packing."""
+    batch_size: int | None = None
+    """Packs per batch and rank; None: the run's."""
+    global_batch_size: int | None = None
+    """Packs per optimizer step; None: that of `mixing`."""
+    stop_after: int | None = None
+    """Global batches after which the chapter is left before its end; None: it runs to its end."""
 
 
 class WorldConfig(BaseModel):
@@ -134,6 +172,10 @@ class RunConfig(BaseModel):
     """Memory limits."""
     balance: BalanceConfig | None = None
     """How packs are dealt to ranks so that their batches cost the same; None: they are not."""
+    chapters: list[ChapterConfig] | None = Field(default=None, min_length=1)
+    """The mixture of each part of the run, instead of weights of streams; None: it has epochs."""
+    skip: list[tuple[int, int]] = []
+    """Inclusive ranges of steps of a run of chapters that are not delivered, counted from 0."""
     world: WorldConfig | None = None
     """How ranks share rows; None: each rank has its own."""
     batch_size: int = Field(default=1, ge=1)
@@ -142,7 +184,7 @@ class RunConfig(BaseModel):
     """Reading processes; 0: threads of this process."""
 
 
-PART_MODELS = {"balance": BalanceConfig, "world": WorldConfig}
+PART_MODELS = {"balance": BalanceConfig, "world": WorldConfig, "chapters": ChapterConfig}
 
 
 class _Loader(yaml.SafeLoader):
@@ -244,6 +286,10 @@ def _class_at(place: Place) -> Any:
     if not place:
         return RunConfig
     annotation = RunConfig.model_fields[str(place[0])].annotation
+    if place[0] == "chapters" and "packing" in place:
+        return Packing
+    if place[0] == "chapters" and "weights" in place:
+        return RampConfig
     return {"streams": StreamConfig, **PART_MODELS}.get(str(place[0]), annotation)
 
 

@@ -139,6 +139,20 @@ class Simulate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Show the chapters of a run before it runs: steps, shares, and passes through each stream."""
+
+    config: Config
+    state: Annotated[
+        Path | None, Option(help="A state of the run, as JSON: what changed since it was saved.")
+    ] = None
+    picture: Annotated[
+        Path | None, Option(help="Write a picture of shares and passes here, such as run.png.")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print one JSON line, and no table.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparePackers(StreamOptions):
     """Pack the same lengths with every packer, and compare."""
 
@@ -174,6 +188,7 @@ VERBS: dict[str, type] = {
     "inspect": Inspect,
     "run": Run,
     "simulate": Simulate,
+    "plan": Plan,
     "compare-packers": ComparePackers,
     "demo": Demo,
 }

@@ -14,7 +14,7 @@ Cost: see `planned.loading` and `online.loading`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import get_all_start_methods
 from typing import Any
 
@@ -177,6 +177,38 @@ class PackedDataLoader:
         """
         self._loading.load_state_dict(state)
 
+    def amend(self, *, weights: Mapping[str, float]) -> None:
+        """Change the weights of a run of chapters from its next global batch on.
+
+        The running chapter ends there, and one with these weights takes what is left of it. What
+        was read ahead is discarded. The change is recorded in the state, and a resume repeats it.
+        Under ``batching_method="random"``, packs of the window that is planned come first. Every
+        rank must call it after the same batch.
+
+        Raises:
+            ConfigError: If the dataset has no chapters, or ranks differ in weights or position.
+        """
+        self._run_loading("amend").amend(weights)
+
+    def skip(self, steps: int) -> None:
+        """Skip the next global batches of a run of chapters, from the next one on.
+
+        They are planned and counted, and their samples count as used. Every rank must call it after
+        the same batch. The state remembers it.
+
+        Raises:
+            ConfigError: If the dataset has no chapters, or ranks differ in steps or position.
+        """
+        self._run_loading("skip").skip(steps)
+
+    def _run_loading(self, what: str) -> PlannedLoading:
+        if isinstance(self._loading, PlannedLoading) and self._loading.has_chapters:
+            return self._loading
+        raise ConfigError(
+            f"loader.{what}() is for a run of chapters; pass chapters=[Chapter(weights={{...}})] "
+            "to the PackedStreamingDataset"
+        )
+
     def stats(self) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.
 
@@ -187,7 +219,8 @@ class PackedDataLoader:
         Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
         ahead, each on one rank only. `digest` identifies everything that determines the packs.
         `straggler` is the time of a global batch over the ideal, `planned` and `dealt`, over the
-        ranks that share packs; None without `balance`.
+        ranks that share packs; None without `balance`. `skipped` counts the steps that a run of
+        chapters skipped.
         """
         return self._loading.stats()
 

@@ -104,6 +104,15 @@ class MdsIndex:
         """Number of samples in the stream."""
         return int(self.first_sample[-1])
 
+    def part(self, first: int, stop: int) -> MdsIndex:
+        """Return the index of shards [first, stop) alone; at least one."""
+        return replace(
+            self,
+            shards=self.shards[first:stop],
+            first_sample=self.first_sample[first : stop + 1] - self.first_sample[first],
+            raw_bytes=self.raw_bytes[first:stop],
+        )
+
     def with_hashes(self, algorithm: str, hashes: Sequence[str], source: str) -> MdsIndex:
         """Return a copy with a hash, in hex, for each raw shard that has none.
 

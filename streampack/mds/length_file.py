@@ -25,7 +25,7 @@ import os
 import struct
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,26 @@ class LengthFile:
     """Byte offset of the shards' entries."""
     hashes: tuple[str, ...] = ()
     """The xxh64 of each decompressed shard, in hex; empty if the file has none."""
+    file_shards: int
+    """Number of shards that the file describes; more than `num_shards` in a part."""
+    file_samples: int
+    """Number of samples that the file describes."""
+    first_shard: int = 0
+    """First shard of a part."""
+    first_sample: int = 0
+    """First sample of a part."""
+
+    def part(self, first: int, index: MdsIndex) -> LengthFile:
+        """Return the lengths of the shards of `index`, which begin at shard `first` of the file."""
+        part = replace(
+            self,
+            num_samples=index.num_samples,
+            num_shards=len(index.shards),
+            hashes=self.hashes[first : first + len(index.shards)],
+            first_shard=first,
+            first_sample=int(self._read(np.uint64, self.head_bytes + 16 * first, 1)[0]),
+        )
+        return replace(part, num_tokens=int(part._entries()[:, 1].sum()))
 
     def shard_lengths(self, first: int, last: int, shard: int) -> Int64Array:
         """Return the tokens of samples `first` to `last` - 1 of a shard, shape (last - first,).
@@ -81,6 +101,8 @@ class LengthFile:
         Raises:
             DataError: If they do not add up to the shard's total in the file's header.
         """
+        first, last = first + self.first_sample, last + self.first_sample
+        shard += self.first_shard
         lengths = self._read(np.uint32, self._lengths_begin + 4 * first, last - first)
         entry = self._read(np.uint64, self.head_bytes + 16 * shard, 2).tolist()
         total = int(lengths.sum(dtype=np.int64))
@@ -98,8 +120,7 @@ class LengthFile:
         Raises:
             DataError: If they do not add up to the stream's total in the file's header.
         """
-        entries = self._read(np.uint64, self.head_bytes, 2 * self.num_shards).reshape(-1, 2)
-        tokens = entries[:, 1].astype(np.int64)
+        tokens = self._entries()[:, 1].astype(np.int64)
         if int(tokens.sum()) != self.num_tokens or tokens.min() < 0:
             raise DataError(
                 f"{self.path}: its shards' tokens add up to {tokens.sum()}, but its header says "
@@ -109,7 +130,7 @@ class LengthFile:
 
     def shard_edges(self, first: int, last: int) -> Int64Array:
         """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
-        begin = self._lengths_begin + 4 * self.num_samples + 8 * first
+        begin = self._lengths_begin + 4 * self.file_samples + 8 * (self.first_sample + first)
         return self._read(np.uint32, begin, 2 * (last - first)).astype(np.int64).reshape(-1, 2)
 
     def digest(self) -> str:
@@ -118,17 +139,23 @@ class LengthFile:
         Lengths of single samples are left out: reading all of them takes 12 bytes a sample.
         """
         head = (self.column, self.num_samples, self.num_tokens, self.min_tokens)
-        entries = self._read(np.uint64, self.head_bytes, 2 * self.num_shards)
+        entries = self._entries()
         text = repr(head).encode() + entries.tobytes()
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     def find_empty(self) -> int:
         """Return the first sample without tokens; there must be one (`min_tokens` == 0)."""
-        return int(self._read(np.uint32, self._lengths_begin, self.num_samples).argmin())
+        begin = self._lengths_begin + 4 * self.first_sample
+        return int(self._read(np.uint32, begin, self.num_samples).argmin())
+
+    def _entries(self) -> npt.NDArray[np.uint64]:
+        """Return first sample and tokens of each shard, shape (num_shards, 2)."""
+        begin = self.head_bytes + 16 * self.first_shard
+        return self._read(np.uint64, begin, 2 * self.num_shards).reshape(-1, 2)
 
     @property
     def _lengths_begin(self) -> int:
-        return self.head_bytes + 16 * self.num_shards
+        return self.head_bytes + 16 * self.file_shards
 
     def _read(self, dtype: Any, begin: int, count: int) -> npt.NDArray[Any]:
         # Read, not mapped: the data is small, may be on a network, and leaves no file open.
@@ -253,5 +280,7 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
         num_tokens=tokens,
         min_tokens=shortest,
         head_bytes=head_bytes,
+        file_shards=shards,
+        file_samples=samples,
         hashes=tuple(f"{value:016x}" for value in np.frombuffer(hashes, "<u8").tolist()),
     )

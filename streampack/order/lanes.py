@@ -94,7 +94,11 @@ def run_of_lane(lane: int, num_lanes: int) -> int:
 
 
 def assign_to_lanes(
-    samples: Int64Array, raw_bytes: Int64Array, num_lanes: int, seed: int, place: tuple[int, ...]
+    samples: Int64Array,
+    raw_bytes: Int64Array,
+    num_lanes: int,
+    seed: int,
+    place: tuple[int | str, ...],
 ) -> list[Extents]:
     """Assign the samples of a stream's shards to lanes.
 

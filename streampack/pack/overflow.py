@@ -96,6 +96,30 @@ def fit_samples(
     return segments
 
 
+def fit_segments(segments: Int64Array, max_seq_len: int) -> Int64Array:
+    """Cut segments that are longer than a pack into pieces of at most a pack.
+
+    Args:
+        segments: Segment rows of any length, shape (n, 6).
+        max_seq_len: Tokens per pack.
+
+    Returns:
+        Segment rows in the same order, shape (m, 6).
+
+    >>> fit_segments(np.array([[0, 0, 7, 2, 5, 9]]), 4)[:, START : LENGTH + 1].tolist()
+    [[2, 4], [6, 1]]
+    """
+    num_pieces = -(-segments[:, LENGTH] // max_seq_len)
+    if (num_pieces <= 1).all():
+        return segments
+    pieces = np.repeat(segments, num_pieces, axis=0)
+    firsts = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    skipped = (np.arange(len(pieces)) - firsts) * max_seq_len
+    pieces[:, START] += skipped
+    pieces[:, LENGTH] = np.minimum(pieces[:, LENGTH] - skipped, max_seq_len)
+    return pieces
+
+
 def count_long(samples: Int64Array, max_seq_len: int, num_streams: int) -> Int64Array:
     """Return the number of samples of each stream that exceed a pack, shape (num_streams,).
 

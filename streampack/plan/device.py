@@ -160,6 +160,11 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
     }
 
 
+def counted_lanes(recipe: Recipe, view: DeviceView) -> range:
+    """Return the lanes in which a device counts samples over max_seq_len: each lane has one."""
+    return range(view.place, recipe.num_lanes, view.num_devices)
+
+
 def expected_packs(recipe: Recipe) -> Int64Array:
     """Return the expected packs of each column in an epoch, shape (num_lanes, num_columns)."""
     per_lane = recipe.num_lanes * recipe.packing.max_seq_len

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks, make_sample_sequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
-from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
+from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State, no_segments
 
 
 @kernel_holding_gil
@@ -63,8 +64,27 @@ def take_packs(packs: Packs, order: Int64Array) -> Packs:
     return Packs(segments=out, ends=ends)
 
 
+class Arrivals(Protocol):
+    """The samples of a column in the order in which its packer takes them."""
+
+    def next(self) -> Int64Array:
+        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
+
+    def blocks(self) -> Callable[[], Blocks]:
+        """Return a callable that computes the current shuffle blocks of each stream."""
+
+    def shards_in(self, stream: int, block: int) -> Int64Array:
+        """Return the shards of one shuffle block of a stream, shape (n,)."""
+
+    def state(self) -> list[int]:
+        """Return the integers that `restore` needs."""
+
+    def restore(self, state: list[int]) -> None:
+        """Resume from a saved `state`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Snapshot:
+class Snapshot:
     """The state of a queue at the start of a window: enough to plan from there again."""
 
     num_packs: int
@@ -77,6 +97,15 @@ class _Snapshot:
     """Samples over max_seq_len seen before the window, per stream."""
     blocks: Callable[[], Blocks]
     """Compute the shuffle blocks at this point. A callable, because it is rarely needed."""
+
+    def state(self) -> State:
+        """Return what `PackQueue.restore` needs, as JSON."""
+        return {
+            "num_packs": self.num_packs,
+            "arrivals": self.arrivals,
+            "packer": self.packer,
+            "overlong": self.overlong,
+        }
 
 
 class PackQueue:
@@ -94,23 +123,32 @@ class PackQueue:
         self, recipe: Recipe, lane: int, column: int, epoch: int, *, is_shuffled: bool = True
     ) -> None:
         self._recipe = recipe
+        self._lane = lane
         self._packing = recipe.shapes.packings[column]
         self._column = column
-        self._place = ("packs", column, lane, epoch)
+        self._place: tuple[int | str, ...] = ("packs", column, lane, epoch)
         self._is_shuffled = is_shuffled
-        packs_windows = recipe.packing.packs_windows
-        self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
-        has_windows = is_shuffled or packs_windows
-        self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
+        self._set_windows()
         self._num_dropped = 0  # consecutive samples that were all dropped
-        self._arrivals = make_sample_sequence(recipe, lane, column, epoch)
+        self._arrivals = self._make_arrivals(epoch)
         self._packer = make_packer(self._packing)
         self._hold(Packs.none())
         self.first_known = 0
-        self._snapshots: deque[_Snapshot] = deque()
+        self._snapshots: deque[Snapshot] = deque()
         self.is_complete = False
         self.num_moves = 0
         self.overlong = np.zeros(len(recipe.streams), np.int64)
+
+    def _set_windows(self) -> None:
+        """Set the windows in which packs are made and shuffled."""
+        recipe, lane, column = self._recipe, self._lane, self._column
+        packs_windows = recipe.packing.packs_windows
+        self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
+        has_windows = self._is_shuffled or packs_windows
+        self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
+
+    def _make_arrivals(self, epoch: int) -> Arrivals:
+        return make_sample_sequence(self._recipe, self._lane, self._column, epoch)
 
     @property
     def num_known(self) -> int:
@@ -126,18 +164,19 @@ class PackQueue:
         """Plan one more window; at the end, flush the packer."""
         if self.is_complete:
             return
-        self._snapshots.append(
-            _Snapshot(
-                num_packs=self.num_known,
-                arrivals=self._arrivals.state(),
-                packer=self._packer.state_dict(),
-                held=self._packer.buffered,
-                overlong=self.overlong.tolist(),
-                blocks=self._arrivals.blocks(),
-            )
-        )
+        self._snapshots.append(self._snapshot_now())
         self.num_moves += 1
         self._hold(Packs.join([self._queue, self._next_window()]))
+
+    def _snapshot_now(self) -> Snapshot:
+        return Snapshot(
+            num_packs=self.num_known,
+            arrivals=self._arrivals.state(),
+            packer=self._packer.state_dict(),
+            held=self._packer.buffered,
+            overlong=self.overlong.tolist(),
+            blocks=self._arrivals.blocks(),
+        )
 
     def _next_window(self) -> Packs:
         """Return the packs of the next chunks, shuffled."""
@@ -155,12 +194,21 @@ class PackQueue:
             )
         return take_packs(packs, self._order_of(num_packs, min(num_windows, num_packs)))
 
+    def _segments_before(self) -> Int64Array:
+        """Return segments that precede the samples of a window, shape (n, 6)."""
+        return no_segments()
+
+    def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
+        """Return the next samples, where this many packs of the column are planned."""
+        return self._arrivals.next()
+
     def _pack_chunks(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
-        chunks: list[Packs] = []
-        num_packs = num_samples = 0
+        before = self._segments_before()
+        chunks = [self._packer.add(before)] if len(before) else []
+        num_packs, num_samples = sum(map(len, chunks)), 0
         while not self.is_complete:
-            rows = self._arrivals.next()
+            rows = self._next_rows(self.num_known + num_packs)
             segments = self._next_segments(rows)
             chunks.append(self._packer.flush() if self.is_complete else self._packer.add(segments))
             num_packs += len(chunks[-1])
@@ -171,11 +219,13 @@ class PackQueue:
 
     def _pack_together(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
-        chunks: list[Int64Array] = []
-        num_tokens = num_samples = 0
-        max_tokens = self._max_packs * self._packing.max_seq_len
+        before = self._segments_before()
+        chunks = [before] if len(before) else []
+        num_tokens, num_samples = int(before[:, LENGTH].sum()), 0
+        max_seq_len = self._packing.max_seq_len
+        max_tokens = self._max_packs * max_seq_len
         while not self.is_complete:
-            rows = self._arrivals.next()
+            rows = self._next_rows(self.num_known + num_tokens // max_seq_len)
             chunks.append(self._next_segments(rows))
             num_tokens += int(chunks[-1][:, LENGTH].sum())
             num_samples += len(rows)
@@ -307,15 +357,7 @@ class PackQueue:
     def snapshot(self, number: int) -> list[State]:
         """Return the latest snapshot at or before pack `number`, as a list of at most one."""
         kept = [snapshot for snapshot in self._snapshots if snapshot.num_packs <= number]
-        return [
-            {
-                "num_packs": snapshot.num_packs,
-                "arrivals": snapshot.arrivals,
-                "packer": snapshot.packer,
-                "overlong": snapshot.overlong,
-            }
-            for snapshot in kept[-1:]
-        ]
+        return [snapshot.state() for snapshot in kept[-1:]]
 
     def restore(self, state: State) -> None:
         """Restore a snapshot into a queue that was never extended.

@@ -92,12 +92,15 @@ class PackQueues:
         """Return the pack queue of a column, and create it on the first call."""
         queue = self._queues.get((lane, column))
         if queue is None:
-            queue = PackQueue(self._recipe, lane, column, self._first_epoch)
-            snapshot = self._loaded.pop((lane, column), None)
-            if snapshot is not None:
-                queue.restore(snapshot)
+            queue = self._make(lane, column, self._loaded.pop((lane, column), None))
             self._queues[lane, column] = queue
             self._note(lane, column)
+        return queue
+
+    def _make(self, lane: int, column: int, snapshot: State | None) -> PackQueue:
+        queue = PackQueue(self._recipe, lane, column, self._first_epoch)
+        if snapshot is not None:
+            queue.restore(snapshot)
         return queue
 
     def extend(self, lane: int, column: int) -> PackQueue:
@@ -143,11 +146,14 @@ class PackQueues:
         """Return, for each column, the snapshot from which its undelivered packs can be planned."""
         for lane, column in self._changed:
             self._saved[lane, column] = [
-                {"lane": lane, "column": column, **snapshot}
+                self._labelled(lane, column, snapshot)
                 for snapshot in self._queues[lane, column].snapshot(int(self.passed[lane, column]))
             ]
         self._changed.clear()
         return [snapshot for place in self._queues for snapshot in self._saved[place]]
+
+    def _labelled(self, lane: int, column: int, snapshot: State) -> State:
+        return {"lane": lane, "column": column, **snapshot}
 
     def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:
         """Return the packs of some slots, in order, as batches of `batch_size` slots.

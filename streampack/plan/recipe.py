@@ -23,12 +23,14 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, parts
 from streampack.mix.draw import CHUNK
 from streampack.order import ChosenSamples, Extents, Lengths, Passes, assign_to_lanes
+from streampack.plan.chapter import ChapterPlan
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
 
 K = TypeVar("K")
 V = TypeVar("V")
 MAX_PACKS = 1 << 20  # limit on packs in a global batch, packs in a lane's run, and lanes
+MAX_CURSOR = 1 << 56  # more samples than any run takes of a stream in a lane
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
 
 
@@ -107,7 +109,7 @@ class LaneStream:
                 ),
                 block_size=recipe.order.block_size,
                 seed=recipe.order_seed,
-                place=(number, lane if shares is not None else "shared"),
+                place=(recipe.key_of(number), lane if shares is not None else "shared"),
             )
 
     @property
@@ -152,6 +154,8 @@ class LaneStream:
         """Return the epoch's [begin, end) in this lane's sequence, in the quota's unit."""
         if self._passes is None:
             return 0, 0
+        if self._recipe.chapter is not None:
+            return 0, MAX_CURSOR
         amount = self.stream.quota.amount
         if self._fixed:
             return 0, self._part(amount)
@@ -264,6 +268,8 @@ class Recipe:
     """Consecutive packs from one lane."""
     global_batch_size: int
     """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
+    chapter: ChapterPlan | None = None
+    """The chapter of the run that this is the recipe of; None: the run has epochs."""
     shapes: PackShapes = field(init=False, repr=False)
     """The length of each column's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
@@ -292,6 +298,10 @@ class Recipe:
     def names(self) -> list[str]:
         """Names of the streams."""
         return [stream.name for stream in self.streams]
+
+    def key_of(self, number: int) -> int | str:
+        """Return what a stream's order is seeded by: its name, or in runs with epochs its place."""
+        return number if self.chapter is None else self.streams[number].name
 
     @property
     def is_mixed(self) -> bool:
@@ -399,7 +409,8 @@ class Recipe:
         is_small = stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes
         is_shared = is_small and self.num_lanes > 1
         num_runs = 1 if is_shared else self.num_lanes
-        runs = assign_to_lanes(samples, stream.raw_bytes, num_runs, self.order_seed, (number,))
+        place = (self.key_of(number),)
+        runs = assign_to_lanes(samples, stream.raw_bytes, num_runs, self.order_seed, place)
         if is_shared:
             return runs, None
         if stream.quota.unit == "samples":

@@ -25,6 +25,7 @@ from streampack.plan.device import (
     BatchPacks,
     DevicePlan,
     DeviceView,
+    counted_lanes,
     expected_packs,
     touched_lanes,
 )
@@ -47,6 +48,7 @@ class EpochSequence:
         epoch: The epoch.
         position: Packs of the epoch before the next step, over all ranks.
         num_slots: Slots of the epoch, including padding in its last global batch, once known.
+        num_skipped: Steps that were skipped; 0, for only a run of chapters skips any.
 
     Args:
         recipe: Determines the sequence.
@@ -66,11 +68,30 @@ class EpochSequence:
         position: int = 0,
         snapshots: list[State] | None = None,
     ) -> None:
+        self._set_up(recipe, view, epoch, position)
+        self._is_carry = recipe.mixing.epoch_end == "carry"
+        first_epoch = 0 if self._is_carry else epoch
+        before = (epoch - first_epoch) * recipe.packs_per_carry_epoch
+        self._own_lanes = touched_lanes(recipe, view, position, before)
+        expected = expected_packs(recipe)
+        self._walk = SlotWalker(recipe, first_epoch, expected, self._extend_column)
+        if self._is_carry:
+            self._set_total(recipe.packs_per_carry_epoch)
+            self._walk_before(epoch, expected)
+        counted = counted_lanes(recipe, view)
+        served = self._walk.served
+        self._columns = PackQueues(recipe, first_epoch, served, snapshots or [], counted)
+        self._open_columns()
+        self._pass_over(position)
+        self._check_snapshots()
+
+    def _set_up(self, recipe: Recipe, view: DeviceView, epoch: int, position: int) -> None:
         self._recipe = recipe
         self._view = view
         self.epoch = epoch
         self.position = position
         self.num_slots: int | None = None
+        self.num_skipped = 0
         self._slots = NO_SLOTS  # walked slots that are not yet recorded as delivered
         self._first_slot = 0  # number of the first of these
         self._released = 0  # slots that are delivered
@@ -89,21 +110,6 @@ class EpochSequence:
         self._num_looked = -1  # num_changes when shards_ahead last compared
         self._ends = LaneEndFinder(recipe, epoch)
         self._watch = ShardTracker(recipe)
-        self._is_carry = recipe.mixing.epoch_end == "carry"
-        first_epoch = 0 if self._is_carry else epoch
-        before = (epoch - first_epoch) * recipe.packs_per_carry_epoch
-        self._own_lanes = touched_lanes(recipe, view, position, before)
-        expected = expected_packs(recipe)
-        self._walk = SlotWalker(recipe, first_epoch, expected, self._extend_column)
-        if self._is_carry:
-            self._set_total(recipe.packs_per_carry_epoch)
-            self._walk_before(epoch, expected)
-        counted = range(view.place, recipe.num_lanes, view.num_devices)
-        served = self._walk.served
-        self._columns = PackQueues(recipe, first_epoch, served, snapshots or [], counted)
-        self._open_columns()
-        self._pass_over(position)
-        self._check_snapshots()
 
     @property
     def is_finished(self) -> bool:
@@ -217,13 +223,17 @@ class EpochSequence:
                 "'snapshots' out of it: they are only a speed-up"
             )
 
-    def _walk_before(self, epoch: int, expected: Int64Array) -> None:
-        """Walk the epochs before this one (carry): lanes and shares continue where they stopped."""
+    def _set_endless(self) -> None:
+        """Note that no column ends, except for those that are always empty."""
         self._walk.known[:] = ENDLESS
-        for lane, column in np.ndindex(*expected.shape):
-            if not self._recipe.is_used(lane, column):  # always empty
+        for lane, column in np.ndindex(*self._walk.known.shape):
+            if not self._recipe.is_used(lane, column):
                 self._walk.known[lane, column] = 0
                 self._walk.complete[lane, column] = 1
+
+    def _walk_before(self, epoch: int, expected: Int64Array) -> None:
+        """Walk the epochs before this one (carry): lanes and shares continue where they stopped."""
+        self._set_endless()
         per_epoch = self._recipe.packs_per_carry_epoch
         if self._recipe.is_mixed:
             self._walk.skip(epoch * per_epoch)

@@ -15,12 +15,14 @@ Cost: about 10 ns a slot. Memory: a few thousand slots.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from streampack._numba import compiled, kernel_holding_gil
-from streampack.mix import Schedule
+from streampack.mix import LinearShares, Schedule, SchedulePlace
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
@@ -35,6 +37,7 @@ TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
 # slot of a global batch with one stream, also the batch's.
 LANE, COLUMN, PACK, SUBSTITUTED = range(4)
 NO_SLOTS = np.zeros((0, 4), np.int64)
+KEPT_PLACES = 4
 PIECE = 4096  # slots walked together, and wanted columns computed together
 
 
@@ -197,6 +200,20 @@ def _walk(
     return filled, -1, -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WalkPlace:
+    """A place in a chapter from which its walk resumes."""
+
+    slot: int
+    """Slots of the chapter before it."""
+    served: Int64Array
+    """Packs of the run taken from each column before it, shape (num_lanes, num_columns)."""
+    turn: Int64Array
+    """The cursor of the walk, shape (5,)."""
+    schedule: SchedulePlace | None
+    """Where the schedule stands; None if packs mix streams."""
+
+
 class SlotWalker:
     """The slots of one epoch, in order; with carry, those of the whole run.
 
@@ -206,11 +223,13 @@ class SlotWalker:
         expected: Expected packs of each column in the epoch, shape (num_lanes, num_columns).
         extend_column: Called with a lane and column if the walk needs to know more about it. It
             must raise `known` there, or set `complete`.
+        start: Where the walk of a chapter begins; None: at the start of an epoch.
 
     Attributes:
         served: Packs taken from each column so far, shape (num_lanes, num_columns).
         known: Lower bound on the packs of each column; same shape, to be raised in place.
         complete: 1 if `known` is the exact number of packs; same shape, to be set in place.
+        places: The last places of a chapter from which its walk can resume.
     """
 
     def __init__(
@@ -219,6 +238,7 @@ class SlotWalker:
         epoch: int,
         expected: Int64Array,
         extend_column: Callable[[int, int], None],
+        start: WalkPlace | None = None,
     ) -> None:
         # Four numbers per column, shape (4, num_lanes, num_columns).
         self._columns = np.stack([0 * expected, 0 * expected, 0 * expected, expected])
@@ -230,22 +250,33 @@ class SlotWalker:
         least = 1 if shapes.is_uniform or shapes.is_padded else size
         self._sizes = (recipe.lane_run, size if is_whole else 0, least)
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
-        self._wanted = self._wanted_columns(epoch)
         self._asked = np.zeros(0, np.int64)  # wanted columns of the next slots
+        self.places: deque[WalkPlace] = deque(maxlen=KEPT_PLACES)
+        self._schedule: Schedule | None = None
+        self._num_slots = 0
+        if start is None:
+            self._wanted = self._wanted_columns(self._schedule_of_epoch(epoch))
+            return
+        self._num_slots = start.slot
+        self.served[:], self._turn[:] = start.served, start.turn
+        self._schedule = self._schedule_of_chapter(start.schedule)
+        self._wanted = self._wanted_columns(self._schedule)
 
     def skip(self, num_slots: int) -> None:
-        """Skip the first slots of a run, in O(lanes). Each lane must be endless or empty.
+        """Skip the next slots, in O(lanes). Each lane must be endless or empty.
 
-        Every slot must want column 0.
+        Every slot must want column 0, and the last visit to a lane must be over.
         """
         lanes, run = np.flatnonzero(self.known[:, 0]), self._recipe.lane_run
+        lanes = np.roll(lanes, -int(np.searchsorted(lanes, self._turn[TURN], side="right")))
         visits, inside = divmod(num_slots, run)
         rounds, turn = divmod(visits, len(lanes))
-        self.served[lanes, 0] = (rounds + (np.arange(len(lanes)) < turn)) * run
+        self.served[lanes, 0] += (rounds + (np.arange(len(lanes)) < turn)) * run
         self.served[lanes[turn], 0] += inside
         # At the end of a visit, its lane is still current and has no packs left in its run.
         self._turn[TURN] = lanes[turn] if inside else lanes[turn - 1]
         self._turn[LEFT] = run - inside if inside else 0
+        self._num_slots += num_slots
 
     def expect(self, expected: Int64Array) -> None:
         """Set the expected packs of each column, in addition to those taken, same shape."""
@@ -265,6 +296,7 @@ class SlotWalker:
         done = 0
         while done < num_slots:
             if not len(self._asked):
+                self._note_place()
                 self._asked = next(self._wanted)
             filled, lane, column = _walk(
                 self._asked,
@@ -276,33 +308,86 @@ class SlotWalker:
             )
             self._asked = self._asked[filled:]
             done += filled
+            self._num_slots += filled
             if lane == DRY or (lane >= 0 and not may_extend):
                 break
             if lane >= 0:
                 self._extend_column(lane, column)
         return out[:done]
 
-    def _wanted_columns(self, epoch: int) -> Iterator[Int64Array]:
-        """Yield the columns that slots want, in whole global batches."""
+    def place(self) -> WalkPlace:
+        """Return where the walk stands; a chapter's can resume only from some of these places."""
+        return WalkPlace(
+            slot=self._num_slots,
+            served=self.served.copy(),
+            turn=self._turn.copy(),
+            schedule=self._schedule.now.copy() if self._schedule else None,
+        )
+
+    def _note_place(self) -> None:
+        """Note a place from which the walk of a chapter can resume."""
+        schedule = self._schedule
+        if schedule is None or schedule.now.slot % schedule.resumable_slots:
+            return
+        if schedule.now.slot * self._run == self._num_slots:
+            self.places.append(self.place())
+
+    @property
+    def _run(self) -> int:
+        """Slots for which a choice of the schedule holds."""
         recipe = self._recipe
-        size = recipe.global_batch_size
-        method = recipe.mixing.batching_method
-        if method == "random":
+        runs = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
+        return runs.get(recipe.mixing.batching_method, 1)
+
+    def _schedule_of_epoch(self, epoch: int) -> Schedule | None:
+        recipe = self._recipe
+        if recipe.is_mixed:
+            return None
+        block, num_lanes, run = self._schedule_shape()
+        return Schedule(
+            [stream.chosen_tokens for stream in recipe.streams],
+            place=("schedule", epoch),
+            seed=recipe.order.seed,
+            block=block,
+            num_lanes=num_lanes,
+            run=run,
+        )
+
+    def _schedule_of_chapter(self, place: SchedulePlace | None) -> Schedule | None:
+        recipe, chapter = self._recipe, self._recipe.chapter
+        if chapter is None or place is None:
+            return None
+        num_slots = None if chapter.num_slots is None else chapter.num_slots // self._run
+        block, num_lanes, run = self._schedule_shape()
+        ramp_slots = chapter.ramp_slots // self._run if chapter.ramps else None
+        return Schedule(
+            LinearShares(chapter.begin, chapter.end, num_slots, ramp_slots),
+            place=("chapter", chapter.number),
+            seed=recipe.order.seed,
+            start=place,
+            block=block,
+            num_lanes=num_lanes,
+            run=run,
+        )
+
+    def _schedule_shape(self) -> tuple[int, int, int]:
+        """Return the choices of a block, the lanes, and the choices of a visit to a lane."""
+        recipe = self._recipe
+        # With one stream per global batch, all lanes take the same stream.
+        is_whole = recipe.mixing.batching_method == "per_stream"
+        block = max(recipe.global_batch_size // self._run, 1)
+        num_lanes = 1 if is_whole else recipe.num_lanes
+        return block, num_lanes, recipe.lane_run // self._run or 1
+
+    def _wanted_columns(self, schedule: Schedule | None) -> Iterator[Int64Array]:
+        """Yield the columns that slots want, in whole global batches."""
+        size = self._recipe.global_batch_size
+        if schedule is None:
             while True:
                 yield np.zeros(PIECE, np.int64)
-        run = {"stratified": 1, "device_per_stream": recipe.lane_run, "per_stream": size}[method]
-        schedule = Schedule(
-            [stream.chosen_tokens for stream in recipe.streams],
-            block=max(size // run, 1),
-            seed=recipe.order.seed,
-            place=("schedule", epoch),
-            # With one stream per global batch, all lanes take the same stream.
-            num_lanes=1 if method == "per_stream" else recipe.num_lanes,
-            run=recipe.lane_run // run or 1,
-        )
         num_batches = max(PIECE // size, 1)
         for streams in schedule.windows():
             for first in range(0, len(streams), num_batches):
                 # Shape (global batches, choices per global batch).
                 some = streams[first : first + num_batches]
-                yield np.repeat(some, run, axis=1)[:, :size].ravel()
+                yield np.repeat(some, self._run, axis=1)[:, :size].ravel()

@@ -15,6 +15,7 @@ saved ones cannot be detected; they only change the batches.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from streampack._state import FieldChecks
@@ -28,8 +29,79 @@ CHECKS = FieldChecks(
 MAX_INTEGER = 2**42  # packs or samples in any run; times the number of lanes they fit 64 bits
 MAX_TOKENS = 2**62  # also for deficits, in fractions of a token
 KEYS = {"lane", "column", "num_packs", "arrivals", "packer", "overlong"}
+RUN_KEYS = {"chapter", "begin", "begins", "pending", "waiting"}
 PACKER_KEYS = {"method", "buffered", "high_water"}
 ALL_PACKER_KEYS = PACKER_KEYS | {"waited", "packs", "short", "items", "high_water_long"}
+
+
+def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int) -> list[State]:
+    """Return the snapshots of a state of a run of chapters; an empty list if it has none.
+
+    Args:
+        snapshots: The state's value: JSON text, or the parsed list.
+        recipes: The recipe of each chapter.
+        chapter: The state's chapter.
+
+    Raises:
+        ResumeError: If they are not snapshots of this run's pack queues.
+    """
+    checked = parse_snapshots(snapshots)
+    for snapshot in checked:
+        if not isinstance(snapshot, dict) or snapshot.keys() != KEYS | RUN_KEYS:
+            raise CHECKS.error("one", snapshot, f"a dict of {sorted(KEYS | RUN_KEYS)}")
+        own = CHECKS.integer("chapter", snapshot["chapter"], 0, chapter)
+        recipe = recipes[own]
+        CHECKS.integer("begin", snapshot["begin"], 0, MAX_INTEGER)
+        for begin in CHECKS.items("begins", snapshot["begins"], chapter - own):
+            CHECKS.integer("begins", begin, 0, MAX_INTEGER)
+        column = _check_place(snapshot, recipe)
+        num = 1 if not recipe.is_mixed else len(recipe.streams)
+        values = CHECKS.items("arrivals", snapshot["arrivals"], 1 + 2 * num)
+        for value in values:
+            CHECKS.integer("arrivals", value, -MAX_TOKENS, MAX_TOKENS)
+        for value in [values[0], *values[1 + num :]]:
+            CHECKS.integer("arrivals", value, 0, MAX_INTEGER)
+        _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
+        for name in ("pending", "waiting"):
+            if not isinstance(snapshot[name], str):
+                raise CHECKS.error(name, snapshot[name], "packed rows")
+    _check_distinct(checked)
+    return checked
+
+
+def _check_distinct(snapshots: Sequence[State]) -> None:
+    places = [(snapshot["lane"], snapshot["column"]) for snapshot in snapshots]
+    for place in places:
+        if places.count(place) > 1:
+            raise CHECKS.failure(f"two are of lane {place[0]}, column {place[1]}")
+
+
+def _check_place(snapshot: State, recipe: Recipe) -> int:
+    """Check what every snapshot has; return its column."""
+    CHECKS.integer("lane", snapshot["lane"], 0, recipe.num_lanes - 1)
+    column = CHECKS.integer("column", snapshot["column"], 0, recipe.num_columns - 1)
+    CHECKS.integer("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
+    for count in CHECKS.items("overlong", snapshot["overlong"], len(recipe.streams)):
+        CHECKS.integer("overlong", count, 0, MAX_INTEGER)
+    return column
+
+
+def parse_snapshots(snapshots: Any) -> list[State]:
+    """Return snapshots as a list.
+
+    Raises:
+        ResumeError: If the text is not JSON of a list.
+    """
+    if snapshots is None:
+        return []
+    if isinstance(snapshots, str):
+        try:
+            snapshots = json.loads(snapshots)
+        except (ValueError, RecursionError) as error:
+            raise CHECKS.error("the text", snapshots, f"JSON ({error})") from error
+    if not isinstance(snapshots, list):
+        raise CHECKS.error("the value", snapshots, "a list")
+    return snapshots
 
 
 def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
@@ -43,32 +115,15 @@ def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
     Raises:
         ResumeError: If they are not snapshots of this recipe's pack queues.
     """
-    if snapshots is None:
-        return []
-    if isinstance(snapshots, str):
-        try:
-            snapshots = json.loads(snapshots)
-        except (ValueError, RecursionError) as error:
-            raise CHECKS.error("the text", snapshots, f"JSON ({error})") from error
-    if not isinstance(snapshots, list):
-        raise CHECKS.error("the value", snapshots, "a list")
-    seen = set()
-    for snapshot in snapshots:
+    checked = parse_snapshots(snapshots)
+    for snapshot in checked:
         if not isinstance(snapshot, dict) or snapshot.keys() != KEYS:
             raise CHECKS.error("one", snapshot, f"a dict of {sorted(KEYS)}")
-        place = (
-            CHECKS.integer("lane", snapshot["lane"], 0, recipe.num_lanes - 1),
-            CHECKS.integer("column", snapshot["column"], 0, recipe.num_columns - 1),
-        )
-        if place in seen:
-            raise CHECKS.failure(f"two are of lane {place[0]}, column {place[1]}")
-        seen.add(place)
-        CHECKS.integer("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
-        for count in CHECKS.items("overlong", snapshot["overlong"], len(recipe.streams)):
-            CHECKS.integer("overlong", count, 0, MAX_INTEGER)
+        column = _check_place(snapshot, recipe)
         _check_arrivals(snapshot["arrivals"], recipe, epoch)
-        _check_packer(snapshot["packer"], recipe, place[1], recipe.packing.method)
-    return snapshots
+        _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
+    _check_distinct(checked)
+    return checked
 
 
 def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:

@@ -20,6 +20,7 @@ from typing import cast
 import numpy as np
 
 from streampack.balance import Balance
+from streampack.chapters import Chapter
 from streampack.config import Method, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
@@ -49,6 +50,10 @@ class DatasetSpec:
     batch_size: int
     world: World
     balance: Balance | None = None
+    chapters: tuple[Chapter, ...] = ()
+    """The chapters of the run; empty: it has epochs."""
+    skip: tuple[tuple[int, int], ...] = ()
+    """Ranges [first, stop) of steps of a run of chapters that are not delivered."""
     context: ContextSlice | None = None
     """The slice of each row that this rank gets; None: whole rows."""
     cache_limit: int | None = None
@@ -110,13 +115,14 @@ class _Lengths:
         return lengths + added
 
 
-def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
+def default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
+    """Return the lanes of a new run: one for each node, if that leaves enough packs in each."""
     nodes = world.num_nodes
     packs = chosen_tokens // packing.max_seq_len
     return nodes if packs >= nodes * MIN_PACKS_PER_LANE else 1
 
 
-def _check_shape(shape: tuple[int, int, int], method: str) -> None:
+def check_shape(shape: tuple[int, int, int], method: str) -> None:
     """Refuse lanes, runs and global batches that are incompatible."""
     num_lanes, run, global_batch_size = shape
     sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
@@ -136,7 +142,7 @@ def _check_shape(shape: tuple[int, int, int], method: str) -> None:
         )
 
 
-def _check_batches(batch_size: int, global_batch_size: int) -> None:
+def check_batches(batch_size: int, global_batch_size: int) -> None:
     """Refuse device batches that do not divide a global batch."""
     if global_batch_size % batch_size:
         divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
@@ -159,7 +165,7 @@ def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
         )
 
 
-def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
+def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     """Return the streams with their quotas and lengths."""
     packing, mixing, order = spec.packing, spec.mixing, spec.order
     totals = [stream.total_tokens()[0] for stream in spec.streams]
@@ -217,16 +223,16 @@ def build_recipe(
             f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
             "streams' weights, or by epoch_size; leave stop out"
         )
-    streams = _plan_streams(spec)
+    streams = plan_streams(spec)
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)
-        lanes = order.num_lanes or _default_lanes(chosen, packing, spec.world)
+        lanes = order.num_lanes or default_lanes(chosen, packing, spec.world)
         default_batch = spec.batch_size * spec.world.num_devices
         shape = (lanes, spec.batch_size, mixing.global_batch_size or default_batch)
         # A run can resume with any batch size that divides its position.
-        _check_batches(spec.batch_size, shape[2])
+        check_batches(spec.batch_size, shape[2])
     num_lanes, lane_run, global_batch_size = shape
-    _check_shape(shape, mixing.batching_method)
+    check_shape(shape, mixing.batching_method)
     _check_ends(spec, num_lanes)
     recipe = Recipe(
         streams=streams,

@@ -25,9 +25,12 @@ from typing import Any
 from streampack.balance import Balance
 from streampack.batch.formats.registry import BatchFormat, check_format
 from streampack.batch.slices import context_slice
+from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.planned.build import DatasetSpec
 from streampack.planned.engine import PlanEngine
+from streampack.planned.run_build import check_run
+from streampack.planned.run_engine import RunEngine
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
 from streampack.streams import open_streams
@@ -56,6 +59,10 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             native batch; see `streampack.formats`.
         balance: How the packs of a global batch are dealt to ranks so that their batches cost the
             same; None: they are not.
+        chapters: The mixture of each part of the run, instead of the streams' own weights; None:
+            the run has epochs. See `Chapter`.
+        skip: Inclusive ranges of steps of a run of chapters, counted from 0, that are planned and
+            counted, and not delivered.
         world: Rank and number of ranks; None: from torch.distributed, if it is initialised, or
             from torchrun's variables.
 
@@ -85,6 +92,8 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         batch_size: int = 1,
         batch_format: BatchFormat = "native",
         balance: Balance | None = None,
+        chapters: Sequence[Chapter] | None = None,
+        skip: Sequence[tuple[int, int]] = (),
         world: World | None = None,
     ) -> None:
         configs = {"packing": packing, "mixing": mixing, "order": order, "buffers": buffers}
@@ -106,10 +115,16 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             world=world,
             balance=balance,
             context=context,
+            chapters=() if chapters is None else check_chapters(chapters, packing),
+            skip=check_skip(skip, has_chapters=chapters is not None),
             cache_limit=self.buffers.cache_bytes,
             keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
         )
-        engine = PlanEngine(spec, convert, self.buffers, finds_world=finds_world)
+        make_engine = PlanEngine
+        if spec.chapters:
+            check_run(spec, streams, batch_format)
+            make_engine = RunEngine
+        engine = make_engine(spec, convert, self.buffers, finds_world=finds_world)
         super().__init__(engine, list(streams), engine.recipe.names)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,7 +142,11 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next.
 
-        Under torch's own workers, this process does not see the current epoch: it is the next.
+        Of a run of chapters, it is the number of batches in all of them. Under torch's own workers,
+        this process does not see the current epoch: it is the next.
+
+        Raises:
+            TypeError: If the last chapter has no end.
         """
         return len(self._engine)
 

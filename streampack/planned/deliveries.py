@@ -33,10 +33,14 @@ class Losses:
     """Dropped samples per stream, shape (num_streams,)."""
     substituted: int = 0
     """Slots that another stream served."""
+    skipped: int = 0
+    """Steps that were not delivered."""
 
     def __add__(self, other: Losses) -> Losses:
         return Losses(
-            dropped=self.dropped + other.dropped, substituted=self.substituted + other.substituted
+            dropped=self.dropped + other.dropped,
+            substituted=self.substituted + other.substituted,
+            skipped=self.skipped + other.skipped,
         )
 
     @classmethod
@@ -130,6 +134,7 @@ class IterationPlans:
         losses = Losses(
             dropped=self._dropped(),
             substituted=sequence.substituted - self._before.substituted,
+            skipped=sequence.num_skipped,
         )
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)

@@ -15,7 +15,7 @@ Cost: see `plan` and `gather`.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, get_args
@@ -31,6 +31,7 @@ from streampack.errors import ConfigError, ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import ShardPrefetcher
 from streampack.plan import (
+    DevicePlan,
     DeviceView,
     EpochSequence,
     Progress,
@@ -61,6 +62,7 @@ from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.torch_transfer import TransferReader, transferable
+from streampack.streams import MdsStream
 from streampack.types import State
 
 METHODS: tuple[Method | None, ...] = get_args(Method)
@@ -96,9 +98,9 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self.fetched_for_lengths = spec.fetched_for_lengths
         """Bytes of each shard that this process fetched to learn its lengths; grows."""
         self._convert = convert
-        self._digests = [stream.full_digest for stream in spec.streams]
+        self._digests = self._digests_of(spec.streams)
         self._start = Progress()
-        self._use_recipe(build_recipe(spec))
+        self._build()
         self._saved_size = self.recipe.global_batch_size  # of the state loaded last
         self._worker_start: Progress | None = None
         max_prefetch(buffers, self.footprint(), 1)
@@ -106,6 +108,13 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
+
+    def _digests_of(self, streams: Sequence[MdsStream]) -> list[str]:
+        return [stream.full_digest for stream in streams]
+
+    def _build(self) -> None:
+        """Build what determines the sequence."""
+        self._use_recipe(build_recipe(self._spec))
 
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -183,6 +192,10 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             convert=self._convert,
             blocks=BufferPool(pinned=pinned),
         )
+
+    def _plain_reader(self, num_workers: int) -> Callable[[DevicePlan], Any]:
+        """Return a reader for iterations without a `PackedDataLoader`."""
+        return TransferReader(reader=self.reader()) if num_workers else self.reader()
 
     def check_cache(self, num_workers: int = 0) -> None:
         """Refuse a cache limit that cannot hold this node's concurrent shards."""
@@ -273,6 +286,10 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         progress = Progress(epoch=sequence.epoch + 1)
         self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
 
+    def continues(self) -> bool:
+        """Whether a loop continues after the iteration that ended; an epoch is a loop of its own."""
+        return False
+
     def abandon(self) -> None:
         self._latest = None  # planning may have stopped halfway
         super().abandon()
@@ -293,10 +310,10 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self, begun: EpochSequence | None, worker: int, num_workers: int
     ) -> Generator[Batch, None, None]:
         with self.iteration(begun) as sequence:
-            read = TransferReader(reader=self.reader()) if num_workers else self.reader()
+            read = self._plain_reader(num_workers)
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
             step, turns = 0, max(num_workers, 1)
-            epoch, base, window = sequence.epoch, sequence.position, self._view.window
+            base, window = sequence.position, self._view.window
             try:
                 ahead.look()
                 while (plan := sequence.next(fetch=step % turns == worker)) is not None:
@@ -308,12 +325,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
                         position = base + rounds * window if num_workers else plan.position
                         ahead.need_for(plan)
                         batch = transferable(read(plan))
-                        self.note(sequence, Progress(epoch=epoch, position=position))
+                        self.note(sequence, Progress(epoch=plan.epoch, position=position))
                         yield batch
                         del batch
                     ahead.finish(finished)
                 if not step and not base:
-                    check_not_empty(self.recipe, epoch)
+                    check_not_empty(self.recipe, sequence.epoch)
             finally:
                 ahead.close()
                 sequence.close()

@@ -21,22 +21,24 @@ from a worker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from streampack.batch.batch import Batch
+from streampack.errors import ConfigError
 from streampack.plan import DevicePlan, EpochSequence
 from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
 from streampack.planned.deliveries import DeliveredBatch, IterationPlans, Losses
 from streampack.planned.engine import PlanEngine
+from streampack.planned.run_engine import RunEngine
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.flat_batch import WholeReader
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
-from streampack.runtime.rank_digest import digest_of
+from streampack.runtime.rank_digest import compare_values, digest_of
 from streampack.runtime.reading_workers import Reads, SharedMemory, task_groups
 from streampack.runtime.shared_ring import Ring, RingReader
 from streampack.runtime.stats import DeliveryStats
@@ -67,21 +69,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
     def __init__(self, engine: PlanEngine, options: WorkerOptions) -> None:
         super().__init__(engine, options)
-        num_workers = options.num_workers
-        self._read = engine.reader(pinned=self._pins)
+        self._asked_options = options
         self._num_threads = options.prefetch_threads
-        most = self._most_together()
-        self._at_hand = AT_HAND if most == 1 else GROUPS_AT_HAND
-        wanted = options.prefetch_factor
-        if not num_workers:
-            # Queued groups; one in each thread and in a blocked loop; and the one delivered.
-            wanted = max(wanted, self._num_threads - 1 + 2 * self._at_hand)
-        # Workers hold this many prefetched batches; others arrived with the one being delivered.
-        arrived = 1 if num_workers else 0
-        footprint = engine.footprint(num_workers)
-        ahead = max_prefetch(engine.buffers, footprint, (wanted + arrived) * most - arrived)
-        self._group = max(1, (ahead + arrived) // (wanted + arrived))
-        self._ahead = min(ahead, wanted)
+        self._fit()
         self._tally = DeliveryStats(engine.recipe)
         self._is_new = True  # made, or given a state, and no batch delivered since
         # Losses and high-water marks, without those of `_last`.
@@ -95,8 +85,34 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
         self._read_ahead: ReadAhead | None = None
         self._first_fetched = 0  # index of the first shard that the dataset fetched for lengths
+        self._is_cut = False  # whether the plan changed since the batch last delivered
+
+    def _fit(self) -> None:
+        """Fit reader, prefetching and workers to the engine's packing and batch size.
+
+        Raises:
+            ConfigError: If its buffers cannot hold one batch per worker, or shared memory cannot
+                hold the workers' output.
+        """
+        engine, options = self.engine, self._asked_options
+        num_workers = options.num_workers
+        self._shape = engine.recipe.packing, engine.batch_size
+        self._read = engine.reader(pinned=self._pins)
+        most = self._most_together()
+        self._at_hand = AT_HAND if most == 1 else GROUPS_AT_HAND
+        wanted = options.prefetch_factor
+        if not num_workers:
+            # Queued groups; one in each thread and in a blocked loop; and the one delivered.
+            wanted = max(wanted, self._num_threads - 1 + 2 * self._at_hand)
+        # Workers hold this many prefetched batches; others arrived with the one being delivered.
+        arrived = 1 if num_workers else 0
+        footprint = engine.footprint(num_workers)
+        ahead = max_prefetch(engine.buffers, footprint, (wanted + arrived) * most - arrived)
+        self._group = max(1, (ahead + arrived) // (wanted + arrived))
+        self._ahead = min(ahead, wanted)
         engine.check_cache(num_workers)
         self._options = replace(options, prefetch_factor=self._ahead, pin_memory=False)
+        self._end_workers()
         if num_workers:
             self._make_workers()
 
@@ -169,10 +185,18 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         # Not in iter(), which trainers may call only as a check.
         if self.num_workers and not (self._workers and self._workers.is_of_this_process):
             self._make_workers()  # those from before a fork, and their ring, belong to the parent
+        yield from self._iterate()
+        while self._is_cut or self.engine.continues():  # another chapter follows
+            yield from self._iterate()
+
+    def _iterate(self) -> Generator[Batch, None, None]:
         engine = self.engine
         num_fetched = len(engine.fetched_for_lengths)
         ahead: ReadAhead | None = None
+        self._is_cut = False
         with engine.iteration() as sequence:
+            if self._shape != (engine.recipe.packing, engine.batch_size):
+                self._fit()
             try:
                 plans = self._begin(sequence, num_fetched)
                 ahead, tally = plans.ahead, self._tally
@@ -186,13 +210,16 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     engine.note(sequence, delivered.progress)
                     yield batch
                     del batch
+                    if self._is_cut:
+                        break
                     if delivered.is_last:
                         delivered.count(tally)
                         ahead.finish(delivered.planned.finished)
                     ahead.check()
                 if plans is self._plans:
                     self._settle()
-                engine.note_end(sequence)
+                if not self._is_cut:
+                    engine.note_end(sequence)
             finally:
                 if ahead is not None:
                     ahead.close()
@@ -258,6 +285,27 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._settle()
         self._is_new = True
 
+    @property
+    def has_chapters(self) -> bool:
+        """Whether the dataset is a run of chapters."""
+        return isinstance(self.engine, RunEngine)
+
+    def amend(self, weights: Mapping[str, Any]) -> None:
+        """Change the weights of the run; see `PackedDataLoader.amend`."""
+        self._change(("weights", {k: str(v) for k, v in weights.items()}), "amend", weights)
+
+    def skip(self, steps: int) -> None:
+        """Skip the next global batches; see `PackedDataLoader.skip`."""
+        self._change(("steps", steps), "skip", steps)
+
+    def _change(self, shown: tuple[str, Any], name: str, value: Any) -> None:
+        engine = self.engine
+        if not isinstance(engine, RunEngine):
+            raise ConfigError(f"{name} is for a run of chapters")
+        compare_values({shown[0]: shown[1], "position": engine.reached}, engine.world)
+        getattr(engine, name)(value)
+        self._is_cut = self._plans is not None
+
     def stats(self) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.
 
@@ -272,6 +320,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         per_worker = -(-most_waiting // max(self.num_workers, 1)) * batch_tokens
         return self._tally.stats(losses.dropped.tolist()) | {
             "substituted": losses.substituted,
+            "skipped": losses.skipped,
             "digest": digest_of(self.engine.fingerprint()),
             "straggler": straggler and dict(zip(("planned", "dealt"), straggler, strict=True)),
             "shards": self._shards(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streampack.report.bars import Bar, bars_of, colour, legend, pack_lines
+from streampack.report.chapters import chapter_table, describe_run, plot_run
 from streampack.report.lengths import histogram_table, length_quantiles
 from streampack.report.packers import (
     KINDS,
@@ -22,7 +23,9 @@ __all__ = [
     "Bar",
     "PackerResult",
     "bars_of",
+    "chapter_table",
     "colour",
+    "describe_run",
     "histogram_table",
     "legend",
     "length_quantiles",
@@ -32,6 +35,7 @@ __all__ = [
     "packer_table",
     "packings_to_compare",
     "plot_packs",
+    "plot_run",
     "simulate",
     "simulation_view",
     "stats_summary",

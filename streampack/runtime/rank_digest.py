@@ -80,6 +80,24 @@ def check_ranks(view: RankView, world: World) -> None:
     logger.info("all %d ranks plan from the same data, digest %s", len(digests), digests[0])
 
 
+def compare_values(values: Mapping[str, Any], world: World) -> None:
+    """Compare what the ranks of torch's process group ask for; all must call it.
+
+    Raises:
+        ConfigError: Naming the value and the ranks, if it differs.
+    """
+    if other_ranks(world) < 1:
+        return
+    seen = _gather(dict(values), None)
+    for key in values:
+        own = [each[key] for each in seen]
+        if any(value != own[0] for value in own):
+            raise ConfigError(
+                f"ranks have different {key}: {_by_value(own)}; call it with the same values, "
+                "after the same batch, on every rank"
+            )
+
+
 def other_ranks(world: World) -> int:
     """Return how many other ranks of torch's process group share a world's data; 0: none."""
     if not distributed.is_available() or not distributed.is_initialized():

@@ -52,7 +52,13 @@ class MdsStream:
     choose: int | None
     """At most one of the three weights is set, as given."""
     digest: str
-    """Identifies the contents: index.json and the selected columns."""
+    """Identifies the contents: index.json and the selected columns. Of a part, as
+    `entries_digest`."""
+    entries_digest: str
+    """Identifies the contents by the entries of the shards, so that a part of a stream that grew
+    is the stream as it was."""
+    is_part: bool
+    """Whether it has only some of the shards in index.json."""
     index: MdsIndex
     columns: ColumnSelection
     cache: ShardCache
@@ -93,9 +99,17 @@ class MdsStream:
 
         Without a length file, lengths are not covered: reading them would fetch all shards.
         """
-        if self.length_file is None:
-            return self.digest
-        return f"{self.digest}:{self.length_file.digest()}"
+        return self._with_lengths(self.digest)
+
+    @property
+    def growing_digest(self) -> str:
+        """`entries_digest`, followed as in `full_digest`."""
+        return self._with_lengths(self.entries_digest)
+
+    def _with_lengths(self, digest: str) -> str:
+        if self.length_file is None or self.is_part:
+            return digest
+        return f"{digest}:{self.length_file.digest()}"
 
     @property
     def is_remote(self) -> bool:

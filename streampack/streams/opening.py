@@ -65,14 +65,24 @@ def open_stream(
                 index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
             length_file = _usable(length_file, column, name)
         cache.check(index)
+        entries = json.loads(text)["shards"]
+        chosen = getattr(stream, "shards", None)
+        if chosen is not None:
+            first, stop = _chosen_shards(chosen, len(index.shards), name)
+            index, entries = index.part(first, stop), entries[first:stop]
+            if length_file is not None:
+                length_file = length_file.part(first, index)
     warn_unused_columns(index, columns, name, column)
+    own_digest = _digest(_entries_digest(entries), columns)
     return MdsStream(
         name=name,
         number=number,
         proportion=stream._proportion,
         repeat=stream._repeat,
         choose=stream._choose,
-        digest=_digest(text, columns),
+        digest=own_digest if chosen is not None else _digest(index_digest(text), columns),
+        entries_digest=own_digest,
+        is_part=chosen is not None,
         index=index,
         columns=columns,
         cache=cache,
@@ -168,7 +178,28 @@ def _usable(lengths: LengthFile, column: str, name: str) -> LengthFile | None:
     return lengths
 
 
-def _digest(text: bytes, columns: ColumnSelection) -> str:
+def _chosen_shards(chosen: slice, num_shards: int, name: str) -> tuple[int, int]:
+    """Return the first and one past the last shard of a slice.
+
+    Raises:
+        ConfigError: If it selects no shard, or not neighbouring ones.
+    """
+    first, stop, step = chosen.indices(num_shards)
+    if step != 1 or stop <= first:
+        raise ConfigError(
+            f"stream {name!r}: shards={chosen} selects none of its {num_shards} shards, or not "
+            f"neighbouring ones; write slice(first, stop) with 0 <= first < stop <= {num_shards}"
+        )
+    return first, stop
+
+
+def _entries_digest(entries: list[Any]) -> bytes:
+    """Return a digest of shards' entries in index.json, however the file is written."""
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _digest(content: bytes, columns: ColumnSelection) -> str:
     options = [getattr(columns, field.name) for field in fields(columns)]
-    content = index_digest(text) + json.dumps(options).encode()
+    content += json.dumps(options).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -60,6 +60,8 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         max_seq_len: Tokens per pack of this stream; None: those of `Packing`. A multiple of them
             that divides a device batch, under the batching methods "device_per_stream" and
             "per_stream". A batch then has fewer, longer rows of it, and as many tokens.
+        shards: The part of the stream to use: a slice of neighbouring shards; None: all. With
+            slice(0, n), a stream to which shards were appended is the stream as it was.
         check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
             from another version of it. A remote that is a folder is always compared.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
@@ -87,6 +89,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         loss_mask: str | None = None,
         loss_mask_dtype: str | None = None,
         max_seq_len: int | None = None,
+        shards: slice | None = None,
         check_dtypes: bool = True,
         check_remote: bool = False,
         **others: Any,
@@ -131,6 +134,12 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
         self.check_dtypes = check_dtypes
         self.check_remote = check_remote
+        if shards is not None and not isinstance(shards, slice):
+            raise ConfigError(
+                f"shards={shards!r:.80} is not a slice of shards; write slice(0, 10), or "
+                "slice(10, None) for those from the tenth on"
+            )
+        self.shards = shards
         self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
 
     def _get_temporary_directory(self) -> str:

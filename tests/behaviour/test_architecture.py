@@ -2,7 +2,7 @@
 
 ::
 
-    ground   errors types rng world config balance, and modules with a leading _    seen by all
+    ground   errors types rng world config balance chapters, and modules with a leading _: for all
     rooms    mds storage streams mix order pack plan gather batch runtime
              planned | online     two wings that never import each other
              loader               the one room that sees both wings
@@ -31,6 +31,7 @@ GROUND = (
     "world",
     "config",
     "balance",
+    "chapters",
     "_checks",
     "_numba",
     "_paths",
@@ -218,7 +219,7 @@ def test_importing_streampack_loads_nothing_heavy():
 
 def test_the_public_names_are_sorted_few_and_all_there():
     assert streampack.__all__ == sorted(streampack.__all__)
-    assert len(streampack.__all__) <= 24
+    assert len(streampack.__all__) <= 26
     missing = [name for name in streampack.__all__ if not hasattr(streampack, name)]
     assert not missing
     assert set(streampack.__all__) <= set(dir(streampack))

@@ -1,0 +1,262 @@
+"""A run in chapters: mixtures, lengths and batch sizes that change at given steps.
+
+::
+
+    tokens      0 ------------------ 2T -------------- 2.5T ------- 2.6T
+    chapter     0                    1                 2
+    web         0.8                  0.8 falls to 0.4  0.4
+    code        0.2                  0.2               -            its place is kept
+    math        -                    0 rises to 0.4    0.6
+
+What a stream has delivered is carried from chapter to chapter. No sample is used again before all
+others of its lane were, whatever the weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from streampack._checks import (
+    is_weight,
+    parse_count,
+    read_optional_count,
+    show_number,
+)
+from streampack.config import Packing
+from streampack.errors import ConfigError
+
+# Fields of Packing that may differ between chapters.
+SHAPES = (
+    "max_seq_len",
+    "method",
+    "buffer_tokens",
+    "buffer_samples",
+    "split_gap",
+    "min_fragment",
+    "guard",
+    "max_samples_per_pack",
+    "open_packs",
+    "short_seq_len",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A weight that changes linearly over its chapter, which needs an end.
+
+    Raises:
+        ConfigError: If a weight is not a finite number of at least 0.
+
+    >>> Ramp(0.8, 0.4).stop
+    0.4
+    """
+
+    start: float | Fraction | Decimal
+    """Weight at the chapter's first step."""
+    stop: float | Fraction | Decimal
+    """Weight after its last step."""
+
+    def __post_init__(self) -> None:
+        for name in ("start", "stop"):
+            _check_weight(f"Ramp({name}=", getattr(self, name), ")")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """A part of a run with its own mixture; see `PackedStreamingDataset(chapters=...)`.
+
+    Raises:
+        ConfigError: If the weights are not numbers of at least 0 of which one is positive, if a
+            `Ramp` has no end or the sum of the weights changes, or if `until` and `steps` are both
+            given.
+
+    >>> Chapter(weights={"web": 0.8, "code": 0.2}, until="2t").until
+    2000000000000
+    """
+
+    weights: Mapping[str, float | Fraction | Decimal | Ramp]
+    """Share of each stream, by name. They are divided by their sum. Streams that are left out rest,
+    and continue where they stopped when they return."""
+    until: int | str | None = None
+    """Length of the chapter in tokens, rounded to whole global batches: packs times `max_seq_len`.
+    Text such as "2t" or "500b" is accepted. None: see `steps`."""
+    steps: int | None = None
+    """Length of the chapter in global batches, instead of `until`. None for both: the chapter has
+    no end, and is the last."""
+    packing: Packing | None = None
+    """How samples share packs. Only the length, the method and its options may differ from the
+    run's packing; what is left out otherwise is as there. None: the run's."""
+    batch_size: int | None = None
+    """Packs in a device batch. None: that of the dataset."""
+    global_batch_size: int | None = None
+    """Packs per optimizer step. None: that of the dataset's `Mixing`."""
+    stop_after: int | None = None
+    """Global batches after which the chapter is left, before its end: its ramps do not get steeper.
+    It is what ``loader.amend`` sets. None: the chapter runs to its end."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "global_batch_size", "stop_after"):
+            object.__setattr__(self, name, read_optional_count(name, getattr(self, name)))
+        object.__setattr__(self, "until", parse_count("until", self.until))
+        if self.until is not None and self.steps is not None:
+            raise ConfigError(
+                f"until={self.until} and steps={self.steps} both set the length of a chapter; "
+                "leave out one of them"
+            )
+        if self.packing is not None and not isinstance(self.packing, Packing):
+            raise ConfigError(
+                f"packing={self.packing!r:.80} of a chapter is not a Packing; pass "
+                "Packing(max_seq_len=...), or leave it out for the run's"
+            )
+        self._check_weights()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the chapter has no end."""
+        return self.until is None and self.steps is None and self.stop_after is None
+
+    @property
+    def ramps(self) -> bool:
+        """Whether a weight changes."""
+        return any(isinstance(weight, Ramp) for weight in self.weights.values())
+
+    def shares(self, *, at_end: bool = False) -> dict[str, Fraction]:
+        """Return the share of each stream at the chapter's first step, or after its last.
+
+        >>> chapter = Chapter(weights={"a": Ramp(1, 0), "b": Ramp(0, 1), "c": 1}, steps=10)
+        >>> [str(share) for share in chapter.shares(at_end=True).values()]
+        ['0', '1/2', '1/2']
+        """
+        exact = {name: _value(weight, at_end) for name, weight in self.weights.items()}
+        whole = sum(exact.values())
+        return {name: value / whole for name, value in exact.items()}
+
+    def _check_weights(self) -> None:
+        if not isinstance(self.weights, Mapping) or not self.weights:
+            raise ConfigError(
+                f"weights={self.weights!r:.80} are not the shares of streams by name; write "
+                '{"web": 0.8, "code": 0.2}'
+            )
+        for name, weight in self.weights.items():
+            if not isinstance(name, str):
+                raise ConfigError(f"weights have the key {name!r:.80}; write a stream's name")
+            if not isinstance(weight, Ramp):
+                _check_weight(f"weights[{name!r}]=", weight)
+        sums = [
+            sum(_value(weight, at_end) for weight in self.weights.values())
+            for at_end in (False, True)
+        ]
+        if not all(sums):
+            raise ConfigError(
+                f"all weights of {list(self.weights)} are 0 at one end of the chapter; give at "
+                "least one stream more"
+            )
+        if sums[0] != sums[1]:
+            raise ConfigError(
+                f"the weights sum to {float(sums[0]):g} at the chapter's first step and to "
+                f"{float(sums[1]):g} at its end; change a Ramp so that both sums are equal"
+            )
+        if self.ramps and self.until is None and self.steps is None:
+            raise ConfigError(
+                "a Ramp is linear over its chapter, and this chapter has no end; set until or "
+                "steps, or write a number instead of the Ramp"
+            )
+
+
+def _value(weight: Any, at_end: bool) -> Fraction:
+    if isinstance(weight, Ramp):
+        weight = weight.stop if at_end else weight.start
+    # As it was written: 0.29 is 29/100, not the nearest binary float.
+    if isinstance(weight, int | Fraction | Decimal):
+        return Fraction(weight)
+    return Fraction(repr(float(weight)))
+
+
+def _check_weight(before: str, value: Any, after: str = "") -> None:
+    if not is_weight(value):
+        shown = show_number(value) if isinstance(value, int) else repr(value)
+        raise ConfigError(
+            f"{before}{shown:.80}{after} is not a weight; write a number of at least 0, such as 0.5"
+        )
+
+
+def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
+    """Return the chapters of a run.
+
+    Raises:
+        ConfigError: If one of them cannot be: one without an end that is not the last, or a packing
+            that changes more than sizes. Names the chapter.
+    """
+    if isinstance(chapters, Chapter) or not isinstance(chapters, list | tuple):
+        raise ConfigError(f"chapters={chapters!r:.80} is not a list; write [Chapter(...), ...]")
+    if not chapters:
+        raise ConfigError("chapters=[] is empty; leave it out, or pass at least one Chapter")
+    for number, chapter in enumerate(chapters):
+        if not isinstance(chapter, Chapter):
+            raise ConfigError(
+                f"chapters[{number}]={chapter!r:.80} is not a Chapter; write "
+                "Chapter(weights={...}, until=...)"
+            )
+        if chapter.is_open and number + 1 < len(chapters):
+            raise ConfigError(
+                f"chapters[{number}] has no end, so that no chapter can follow it; set its until "
+                "or steps"
+            )
+    return tuple(
+        chapter
+        if chapter.packing is None
+        else replace(chapter, packing=_completed(number, chapter.packing, packing))
+        for number, chapter in enumerate(chapters)
+    )
+
+
+def _completed(number: int, packing: Packing, whole: Packing) -> Packing:
+    """Return the packing of a chapter; what must not change is that of the run."""
+    kept = {}
+    for field in fields(packing):
+        value, needed = getattr(packing, field.name), getattr(whole, field.name)
+        if field.name in SHAPES or value == needed:
+            continue
+        if value != field.default:
+            raise ConfigError(
+                f"chapters[{number}].packing has {field.name}={value!r}, but the run has "
+                f"{needed!r}; samples that wait from chapter to chapter would change: set it in "
+                "the run's packing, for all chapters"
+            )
+        kept[field.name] = needed
+    return replace(packing, **kept)
+
+
+def check_skip(skip: Any, *, has_chapters: bool) -> tuple[tuple[int, int], ...]:
+    """Return inclusive ranges of steps as ranges [first, stop).
+
+    Raises:
+        ConfigError: If they are not pairs of steps, or the run has no chapters.
+
+    >>> check_skip([(10, 12)], has_chapters=True)
+    ((10, 13),)
+    """
+    ranges = []
+    for pair in skip:
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not is_pair or not all(type(step) is int and step >= 0 for step in pair):
+            raise ConfigError(
+                f"skip has {pair!r:.80}, which is not a range of steps; write (first, last), "
+                "counted from 0"
+            )
+        if pair[1] < pair[0]:
+            raise ConfigError(
+                f"skip has {tuple(pair)}, whose last step is before its first; write "
+                f"({pair[1]}, {pair[0]})"
+            )
+        ranges.append((pair[0], pair[1] + 1))
+    if ranges and not has_chapters:
+        raise ConfigError(
+            f"skip={skip!r:.80} counts the steps of a run of chapters, and this run has epochs; "
+            "pass chapters=[Chapter(weights={...})], which may be one without an end"
+        )
+    return tuple(sorted(ranges))

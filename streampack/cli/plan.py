@@ -1,0 +1,60 @@
+"""``streampack plan CONFIG``: the chapters of a run, before it runs.
+
+::
+
+    config --> dataset --> streampack.report.describe_run --> a table, a picture, or one JSON line
+
+Cost: opening the streams; nothing is planned or read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from streampack import report
+from streampack._paths import local_path
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.cli.verbs import Plan
+from streampack.errors import ConfigError
+from streampack.world import World
+
+
+def run(options: Plan) -> None:
+    """Show the chapters of a config."""
+    described = read_config(options.config)
+    dataset = build_dataset(described, options.config, World())
+    state = None if options.state is None else _read_state(options.state)
+    chapters = report.describe_run(dataset, state)
+    if options.picture is not None:
+        report.plot_run(dataset, options.picture)
+    if options.as_json:
+        sys.stdout.write(json.dumps({"config": str(options.config), **chapters}) + "\n")
+        return
+    console = Console()
+    console.print(report.chapter_table(chapters))
+    console.print("steps and tokens are exact; passes are expected, for packs that are full")
+    if chapters["stands_at"]:
+        place = chapters["stands_at"]
+        console.print(
+            f"the state stands in chapter {place['chapter']}, at its step {place['step']}"
+        )
+
+
+def _read_state(path: Path) -> Any:
+    try:
+        return json.loads(local_path(path, "state").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"state={path}: cannot be read ({error.strerror}); name a file with the JSON "
+            "of loader.state_dict()"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"state={path}: is not JSON ({error}); write it as json.dump(loader.state_dict(), file)"
+        ) from error

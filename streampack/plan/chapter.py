@@ -1,0 +1,45 @@
+"""A chapter of a run, resolved: the share of each stream from its first slot to its last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChapterPlan:
+    """A chapter as the planner sees it."""
+
+    number: int
+    """Index of the chapter."""
+    begin: tuple[Fraction, ...]
+    """Share of each stream at the first slot; they sum to 1. Streams without a share rest."""
+    end: tuple[Fraction, ...]
+    """Share of each stream after the last slot."""
+    num_slots: int | None
+    """Packs of the chapter: whole global batches. None: it has no end."""
+    ramp_slots: int = 0
+    """Packs over which shares change; more than `num_slots` if the chapter was ended early."""
+
+    @property
+    def ramps(self) -> bool:
+        """Whether a share changes."""
+        return self.begin != self.end
+
+    def shares_at(self, part: Fraction) -> list[Fraction]:
+        """Return the shares after a fraction of the chapter."""
+        pairs = zip(self.begin, self.end, strict=True)
+        return [first + (last - first) * part for first, last in pairs]
+
+    def part(self, slot: int) -> Fraction:
+        """Return the fraction of the change of shares that is over at a slot."""
+        return min(Fraction(slot, self.ramp_slots), Fraction(1)) if self.ramps else Fraction(0)
+
+    def mean_share(self, stream: int, num_slots: int) -> Fraction:
+        """Return the mean share of a stream over the first slots."""
+        half = self.part(num_slots) / 2
+        return self.begin[stream] + (self.end[stream] - self.begin[stream]) * half
+
+    def uses(self, stream: int) -> bool:
+        """Return whether a stream has a share at any time."""
+        return bool(self.begin[stream] or self.end[stream])

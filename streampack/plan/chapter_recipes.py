@@ -1,0 +1,102 @@
+"""The recipes of a run's chapters, from what users write.
+
+::
+
+    Chapter(weights={"web": 3, "code": 1}, until="1b")   -->   shares 3/4, 1/4; whole global batches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from streampack.chapters import Chapter
+from streampack.config import Mixing, Order, Packing
+from streampack.errors import ConfigError, suggest
+from streampack.mix import Quota
+from streampack.plan.chapter import ChapterPlan
+from streampack.plan.recipe import PlanStream, Recipe
+
+SHARE_SCALE = 1 << 40
+
+
+def chapter_recipes(
+    streams: Sequence[PlanStream],
+    chapters: Sequence[Chapter],
+    *,
+    packing: Packing,
+    mixing: Mixing,
+    order: Order,
+    num_lanes: int,
+    lane_runs: Sequence[int],
+) -> list[Recipe]:
+    """Return the recipe of each chapter of a run.
+
+    Args:
+        streams: All streams of the run; their quotas are replaced.
+        chapters: The chapters.
+        packing: The packing of chapters without their own.
+        mixing: With the global batch size of chapters without their own.
+        order: The order of samples.
+        num_lanes: Lanes of the run.
+        lane_runs: Consecutive packs from one lane, for each chapter.
+
+    Raises:
+        ConfigError: If a chapter names a stream that is not there.
+    """
+    names = [stream.name for stream in streams]
+    recipes = []
+    for number, chapter in enumerate(chapters):
+        unknown = [name for name in chapter.weights if name not in names]
+        if unknown:
+            raise ConfigError(
+                f"chapters[{number}] gives a weight to {unknown[0]!r}, and the streams are "
+                f"{', '.join(map(repr, names))}{suggest(unknown[0], names)}; write one of these, "
+                "or add the stream"
+            )
+        own_packing = chapter.packing or packing
+        size = chapter.global_batch_size or mixing.global_batch_size or 1
+        begin, end = (
+            tuple(chapter.shares(at_end=at_end).get(name, Fraction(0)) for name in names)
+            for at_end in (False, True)
+        )
+        num_slots = _num_slots(chapter, own_packing.max_seq_len, size)
+        stop = chapter.stop_after
+        plan = ChapterPlan(
+            number=number,
+            begin=begin,
+            end=end,
+            num_slots=num_slots if stop is None else stop * size,
+            ramp_slots=num_slots or 0,
+        )
+        recipes.append(
+            Recipe(
+                streams=tuple(
+                    replace(stream, quota=_quota(first + last))
+                    for stream, first, last in zip(streams, begin, end, strict=True)
+                ),
+                packing=own_packing,
+                mixing=replace(mixing, global_batch_size=size),
+                order=order,
+                num_lanes=num_lanes,
+                lane_run=lane_runs[number],
+                global_batch_size=size,
+                chapter=plan,
+            )
+        )
+    return recipes
+
+
+def _num_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
+    """Return the packs of a chapter, whole global batches of `size`; None: it has no end."""
+    if chapter.is_open:
+        return None
+    tokens = int(chapter.until or 0)
+    steps = chapter.steps or max((2 * tokens + size * max_seq_len) // (2 * size * max_seq_len), 1)
+    return steps * size
+
+
+def _quota(share: Fraction) -> Quota:
+    """Return a quota of which only its ratio to others matters; 0 only without a share."""
+    return Quota(amount=max(int(share * SHARE_SCALE), 1) if share else 0, unit="tokens")

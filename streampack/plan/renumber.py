@@ -1,0 +1,107 @@
+"""Fit the state of a run of chapters to streams that were added, removed or put in another order.
+
+::
+
+    state       0 web   1 code  2 math
+    dataset     0 web   1 more  2 code          a column, a cursor, a segment of code: 1 --> 2
+
+Streams are known by name. One that was removed never had a share, so nothing in the state is of it.
+
+Cost: O(snapshots).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streampack.mix import SchedulePlace
+from streampack.plan.run_queue import rows_as_text, text_as_rows
+from streampack.plan.slots import WalkPlace
+from streampack.plan.snapshots import CHECKS
+from streampack.types import STREAM, Int64Array, State
+
+
+class Renumbering:
+    """New numbers of streams.
+
+    Args:
+        before: The names of the state's streams, in its order.
+        after: The names of the dataset's streams.
+    """
+
+    def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
+        self._num_before = len(before)
+        self._new = [after.index(name) if name in after else -1 for name in before]
+        self._num_after = len(after)
+        self.is_needed = list(before) != list(after)
+
+    def snapshots(self, snapshots: Sequence[State], *, is_mixed: bool) -> list[State]:
+        """Return snapshots with the new numbers.
+
+        Raises:
+            ResumeError: If they are damaged.
+        """
+        try:
+            renumbered = [self._snapshot(snapshot, is_mixed) for snapshot in snapshots]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise CHECKS.failure(f"{type(error).__name__}: {error}") from error
+        return [snapshot for snapshot in renumbered if snapshot["column"] >= 0]
+
+    def _snapshot(self, snapshot: State, is_mixed: bool) -> State:
+        new = dict(snapshot)
+        if not is_mixed:
+            new["column"] = self._new[snapshot["column"]]
+        else:
+            chunk, *values = snapshot["arrivals"]
+            due, cursors = values[: self._num_before], values[self._num_before :]
+            new["arrivals"] = [chunk, *self._values(due), *self._values(cursors)]
+        new["overlong"] = self._values(snapshot["overlong"])
+        new["packer"] = self._packer(snapshot["packer"])
+        for name in ("pending", "waiting"):
+            rows = text_as_rows(snapshot[name])
+            rows[:, STREAM] = np.array(self._new)[rows[:, STREAM]]
+            new[name] = rows_as_text(rows)
+        return new
+
+    def _packer(self, packer: State) -> State:
+        new = dict(packer)
+        new["buffered"] = self._rows(packer["buffered"])
+        if "items" in packer:
+            new["items"] = [self._rows(item) for item in packer["items"]]
+        if "short" in packer:
+            new["short"] = self._packer(packer["short"])
+        return new
+
+    def _rows(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [[self._new[row[STREAM]], *row[STREAM + 1 :]] for row in rows]
+
+    def _values(self, values: Sequence[Any]) -> list[Any]:
+        """Return a value for each stream; 0 for new ones."""
+        if len(values) != self._num_before:
+            raise ValueError(f"{len(values)} values of {self._num_before} streams")
+        new = [0] * self._num_after
+        for number, value in zip(self._new, values, strict=True):
+            if number >= 0:
+                new[number] = value
+        return new
+
+    def place(self, place: WalkPlace, first: WalkPlace) -> WalkPlace:
+        """Return a place with the new numbers; new streams are as at the run's `first` place."""
+        if place.schedule is None or first.schedule is None:
+            return place
+        kept = [(old, new) for old, new in enumerate(self._new) if new >= 0]
+        old, new = (list(numbers) for numbers in zip(*kept, strict=True)) if kept else ([], [])
+        served = first.served.copy()
+        served[:, new] = place.served[:, old]
+        lags, owed = first.schedule.lags.copy(), first.schedule.owed.copy()
+        lags[new], owed[:, new] = place.schedule.lags[old], place.schedule.owed[:, old]
+        turn: Int64Array = place.turn
+        return WalkPlace(
+            slot=place.slot,
+            served=served,
+            turn=turn,
+            schedule=SchedulePlace(slot=place.schedule.slot, lags=lags, owed=owed),
+        )

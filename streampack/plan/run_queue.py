@@ -1,0 +1,234 @@
+"""The packs of one column of a lane in a run of chapters, planned one window at a time.
+
+A chapter begins after `number` packs of the column were delivered. What is planned beyond them::
+
+    the packing stays    window  a b c | d e      d and e come first; then windows of new shares
+    the packing changes  window  a b c | d e      the segments of d and e, and those that the packer
+                                                  holds, are packed again, in this order
+    a stream leaves      its segments wait, and come first when it returns
+
+Packs are numbered over the whole run. Windows after the one that holds pack `number` - 1 are
+planned again, so how far ahead a process planned changes nothing.
+
+Cost: as `plan/pack_queue.py`; at the start of a chapter, two windows of segments at most.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import ResumeError
+from streampack.pack import make_packer
+from streampack.pack.overflow import fit_segments
+from streampack.plan.pack_queue import PackQueue, Snapshot
+from streampack.plan.recipe import Recipe
+from streampack.plan.run_samples import RunSamples
+from streampack.types import NUM_COLUMNS, STREAM, Int64Array, State, no_segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunSnapshot(Snapshot):
+    """The state of a queue at the start of a window of a chapter."""
+
+    chapter: int
+    """The chapter in which the window is planned."""
+    begin: int
+    """Packs of the column before that chapter."""
+    pending: Int64Array
+    """Segments to be packed before new samples, shape (n, 6)."""
+    waiting: Int64Array
+    """Segments of streams that left, shape (n, 6)."""
+
+    def state(self) -> State:
+        """Return what `RunPackQueue.restore` needs, as JSON."""
+        # Not super(): a dataclass with slots is another class than the one that is decorated.
+        return Snapshot.state(self) | {
+            "chapter": self.chapter,
+            "begin": self.begin,
+            "pending": rows_as_text(self.pending),
+            "waiting": rows_as_text(self.waiting),
+        }
+
+
+class RunPackQueue(PackQueue):
+    """The packs of one column of a lane over all chapters, by number.
+
+    Args:
+        recipe: The recipe of a chapter: the run's first, or one to be restored in.
+        lane: The lane.
+        column: The column.
+    """
+
+    _arrivals: RunSamples
+
+    def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
+        super().__init__(recipe, lane, column, 0)
+        self._place = ("packs", "all" if recipe.is_mixed else recipe.key_of(column), lane)
+        self._pending = self._waiting = no_segments()
+        self._begin = 0
+
+    def _make_arrivals(self, epoch: int) -> RunSamples:  # noqa: ARG002 - a run has no epochs
+        return RunSamples(self._recipe, self._lane, self._column)
+
+    @property
+    def chapter(self) -> int:
+        """The chapter whose packing and shares it has."""
+        return self._recipe.chapter.number if self._recipe.chapter else 0
+
+    def turn(self, recipe: Recipe, number: int) -> None:
+        """Begin the next chapter after `number` packs of the column."""
+        chapter = recipe.chapter
+        if chapter is None or not any(map(chapter.uses, recipe.streams_in(self._column))):
+            return  # a column without a share rests as it is
+        self.know(number - 1, keep=number)
+        self._cut(number)
+        before, self._recipe = self._recipe, recipe
+        self._packing = recipe.packing
+        self._begin = number
+        self._arrivals.turn(recipe)
+        self._set_windows()
+        if recipe.packing != before.packing:
+            kept = number - self.first_known
+            rest = self._queue.slice(kept, len(self._queue)).segments
+            self._hold(self._queue.slice(0, kept))
+            self._pack_again(rest)
+        elif recipe.is_mixed and self._has_changed():
+            self._pack_again(no_segments())
+        self.num_moves += 1
+
+    def _has_changed(self) -> bool:
+        """Whether the packer holds segments of streams that left, or some that wait return."""
+        held = np.concatenate([self._packer.buffered, self._pending])
+        return bool((~self._is_used(held)).any() or self._is_used(self._waiting).any())
+
+    def _is_used(self, segments: Int64Array) -> Any:
+        chapter = self._recipe.chapter
+        uses = [bool(chapter and chapter.uses(n)) for n in range(len(self._recipe.streams))]
+        return np.array(uses)[segments[:, STREAM]]
+
+    def _pack_again(self, rest: Int64Array) -> None:
+        """Let undelivered segments pass through the packer again; those of absent streams wait."""
+        undelivered = np.concatenate([self._waiting, rest, self._packer.buffered, self._pending])
+        is_used = self._is_used(undelivered)
+        self._waiting = undelivered[~is_used]
+        self._pending = fit_segments(undelivered[is_used], self._recipe.packing.max_seq_len)
+        self._packer = make_packer(self._recipe.packing)
+
+    def _cut(self, number: int) -> None:
+        """Forget the windows that begin at pack `number` or later."""
+        planned = [
+            snapshot
+            for snapshot in self._snapshots
+            if isinstance(snapshot, RunSnapshot) and snapshot.num_packs >= number
+        ]
+        if not planned:
+            return
+        first = planned[0]
+        while self._snapshots and self._snapshots[-1].num_packs >= number:
+            self._snapshots.pop()
+        self._hold(self._queue.slice(0, first.num_packs - self.first_known))
+        self._load(first)
+        self.is_complete = False
+
+    def _load(self, snapshot: RunSnapshot) -> None:
+        self._arrivals.restore(snapshot.arrivals)
+        self._packer = make_packer(self._recipe.packing)
+        self._packer.load_state_dict(snapshot.packer)
+        self._pending, self._waiting = snapshot.pending, snapshot.waiting
+        self.overlong = np.array(snapshot.overlong, np.int64)
+
+    def _snapshot_now(self) -> Snapshot:
+        plain = super()._snapshot_now()
+        return RunSnapshot(
+            num_packs=plain.num_packs,
+            arrivals=plain.arrivals,
+            packer=plain.packer,
+            held=np.concatenate([plain.held, self._pending]),
+            overlong=plain.overlong,
+            blocks=plain.blocks,
+            chapter=self.chapter,
+            begin=self._begin,
+            pending=self._pending,
+            waiting=self._waiting,
+        )
+
+    def _segments_before(self) -> Int64Array:
+        pending, self._pending = self._pending, no_segments()
+        return pending
+
+    def _next_rows(self, num_planned: int) -> Int64Array:
+        chapter = self._recipe.chapter
+        if chapter is not None and chapter.ramps:
+            in_lane = Fraction(chapter.ramp_slots, self._recipe.num_lanes)
+            self._arrivals.part = min((num_planned - self._begin) / in_lane, Fraction(1))
+        return self._arrivals.next()
+
+    def blocks(self) -> dict[int, list[int]]:
+        """Return, per stream, the shuffle blocks of unreleased packs and of the next samples."""
+        blocks = super().blocks()
+        then = self._snapshots[0].blocks() if self._snapshots else {}
+        for stream, (first, _) in then.items():
+            if stream not in blocks:  # it left, and packs that are not released hold its samples
+                blocks[stream] = list(range(first, self._arrivals.block_before(stream) + 1))
+        return blocks
+
+    def held(self) -> Int64Array:
+        """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
+        if self._snapshots:
+            return self._snapshots[0].held
+        return np.concatenate([self._packer.buffered, self._pending])
+
+    def rest(self, number: int) -> State:
+        """Return what the queue continues from after `number` packs, as `restore` takes it."""
+        kept = self.snapshot(number)
+        return kept[0] if kept else self._snapshot_now().state()
+
+    def restore(self, state: State) -> None:
+        """Restore a snapshot into a queue that was never extended.
+
+        Raises:
+            ResumeError: If the snapshot is not one of such a queue.
+        """
+        super().restore(state)
+        self._begin = int(state["begin"])
+        self._pending, self._waiting = (
+            text_as_rows(state[name]) for name in ("pending", "waiting")
+        )
+
+
+def rows_as_text(rows: Int64Array) -> str:
+    """Return segment rows in a compact form; empty if there are none.
+
+    >>> text_as_rows(rows_as_text(np.arange(12).reshape(2, 6))).tolist()
+    [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    """
+    if not len(rows):
+        return ""
+    # Column by column, each as differences: most bytes are then zeros.
+    steps = np.diff(rows.T, axis=1, prepend=0).astype("<i8")
+    return base64.b64encode(zlib.compress(steps.tobytes())).decode()
+
+
+def text_as_rows(text: str) -> Int64Array:
+    """Return the rows of `rows_as_text`.
+
+    Raises:
+        ResumeError: If the text is not of such rows.
+    """
+    if not text:
+        return no_segments()
+    try:
+        steps = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i8")
+        rows = np.cumsum(steps.reshape(NUM_COLUMNS, -1), axis=1).T
+    except (TypeError, ValueError, zlib.error) as error:
+        raise ResumeError(
+            f"one of the state's snapshots is damaged ({error}); take 'snapshots' out of the "
+            "state: they are only a speed-up"
+        ) from error
+    return np.ascontiguousarray(rows, np.int64)

@@ -1,0 +1,294 @@
+"""The state of a run of chapters: what each chapter was, and where the walk stands.
+
+::
+
+    {"version": 4, "kind": "chapters", "epoch": 1, "position": 4096, "num_lanes": 4,
+     "chapters": [{"weights": {"web": ["4/5", "4/5"], ...}, "steps": 1000, "lane_run": 8, ...}],
+     "chain": "5c1f...",              hash of the chapters before this one
+     "fingerprint": {"streams": {"web": "5f2c..."}, "seed": 17, ...},
+     "skip": [[34017, 34161]],
+     "walk": "eJx...",                a place from which slots are walked, packed
+     "snapshots": "[...]"}
+
+Chapters before the position are as they were. The running one may change its length, unless a share
+ramps. What comes later may be edited freely, and so may streams that never had a share.
+
+Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from streampack._state import UNCHANGED, FieldChecks, as_text
+from streampack.chapters import SHAPES
+from streampack.errors import ResumeError
+from streampack.mix import SchedulePlace
+from streampack.mix.schedule import OWED_STEP
+from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.slots import WalkPlace
+from streampack.plan.snapshots import MAX_INTEGER
+from streampack.plan.state import STATE_VERSION, Progress
+from streampack.types import State
+
+KIND = "chapters"
+CHECKS = FieldChecks("the state's ", UNCHANGED)
+MAX_CHAPTERS = 10_000
+MAX_STREAMS = 1_000_000
+
+
+def chapter_record(recipe: Recipe) -> dict[str, Any]:
+    """Return what determines a chapter's packs, as JSON: no batch size, ranks or workers."""
+    plan = recipe.chapter
+    if plan is None:
+        return {}
+    used = [number for number in range(len(recipe.streams)) if plan.uses(number)]
+    packing = asdict(recipe.packing)
+    return {
+        "weights": {
+            recipe.streams[n].name: [str(plan.begin[n]), str(plan.end[n])]
+            for n in sorted(used, key=lambda number: recipe.streams[number].name)
+        },
+        "steps": None if plan.num_slots is None else plan.num_slots // recipe.global_batch_size,
+        "ramp_steps": plan.ramp_slots // recipe.global_batch_size if plan.ramps else None,
+        "global_batch_size": recipe.global_batch_size,
+        "lane_run": recipe.lane_run,
+        "packing": {name: packing[name] for name in SHAPES},
+    }
+
+
+def run_fingerprint(
+    run: RunPlan, digests: Sequence[str], last: int | None = None
+) -> dict[str, Any]:
+    """Return what all chapters have in common, as JSON.
+
+    Args:
+        run: The chapters.
+        digests: A digest of each stream.
+        last: Only streams that have a share in chapters up to this one; None: in any.
+    """
+    first = run.recipes[0]
+    packing = {k: v for k, v in asdict(first.packing).items() if k not in SHAPES}
+    mixing: dict[str, str] = {"batching_method": first.mixing.batching_method}
+    if first.is_mixed:
+        mixing["weight_unit"] = first.mixing.weight_unit
+    order = {
+        "seed": first.order.seed,
+        "shuffle": first.order.shuffle,
+        "shuffle_block_size": first.order.block_size,
+        "pack_shuffle": list(first.order.pack_window),
+    }
+    recipes = run.recipes[: None if last is None else last + 1]
+    streams = {
+        stream.name: digest
+        for number, (stream, digest) in enumerate(zip(first.streams, digests, strict=True))
+        if any(recipe.chapter and recipe.chapter.uses(number) for recipe in recipes)
+    }
+    return {"streams": streams, **packing, **mixing, **order}
+
+
+def chain(run: RunPlan, chapter: int) -> str:
+    """Return the hash of the chapters before one, each with the hash of those before it."""
+    link = ""
+    for recipe in run.recipes[:chapter]:
+        text = link + as_text(chapter_record(recipe))
+        link = blake2b(text.encode(), digest_size=16).hexdigest()
+    return link
+
+
+def pack_run_state(
+    run: RunPlan, digests: Sequence[str], progress: Progress, place: WalkPlace | None
+) -> State:
+    """Return the state of a run at this position."""
+    return {
+        "version": STATE_VERSION,
+        "kind": KIND,
+        "epoch": progress.epoch,
+        "position": progress.position,
+        "num_lanes": run.recipes[0].num_lanes,
+        "streams": run.recipes[0].names,
+        "chapters": [chapter_record(recipe) for recipe in run.recipes],
+        "chain": chain(run, progress.epoch),
+        "fingerprint": run_fingerprint(run, digests, progress.epoch),
+        "walk": "" if place is None else place_as_text(place),
+        "snapshots": json.dumps(progress.snapshots, separators=(",", ":")),
+    }
+
+
+def check_kind(state: State) -> None:
+    """Check that a state is of a run of chapters.
+
+    Raises:
+        ResumeError: If it is not. Names what it is.
+    """
+    if not isinstance(state, dict) or "version" not in state:
+        raise ResumeError(f"this is not a state of a PackedStreamingDataset; {UNCHANGED}")
+    if state.get("kind") != KIND:
+        raise ResumeError(
+            "the state is of a run without chapters, and this dataset has chapters=...; resume "
+            "without them, or begin a run of chapters without the state"
+        )
+    if state["version"] != STATE_VERSION:
+        raise ResumeError(
+            f"the state has version {state['version']!r:.80}, this release reads {STATE_VERSION}; "
+            "load it with the release that saved it"
+        )
+
+
+def saved_chapters(state: State) -> tuple[int, list[dict[str, Any]]]:
+    """Return the current chapter of a state, and its chapters.
+
+    Raises:
+        ResumeError: If they are damaged.
+    """
+    check_kind(state)
+    records = CHECKS.up_to("chapters", state.get("chapters"), MAX_CHAPTERS)
+    for record in records:
+        CHECKS.mapping("chapters", record)
+        CHECKS.integer("chapters' lane_run", record.get("lane_run"), 1, MAX_PACKS)
+    current = CHECKS.integer("epoch", state.get("epoch"), 0, max(len(records) - 1, 0))
+    CHECKS.integer("num_lanes", state.get("num_lanes"), 1, MAX_PACKS)
+    return current, records
+
+
+def saved_names(state: State) -> list[str]:
+    """Return the names of the streams of a state, in its order.
+
+    Raises:
+        ResumeError: If they are damaged.
+    """
+    names = CHECKS.up_to("streams", state.get("streams"), MAX_STREAMS)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise CHECKS.error("streams", names, "a list of names")
+    if len(set(names)) < len(names):
+        raise CHECKS.error("streams", names, "a list of different names")
+    return names
+
+
+def check_past(records: Sequence[dict[str, Any]], run: RunPlan, state: State) -> None:
+    """Check that the chapters before a state's position are those of this run.
+
+    Raises:
+        ResumeError: If one differs. Names the chapter and the field.
+    """
+    current = state["epoch"]
+    position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
+    if current >= len(run):
+        raise ResumeError(
+            f"the state lies in chapters[{current}], but this run has {len(run)} chapters; keep "
+            "those that the run began, and add others after them"
+        )
+    for number in range(current + 1):
+        saved, own = records[number], chapter_record(run.recipes[number])
+        for key, value in own.items():
+            is_length = key == "steps" and number == current
+            if is_length and own["ramp_steps"] is None and saved.get("ramp_steps") is None:
+                _check_length(number, position, value, run.recipes[number].global_batch_size)
+            elif as_text(saved.get(key)) != as_text(value):
+                raise ResumeError(
+                    f"chapters[{number}] ran with {key}={saved.get(key)!r:.300}, but this run has "
+                    f"{value!r:.300}; what ran cannot change: restore it, and edit chapters after "
+                    f"chapters[{current}], or set its until and add a chapter"
+                )
+
+
+def _check_length(number: int, position: int, steps: int | None, size: int) -> None:
+    if steps is not None and steps * size < position:
+        raise ResumeError(
+            f"chapters[{number}] has {steps} steps, but {-(-position // size)} of them have begun; "
+            f"give it at least {-(-position // size)}, or set until to as many tokens"
+        )
+
+
+def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
+    """Check what all chapters have in common, and the contents of streams that ran.
+
+    Raises:
+        ResumeError: If something differs. Names it.
+    """
+    saved = CHECKS.mapping("fingerprint", state.get("fingerprint"))
+    own = run_fingerprint(run, digests)
+    own_streams = dict(zip(run.recipes[0].names, digests, strict=True))
+    for name, digest in CHECKS.mapping("streams", saved.get("streams")).items():
+        if name not in own_streams:
+            raise ResumeError(
+                f"stream {name!r} had a share in a chapter that ran, and this dataset has "
+                f"{', '.join(map(repr, own_streams))}; pass it too, with no share it only rests"
+            )
+        if not _is_same_stream(str(digest), own_streams[name]):
+            raise ResumeError(
+                f"since the state was saved stream {name!r} holds other data, lengths or columns; "
+                "resume with what the run began with. If shards were appended, pass "
+                f"Stream(name={name!r}, shards=slice(0, n)) and "
+                f"Stream(name={name + '2'!r}, shards=slice(n, None)) with the former number n of "
+                "shards"
+            )
+    for key, value in own.items():
+        if key != "streams" and as_text(saved.get(key)) != as_text(value):
+            raise ResumeError(
+                f"the run began with {key}={saved.get(key)!r:.200}, but this dataset has "
+                f"{value!r:.200}; it holds for all chapters: set what the run began with"
+            )
+
+
+def _is_same_stream(saved: str, own: str) -> bool:
+    contents, _, lengths = saved.partition(":")
+    own_contents, _, own_lengths = own.partition(":")
+    return contents == own_contents and (not lengths or not own_lengths or lengths == own_lengths)
+
+
+def place_as_text(place: WalkPlace) -> str:
+    """Return a place of a walk in a compact form."""
+    # Lanes get nearly the same of each stream, so differences between them are small.
+    base = place.served.min(axis=0)
+    parts = [place.turn, np.array([place.slot, *place.served.shape]), base]
+    parts += [(place.served - base).ravel()]
+    if place.schedule is not None:
+        owed = place.schedule.owed
+        rounded = owed >> OWED_STEP
+        parts += [np.array([place.schedule.slot]), place.schedule.lags, rounded.ravel()]
+    numbers = np.concatenate(parts).astype("<i8")
+    # Byte by byte: most of the higher bytes are equal.
+    planes = numbers.view(np.uint8).reshape(-1, 8).T.tobytes()
+    return base64.b64encode(zlib.compress(planes, 9)).decode()
+
+
+def text_as_place(text: Any, recipe: Recipe, num_streams: int) -> WalkPlace | None:
+    """Return the place of `place_as_text`; None if there is none.
+
+    Args:
+        text: The state's value.
+        recipe: The recipe of the state's chapter.
+        num_streams: Streams of the run that saved it.
+
+    Raises:
+        ResumeError: If the text is not of a place in such a run.
+    """
+    if not text:
+        return None
+    lanes, columns = recipe.num_lanes, 1 if recipe.is_mixed else num_streams
+    try:
+        planes = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), np.uint8)
+        numbers = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").ravel().astype(np.int64)
+        turn, slot, shape = numbers[:5], int(numbers[5]), tuple(numbers[6:8].tolist())
+        base, deltas = numbers[8 : 8 + columns], numbers[8 + columns :]
+        served = base + deltas[: lanes * columns].reshape(lanes, columns)
+        rest = deltas[lanes * columns :]
+        if shape != (lanes, columns) or slot < 0 or (served < 0).any():
+            raise ValueError(f"it is of {shape} lanes and columns")
+        schedule = None
+        if not recipe.is_mixed:
+            lags, owed = rest[1 : 1 + columns], rest[1 + columns :].reshape(lanes, columns)
+            schedule = SchedulePlace(slot=int(rest[0]), lags=lags.copy(), owed=owed << OWED_STEP)
+    except (TypeError, ValueError, IndexError, zlib.error) as error:
+        raise CHECKS.error("walk", text, f"a place of this run ({error})") from error
+    return WalkPlace(slot=slot, served=served, turn=turn.copy(), schedule=schedule)

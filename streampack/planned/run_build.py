@@ -1,0 +1,135 @@
+"""Build the plan of a run of chapters from a dataset's arguments, and refuse what it cannot do.
+
+::
+
+    spec, Chapter --> DatasetSpec of the chapter --> batch sizes, lanes, world --> RunPlan
+
+Cost: as `planned/build.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from streampack.batch.formats.registry import BatchFormat, check_format
+from streampack.chapters import Chapter
+from streampack.config import Mixing
+from streampack.errors import ConfigError
+from streampack.plan.chapter_recipes import chapter_recipes
+from streampack.plan.recipe import Recipe
+from streampack.plan.run_plan import RunPlan
+from streampack.planned.build import (
+    DatasetSpec,
+    check_batches,
+    check_shape,
+    default_lanes,
+    plan_streams,
+)
+
+
+def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchFormat) -> None:
+    """Refuse options that need epochs, which a run of chapters does not have.
+
+    Raises:
+        ConfigError: Naming the option, and what to use instead.
+    """
+    mixing = spec.mixing
+    if mixing.global_batch_size is None and not all(c.global_batch_size for c in spec.chapters):
+        raise ConfigError(
+            "chapters need Mixing(global_batch_size=...), or one in every chapter: chapters end at "
+            "global batches, and the default would depend on the number of ranks"
+        )
+    for name in ("epoch_size", "epoch_end", "sampling_method"):
+        value, default = getattr(mixing, name), getattr(Mixing(), name)
+        if value != default:
+            raise ConfigError(
+                f"{name}={value!r} is about epochs, and a run of chapters has none; leave it out, "
+                "and set until or steps of the chapters"
+            )
+    for stream, opened in zip(streams, spec.streams, strict=True):
+        for name in ("proportion", "repeat", "choose"):
+            value = getattr(stream, name, None)
+            if value is not None:
+                raise ConfigError(
+                    f"stream {opened.name!r} has {name}={value}, and a run of chapters takes its "
+                    f"shares from the chapters; leave it out, and write {opened.name!r} into the "
+                    "weights of a Chapter"
+                )
+        if getattr(stream, "max_seq_len", None) is not None:
+            raise ConfigError(
+                f"stream {opened.name!r} has max_seq_len={stream.max_seq_len}, and chapters have "
+                "packs of one length; leave it out, and give a Chapter its own packing"
+            )
+    for chapter in spec.chapters:
+        own = chapter_spec(spec, chapter)
+        check_format(batch_format, own.packing, own.batch_size)
+
+
+def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
+    """Return the specification of a dataset with a chapter's packing and sizes."""
+    size = chapter.global_batch_size or spec.mixing.global_batch_size
+    return replace(
+        spec,
+        packing=chapter.packing or spec.packing,
+        batch_size=chapter.batch_size or spec.batch_size,
+        mixing=replace(spec.mixing, global_batch_size=size),
+    )
+
+
+def build_run(
+    spec: DatasetSpec,
+    chapters: Sequence[Chapter],
+    *,
+    num_lanes: int | None = None,
+    lane_runs: Sequence[int | None] = (),
+) -> RunPlan:
+    """Return the plan of a run.
+
+    Args:
+        spec: The specification of the dataset.
+        chapters: The chapters.
+        num_lanes: Lanes of a run that resumes; None: a new run.
+        lane_runs: Consecutive packs from one lane in each chapter, as far as they are known; None:
+            the batch size of the chapter.
+
+    Raises:
+        ConfigError: If sizes are incompatible, or a chapter names an unknown stream.
+    """
+    streams = plan_streams(spec)
+    known = [*lane_runs, *[None] * (len(chapters) - len(lane_runs))]
+    specs = [chapter_spec(spec, chapter) for chapter in chapters]
+    runs = [run or own.batch_size for run, own in zip(known, specs, strict=True)]
+    lanes = num_lanes or spec.order.num_lanes
+    if lanes is None:
+        tokens = sum(stream.num_tokens for stream in streams)
+        lanes = default_lanes(tokens, spec.packing, spec.world)
+    recipes = chapter_recipes(
+        streams,
+        chapters,
+        packing=spec.packing,
+        mixing=spec.mixing,
+        order=spec.order,
+        num_lanes=lanes,
+        lane_runs=runs,
+    )
+    for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
+        _check_sizes(number, own, recipe)
+    return RunPlan(recipes)
+
+
+def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:
+    """Refuse a chapter whose global batches are not whole steps of all ranks."""
+    size, window = recipe.global_batch_size, spec.batch_size * spec.world.num_devices
+    try:
+        check_batches(spec.batch_size, size)
+        check_shape((recipe.num_lanes, recipe.lane_run, size), recipe.mixing.batching_method)
+    except ConfigError as error:
+        raise ConfigError(f"chapters[{number}]: {error}") from None
+    if size % window:
+        raise ConfigError(
+            f"chapters[{number}] ends at a global batch, and global_batch_size={size} is not a "
+            f"multiple of batch_size * ranks = {window}; set it to {-(-size // window) * window}, "
+            "or lower batch_size"
+        )

@@ -1,0 +1,455 @@
+"""The engine of a `PackedStreamingDataset` with chapters: one sequence without epochs.
+
+::
+
+    loop --> iteration: chapters of one shape --> the next, of another shape --> ...
+               break: the next loop continues after the batch last delivered
+
+Batches say which chapter they belong to in `epoch`, and their place in it in `position`.
+
+Cost: as `planned/engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from streampack._checks import read_count
+from streampack.batch.batch import Batch
+from streampack.batch.slices import context_slice
+from streampack.chapters import Chapter, Ramp
+from streampack.errors import ConfigError, ResumeError
+from streampack.plan import DevicePlan, DeviceView, Progress, nearest_divisors
+from streampack.plan.renumber import Renumbering
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_sequence import RunSequence
+from streampack.plan.run_state import (
+    CHECKS,
+    chain,
+    chapter_record,
+    check_common,
+    check_past,
+    pack_run_state,
+    run_fingerprint,
+    saved_chapters,
+    saved_names,
+    text_as_place,
+)
+from streampack.plan.slots import WalkPlace
+from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
+from streampack.planned.device_view import balance_in_state, check_balance, device_view
+from streampack.planned.engine import PlanEngine
+from streampack.planned.run_build import build_run, chapter_spec
+from streampack.runtime.memory_budget import max_prefetch
+from streampack.streams import MdsStream
+from streampack.types import State
+
+
+class RunEngine(PlanEngine):
+    """Plans, reads and resumes a run of chapters; see `PlanEngine`."""
+
+    def _build(self) -> None:
+        self._whole = self._spec
+        self._chapters = list(self._spec.chapters)
+        # The written chapter that each comes from, and whether it was amended since.
+        self._origins = list(range(len(self._chapters)))
+        self._is_amended = [False] * len(self._chapters)
+        self._skips = list(self._spec.skip)
+        self._use_run(build_run(self._whole, self._chapters))
+        for number in range(len(self.run) - 1, -1, -1):  # ends with the first
+            self._use_chapter(number)
+            max_prefetch(self.buffers, self.footprint(), 1)
+            self.check_cache()
+
+    def _digests_of(self, streams: Sequence[MdsStream]) -> list[str]:
+        return [stream.growing_digest for stream in streams]
+
+    def _use_run(self, run: RunPlan) -> None:
+        self.run = run
+        """The chapters, and where they begin."""
+        self._place: WalkPlace | None = None  # where a loaded state's walk resumes
+        self._running: RunSequence | None = None
+
+    def _use_chapter(self, number: int) -> None:
+        """Let recipe, batch size and view be those of a chapter."""
+        spec = chapter_spec(self._whole, self._chapters[number])
+        context = context_slice(spec.world, spec.packing, self._convert, spec.batch_size)
+        spec = self._spec = replace(spec, context=context)
+        self.batch_size = spec.batch_size
+        self.size = f"max_seq_len={spec.packing.max_seq_len}"
+        self._use_recipe(self.run.recipes[number])
+        self.__dict__.pop("_view", None)  # made again for this batch size
+
+    def _shape(self, number: int) -> tuple[Any, ...]:
+        spec = chapter_spec(self._whole, self._chapters[number])
+        return spec.packing, spec.batch_size
+
+    def _views(self) -> list[DeviceView]:
+        specs = [chapter_spec(self._whole, chapter) for chapter in self._chapters]
+        return [device_view(spec.world, spec.batch_size, spec.balance) for spec in specs]
+
+    def fingerprint(self) -> dict[str, Any]:
+        records = [chapter_record(recipe) for recipe in self.run.recipes]
+        common = run_fingerprint(self.run, self._digests)
+        return common | {"num_lanes": self.recipe.num_lanes, "chapters": records}
+
+    # Sizes.
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the run.
+
+        Raises:
+            TypeError: If the last chapter has no end.
+        """
+        slots = [self.run.num_slots(number) for number in range(len(self.run))]
+        if None in slots:
+            raise TypeError("the run's last chapter has no end, so it has no length")
+        pairs = zip(slots, self._views(), strict=True)
+        return sum((num_slots or 0) // view.window for num_slots, view in pairs)
+
+    # Iteration.
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """The chapter and the position at which the next batch lies."""
+        progress = self._after_edge(self._reached)
+        return progress.epoch, progress.position
+
+    @property
+    def _reached(self) -> Progress:
+        """Where the next loop begins."""
+        return self.at or self._start
+
+    def ask(self) -> None:
+        """Note that an iterator was requested: a loop continues where the last one was left."""
+
+    def continues(self) -> bool:
+        """Whether the run has another chapter after the iteration that ended."""
+        reached = self._reached
+        slots = self.run.num_slots(reached.epoch)
+        is_over = slots is not None and reached.position >= slots
+        return not (is_over and reached.epoch + 1 == len(self.run))
+
+    def _begin(self, worker: int, key: str) -> RunSequence:  # type: ignore[override]
+        if get_worker_info() is not None:
+            self._begin_in_worker(worker, key)
+        start = self._reached
+        first = self._after_edge(start).epoch
+        self._use_chapter(first)
+        stop = first + 1
+        while stop < len(self.run) and (self._reads_all or self._shape(stop) == self._shape(first)):
+            stop += 1
+        self._running = RunSequence(
+            self.run,
+            self._views(),
+            chapter=start.epoch,
+            position=start.position,
+            snapshots=start.snapshots,
+            place=self._place_at(start),
+            skips=self._skips,
+            stop=stop,
+        )
+        self.at = start
+        return self._running
+
+    _reads_all = False  # whether an iteration goes through chapters of several shapes
+
+    def _begin_in_worker(self, worker: int, key: str) -> None:
+        """Begin in a worker of torch's DataLoader, at the state that was loaded."""
+        self._reads_all = True
+        if self.counter.begin(worker, key):
+            raise ResumeError(
+                "a second loop under torch's DataLoader cannot know where the first was left; use "
+                "PackedDataLoader, or load dataset.state_after(batch) before the loop"
+            )
+        self.at = None
+        is_set, chapter, position, *_ = self.counter.run
+        if is_set and (chapter, position) != (self._start.epoch, self._start.position):
+            self._start = Progress(epoch=chapter, position=position)
+
+    def _after_edge(self, progress: Progress) -> Progress:
+        """Return the start of the next chapter for the end of one."""
+        slots = self.run.num_slots(progress.epoch)
+        if slots is None or progress.position < slots or progress.epoch + 1 == len(self.run):
+            return progress
+        return Progress(epoch=progress.epoch + 1, snapshots=progress.snapshots)
+
+    def _place_at(self, progress: Progress) -> WalkPlace | None:
+        """Return a known place from which the walk reaches a position."""
+        running, start = self._running, self._start
+        place = running.place(progress.epoch, progress.position) if running else None
+        if place is None and self._place is not None and start.epoch == progress.epoch:
+            place = self._place if self._place.slot <= progress.position else None
+        return place
+
+    def _snapshots_at(self, start: Progress) -> list[State]:
+        return start.snapshots
+
+    def note_end(self, sequence: Any) -> None:
+        """Record that an iteration is finished."""
+        position = sequence.num_slots if sequence.num_slots is not None else sequence.position
+        end = Progress(epoch=sequence.epoch, position=position, snapshots=sequence.snapshots())
+        self.note(sequence, end)
+
+    def _batches(self, begun: Any, worker: int, num_workers: int) -> Generator[Batch, None, None]:
+        self._reads_all = True
+        try:
+            yield from super()._batches(begun, worker, num_workers)
+        finally:
+            self._reads_all = False
+
+    def _plain_reader(self, num_workers: int) -> Callable[[DevicePlan], Any]:
+        current = self._reached.epoch
+        readers = []
+        for number in range(len(self.run)):
+            self._use_chapter(number)
+            readers.append(super()._plain_reader(num_workers))
+        self._use_chapter(current)
+        return lambda plan: readers[plan.epoch](plan)
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch:
+            raise ConfigError(
+                f"set_epoch({epoch}): a run of chapters has no epochs; leave it out, the next loop "
+                "continues the run"
+            )
+
+    # State.
+
+    def _state_of(self, progress: Progress) -> State:
+        state = pack_run_state(self.run, self._digests, progress, self._place_at(progress))
+        view = self._views()[progress.epoch]
+        state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
+        amended = [n for n, is_amended in enumerate(self._is_amended) if is_amended]
+        more = {"skip": [list(skip) for skip in self._skips], "origins": list(self._origins)}
+        return state | more | {"amended": amended}
+
+    def state_dict(self) -> State:
+        if get_worker_info() is not None:
+            raise ResumeError(
+                "a worker does not know where a run of chapters stands; save "
+                "dataset.state_after(batch), which fits any number of workers"
+            )
+        return super().state_dict()
+
+    def state_here(self) -> State:
+        return self._state_of(self._reached)
+
+    @property
+    def next_epoch(self) -> int:
+        """The chapter of the next iteration."""
+        return self._after_edge(self._reached).epoch
+
+    def load_state_dict(self, state: State) -> None:
+        current, records = saved_chapters(state)
+        lanes = state["num_lanes"]
+        if self._whole.order.num_lanes not in (None, lanes):
+            raise ResumeError(
+                f"the state was saved with num_lanes={lanes}, but this dataset asks for "
+                f"{self._whole.order.num_lanes}; a run keeps its num_lanes: set {lanes}, or leave "
+                "it out"
+            )
+        skips = _read_skips(state)
+        chapters, origins, run = self._fitting(state, records)
+        check_common(state, run, self._digests)
+        own = chapter_spec(self._whole, chapters[current])
+        view = device_view(own.world, own.batch_size, own.balance)
+        num_packs = run.num_slots(current) or MAX_INTEGER
+        check_balance(state, run.recipes[current], view, lambda: num_packs)
+        names, recipe = saved_names(state), run.recipes[current]
+        snapshots = parse_snapshots(state.get("snapshots"))
+        place = text_as_place(state.get("walk"), recipe, len(names))
+        renumbering = Renumbering(names, recipe.names)
+        if renumbering.is_needed:
+            snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
+            place = place and renumbering.place(place, run.start(0))
+        snapshots = check_run_snapshots(snapshots, run.recipes, current)
+        progress = Progress(epoch=current, position=state["position"], snapshots=snapshots)
+        if progress.position % own.batch_size:
+            raise ResumeError(
+                f"the state's position {progress.position} is not a multiple of batch_size="
+                f"{own.batch_size}; set batch_size to "
+                f"{nearest_divisors(progress.position, own.batch_size)}, on any number of ranks"
+            )
+        self._chapters, self._origins = chapters, origins
+        self._is_amended = [False] * len(chapters)
+        if chapters != list(self._whole.chapters):
+            for number in state["amended"]:
+                self._is_amended[number] = True
+        self._skips = sorted({*self._skips, *skips})
+        self._use_run(run)
+        self._place = place
+        self._use_chapter(current)
+        self._resume_from(progress)
+
+    def _fitting(
+        self, state: State, records: Sequence[dict[str, Any]]
+    ) -> tuple[list[Chapter], list[int], RunPlan]:
+        """Return the chapters that a state belongs to, where each was written, and their plan.
+
+        Raises:
+            ResumeError: If it belongs to other chapters. Names the first difference.
+        """
+        errors = []
+        for chapters, origins in self._candidates(state, records):
+            try:
+                run = self._resumed(chapters, records, state["num_lanes"])
+                check_past(list(records), run, state)
+            except ResumeError as error:
+                errors.append(error)
+            else:
+                return chapters, origins, run
+        raise errors[-1]
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Packs in a device batch, for each chapter."""
+        return [chapter_spec(self._whole, chapter).batch_size for chapter in self._chapters]
+
+    def check_state(self, state: State) -> tuple[int, int]:
+        """Check that a state belongs to this run, and return its chapter and position.
+
+        Raises:
+            ResumeError: If it does not. Names the chapter and the field.
+        """
+        current, records = saved_chapters(state)
+        _, _, run = self._fitting(state, records)
+        check_common(state, run, self._digests)
+        return current, state["position"]
+
+    def _candidates(
+        self, state: State, records: Sequence[dict[str, Any]]
+    ) -> list[tuple[list[Chapter], list[int]]]:
+        """Return the chapters that a state may belong to: as amended since, and as written."""
+        written = list(self._whole.chapters)
+        candidates = [(written, list(range(len(written))))]
+        origins = CHECKS.items("origins", state.get("origins"), len(records))
+        for origin in origins:
+            CHECKS.integer("origins", origin, 0, len(records))
+        amended = CHECKS.up_to("amended", state.get("amended"), len(records))
+        for number in amended:
+            CHECKS.integer("amended", number, 0, len(records) - 1)
+        if not amended or max(origins[n] for n in amended) >= len(written):
+            return candidates
+        last = max(amended)
+        replayed = [
+            _as_recorded(written[origin], record) if n in amended else written[origin]
+            for n, (origin, record) in enumerate(zip(origins, records, strict=True))
+            if n <= last
+        ]
+        if self._are_written(records[: last + 1], state["num_lanes"]):
+            return candidates  # the amendments were written into the chapters
+        rest = range(origins[last] + 1, len(written))
+        replayed += [written[origin] for origin in rest]
+        return [(replayed, [*origins[: last + 1], *rest]), *candidates]
+
+    def _are_written(self, records: Sequence[dict[str, Any]], num_lanes: int) -> bool:
+        """Whether the first chapters are written as a state records them, amendments included."""
+        chapters = self._whole.chapters[: len(records)]
+        if len(chapters) < len(records):
+            return False
+        runs = [record["lane_run"] for record in records]
+        run = build_run(self._whole, chapters, num_lanes=num_lanes, lane_runs=runs)
+        return [chapter_record(recipe) for recipe in run.recipes] == list(records)
+
+    def _resumed(
+        self, chapters: Sequence[Chapter], records: Sequence[dict[str, Any]], lanes: int
+    ) -> RunPlan:
+        """Return the plan of a run that resumes: chapters that stay keep their lane_run."""
+        try:
+            plain = build_run(self._whole, chapters, num_lanes=lanes)
+            runs: list[int | None] = []
+            for number, record in enumerate(records[: len(chapters)]):
+                own = chapter_record(plain.recipes[number])
+                is_same = all(
+                    own[key] == record.get(key) for key in own if key not in ("lane_run", "steps")
+                )
+                runs.append(record["lane_run"] if is_same else None)
+            return build_run(self._whole, chapters, num_lanes=lanes, lane_runs=runs)
+        except ConfigError as error:
+            raise ResumeError(f"the state does not fit this dataset: {error}") from error
+
+    def _resume_from(self, progress: Progress) -> None:
+        self._start = progress
+        self.go_to(0)
+        self.counter.run = [1, progress.epoch, progress.position, *([0] * 4)]
+
+    # Changes at run time.
+
+    def amend(self, weights: Mapping[str, Any]) -> None:
+        """End the running chapter at the next global batch, and begin one with other weights."""
+        progress = self._after_edge(self._reached)
+        number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
+        steps = -(-progress.position // size)
+        running = self._chapters[number]
+        slots = self.run.num_slots(number)
+        left = None if slots is None else slots // size - steps
+        rest = replace(running, weights=dict(weights), until=None, steps=left, stop_after=None)
+        if left == 0:
+            raise ConfigError(
+                f"chapters[{number}] ends with this global batch; amend in the next chapter"
+            )
+        before = [replace(running, stop_after=steps)] if steps else []
+        chapters = [*self._chapters[:number], *before, rest, *self._chapters[number + 1 :]]
+        runs = [recipe.lane_run for recipe in self.run.recipes]
+        runs.insert(number, runs[number])
+        if not before:
+            del runs[number]
+        lanes = self.recipe.num_lanes
+        run = build_run(self._whole, chapters, num_lanes=lanes, lane_runs=runs)
+        place = self._place_at(progress)
+        self._is_amended[number] = True
+        if before:
+            self._origins.insert(number, self._origins[number])
+            self._is_amended.insert(number, True)
+        self._chapters = chapters
+        self._start = self.at = self._reached
+        self._use_run(run)
+        self._place = place
+        self._use_chapter(number)
+
+    def skip(self, steps: int) -> None:
+        """Skip the next global batches, from the next edge on."""
+        progress = self._after_edge(self._reached)
+        size = self.run.recipes[progress.epoch].global_batch_size
+        sizes = [recipe.global_batch_size for recipe in self.run.recipes[: progress.epoch]]
+        before = sum((self.run.num_slots(n) or 0) // size for n, size in enumerate(sizes))
+        first = before + -(-progress.position // size)
+        self._skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
+        place = self._place_at(self._reached)
+        self._start = self.at = self._reached
+        self._running, self._place = None, place
+
+    @property
+    def chain(self) -> str:
+        """The hash of the chapters before the current one."""
+        return chain(self.run, self._reached.epoch)
+
+
+def _read_skips(state: State) -> list[tuple[int, int]]:
+    skips = CHECKS.up_to("skip", state.get("skip", []), 10**6)
+    read = []
+    for skip in skips:
+        first, stop = CHECKS.items("skip", skip, 2)
+        first = CHECKS.integer("skip", first, 0, 2**62)
+        read.append((first, CHECKS.integer("skip", stop, first, 2**62)))
+    return read
+
+
+def _as_recorded(chapter: Chapter, record: Mapping[str, Any]) -> Chapter:
+    """Return a written chapter with the weights and the length that a state records."""
+    weights: dict[str, Any] = {}
+    try:
+        for name, (begin, end) in CHECKS.mapping("weights", record.get("weights")).items():
+            first, last = Fraction(begin), Fraction(end)
+            weights[name] = first if first == last else Ramp(first, last)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CHECKS.error("weights", record.get("weights"), "shares by name") from error
+    steps, ramp_steps = record.get("steps"), record.get("ramp_steps")
+    stop = steps if ramp_steps is not None and ramp_steps != steps else None
+    return replace(chapter, weights=weights, until=None, steps=ramp_steps or steps, stop_after=stop)

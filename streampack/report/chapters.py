@@ -1,0 +1,219 @@
+"""What a run of chapters will give, before it runs: a table, and a picture of its mixture.
+
+::
+
+    chapters --integral of each share--> slots of each stream --tokens--> passes through each stream
+
+Slots follow from the shares alone: the plan meets them to within one choice of a stream. Passes are
+expected: they assume that packs are full.
+
+Cost: O(chapters x streams), whatever the length of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from streampack.errors import ConfigError
+from streampack.plan.chapter import ChapterPlan
+from streampack.plan.recipe import Recipe
+from streampack.plan.run_state import chapter_record
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.run_engine import RunEngine
+from streampack.report.bars import colour
+from streampack.runtime.resumable import engine_of
+from streampack.types import State
+
+DOTS_PER_INCH = 120
+OPEN_STEPS = 1000  # steps of a chapter without an end that tables and pictures show
+POINTS = 65  # places of a chapter at which a picture shows shares and passes
+
+
+def describe_run(dataset: PackedStreamingDataset, state: State | None = None) -> dict[str, Any]:
+    """Return what a run of chapters will give.
+
+    Args:
+        dataset: A dataset with chapters. It stays as it is.
+        state: A state of the run, to compare with; None: the run begins.
+
+    Returns:
+        `chapters`, a list with a dict for each: `first_step`, `steps` (None: it has no end),
+        `tokens` (slots times max_seq_len), `max_seq_len`, `batch_size`, `global_batch_size`,
+        `streams` (by name `begin` and `end`, its shares; `tokens`, the slots it gets times
+        max_seq_len; `passes`, how often it was used by the chapter's end), `changes` (what differs
+        from the chapter before) and `edits` (what differs from what the state knows). `is_exact`
+        shows which of these are exact and which are expected. `stands_at`: chapter and step of the
+        state; None without one.
+
+    Raises:
+        ConfigError: If the dataset has no chapters.
+        ResumeError: If the state does not belong to the run. Names the chapter and the field.
+    """
+    engine = run_engine_of(dataset)
+    known: Sequence[Mapping[str, Any]] = []
+    stands_at = None
+    if state is not None:
+        number, position = engine.check_state(state)
+        known = state["chapters"]
+        size = engine.run.recipes[number].global_batch_size
+        stands_at = {"chapter": number, "step": position // size}
+    chapters: list[dict[str, Any]] = []
+    first_step, used = 0, [Fraction(0)] * len(engine.recipe.streams)
+    for number, recipe in enumerate(engine.run.recipes):
+        chapter = _describe(recipe, engine.run.chapters[number], used)
+        chapter |= {
+            "first_step": first_step,
+            "batch_size": engine.batch_sizes[number],
+            "changes": _changes(engine.run.recipes[number - 1], recipe) if number else [],
+            "edits": _edits(known, number, recipe) if known else [],
+        }
+        chapters.append(chapter)
+        first_step += chapter["steps"] or 0
+    return {
+        "chapters": chapters,
+        "stands_at": stands_at,
+        "is_exact": {"steps": True, "tokens": True, "passes": False},
+    }
+
+
+def run_engine_of(dataset: PackedStreamingDataset) -> RunEngine:
+    """Return the engine of a dataset with chapters.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    engine = engine_of(dataset)
+    if not isinstance(engine, RunEngine):
+        raise ConfigError(
+            "the config has no chapters, so there is nothing to plan over a run; add a chapters "
+            "section, or use `streampack simulate`"
+        )
+    return engine
+
+
+def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[str, Any]:
+    """Describe a chapter; add what it takes of each stream to `used`, in tokens."""
+    slots = plan.num_slots
+    shown = slots if slots is not None else OPEN_STEPS * recipe.global_batch_size
+    streams = {}
+    for number, stream in enumerate(recipe.streams):
+        share = plan.mean_share(number, shown)
+        tokens = share * shown * recipe.packing.max_seq_len
+        used[number] += tokens
+        if plan.uses(number) or used[number]:
+            streams[stream.name] = {
+                "begin": float(plan.begin[number]),
+                "end": float(plan.shares_at(plan.part(shown))[number]),
+                "tokens": int(tokens),
+                "passes": float(used[number] / max(stream.num_tokens, 1)),
+            }
+    size = recipe.global_batch_size
+    return {
+        "steps": None if slots is None else slots // size,
+        "tokens": None if slots is None else slots * recipe.packing.max_seq_len,
+        "max_seq_len": recipe.packing.max_seq_len,
+        "global_batch_size": size,
+        "streams": streams,
+    }
+
+
+def _changes(before: Recipe, after: Recipe) -> list[str]:
+    """Name what differs from the chapter before."""
+    old, new = chapter_record(before), chapter_record(after)
+    changes = [key for key in ("global_batch_size", "lane_run") if old[key] != new[key]]
+    changes += [key for key, value in new["packing"].items() if old["packing"][key] != value]
+    joins = [name for name in new["weights"] if name not in old["weights"]]
+    leaves = [name for name in old["weights"] if name not in new["weights"]]
+    return changes + [f"+{name}" for name in joins] + [f"-{name}" for name in leaves]
+
+
+def _edits(known: Sequence[Mapping[str, Any]], number: int, recipe: Recipe) -> list[str]:
+    """Name what differs from what a state knows of a chapter."""
+    if number >= len(known):
+        return ["new"]
+    saved, own = known[number], chapter_record(recipe)
+    return [key for key, value in own.items() if saved.get(key) != value]
+
+
+def chapter_table(described: Mapping[str, Any]) -> Table:
+    """Return a table of the chapters of a run, one row for each stream of each chapter."""
+    table = Table(title="chapters", title_justify="left")
+    for name in ("chapter", "steps", "tokens", "pack", "global batch", "stream", "share", "passes"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    table.add_column("changes")
+    for number, chapter in enumerate(described["chapters"]):
+        stop = "end" if chapter["steps"] is None else chapter["first_step"] + chapter["steps"]
+        notes = ", ".join([*chapter["changes"], *(f"edited: {e}" for e in chapter["edits"])])
+        head = [
+            str(number),
+            f"{chapter['first_step']:,}-{stop if isinstance(stop, str) else f'{stop:,}'}",
+            "" if chapter["tokens"] is None else f"{chapter['tokens']:,}",
+            f"{chapter['max_seq_len']:,}",
+            f"{chapter['global_batch_size']:,}",
+        ]
+        for name, stream in chapter["streams"].items():
+            share = f"{stream['begin']:.3f}"
+            if stream["end"] != stream["begin"]:
+                share += f" to {stream['end']:.3f}"
+            table.add_row(*head, name, share, f"{stream['passes']:.2f}", notes)
+            head, notes = [""] * 5, ""
+        table.add_section()
+    return table
+
+
+def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
+    """Write a PNG of a run: shares stacked over tokens, and passes through each stream as lines."""
+    engine = run_engine_of(dataset)
+    names = engine.recipe.names
+    tokens, shares, passes = _curves(engine)
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    colours = [colour(number) for number in range(len(names))]
+    upper.stackplot(tokens, shares.T, labels=names, colors=colours)
+    upper.set(ylabel="share", ylim=(0, 1))
+    for number, name in enumerate(names):
+        lower.plot(tokens, passes[:, number], color=colours[number], label=name)
+    lower.set(xlabel="tokens", ylabel="passes")
+    handles, labels = lower.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 6))
+    part = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(part, dpi=DOTS_PER_INCH, format=path.suffix[1:] or "png")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:
+    """Return tokens, and shares and passes of each stream there, over the run."""
+    tokens, shares, passes = [], [], []
+    begin, used = 0, [Fraction(0)] * len(engine.recipe.streams)
+    for recipe, plan in zip(engine.run.recipes, engine.run.chapters, strict=True):
+        max_seq_len = recipe.packing.max_seq_len
+        slots = plan.num_slots
+        shown = slots if slots is not None else OPEN_STEPS * recipe.global_batch_size
+        for point in range(POINTS):
+            at = shown * point // (POINTS - 1)
+            tokens.append(begin + at * max_seq_len)
+            shares.append([float(share) for share in plan.shares_at(plan.part(at))])
+            passes.append(
+                [
+                    float(before + plan.mean_share(n, at) * at * max_seq_len) / max(s.num_tokens, 1)
+                    for n, (before, s) in enumerate(zip(used, recipe.streams, strict=True))
+                ]
+            )
+        used = [
+            before + plan.mean_share(number, shown) * shown * max_seq_len
+            for number, before in enumerate(used)
+        ]
+        begin += shown * max_seq_len
+    return np.array(tokens, np.float64), np.array(shares), np.array(passes)

@@ -1,0 +1,82 @@
+"""Runs of chapters over made-up lengths, and what tests read off the sequence they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streampack.chapters import Chapter
+from streampack.config import Mixing, Order, Packing
+from streampack.plan import DevicePlan, DeviceView
+from streampack.plan.chapter_recipes import chapter_recipes
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_sequence import RunSequence
+from tests.helpers.planning import Int64Array, plan_stream, world_views
+
+
+def run_plan(
+    lengths: dict[str, Int64Array],
+    chapters: Sequence[Chapter],
+    *,
+    method: str = "stratified",
+    unit: str = "samples",
+    packing: Packing | None = None,
+    order: Order | None = None,
+    num_lanes: int = 1,
+    lane_run: int = 1,
+    global_batch_size: int = 8,
+) -> RunPlan:
+    """The plan of a run over streams of these lengths."""
+    streams = [
+        replace(plan_stream(own, number), name=name)
+        for number, (name, own) in enumerate(lengths.items())
+    ]
+    return RunPlan(
+        chapter_recipes(
+            streams,
+            chapters,
+            packing=packing or Packing(max_seq_len=64),
+            mixing=Mixing(
+                batching_method=method, weight_unit=unit, global_batch_size=global_batch_size
+            ),
+            order=order or Order(seed=3, pack_shuffle=16),
+            num_lanes=num_lanes,
+            lane_runs=[chapter.batch_size or lane_run for chapter in chapters],
+        )
+    )
+
+
+def views_of(batch_sizes: Sequence[int], num_devices: int) -> list[list[DeviceView]]:
+    """The views of each device of a world, chapter by chapter."""
+    worlds = [world_views(num_devices, size) for size in batch_sizes]
+    return [[world[place] for world in worlds] for place in range(num_devices)]
+
+
+def run_packs(
+    run: RunPlan, batch_sizes: Sequence[int], num_devices: int = 1, most: int = 1, **kwargs
+) -> list[tuple[int, int, list]]:
+    """The packs of a run, read by all devices of a world: (chapter, slot, rows), in order."""
+    packs = []
+    for views in views_of(batch_sizes, num_devices):
+        sequence = RunSequence(run, views, **kwargs)
+        packs += device_packs(sequence, views, most)
+        sequence.close()
+    return sorted(packs, key=lambda pack: pack[:2])
+
+
+def device_packs(sequence: RunSequence, views: Sequence[DeviceView], most: int = 1) -> list:
+    """What is left of a device's packs: (chapter, slot, rows)."""
+    packs = []
+    while (plan := sequence.next(most)) is not None:
+        packs += plan_packs(plan, views[plan.epoch])
+    return packs
+
+
+def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]]:
+    """The packs of a plan: (chapter, slot, rows)."""
+    packs = []
+    for number, position in enumerate(plan.positions):
+        first = view.first_slot(position - view.window)
+        batch = plan.part(number, number + 1).packs
+        packs += [(plan.epoch, first + row, batch[row].tolist()) for row in range(len(batch))]
+    return packs

@@ -1,0 +1,228 @@
+"""Laws of runs of chapters on plans: cursors, shares, edges, worlds and resumes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.chapters import Chapter, Ramp
+from streampack.config import Order, Packing
+from streampack.plan import run_samples
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_sequence import RunSequence
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
+from tests.helpers.chapters import device_packs, plan_packs, run_packs, run_plan, views_of
+
+NAMES = ["web", "code", "math"]
+SIZE = 16  # packs of a global batch
+EXAMPLES = settings(max_examples=25)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of draws as small as these streams, so that plans are made in milliseconds."""
+    monkeypatch.setattr(run_samples, "CHUNK", 64)
+
+
+def lengths(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60)}
+    return {name: rng.integers(1, most, num) for name, (num, most) in sizes.items()}
+
+
+@st.composite
+def chapters(draw) -> list[Chapter]:
+    """Up to four chapters that change weights, streams, lengths and sizes."""
+    made = []
+    for _ in range(draw(st.integers(1, 4))):
+        used = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+        weights = {name: draw(st.integers(1, 5)) for name in used}
+        if len(used) > 1 and draw(st.booleans()):
+            first, last = used[:2]
+            weights[first], weights[last] = (
+                Ramp(weights[first], weights[last]),
+                Ramp(weights[last], weights[first]),
+            )
+        packing = draw(st.sampled_from([None, None, Packing(max_seq_len=128)]))
+        size = draw(st.sampled_from([None, None, 8]))
+        steps = draw(st.integers(1, 9))
+        made.append(Chapter(weights=weights, steps=steps, packing=packing, global_batch_size=size))
+    return made
+
+
+methods = st.sampled_from(["random", "stratified", "device_per_stream", "per_stream"])
+shapes = {
+    "run": chapters(),
+    "method": methods,
+    "unit": st.sampled_from(["samples", "tokens"]),
+    "num_lanes": st.sampled_from([1, 2, 4]),
+    "window": st.sampled_from([0, 64]),
+}
+
+
+def make(run, method: str, unit: str, num_lanes: int, window: int) -> RunPlan:
+    return run_plan(
+        lengths(),
+        run,
+        method=method,
+        unit=unit,
+        order=Order(seed=3, pack_shuffle=window),
+        num_lanes=num_lanes,
+        lane_run=2,
+        global_batch_size=SIZE,
+    )
+
+
+def sizes(run) -> list[int]:
+    return [2] * len(run)
+
+
+@EXAMPLES
+@given(**shapes, num_devices=st.sampled_from([2, 4]))
+def test_every_world_gets_the_same_packs(run, method, unit, num_lanes, window, num_devices):
+    whole = run_packs(make(run, method, unit, num_lanes, window), sizes(run))
+    parts = run_packs(make(run, method, unit, num_lanes, window), sizes(run), num_devices, most=4)
+    assert parts == whole
+
+
+@EXAMPLES
+@given(**shapes, data=st.data())
+def test_a_resume_anywhere_gives_what_the_run_would_have(
+    run, method, unit, num_lanes, window, data
+):
+    plan = make(run, method, unit, num_lanes, window)
+    [views] = views_of(sizes(run), 1)
+    sequence, packs, places = RunSequence(plan, views), [], []
+    while (batch := sequence.next()) is not None:
+        packs += plan_packs(batch, views[batch.epoch])
+        place = sequence.place(batch.epoch, batch.position)
+        places.append((batch.epoch, batch.position, sequence.snapshots(), place))
+    for _ in range(4):
+        chapter, position, snapshots, place = data.draw(st.sampled_from(places))
+        kept = json.loads(json.dumps(snapshots)) if data.draw(st.booleans()) else []
+        resumed = RunSequence(
+            make(run, method, unit, num_lanes, window),
+            views,
+            chapter=chapter,
+            position=position,
+            snapshots=kept,
+            place=place if data.draw(st.booleans()) else None,
+        )
+        rest = [pack for pack in packs if pack[:2] >= (chapter, position)]
+        assert device_packs(resumed, views) == rest
+
+
+@EXAMPLES
+@given(**shapes)
+def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, num_lanes, window):
+    """Delivered and waiting segments are together the first draws of each stream, each once."""
+    plan = make(run, method, unit, num_lanes, window)
+    [views] = views_of(sizes(run), 1)
+    sequence = RunSequence(plan, views)
+    rows = [np.array(pack) for _, _, pack in device_packs(sequence, views)]
+    sequence._part.end()
+    columns = sequence._columns
+    for lane, column in list(columns._loaded):  # those that rest
+        columns.queue(lane, column)
+    columns.know_passed()
+    for queue in columns:
+        rest = queue._queue.slice(
+            int(columns.passed[queue._lane, queue._column]) - queue.first_known,
+            len(queue._queue),
+        )
+        rows += [rest.segments, queue._packer.buffered, queue._pending, queue._waiting]
+    segments = np.concatenate(rows)
+    for stream in range(len(NAMES)):
+        own = segments[segments[:, STREAM] == stream]
+        drawn: Counter = Counter()
+        for row in own.tolist():
+            drawn[row[PASS], row[SAMPLE]] += row[LENGTH]
+        total = lengths()[NAMES[stream]]
+        # Each whole, no token twice.
+        assert all(tokens == total[sample] for (_, sample), tokens in drawn.items())
+        starts = Counter((row[PASS], row[SAMPLE], row[START]) for row in own.tolist())
+        assert max(starts.values(), default=1) == 1
+        for lane in range(num_lanes):
+            of_lane = plan.recipes[0].lane_stream(stream, lane)
+            if of_lane.is_empty or of_lane._shares is None:
+                continue
+            taken = of_lane.take(0, 3 * len(total))
+            order = list(zip(taken.passes.tolist(), taken.samples.tolist(), strict=True))
+            is_drawn = [key in drawn for key in order]
+            assert is_drawn == sorted(is_drawn, reverse=True)
+
+
+@settings(max_examples=40)
+@given(
+    run=chapters(),
+    method=st.sampled_from(["stratified", "device_per_stream"]),
+    num_lanes=st.sampled_from([1, 2, 4]),
+)
+def test_after_each_global_batch_streams_are_within_a_choice_of_their_share(run, method, num_lanes):
+    plan = make(run, method, "samples", num_lanes, 0)
+    per_choice = 2 if method == "device_per_stream" else 1
+    packs = run_packs(plan, sizes(run))
+    for number, recipe in enumerate(plan.recipes):
+        chapter, size = recipe.chapter, recipe.global_batch_size
+        streams = [rows[0][STREAM] for of, _, rows in packs if of == number]
+        before = plan.start(number).schedule.lags / 2**32
+        for stop in range(size, len(streams) + 1, size):
+            counts = np.bincount(streams[:stop], minlength=3) / per_choice
+            part = stop / chapter.num_slots
+            due = [
+                stop / per_choice * float(a + (b - a) * part / 2)
+                for a, b in zip(chapter.begin, chapter.end, strict=True)
+            ]
+            assert np.abs(counts - due - before).max() < 1 + 1e-6
+
+
+def test_a_stream_that_is_inserted_changes_no_order_of_another():
+    more = {"other": np.arange(1, 200), **lengths()}
+    run = [Chapter(weights={"web": 1, "code": 1}, steps=3)]
+    orders = []
+    for own in (lengths(), more):
+        recipe = run_plan(own, run, num_lanes=2, global_batch_size=SIZE).recipes[0]
+        stream = recipe.lane_stream(recipe.names.index("web"), 1)
+        orders.append(stream.take(0, 500).samples.tolist())
+    assert orders[0] == orders[1]
+
+
+def test_a_stream_that_returns_continues_where_it_rested():
+    run = [
+        Chapter(weights={"web": 1, "code": 1}, steps=4),
+        Chapter(weights={"web": 1}, steps=4),
+        Chapter(weights={"web": 1, "code": 1}, steps=4),
+    ]
+    for method in ("stratified", "random"):
+        plan = make(run, method, "samples", 1, 0)
+        seen = [
+            [
+                tuple(row)
+                for of, _, rows in run_packs(plan, sizes(run))
+                for row in rows
+                if of == number and row[STREAM] == 1
+            ]
+            for number in range(3)
+        ]
+        first, second = ({row[PASS : START + 1] for row in rows} for rows in (seen[0], seen[2]))
+        assert len(first) > 10
+        assert len(second) > 10
+        assert not first & second
+        assert not seen[1] or method == "random"
+
+
+def test_skipped_steps_are_planned_and_not_delivered():
+    run = [Chapter(weights={"web": 1, "code": 1}, steps=6), Chapter(weights={"web": 1}, steps=6)]
+    whole = run_packs(make(run, "stratified", "samples", 2, 0), sizes(run))
+    plan = make(run, "stratified", "samples", 2, 0)
+    [views] = views_of(sizes(run), 1)
+    sequence = RunSequence(plan, views, skips=[(1, 3), (5, 8)])
+    left = device_packs(sequence, views, most=8)
+    skipped = {(0, 1), (0, 2), (0, 5), (1, 0), (1, 1)}
+    assert left == [pack for pack in whole if (pack[0], pack[1] // SIZE) not in skipped]
+    assert sequence.num_skipped == 5

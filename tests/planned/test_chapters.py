@@ -1,0 +1,487 @@
+"""Runs of chapters through loaders: worlds, workers, resumes, edits, amendments and refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from torch.utils.data import DataLoader
+
+from streampack import (
+    Chapter,
+    ConfigError,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Ramp,
+    ResumeError,
+    Stream,
+    World,
+    report,
+)
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.write import write_lengths
+from tests.helpers.builders import write_stream_files
+
+METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
+CONFIGS = Path(__file__).parents[2] / "configs"
+CHAPTERS = [
+    Chapter(weights={"web": 3, "code": 1}, steps=6),
+    Chapter(weights={"web": Ramp(3, 1), "math": Ramp(0, 2)}, steps=5),
+    Chapter(
+        weights={"math": 1, "web": 1, "code": 1},
+        steps=5,
+        packing=Packing(max_seq_len=128),
+        batch_size=1,
+        global_batch_size=8,
+    ),
+    Chapter(weights={"code": 1, "math": 1}, steps=4),
+]
+EDGES = [48, 88, 128]  # batches before a chapter, on one rank
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("streams")
+    rng = np.random.default_rng(0)
+    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
+    return {
+        name: str(write_stream_files(folder / name, rng.integers(1, most, num).tolist())[0])
+        for name, (num, most) in sizes.items()
+    }
+
+
+@pytest.fixture
+def make(folders):
+    def make(chapters=CHAPTERS, method="stratified", names=("web", "code", "math"), **options):
+        options = {"batch_size": 2, "world": World()} | options
+        return PackedStreamingDataset(
+            [Stream(name=name, local=folders[name]) for name in names],
+            packing=options.pop("packing", Packing(max_seq_len=64)),
+            chapters=chapters,
+            mixing=Mixing(global_batch_size=16, batching_method=method),
+            order=Order(seed=17, pack_shuffle=256, num_lanes=2),
+            **options,
+        )
+
+    return make
+
+
+def key(batch: dict[str, Any]) -> tuple[int, int, bytes]:
+    return batch["epoch"], batch["position"], batch["tokens"].numpy().tobytes()
+
+
+def keys(batches) -> list:
+    return [key(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loop_continues_after_break_and_ends_with_the_run(make, method):
+    whole = keys(PackedDataLoader(make(method=method)))
+    assert len(whole) == len(make(method=method)) == 8 * 15 + 8 * 5
+    loader, got = PackedDataLoader(make(method=method)), []
+    while True:
+        before = len(got)
+        for batch in loader:
+            got.append(key(batch))
+            if len(got) == before + 37:
+                break
+        if len(got) == before:
+            break
+    assert got == whole
+    assert keys(make(method=method)) == whole
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_world_gets_the_same_rows(make, method):
+    worlds = []
+    for num_ranks in (1, 2, 4):
+        rows = {}
+        for rank in range(num_ranks):
+            for batch in PackedDataLoader(
+                make(method=method, world=World(rank=rank, num_ranks=num_ranks))
+            ):
+                size = len(batch["tokens"])
+                start = batch["position"] - size * num_ranks
+                place = (rank - start // size) % num_ranks
+                for row in range(size):
+                    slot = start + place * size + row
+                    rows[batch["epoch"], slot] = batch["tokens"][row].numpy().tobytes()
+        worlds.append(rows)
+    assert worlds[0] == worlds[1] == worlds[2]
+
+
+@pytest.mark.processes
+def test_workers_deliver_the_same_and_resume_at_every_edge(make):
+    whole = keys(PackedDataLoader(make()))
+    loader = PackedDataLoader(make(), num_workers=2)
+    states, got = {}, []
+    for batch in loader:
+        got.append(key(batch))
+        if len(got) in {edge + near for edge in EDGES for near in (-1, 0, 1)}:
+            states[len(got)] = json.dumps(loader.state_dict())
+    assert got == whole
+    for number, state in states.items():
+        for num_workers in (0, 2):
+            resumed = PackedDataLoader(make(), num_workers=num_workers)
+            resumed.load_state_dict(json.loads(state))
+            assert keys(resumed) == whole[number:]
+
+
+@pytest.mark.processes
+def test_torchs_own_workers_deliver_the_run_once(make):
+    dataset = make()
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    whole = keys(loader)
+    assert whole == keys(PackedDataLoader(make()))
+    with pytest.raises(ResumeError, match="second loop"):
+        list(loader)
+
+
+@pytest.mark.parametrize("number", [1, 30, 47, 48, 49, 90, 128, 130])
+def test_a_state_resumes_in_another_world(make, number):
+    whole = keys(PackedDataLoader(make()))
+    loader = PackedDataLoader(make())
+    for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
+        pass
+    state = loader.state_dict()
+    if state["position"] % 4 or number >= 88:
+        pytest.skip("inside a step of two ranks, or in packs of another length")
+    rest = []
+    for rank in range(2):
+        dataset = make(world=World(rank=rank, num_ranks=2))
+        dataset.load_state_dict(json.loads(json.dumps(state)))
+        rest += keys(PackedDataLoader(dataset))
+    tokens = sorted(tokens for _, _, tokens in rest)
+    assert tokens == sorted(tokens for _, _, tokens in whole[number:])
+
+
+def test_skipped_steps_are_counted_and_not_delivered(make):
+    whole = keys(PackedDataLoader(make()))
+    loader = PackedDataLoader(make(skip=[(1, 2), (5, 6)]))
+    assert keys(loader) == whole[:8] + whole[24:40] + whole[56:]
+    assert loader.stats()["skipped"] == 4
+
+
+def test_a_range_is_skipped_at_a_resume_from_before_it(make):
+    loader = PackedDataLoader(make())
+    for _ in zip(range(10), loader):  # noqa: B905 - a loop that is left early
+        pass
+    state = loader.state_dict()
+    whole = keys(PackedDataLoader(make()))
+    resumed = PackedDataLoader(make(skip=[(3, 4)]))
+    resumed.load_state_dict(state)
+    assert keys(resumed) == whole[10:24] + whole[40:]
+
+
+def test_what_a_loader_skips_is_remembered(make):
+    whole = keys(PackedDataLoader(make()))
+    loader, got = PackedDataLoader(make()), []
+    for batch in loader:
+        got.append(key(batch))
+        if len(got) == 10:
+            loader.skip(2)
+            state = loader.state_dict()
+    assert got == whole[:16] + whole[32:]
+    resumed = PackedDataLoader(make())
+    resumed.load_state_dict(state)
+    assert keys(resumed) == got[10:]
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+@pytest.mark.parametrize("at", [10, 48, 52, 100, 137])
+def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make, method, at):
+    whole = keys(PackedDataLoader(make(method=method)))
+    loader, got, states = PackedDataLoader(make(method=method)), [], {}
+    for batch in loader:
+        got.append(key(batch))
+        if len(got) == at:
+            loader.amend(weights={"math": 1, "web": 1})
+        if len(got) in (at, at + 9, at + 20):
+            states[len(got)] = json.dumps(loader.state_dict())
+    assert len(got) == len(whole)
+    assert [b for _, _, b in got[:at]] == [b for _, _, b in whole[:at]]
+    if method == "stratified":
+        assert got != whole
+    for number, state in states.items():
+        resumed = PackedDataLoader(make(method=method))
+        resumed.load_state_dict(json.loads(state))
+        assert keys(resumed) == got[number:]
+
+
+def saved(make, number: int, **options) -> Any:
+    loader = PackedDataLoader(make(**options))
+    for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
+        pass
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_what_comes_later_may_be_edited_and_streams_may_come_and_go(make):
+    state = saved(make, 20)
+    edited = [CHAPTERS[0], Chapter(weights={"other": 1, "web": 1}, steps=3)]
+    names = ("other", "code", "web")
+    loader = PackedDataLoader(make(edited, names=names))
+    loader.load_state_dict(state)
+    rest = keys(loader)
+    assert len(rest) == 8 * 9 - 20
+    assert rest == keys(PackedDataLoader(make(edited, names=names)))[20:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("number", [20, 48, 60])
+def test_a_state_fits_streams_in_another_order(make, method, number):
+    names = ("math", "other", "web", "code")
+    whole = keys(PackedDataLoader(make(method=method)))
+    state = saved(make, number, method=method)
+    loader = PackedDataLoader(make(method=method, names=names))
+    loader.load_state_dict(state)
+    rest = keys(loader)
+    if method != "random":  # its draws depend on the order of streams
+        assert rest == whole[number:]
+    assert rest == keys(PackedDataLoader(make(method=method, names=names)))[number:]
+
+
+def test_the_running_chapter_may_change_its_length_but_not_end_before_the_position(make):
+    state = saved(make, 20)
+    loader = PackedDataLoader(make([replace(CHAPTERS[0], steps=3)]))
+    loader.load_state_dict(state)
+    assert len(keys(loader)) == 4
+    with pytest.raises(ResumeError, match=r"chapters\[0\] has 2 steps, but 3 of them have begun"):
+        make([replace(CHAPTERS[0], steps=2)]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda c: [replace(c[0], weights={"web": 1}), *c[1:]], r"chapters\[0\] ran with weights"),
+        (lambda c: [replace(c[0], steps=7), *c[1:]], r"chapters\[0\] ran with steps"),
+        (lambda c: [c[0], replace(c[1], steps=9), *c[2:]], r"chapters\[1\] ran with"),
+        (lambda c: c[:1], r"the state lies in chapters\[1\], but this run has 1"),
+    ],
+)
+def test_what_ran_cannot_change(make, edit, message):
+    state = saved(make, 60)
+    with pytest.raises(ResumeError, match=message):
+        make(edit(CHAPTERS)).load_state_dict(state)
+
+
+def test_a_stream_that_ran_must_be_there_with_the_same_data(make, folders):
+    state = saved(make, 60)
+    streams = [
+        Stream(name=name, local=folders["other" if name == "code" else name])
+        for name in ("web", "code", "math")
+    ]
+    changed = PackedStreamingDataset(
+        streams,
+        packing=Packing(max_seq_len=64),
+        chapters=CHAPTERS,
+        mixing=Mixing(global_batch_size=16, batching_method="stratified"),
+        order=Order(seed=17, pack_shuffle=256, num_lanes=2),
+        batch_size=2,
+        world=World(),
+    )
+    with pytest.raises(ResumeError, match="stream 'code' holds other data"):
+        changed.load_state_dict(state)
+
+
+def test_a_state_without_chapters_is_refused_and_the_other_way_round(make, folders):
+    plain = PackedStreamingDataset(
+        [Stream(local=folders["web"])], packing=Packing(max_seq_len=64), world=World()
+    )
+    with pytest.raises(ResumeError, match="run without chapters"):
+        make().load_state_dict(plain.state_dict())
+    with pytest.raises(ResumeError, match="chapters"):
+        plain.load_state_dict(saved(make, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chapters": []}, "is empty"),
+        ({"chapters": [Chapter(weights={"web": 1}), CHAPTERS[0]]}, "no chapter can follow it"),
+        ({"chapters": [Chapter(weights={"wev": 1}, steps=1)]}, "did you mean 'web'"),
+        ({"chapters": None, "skip": [(1, 2)]}, "counts the steps of a run of chapters"),
+        ({"skip": [(2, 1)]}, r"write \(1, 2\)"),
+        ({"world": World(num_ranks=3)}, r"chapters\[0\] ends at a global batch"),
+        ({"batch_size": 3}, r"chapters\[0\]"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(make, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weights": {}}, "are not the shares of streams"),
+        ({"weights": {"web": -1}}, "is not a weight"),
+        ({"weights": {"web": 0}}, "all weights"),
+        ({"weights": {"web": Ramp(1, 0), "code": 1}, "steps": 1}, "sum to 2 .* to 1"),
+        ({"weights": {"web": Ramp(1, 0), "code": Ramp(0, 1)}}, "has no end"),
+        ({"weights": {"web": 1}, "until": "1k", "steps": 1}, "leave out one"),
+    ],
+)
+def test_chapters_that_cannot_be_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Chapter(**values)
+
+
+def test_options_of_epochs_are_refused_by_name(folders):
+    for mixing, name in [
+        (Mixing(), "global_batch_size"),
+        (Mixing(global_batch_size=8, epoch_size=100), "epoch_size"),
+        (Mixing(global_batch_size=8, epoch_end="carry"), "epoch_end"),
+        (Mixing(global_batch_size=8, sampling_method="fixed"), "sampling_method"),
+    ]:
+        with pytest.raises(ConfigError, match=name):
+            PackedStreamingDataset(
+                [Stream(name="web", local=folders["web"])],
+                packing=Packing(max_seq_len=64),
+                chapters=CHAPTERS[:0] or [Chapter(weights={"web": 1}, steps=2)],
+                mixing=mixing,
+                world=World(),
+            )
+    with pytest.raises(ConfigError, match="has repeat=2"):
+        PackedStreamingDataset(
+            [Stream(name="web", local=folders["web"], repeat=2)],
+            packing=Packing(max_seq_len=64),
+            chapters=[Chapter(weights={"web": 1}, steps=2)],
+            mixing=Mixing(global_batch_size=8),
+            world=World(),
+        )
+
+
+def test_an_epoch_cannot_be_set_and_loaders_of_epochs_cannot_be_amended(make, folders):
+    with pytest.raises(ConfigError, match="has no epochs"):
+        make().set_epoch(1)
+    plain = PackedStreamingDataset(
+        [Stream(local=folders["web"])], packing=Packing(max_seq_len=64), world=World()
+    )
+    with pytest.raises(ConfigError, match="run of chapters"):
+        PackedDataLoader(plain).amend(weights={"web": 1})
+
+
+def test_an_open_run_has_no_length_and_goes_on(make):
+    dataset = make([CHAPTERS[0], Chapter(weights={"math": 1})])
+    with pytest.raises(TypeError, match="no end"):
+        len(dataset)
+    batches = [key(batch) for _, batch in zip(range(500), PackedDataLoader(dataset), strict=False)]
+    assert len(batches) == 500
+
+
+def test_until_is_a_length_in_tokens_of_whole_global_batches(make):
+    dataset = make([Chapter(weights={"web": 1}, until=16 * 64 * 3 + 100)])
+    assert len(dataset) == 3 * 8
+
+
+def test_a_run_is_described_before_it_runs(make):
+    described = report.describe_run(make(), saved(make, 60))
+    chapters = described["chapters"]
+    assert [chapter["first_step"] for chapter in chapters] == [0, 6, 11, 16]
+    assert described["stands_at"] == {"chapter": 1, "step": 1}
+    assert [chapter["edits"] for chapter in chapters] == [[], [], [], []]
+    assert chapters[1]["streams"]["math"]["begin"] == 0
+    assert chapters[1]["streams"]["math"]["end"] == pytest.approx(2 / 3)
+    assert "+math" in chapters[1]["changes"]
+    counts = dict.fromkeys(("web", "code", "math"), 0)
+    loader = PackedDataLoader(make())
+    for _ in loader:
+        pass
+    for chapter in chapters:
+        for name, stream in chapter["streams"].items():
+            counts[name] += stream["tokens"]
+    delivered = loader.stats()["streams"]
+    for name, expected in counts.items():
+        assert delivered[name]["tokens"] == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["annealing", "length-curriculum"])
+def test_the_configs_of_chapters_load_and_are_planned(folders, tmp_path, name):
+    written = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    own = iter(folders.values())
+    for stream in written["streams"]:
+        del stream["remote"]
+        stream["local"] = next(own)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(written))
+    dataset = build_dataset(read_config(path), path, World())
+    described = report.describe_run(dataset)
+    assert len(described["chapters"]) == len(written["chapters"])
+    report.plot_run(dataset, tmp_path / "run.png")
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+    batch = next(iter(PackedDataLoader(dataset)))
+    assert batch["tokens"].shape[1] == described["chapters"][0]["max_seq_len"]
+
+
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_shards_that_were_appended_are_taken_beside_the_old_ones(tmp_path, has_lengths):
+    rng = np.random.default_rng(1)
+    first, second = (rng.integers(1, 100, num).tolist() for num in (120, 80))
+    old, _ = write_stream_files(tmp_path / "old", first)
+    grown, _ = write_stream_files(tmp_path / "new", second)
+    merged = tmp_path / "merged"
+    shutil.copytree(old, merged)
+    index, more = (json.loads((folder / "index.json").read_text()) for folder in (old, grown))
+    num_old = len(index["shards"])
+    for shard in more["shards"]:
+        name = shard["raw_data"]["basename"]
+        shard["raw_data"]["basename"] = f"new.{name}"
+        shutil.copy(grown / name, merged / f"new.{name}")
+    index["shards"] += more["shards"]
+    (merged / "index.json").write_text(json.dumps(index))
+
+    def dataset(*streams, chapters):
+        return PackedStreamingDataset(
+            list(streams),
+            packing=Packing(max_seq_len=64),
+            chapters=chapters,
+            mixing=Mixing(global_batch_size=4, batching_method="stratified"),
+            order=Order(seed=17),
+            world=World(),
+        )
+
+    for folder in (old, merged):
+        if has_lengths:
+            write_lengths(folder)
+        else:
+            (folder / "lengths.bin").unlink(missing_ok=True)
+    before = Chapter(weights={"web": 1}, steps=5)
+    loader = PackedDataLoader(dataset(Stream(name="web", local=str(old)), chapters=[before]))
+    whole = keys(loader)
+    loader = PackedDataLoader(dataset(Stream(name="web", local=str(old)), chapters=[before]))
+    for _ in zip(range(7), loader):  # noqa: B905 - a loop that is left early
+        pass
+    state = loader.state_dict()
+    alone = dataset(Stream(name="web", local=str(merged)), chapters=[before])
+    with pytest.raises(ResumeError, match=r"shards=slice\(0, n\)"):
+        alone.load_state_dict(state)
+    both = dataset(
+        Stream(name="web", local=str(merged), shards=slice(0, num_old)),
+        Stream(name="web2", local=str(merged), shards=slice(num_old, None)),
+        chapters=[before, Chapter(weights={"web": 1, "web2": 1}, steps=5)],
+    )
+    both.load_state_dict(state)
+    loader = PackedDataLoader(both)
+    rest = keys(loader)
+    assert rest[:13] == whole[7:]
+    assert loader.stats()["streams"]["web2"]["samples"] > 0
+
+
+@pytest.mark.parametrize("shards", [slice(5, 5), slice(0, 4, 2), slice(100, None)])
+def test_a_slice_without_neighbouring_shards_is_refused(folders, shards):
+    with pytest.raises(ConfigError, match="neighbouring"):
+        PackedStreamingDataset(
+            [Stream(local=folders["web"], shards=shards)],
+            packing=Packing(max_seq_len=64),
+            world=World(),
+        )
