@@ -5,6 +5,7 @@
     StreampackError
     ├── ConfigError   the arguments or the YAML
     ├── DataError     the stored bytes, or access to them
+    │   └── BadRowsError   more bad rows of an input than may be skipped
     ├── ResumeError   a state and a dataset that do not belong together
     └── WorkerError   a process or thread that died: the machine
 
@@ -62,6 +63,10 @@ class DataError(StreampackError):
         self.shard = shard
         self.attempts = attempts
         self.elapsed_s = elapsed_s
+
+
+class BadRowsError(DataError):
+    """More rows of an input that cannot become samples than may be skipped."""
 
 
 class ResumeError(StreampackError):

@@ -4,7 +4,7 @@
 
     streampack run --help    imports streampack.cli.verbs
     streampack run x.yaml    imports streampack.cli.run, and its dependencies
-    Ctrl-C                   one line, exit code 130
+    Ctrl-C, SIGTERM          one line, exit code 130 or 143
 
 Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is not imported.
 """
@@ -24,22 +24,38 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from streampack.cli.signals import Terminated
 from streampack.cli.verbs import VERBS
 from streampack.cli.wording import in_words_of_config, in_words_of_options
-from streampack.errors import StreampackError
+from streampack.errors import BadRowsError, StreampackError
 
 SYSTEM_ERROR = 1
 USER_ERROR = 2  # the usual exit code for wrong arguments
+BAD_ROWS = 4
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
+TERMINATED = 143  # 128 + SIGTERM
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # Former option names: still accepted, but not shown.
-RENAMED = {"--column": "--tokens", "--dtype": "--tokens-dtype"}
+RENAMED = {
+    "--column": "--tokens",
+    "--dtype": "--tokens-dtype",
+    "--extra": "--columns",
+    "--processes": "--workers",
+    "--text-field": "--text",
+    "--tokens-field": "--tokens",
+}
 # Python arguments whose option has another name.
 ARGUMENTS = {
     "column": "tokens",
     "dtype": "tokens_dtype",
-    "num_processes": "processes",
-    "extra_fields": "extra",
+    "num_processes": "workers",
+    "extra_fields": "columns",
+    "text_field": "text",
+    "tokens_field": "tokens",
+    "chat_field": "chat",
+    "share": "part",
 }
 PATHS = dict.fromkeys(("local", "remote", "path", "paths"), "PATH")  # where it is not an option
 
@@ -59,8 +75,10 @@ class VerbGroup(TyperGroup):
             error.args = (_in_words_of(self.commands[ctx.invoked_subcommand], str(error)),)
             raise
         except KeyboardInterrupt as interrupt:
-            _show(f"interrupted{''.join(f': {text}' for text in interrupt.args)}")
-            raise typer.Exit(INTERRUPTED) from interrupt
+            is_terminated = isinstance(interrupt, Terminated)
+            word = "terminated" if is_terminated else "interrupted"
+            _show(f"{word}{''.join(f': {text}' for text in interrupt.args)}")
+            raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from interrupt
 
 
 def _current_name(argument: str) -> str:
@@ -124,7 +142,8 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Run the command line; an error is printed as one red line.
 
-    The exit code is 2 for streampack's own errors and 1 for system errors, such as a full disk.
+    The exit code is 2 for streampack's own errors, 4 for too many bad rows, and 1 for system
+    errors, such as a full disk.
     """
     try:
         try:
@@ -132,12 +151,14 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # a failure at interpreter exit would print a traceback
     except StreampackError as error:
-        _fail(str(error), USER_ERROR)
+        _fail(str(error), BAD_ROWS if isinstance(error, BadRowsError) else USER_ERROR)
     except OSError as error:
         _drop_output()
         way_out = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_SPACE:
             way_out = "; free space there, or write elsewhere; no incomplete file has a final name"
+        if error.errno in NO_RIGHTS:
+            way_out = "; change the rights there, or name a place that you may use"
         _fail(f"{error}{way_out}", SYSTEM_ERROR)
 
 

@@ -2,6 +2,7 @@
 
 ::
 
+    job.json, part.json --> parts, bad rows            of a stream that `streampack write` made
     index.json -----------> shards, columns            immediately
     length file, or the
     headers of shards ----> lengths                    the first 16 shards without a length file
@@ -11,6 +12,9 @@ Cost: seconds; without a length file, the first shards are fetched and decompres
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from rich import box
@@ -23,13 +27,18 @@ from streampack._paths import folder_of
 from streampack.cli.verbs import Inspect, StreamOptions
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer
+from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
 from streampack.streams import MdsStream, Stream, open_stream
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
+from streampack.write.commit import finished_parts
+from streampack.write.job import read_job
+from streampack.write.output import open_output
 from streampack.write.rows import load_tokenizer
 
 MAX_SHARDS_SHOWN = 10
+MAX_BAD_ROWS_SHOWN = 5
 MAX_SHARDS_READ = 16  # of shards to fetch or decompress
 MAX_SAMPLES_READ = 1_000_000  # of memory-mapped shards: a few seconds
 DIGITS_SHOWN = 3  # of an estimate
@@ -45,25 +54,36 @@ def open_path(path: str, options: StreamOptions) -> MdsStream:
         ConfigError: If an option is invalid.
         DataError: If the place holds no stream.
     """
+    return open_stream(_describe(path, options), 0)
+
+
+def _describe(path: str, options: StreamOptions) -> Stream:
     folder = folder_of(path)
-    described = Stream(
+    return Stream(
         remote=path if folder is None else None,
         local=folder,
         split=options.split,
         tokens=options.tokens,
         tokens_dtype=options.tokens_dtype,
     )
-    return open_stream(described, 0)
 
 
 def run(options: Inspect) -> None:
-    """Print a stream's shards, its lengths and one of its packs.
+    """Print a stream's parts, its shards, its lengths and one of its packs.
+
+    Of a stream that is not finished, only the parts are printed.
 
     Raises:
         DataError: If the stream is invalid.
     """
-    stream = open_path(options.path, options)
     console = Console()
+    described = _describe(options.path, options)
+    progress = _job_lines(options)
+    for line in progress.lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if not progress.is_complete:
+        return
+    stream = open_stream(described, 0)
     console.print(_shard_table(stream))
     num_read = min(stream.num_shards, _num_shards_to_read(stream))
     lengths = lengths_of(stream, num_read)
@@ -73,6 +93,39 @@ def run(options: Inspect) -> None:
     decoder = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     console.print(_draw(packs, options.pack, console.width - MARGIN))
     console.print(_decode(stream, packs, options.pack, decoder))
+
+
+@dataclass(frozen=True, slots=True)
+class _JobProgress:
+    lines: list[str]
+    is_complete: bool
+    """Whether there is a whole stream to show."""
+
+
+def _job_lines(options: Inspect) -> _JobProgress:
+    """Return the progress of the job that wrote a stream, if `streampack write` did."""
+    path = options.path if options.split is None else f"{options.path.rstrip('/')}/{options.split}"
+    if folder_of(path) is None and not path.startswith("s3://"):
+        return _JobProgress([], True)
+    output = open_output(path)
+    job = read_job(output)
+    if job is None:
+        return _JobProgress([], True)
+    results = finished_parts(output, job)
+    num_bad = sum(result.counts.num_bad_rows for result in results.values())
+    lines = [
+        f"{len(results):,} of {len(job.parts):,} parts are done, {num_bad:,} bad rows left out"
+    ]
+    bad_rows = (bad for result in results.values() for bad in result.bad_rows)
+    for bad in islice(bad_rows, MAX_BAD_ROWS_SHOWN):
+        lines.append(f"  {bad['uri']}, row {bad['row']}: {bad['reason']}")
+    is_complete = len(results) == len(job.parts)
+    if not is_complete:
+        lines.append("the stream is not finished: run the command that began it again")
+    elif output.read(INDEX_FILE) is None:
+        is_complete = False
+        lines.append(f"all parts are done; finish the stream: streampack merge {path}")
+    return _JobProgress(lines, is_complete)
 
 
 def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:

@@ -25,33 +25,74 @@ TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a co
 
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """Turn text, JSONL or token ids into a stream: MDS shards and a length file."""
+    """Turn text, rows or token ids into a stream: MDS shards and a length file.
 
-    paths: Annotated[
-        list[Path],
-        Argument(help="Text (.txt, .md), JSON lines (.jsonl, .json), plain, .gz or .zst; folders."),
+    The same command resumes an interrupted one: parts that are done are kept.
+    """
+
+    inputs: Annotated[
+        list[str],
+        Argument(
+            help="Files (.jsonl, .txt, .md, .csv, .parquet, .arrow; plain, .gz or .zst), folders, "
+            "globs, or URLs of them."
+        ),
     ]
-    out: Annotated[Path, Option(help="The new stream's folder, which must be empty or missing.")]
+    out: Annotated[str, Option(help="The stream's folder or s3:// URL: new, or of the same job.")]
     tokenizer: Annotated[
-        Path | None, Option(help="A tokenizer.json; without it, rows hold token ids.")
+        Path | None,
+        Option(help="A tokenizer.json, or a tokenizer's folder; without it, rows hold token ids."),
     ] = None
-    text_field: Annotated[str, Option(help="JSONL field of the text.")] = "text"
-    tokens_field: Annotated[
-        str, Option(help="JSONL field of the token ids; by default input_ids works too.")
+    text: Annotated[str, Option(help="Column of the text.")] = "text"
+    tokens: Annotated[
+        str, Option(help="Column of the token ids; by default input_ids works too.")
     ] = "tokens"
-    extra: Annotated[
-        list[str] | None, Option(help="JSONL field of an integer per token, e.g. a loss mask.")
+    chat: Annotated[
+        str | None, Option(help="Column of conversations, for a tokenizer with a chat template.")
     ] = None
-    tokens: Annotated[str, Option(help="Column of the token ids.")] = "tokens"
+    columns: Annotated[
+        list[str] | None,
+        Option(help="Column to keep, such as url, or a loss mask with an integer per token."),
+    ] = None
     tokens_dtype: Annotated[
         str | None,
         Option(help="Integer type of the ids; by default the smallest that fits the tokenizer."),
     ] = None
     compression: Annotated[str, Option(help="Such as zstd or zstd:7, or none.")] = "zstd"
     size_limit: Annotated[str, Option(help="Shard size before compression.")] = "64mb"
-    processes: Annotated[
+    part_bytes: Annotated[str, Option(help="Bytes of input in a part.")] = "256mb"
+    engine: Annotated[str, Option(help="processes of this machine, or ray.")] = "processes"
+    workers: Annotated[
         int | None, Option(help="Number of tokenizing processes; by default one per core.")
     ] = None
+    part: Annotated[
+        str | None, Option(help="K/N: this machine's share of the parts; then: streampack merge.")
+    ] = None
+    resume: Annotated[bool, Option("--resume", help="Resume an interrupted job; the default.")] = (
+        False
+    )
+    append: Annotated[
+        bool, Option("--append", help="Add inputs that the stream does not have yet.")
+    ] = False
+    on_bad_row: Annotated[str, Option(help="error, or skip: count it and leave it out.")] = "error"
+    max_bad_rows: Annotated[int, Option(help="Bad rows that may be left out.")] = 1000
+    verify: Annotated[
+        bool, Option("--verify", help="Read the shards again, and compare their hashes.")
+    ] = False
+    as_json: Annotated[bool, Option("--json", help="Print one JSON line at the end.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Finish a stream whose parts several machines wrote."""
+
+    path: Annotated[str, Argument(help="The stream's folder or s3:// URL.")]
+    max_bad_rows: Annotated[
+        int | None, Option(help="Bad rows that may have been left out; by default any number.")
+    ] = None
+    verify: Annotated[
+        bool, Option("--verify", help="Read the shards again, and compare their hashes.")
+    ] = False
+    as_json: Annotated[bool, Option("--json", help="Print one JSON line at the end.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +127,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect(StreamOptions):
-    """Show a stream: its shards, its lengths, one of its packs."""
+    """Show a stream: its parts, its shards, its lengths, one of its packs."""
 
     path: Annotated[str, Argument(help="The stream's folder, or the URL of a remote one.")]
     pack: Annotated[int, Option(min=1, help="Tokens in the pack that is drawn.")] = 2048
@@ -184,6 +225,7 @@ class Demo:
 
 VERBS: dict[str, type] = {
     "write": Write,
+    "merge": Merge,
     "index": Index,
     "inspect": Inspect,
     "run": Run,

@@ -1,81 +1,212 @@
-"""``streampack write PATHS --out FOLDER``: turn text, JSONL or token ids into a stream.
+"""``streampack write INPUTS --out OUT``: turn text, rows or token ids into a stream.
 
 ::
 
-    docs/ more.jsonl.zst --> OUT/shard.00000.mds.zstd ...  index.json  lengths.bin
+    docs/ more.jsonl.zst --> OUT/job.json  OUT/parts/...  OUT/index.json  OUT/lengths.bin
 
 Cost: the tokenizer's, over all cores; see ``streampack.write``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from streampack import write
+from streampack.cli.signals import terminable
 from streampack.cli.verbs import Write
+from streampack.errors import ConfigError
 
 NO_COMPRESSION = "none"
+LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
 
 def run(options: Write) -> None:
     """Write a stream, and print its size."""
-    compression = None if options.compression == NO_COMPRESSION else options.compression
-    write_options = write.WriteOptions(
+    as_json = options.as_json
+    console = Console(stderr=as_json)
+    begin = time.monotonic()
+    written = write_with_progress(options.inputs, options.out, _options(options), console)
+    num_verified = 0
+    if options.verify and written.is_complete:
+        num_verified = write.verify(options.out)
+    seconds = time.monotonic() - begin
+    show_summary(
+        written,
+        Console(),
+        as_json=as_json,
+        seconds=seconds,
+        part=options.part,
+        num_verified=num_verified,
+    )
+
+
+def _options(options: Write) -> write.WriteOptions:
+    return write.WriteOptions(
         rows=write.RowFormat(
             tokenizer=options.tokenizer,
-            text_field=options.text_field,
-            tokens_field=options.tokens_field,
-            extra_fields=tuple(options.extra or ()),
+            text_field=options.text,
+            tokens_field=options.tokens,
+            chat_field=options.chat,
+            extra_fields=tuple(options.columns or ()),
         ),
-        column=options.tokens,
         dtype=options.tokens_dtype,
-        compression=compression,
+        compression=None if options.compression == NO_COMPRESSION else options.compression,
         size_limit=options.size_limit,
-        num_processes=options.processes,
-    )
-    console = Console()
-    files = write.list_files(options.paths)
-    kinds = Counter(map(write.kind_of, files)).items()
-    counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds))
-    console.print(f"reading {len(files):,} files: {counts}", highlight=False, soft_wrap=True)
-    try:
-        written = write_with_bar(files, options.out, write_options, console)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"{options.out} was not written, and its unfinished files were removed"
-        ) from None
-    skipped = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
-    if written.num_without_targets:
-        skipped += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
-    console.print(
-        f"{written.path}: {written.num_samples:,} samples, {written.num_tokens:,} tokens in "
-        f"{written.num_shards:,} shards{skipped}",
-        highlight=False,
-        soft_wrap=True,
+        num_processes=options.workers,
+        part_bytes=options.part_bytes,
+        engine=cast("Any", options.engine),
+        share=None if options.part is None else _share(options.part),
+        append=options.append,
+        on_bad_row=cast("Any", options.on_bad_row),
+        max_bad_rows=options.max_bad_rows,
     )
 
 
-def write_with_bar(
-    paths: list[Path], out: Path, options: write.WriteOptions, console: Console
+def _share(text: str) -> tuple[int, int]:
+    """Parse K/N.
+
+    >>> _share("3/16")
+    (3, 16)
+    """
+    number, _, total = text.partition("/")
+    if not (number.isdecimal() and total.isdecimal()):
+        raise ConfigError(
+            f"--part {text!r} is not K/N; write 1/16 on the first of 16 machines, 16/16 on the last"
+        )
+    return int(number), int(total)
+
+
+def write_with_progress(
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    options: write.WriteOptions,
+    console: Console,
 ) -> write.Written:
-    """Write a stream, with a progress bar."""
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    # In a file or a pipe, a transient bar would leave an empty line.
-    hidden = not console.is_terminal
-    with ProgressBar(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(out.name, total=None)
+    """Write a stream, with a progress bar, or lines where the output is not a terminal."""
+    shown = _Shown(str(out), console)
+    try:
+        with shown, terminable():
+            return write.write_texts(paths, out, options, shown.show)
+    except KeyboardInterrupt as interrupt:
+        interrupt.args = (shown.where_it_ended(),)
+        raise
 
-        def _show(progress: write.Progress) -> None:
-            bar.update(
-                task,
-                completed=progress.num_bytes,
-                total=progress.total_bytes,
-                description=f"{out.name}: {progress.num_tokens:,} tokens",
-            )
 
-        return write.write_texts(paths, out, options, _show)
+class _Shown:
+    """The progress of a job on a console."""
+
+    def __init__(self, out: str, console: Console) -> None:
+        self._out = out
+        self._console = console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[counts]}"),
+            TimeRemainingColumn(),
+        )
+        # In a file or a pipe, a transient bar would leave an empty line.
+        self._bar = ProgressBar(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
+        name = os.path.basename(out.rstrip("/"))
+        self._task = self._bar.add_task(name, total=None, counts="")
+        self._begin = self._last_line = time.monotonic()
+        self._first: write.Progress | None = None
+        self._last: write.Progress | None = None
+
+    def __enter__(self) -> None:
+        self._bar.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: write.Progress) -> None:
+        """Show the progress; called by the writer."""
+        self._first = self._first or progress
+        self._last = progress
+        now = time.monotonic()
+        counts = self._counts(progress, now - self._begin)
+        self._bar.update(
+            self._task, completed=progress.num_bytes, total=progress.total_bytes, counts=counts
+        )
+        if not self._console.is_terminal and now - self._last_line >= LINE_S:
+            self._last_line = now
+            left = self._seconds_left(progress, now - self._begin)
+            line = f"{self._out}: {counts}{left}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def where_it_ended(self) -> str:
+        """Return a sentence for a job that was interrupted."""
+        if self._last is None:
+            return f"{self._out}: nothing was written"
+        done, total = self._last.num_parts, self._last.total_parts
+        return (
+            f"{self._out}: {done:,} of {total:,} parts are done and kept; run the same command "
+            "again for the others"
+        )
+
+    def _counts(self, progress: write.Progress, seconds: float) -> str:
+        tokens = progress.num_tokens - (self._first or progress).num_tokens
+        bad = f", {progress.num_bad_rows:,} bad rows" if progress.num_bad_rows else ""
+        return (
+            f"{progress.num_parts:,} of {progress.total_parts:,} parts, "
+            f"{progress.num_samples:,} rows, {progress.num_tokens:,} tokens, "
+            f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{bad}"
+        )
+
+    def _seconds_left(self, progress: write.Progress, seconds: float) -> str:
+        num_bytes = progress.num_bytes - (self._first or progress).num_bytes
+        if not num_bytes:
+            return ""
+        left = (progress.total_bytes - progress.num_bytes) * seconds / num_bytes
+        return f", {left / 60:,.0f} min left"
+
+
+def show_summary(
+    written: write.Written,
+    console: Console,
+    *,
+    as_json: bool,
+    seconds: float | None = None,
+    part: str | None = None,
+    num_verified: int = 0,
+) -> None:
+    """Print the size of a stream, or of the parts that are done."""
+    if as_json:
+        document = asdict(written) | {"path": str(written.path), "is_complete": written.is_complete}
+        if seconds is not None:
+            document["seconds"] = round(seconds, 3)
+        console.print(json.dumps(document), highlight=False, soft_wrap=True, markup=False)
+        return
+    lines = [f"{written.path}: {_sizes(written)}"]
+    if not written.is_complete:
+        lines = [
+            f"{written.path}: {written.num_parts:,} of {written.total_parts:,} parts are done"
+            f"{f', all of --part {part}' if part else ''}",
+            f"when all are: streampack merge {written.path}",
+        ]
+    if num_verified:
+        lines.append(f"{num_verified:,} shards were read again: all hashes are equal")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _sizes(written: write.Written) -> str:
+    left_out = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
+    if written.num_bad_rows:
+        left_out += f", {written.num_bad_rows:,} bad rows left out (each part.json names its own)"
+    if written.num_without_targets:
+        left_out += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
+    return (
+        f"{written.num_samples:,} samples, {written.num_tokens:,} tokens in "
+        f"{written.num_shards:,} shards{left_out}"
+    )

@@ -1,8 +1,8 @@
-"""The MDS file format: index.json, shard headers and columns, and length files.
+"""The MDS file format: index.json, shard headers and columns, length files, and new shards.
 
-In: bytes of files that the caller has read or mapped. Out: `MdsIndex`, positions of samples in a
-shard, lengths. May import the ground only. It uses no network and no cache. `mosaic` is the only
-module of the package that imports MosaicML Streaming.
+In: bytes of files that the caller has read or mapped, or samples. Out: `MdsIndex`, positions of
+samples in a shard, lengths, or bytes of shards. May import the ground only. It uses no network and
+no cache. `mosaic` is the only module of the package that imports MosaicML Streaming.
 
 Cost: parsing an index takes about 20 us a shard; positions of samples are one pass over a header.
 """

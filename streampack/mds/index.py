@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
+from streampack.mds.codecs import COMPRESSIONS
 from streampack.types import Int64Array
 
+INDEX_FILE = "index.json"
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
 
 
@@ -215,9 +216,8 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
 
 def _parse_compression(entry: dict[str, Any], where: str) -> str:
     compression = entry.get("compression")
-    known = mosaic.get_compressions()
-    if not isinstance(compression, str) or compression not in known:
-        families = sorted({name.split(":")[0] for name in known})
+    if not isinstance(compression, str) or compression not in COMPRESSIONS:
+        families = sorted({name.split(":")[0] for name in COMPRESSIONS})
         raise DataError(
             f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
             f"compressed with one of {', '.join(families)}; write the stream again"

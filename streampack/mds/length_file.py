@@ -24,7 +24,7 @@ import hashlib
 import os
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,21 +193,62 @@ def write_length_file(
     Raises:
         DataError: If there are too few or too many lengths, edges or hashes.
     """
+    _check_counts(str(path), index, lengths, edges, hashes)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("wb") as out:
+            out.writelines(_pieces(text, index, column, lengths, edges, hashes))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def encode_length_file(
+    text: bytes, index: MdsIndex, column: str, lengths: UInt32Array, edges: UInt32Array
+) -> bytes:
+    """Return the bytes of a length file without hashes; see `write_length_file` for arguments.
+
+    Raises:
+        DataError: If there are too few or too many lengths or edges.
+    """
+    _check_counts(LENGTH_FILE, index, lengths, edges, ())
+    return b"".join(_pieces(text, index, column, lengths, edges, ()))
+
+
+def _check_counts(
+    where: str,
+    index: MdsIndex,
+    lengths: UInt32Array,
+    edges: UInt32Array,
+    hashes: Sequence[int],
+) -> None:
     if not len(lengths) == len(edges) == index.num_samples:
         raise DataError(
-            f"{path}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
+            f"{where}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
             "samples; count the samples of this index.json"
         )
     if len(hashes) not in (0, len(index.shards)):
         raise DataError(
-            f"{path}: {len(hashes)} hashes for {len(index.shards)} shards; hash all of them or none"
+            f"{where}: {len(hashes)} hashes for {len(index.shards)} shards; hash all of them or "
+            "none"
         )
+
+
+def _pieces(
+    text: bytes,
+    index: MdsIndex,
+    column: str,
+    lengths: UInt32Array,
+    edges: UInt32Array,
+    hashes: Sequence[int],
+) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a length file in order."""
     sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)])
     shards = np.zeros((len(index.shards), 2), np.uint64)
     shards[:, 0] = index.first_sample[:-1]
     shards[:, 1] = np.diff(sums[index.first_sample])
     name = column.encode()
-    head = HEAD.pack(
+    yield HEAD.pack(
         MAGIC,
         VERSION_WITH_HASHES if len(hashes) else VERSION,
         len(lengths),
@@ -217,16 +258,9 @@ def write_length_file(
         index_digest(text),
         len(name),
     )
-    name = name.ljust(_padded(len(name)), b"\0")
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("wb") as out:
-            out.write(head + name)
-            for part in (shards, lengths, edges, np.array(hashes, np.uint64)):
-                out.write(np.ascontiguousarray(part).data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    yield name.ljust(_padded(len(name)), b"\0")
+    for part in (shards, lengths, edges, np.array(hashes, np.uint64)):
+        yield np.ascontiguousarray(part).data
 
 
 def _way_out(path: Path) -> str:

@@ -12,16 +12,16 @@ _FILES = {
     "ChatEncoder": "chat",
     "ChatSamples": "chat",
     "Indexed": "lengths",
-    "Progress": "tokenize",
+    "Progress": "options",
     "RowFormat": "rows",
-    "WriteOptions": "tokenize",
-    "Written": "shards",
-    "kind_of": "text_files",
-    "list_files": "text_files",
+    "WriteOptions": "options",
+    "Written": "options",
+    "merge": "files",
+    "verify": "commit",
     "write_lengths": "lengths",
     "write_remote_lengths": "remote",
     "write_stream": "shards",
-    "write_texts": "tokenize",
+    "write_texts": "files",
 }
 
 __all__ = list(_FILES)

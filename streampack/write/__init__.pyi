@@ -1,10 +1,11 @@
 from streampack.write.chat import ChatEncoder, ChatSamples
+from streampack.write.commit import verify
+from streampack.write.files import merge, write_texts
 from streampack.write.lengths import Indexed, write_lengths
+from streampack.write.options import Progress, WriteOptions, Written
 from streampack.write.remote import write_remote_lengths
 from streampack.write.rows import RowFormat
-from streampack.write.shards import Written, write_stream
-from streampack.write.text_files import kind_of, list_files
-from streampack.write.tokenize import Progress, WriteOptions, write_texts
+from streampack.write.shards import write_stream
 
 __all__ = [
     "ChatEncoder",
@@ -14,8 +15,8 @@ __all__ = [
     "RowFormat",
     "WriteOptions",
     "Written",
-    "kind_of",
-    "list_files",
+    "merge",
+    "verify",
     "write_lengths",
     "write_remote_lengths",
     "write_stream",

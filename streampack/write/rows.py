@@ -1,20 +1,23 @@
-"""Rows of text files and JSONL, and their tokens: the part that runs in several processes.
+"""Rows of the input as samples: the part that runs in several processes.
 
 ::
 
-    text_files.py --> Chunk (a few hundred rows) --> encode_chunk --> tokens
-    one process                                      any process
+    text           --tokenizer-->      {"tokens": [5, 6, 7]}
+    token ids      ----------------->  {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1]}
+    conversation   --ChatEncoder---->  {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1]}
 
-This module does not import `streaming`, so a process starts in a fraction of a second.
+This module does not import torch, so a process starts in a fraction of a second.
 
 Cost: the tokenizer's, about 1 to 5 MB/s per process.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,12 @@ import numpy as np
 import tokenizers
 
 from streampack._paths import local_path
-from streampack.errors import ConfigError, DataError, suggest
-from streampack.types import IntArray
-from streampack.write.text_files import Chunk, kind_of, to_jsonl
+from streampack.errors import ConfigError, DataError
+from streampack.write.inputs.slices import RowBatch
+from streampack.write.samples import SampleSchema
 
-DEFAULT_FIELD, OTHER_FIELD = "tokens", "input_ids"  # names that `Stream` accepts by default
+TOKENIZER_FILE = "tokenizer.json"
+CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +38,17 @@ class RowFormat:
     """The contents of a row, and its conversion to tokens."""
 
     tokenizer: Path | None = None
-    """A tokenizer file of the `tokenizers` library; None: rows hold token ids."""
+    """A tokenizer.json, or the folder of a tokenizer of transformers; None: rows hold token ids."""
     text_field: str = "text"
-    """Field of the text in JSONL rows."""
-    tokens_field: str = DEFAULT_FIELD
-    """Field of the token ids in JSONL rows, without a tokenizer. For the default, "input_ids" is
-    accepted too. A row may also be the list of ids itself.
-    """
+    """Field of the text."""
+    tokens_field: str = "tokens"
+    """Field of the token ids, without a tokenizer. For the default, "input_ids" is accepted too."""
+    chat_field: str | None = None
+    """Field of the conversation, such as "messages"; the tokenizer must have a chat template."""
     extra_fields: tuple[str, ...] = ()
-    """Fields with one more integer per token, such as a loss mask; each becomes a column."""
+    """Fields that are kept, each in a column. A list of one integer per token, such as a loss mask,
+    becomes an array.
+    """
 
 
 @lru_cache(maxsize=2)
@@ -52,115 +58,113 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     Raises:
         ConfigError: If it cannot be loaded.
     """
-    file = local_path(path, "tokenizer")
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        return tokenizers.Tokenizer.from_file(str(tokenizer_file(path)))
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"
         ) from error
 
 
-def encode_chunk(chunk: Chunk, rows: RowFormat, is_alone: bool = True) -> list[dict[str, IntArray]]:
-    """Convert rows to samples: token ids under "tokens", and the extra fields under their names.
+def tokenizer_file(path: Path) -> Path:
+    """Return the path of a tokenizer's tokenizer.json, which may be given by its folder."""
+    file = local_path(path, "tokenizer")
+    return file / TOKENIZER_FILE if file.is_dir() else file
 
-    `is_alone` means that no other process tokenizes, so that the tokenizer may use all cores.
+
+def tokenizer_digest(rows: RowFormat) -> str | None:
+    """Return a digest of the files that token ids depend on; None without a tokenizer.
 
     Raises:
-        DataError: Naming file and line, if a row does not match `rows`.
+        ConfigError: If it cannot be loaded.
     """
     if rows.tokenizer is None:
-        return [
-            _ids_of(_parse_json(chunk.path, *row), chunk.path, row[0], rows) for row in chunk.rows
+        return None
+    load_tokenizer(rows.tokenizer)
+    file = tokenizer_file(rows.tokenizer)
+    digest = hashlib.blake2b(file.read_bytes(), digest_size=16)
+    if rows.chat_field is not None:
+        for name in CHAT_FILES:
+            path = file.with_name(name)
+            digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()
+
+
+class RowEncoder:
+    """Turns rows into samples of a schema."""
+
+    def __init__(self, rows: RowFormat, schema: SampleSchema) -> None:
+        self._schema = schema
+        self._dtype = np.dtype(schema.dtype)
+        self._is_text = rows.tokenizer is not None and rows.chat_field is None
+        self._chat = None
+        if rows.chat_field is not None:
+            self._chat = _chat_encoder(rows)
+        elif rows.tokenizer is not None:
+            self._tokenizer = load_tokenizer(rows.tokenizer)
+
+    def encode(self, batch: RowBatch) -> list[dict[str, Any] | str | None]:
+        """Return a sample for each row, or why it is bad, or None where it has no tokens.
+
+        Shape (num_rows,).
+        """
+        kept = [
+            dict(zip(batch.kept, row, strict=True))
+            for row in zip(*batch.kept.values(), strict=True)
         ]
-    texts = [_text_of(chunk.path, *row, rows.text_field) for row in chunk.rows]
-    # BOS and EOS are added by the packer (`bos_id`, `eos_id`) and never stored.
-    encode = load_tokenizer(rows.tokenizer).encode_batch_fast
-    # The tokenizer spreads a batch over its own threads; a batch of one uses no threads.
-    batches = [texts] if is_alone else [[text] for text in texts]
-    encoded = [item for batch in batches for item in encode(batch, add_special_tokens=False)]
-    return [{"tokens": np.array(item.ids, np.int64)} for item in encoded]
+        kept = kept or [{} for _ in batch.values]
+        if self._is_text:
+            ids = self._tokenize(batch.values)
+            return [self._from_text(*each) for each in zip(ids, kept, strict=True)]
+        return [self._from_row(*each) for each in zip(batch.values, kept, strict=True)]
 
-
-def _parse_json(path: Path, number: int, line: bytes) -> Any:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        # HF's `to_json` names JSON lines .json; others use it for an array over many lines.
-        way_out = _array_to_lines(path) if kind_of(path) == ".json" else "fix or remove the line"
-        raise DataError(f"{path}:{number}: not valid JSON ({error}); {way_out}") from error
-    if isinstance(row, list) and row and isinstance(row[0], dict):
-        raise DataError(
-            f"{path}:{number}: an array of objects, but a line must be one row; "
-            f"{_array_to_lines(path)}"
-        )
-    return row
-
-
-def _array_to_lines(path: Path) -> str:
-    return f"make lines of a JSON array: {to_jsonl(f'json({str(path)!r})')}"
-
-
-def _as_object(row: Any, where: str, way_out: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: {type(row).__name__}, but a row must be a JSON object{way_out}")
-    return row
-
-
-def _field(row: dict[str, Any], field: str, where: str, option: str) -> Any:
-    if field not in row:
-        text = next((name for name, value in row.items() if isinstance(value, str)), None)
-        has_no_ids = option == "tokens_field" and text is not None
-        raise DataError(
-            f"{where}: no field {field!r}; the row has {', '.join(map(repr, row))}"
-            f"{suggest(field, row)}; set {option}= to one of them"
-            f"{f', or tokenizer= if {text!r} is text' if has_no_ids else ''}"
-        )
-    return row[field]
-
-
-def _text_of(path: Path, number: int, line: bytes, text_field: str) -> str:
-    if number == 0:
+    def _tokenize(self, texts: Sequence[str]) -> list[Sequence[int] | str]:
+        # BOS and EOS are added by the packer (`bos_id`, `eos_id`) and never stored.
+        encode = self._tokenizer.encode_batch_fast
         try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}: byte {error.start} is not valid UTF-8; name text files only"
-            ) from error
-    where = f"{path}:{number}"
-    row = _as_object(_parse_json(path, number, line), where, "; leave out tokenizer= for token ids")
-    text = _field(row, text_field, where, "text_field")
-    if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field {text_field!r} is {type(text).__name__}, but must be text; "
-            "set text_field= to another, or leave out tokenizer= if these are token ids"
+            return [item.ids for item in encode(list(texts), add_special_tokens=False)]
+        except Exception as error:  # tokenizers raises bare Exception; one bad text fails the batch
+            if len(texts) == 1:
+                return [f"cannot be tokenized ({type(error).__name__}: {error})"]
+            return [self._tokenize([text])[0] for text in texts]
+
+    def _from_text(self, ids: Sequence[int] | str, kept: dict[str, Any]) -> Any:
+        if isinstance(ids, str):
+            return ids
+        if not ids:
+            return None
+        try:
+            # Ids of a tokenizer need no check but that they fit, which numpy makes.
+            return {self._schema.column: np.array(ids, self._dtype), **kept}
+        except OverflowError as error:
+            return f"token ids do not fit {self._dtype} ({error})"
+
+    def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:
+        try:
+            fields = self._chat(value) if self._chat else {"tokens": value}
+            tokens = fields.pop("tokens")
+            return self._schema.fit({self._schema.column: tokens, **fields, **kept})
+        except (DataError, ValueError) as error:
+            return str(error)
+
+
+@lru_cache(maxsize=2)
+def _chat_encoder(rows: RowFormat) -> Any:
+    """Load a tokenizer with a chat template, once per process."""
+    if rows.tokenizer is None:
+        raise ConfigError(
+            f"chat_field={rows.chat_field!r} needs a tokenizer with a chat template; set "
+            "tokenizer= to the folder that its save_pretrained() wrote"
         )
-    return text
-
-
-def _ids_of(row: Any, path: Path, number: int, rows: RowFormat) -> dict[str, IntArray]:
-    where = f"{path}:{number}"
-    if isinstance(row, list) and not rows.extra_fields:
-        return {"tokens": _integers(row, where)}
-    row = _as_object(row, where, "" if rows.extra_fields else " or a list of token ids")
-    tokens_field = rows.tokens_field
-    if tokens_field == DEFAULT_FIELD and DEFAULT_FIELD not in row and OTHER_FIELD in row:
-        tokens_field = OTHER_FIELD
-    sample = {"tokens": _integers(_field(row, tokens_field, where, "tokens_field"), where)}
-    for field in rows.extra_fields:
-        values = _integers(_field(row, field, where, "extra_fields"), where)
-        if len(values) != len(sample["tokens"]):
-            raise DataError(
-                f"{where}: {len(sample['tokens'])} tokens, but {len(values)} values in {field!r}; "
-                "write one for each token"
-            )
-        sample[field] = values
-    return sample
-
-
-def _integers(values: Any, where: str) -> IntArray:
-    if not isinstance(values, list) or not all(type(value) in (int, bool) for value in values):
-        raise DataError(
-            f"{where}: {repr(values)[:60]} is not a list of integers; set tokenizer= for text"
-        )
-    return np.array(values, np.int64)
+    folder = tokenizer_file(rows.tokenizer).parent
+    try:
+        # transformers takes a second to import, which other jobs need not wait for.
+        loaded = import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
+    except Exception as error:  # it raises many kinds
+        raise ConfigError(
+            f"tokenizer={str(rows.tokenizer)!r} cannot be loaded for chats "
+            f"({type(error).__name__}: {error}); give the folder that a tokenizer's "
+            "save_pretrained() wrote, and install transformers"
+        ) from error
+    encoder: Any = import_module("streampack.write.chat").ChatEncoder(loaded)
+    return encoder

@@ -49,10 +49,15 @@ from streampack.mds import mosaic
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.filesystem import MAX_ROOTS
 from streampack.streams import open_stream
-from streampack.write import ChatEncoder, ChatSamples, write_stream
+from streampack.write import (
+    ChatEncoder,
+    ChatSamples,
+    RowFormat,
+    WriteOptions,
+    write_stream,
+    write_texts,
+)
 from streampack.write.lengths import write_lengths
-from streampack.write.rows import RowFormat
-from streampack.write.tokenize import WriteOptions, write_texts
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
 
 COMPLETE = (
@@ -62,9 +67,9 @@ COMPLETE = (
     "runtime/arguments.py",
     "streams/tokenization.py",
 )
-COMPLETE += ("streams/iterable_stream.py", "streams/stream.py", "write/rows.py", "write/shards.py")
+COMPLETE += ("streams/iterable_stream.py", "streams/stream.py", "write/shards.py")
 COMPLETE += ("balance.py",)
-COMPLETE += ("write/text_files.py", "write/tokenize.py")
+COMPLETE += ("write/samples.py",)
 
 
 def with_temporary_folder(path: Path, call: Callable[[], Any]) -> Any:
@@ -687,56 +692,6 @@ FILES = {
         r"set dtype='(\w+)'$",
         lambda folder, dtype: write_stream([[70_000]], folder / "a", dtype=dtype),
     ),
-    "a field that rows do not have": Remedy(
-        lambda folder: written(folder, rows_file(folder, {"ids": [1, 2]})),
-        r"the row has '(\w+)'; set tokens_field= to one of them$",
-        lambda folder, name: written(
-            folder, rows_file(folder, {"ids": [1, 2]}), RowFormat(tokens_field=name)
-        ),
-    ),
-    "texts of rows without a tokenizer": Remedy(
-        lambda folder: written(folder, rows_file(folder, {"text": "one"})),
-        r"or tokenizer= if 'text' is text$",
-        lambda folder: written(
-            folder, rows_file(folder, {"text": "one"}), RowFormat(tokenizer=tokenizer_file(folder))
-        ),
-    ),
-    "ids of rows with a tokenizer": Remedy(
-        lambda folder: written(
-            folder, rows_file(folder, {"text": [1]}), RowFormat(tokenizer=tokenizer_file(folder))
-        ),
-        r"set text_field= to another, or leave out tokenizer= if these are token ids$",
-        lambda folder: written(
-            folder, rows_file(folder, {"text": [1]}), RowFormat(tokens_field="text")
-        ),
-    ),
-    "lists with a tokenizer": Remedy(
-        lambda folder: written(
-            folder, rows_file(folder, [1]), RowFormat(tokenizer=tokenizer_file(folder))
-        ),
-        r"leave out tokenizer= for token ids$",
-        lambda folder: written(folder, rows_file(folder, [1])),
-    ),
-    "a text where ids belong": Remedy(
-        lambda folder: written(folder, rows_file(folder, {"tokens": "one"})),
-        r"set tokenizer= for text$",
-        lambda folder: written(
-            folder,
-            rows_file(folder, {"tokens": "one"}),
-            RowFormat(tokenizer=tokenizer_file(folder), text_field="tokens"),
-        ),
-    ),
-    "fewer values than tokens": Remedy(
-        lambda folder: written(
-            folder, rows_file(folder, {"tokens": [1, 2], "m": [1]}), RowFormat(extra_fields=("m",))
-        ),
-        r"write one for each token$",
-        lambda folder: written(
-            folder,
-            rows_file(folder, {"tokens": [1, 2], "m": [1, 0]}),
-            RowFormat(extra_fields=("m",)),
-        ),
-    ),
     "a tokenizer that is none": Remedy(
         lambda folder: written(
             folder, rows_file(folder, {"text": "a"}), RowFormat(tokenizer=rows_file(folder, 1))
@@ -747,25 +702,6 @@ FILES = {
             rows_file(folder, {"text": "a"}),
             RowFormat(tokenizer=tokenizer_file(folder).with_name(name)),
         ),
-    ),
-    "a line that is no JSON": Remedy(
-        lambda folder: written(folder, broken(folder, '{"tokens": [1]}\n{"tokens": \n')),
-        r"fix or remove the line$",
-        lambda folder: written(folder, broken(folder, '{"tokens": [1]}\n')),
-    ),
-    "bytes that are no text": Remedy(
-        lambda folder: written(
-            folder, binary(folder, b"\xff\xfe"), RowFormat(tokenizer=tokenizer_file(folder))
-        ),
-        r"name text files only$",
-        lambda folder: written(
-            folder, binary(folder, b"one"), RowFormat(tokenizer=tokenizer_file(folder))
-        ),
-    ),
-    "an array of objects": Remedy(
-        lambda folder: written(folder, broken(folder, '[{"tokens": [1]}]')),
-        r"make lines of a JSON array: datasets\.Dataset\.from_json\('(.*)'\)\.(to_json)\('rows",
-        lambda folder, path, to_json: written(folder, as_lines(folder, path, to_json)),
     ),
 }
 
@@ -1256,21 +1192,14 @@ COMMANDS = {
         lambda folder, *option: cli("compare-packers", "--stream", mds(folder, "ids"), *option),
     ),
     "write: a URL": Remedy(
-        lambda folder: cli("write", rows_file(folder, [1]), "--out", "s3://bucket/code"),
-        r"^--out s3://bucket/code is a URL, but must be a local path; name a folder",
+        lambda folder: cli("write", rows_file(folder, [1]), "--out", "gs://bucket/code"),
+        r"^--out gs://bucket/code is neither a folder nor s3://bucket/path; name a folder",
         lambda folder: cli("write", rows_file(folder, [1]), "--out", folder / "code"),
     ),
     "write: a URL of texts": Remedy(
         lambda folder: cli("write", "s3://bucket/a.txt", "--out", folder / "code"),
         r"^PATH s3://bucket/a\.txt is a URL, but must be a local path; name a copy",
         lambda folder: cli("write", rows_file(folder, [1]), "--out", folder / "code"),
-    ),
-    "write: another field": Remedy(
-        lambda folder: cli("write", rows_file(folder, {"ids": [1]}), "--out", folder / "a"),
-        r"the row has '(\w+)'; set (--tokens-field) to one of them$",
-        lambda folder, name, option: cli(
-            "write", rows_file(folder, {"ids": [1]}), "--out", folder / "a", option, name
-        ),
     ),
     "write: text without a tokenizer": Remedy(
         lambda folder: cli("write", binary(folder, b"one two"), "--out", folder / "a"),
@@ -1288,7 +1217,7 @@ COMMANDS = {
         lambda folder: cli(
             "write", rows_file(folder, [70_000]), "--out", folder / "a", "--tokens-dtype", "uint16"
         ),
-        r"set (--tokens-dtype) (\w+)$",
+        r"set (--tokens-dtype) (\w+); set --on-bad-row skip to leave such rows out$",
         lambda folder, *option: cli(
             "write", rows_file(folder, [70_000]), "--out", folder / "a", *option
         ),

@@ -59,13 +59,25 @@ def rows(tmp_path):
     return path
 
 
-def test_write_on_a_full_disk_is_one_line_and_leaves_nothing(rows, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_write_on_a_full_disk_is_one_line_and_goes_on_once_there_is_room(rows, tmp_path, workers):
     out = tmp_path / "out"
     arguments = ("write", rows, "--out", out, "--compression", "none", "--size-limit", "50kb")
+    arguments += ("--part-bytes", "100kb", "--workers", workers)
     assert_one_line(run(*arguments, most_bytes=20_000))
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert not list(out.rglob("part.json"))
+    assert not list(out.rglob("shard*"))
+    assert not list(out.rglob(".*.partial"))
     assert run(*arguments).returncode == 0  # the way out: there is room
     assert (out / "index.json").is_file()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_write_where_it_may_not_is_one_line(rows, tmp_path):
+    (tmp_path / "out").mkdir(mode=0o500)
+    done = run("write", rows, "--out", tmp_path / "out" / "s")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("or name a place that you may use")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +14,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 INTERRUPTED = 130
+ENDS = {signal.SIGINT: ("interrupted", INTERRUPTED), signal.SIGTERM: ("terminated", 143)}
 
 
-def interrupt(command, seen, *, timeout_s=120.0):
+def interrupt(command, seen, *, number=signal.SIGINT, timeout_s=120.0):
     """Press Ctrl-C once a file appears: every process of the terminal hears of it.
+
+    A SIGTERM is sent to the main process alone, as a scheduler may do.
 
     Returns:
         The exit code, what was printed to stdout and to stderr.
@@ -35,7 +39,10 @@ def interrupt(command, seen, *, timeout_s=120.0):
         deadline = time.monotonic() + timeout_s
         while not seen() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         out, err = process.communicate(timeout=timeout_s)
     finally:
         process.kill()
@@ -55,22 +62,28 @@ def texts(tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_interrupted_write_says_so_and_leaves_nothing_behind(tmp_path, texts, processes):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_write_says_so_and_keeps_finished_parts(tmp_path, texts, processes, number):
     rows, tokenizer = texts
     out = tmp_path / "streams" / "mine"
-    command = ["write", rows, "--out", out, "--tokenizer", tokenizer, "--processes", processes]
+    command = ["write", rows, "--out", out, "--tokenizer", tokenizer, "--workers", processes]
 
     def writes():
-        return any(out.parent.glob("*.partial/shard*"))
+        return any(out.glob("parts/*/part.json"))
 
-    code, said, error = interrupt([*command, "--size-limit", "1mb"], writes)
+    code, said, error = interrupt([*command, "--part-bytes", "2mb"], writes, number=number)
 
-    assert said.splitlines() == ["reading 1 files: 1 .jsonl"]
+    parts = json.loads((out / "job.json").read_text())["parts"]
+    done = list(out.glob("parts/*/part.json"))
+    word, expected = ENDS[number]
+    assert said == ""
     assert error.splitlines() == [
-        f"interrupted: {out} was not written, and its unfinished files were removed"
+        f"{word}: {out}: {len(done)} of {len(parts)} parts are done and kept; run the same command "
+        "again for the others"
     ]
-    assert code == INTERRUPTED
-    assert list(out.parent.iterdir()) == []
+    assert code == expected
+    assert not (out / "index.json").exists()
+    assert not list(out.rglob(".*.partial"))
 
 
 def test_any_other_verb_is_interrupted_in_one_line(tmp_path):

@@ -303,8 +303,14 @@ def test_a_file_url_is_the_folder_that_it_names(tmp_path):
             r"'zstd:99' is not one of .*, as zstd:7 - did you mean 'zstd'",
         ),
         ({"hashes": ["md6"]}, r"hashes: 'md6' is not one of .*\|md5\|.* - did you mean 'md5'"),
-        ({"size_limit": "8gb"}, r"MDSWriter refuses .*size_limit='8gb': .*less than 2\*\*32"),
-        ({"size_limit": "64 mib"}, r"MDSWriter refuses .*size_limit='64 mib': "),
+        (
+            {"size_limit": "8gb"},
+            "size_limit='8gb' must be at most 4294967295 bytes, .* such as '64mb'",
+        ),
+        (
+            {"size_limit": "64 mib"},
+            r"size_limit='64 mib' is not a number of bytes; write 500000000, ",
+        ),
         ({"size_limit": "10"}, r"size_limit='10' \(bytes\) leaves no room .* such as '64mb'"),
         ({"size_limit": 64}, r"size_limit=64 \(bytes\) leaves no room .* header of \d+ bytes"),
     ],

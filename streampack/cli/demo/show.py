@@ -34,7 +34,7 @@ from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
 from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
-from streampack.cli.write import write_with_bar
+from streampack.cli.write import write_with_progress
 from streampack.errors import ConfigError, StreampackError
 from streampack.loader.loader import PackedDataLoader
 from streampack.report import (
@@ -93,7 +93,7 @@ def write_streams(described: RunConfig, out: Path, console: Console) -> None:
     options = WriteOptions(rows=RowFormat(tokenizer=tokenizer))
     for name, text in texts.items():
         if not (folders[name] / "index.json").exists():
-            write_with_bar([text], folders[name], options, console)
+            write_with_progress([text], folders[name], options, console)
     console.print(_stream_table(described))
     console.print(f"streams in {out / 'streams'}, tokenizer in {tokenizer}\n")
 

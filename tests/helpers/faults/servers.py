@@ -80,11 +80,13 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[Server]:
+def s3_server(folder: Path, *, is_written: bool = False) -> Iterator[Server]:
     """Serve a folder as S3: its first level are the buckets.
 
     Args:
         folder: What to serve; files that change in it are seen at once.
+        is_written: Clients put objects, and nothing else changes the folder. Without a cache of
+            folders, rclone 1.7 spins when it makes nested ones.
     """
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
     if rclone is None:
@@ -92,7 +94,8 @@ def s3_server(folder: Path) -> Iterator[Server]:
     port = free_port()
     log = folder.with_name(f"{folder.name}.rclone-{port}.log")
     command = [rclone, "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
-    command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", "0s", "--config", os.devnull]
+    cache = "1h" if is_written else "0s"
+    command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", cache, "--config", os.devnull]
     with _serve(command, port, f"http://127.0.0.1:{port}", log) as server:
         yield server
 

@@ -1,0 +1,24 @@
+"""``streampack merge PATH``: finish a stream whose parts were written on several machines.
+
+::
+
+    parts/*/part.json  -->  PATH/index.json  PATH/lengths.bin
+
+Cost: two small files a part; no shard is read, but with --verify.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from streampack import write
+from streampack.cli.verbs import Merge
+from streampack.cli.write import show_summary
+
+
+def run(options: Merge) -> None:
+    """Write index.json and the length file, and print the stream's size."""
+    written = write.merge(options.path, options.max_bad_rows)
+    if options.verify:
+        write.verify(options.path)
+    show_summary(written, Console(), as_json=options.as_json)

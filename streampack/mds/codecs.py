@@ -1,0 +1,105 @@
+"""Compressions and hashes of MDS shards, by MosaicML's names, without importing `streaming`.
+
+::
+
+    "zstd:7"  -->  family "zstd", level 7  -->  compress(b"...")
+    "xxh64"   -->  hash_of(b"...")         -->  "26c7827d889f6da3"
+
+Compressed bytes are a function of the data, the name and the codec's version: zstd runs in one
+thread, and gzip's time stamp is 0. zstd frames carry their size and a checksum.
+
+Cost: importing takes milliseconds, where `streaming` takes seconds and loads torch.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+from collections.abc import Callable
+from importlib import import_module
+
+import brotli
+import xxhash
+import zstandard
+
+from streampack.errors import DataError
+
+
+def _zstd(data: bytes, level: int) -> bytes:
+    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(data)
+
+
+def _gzip(data: bytes, level: int) -> bytes:
+    # With mtime=0, the byte for the system depends on Python's version.
+    packed = gzip.compress(data, level, mtime=1)
+    return packed[:4] + bytes(4) + packed[8:]
+
+
+def _snappy(data: bytes, _: int) -> bytes:
+    # Installed with MosaicML Streaming, and slow to import.
+    packed: bytes = import_module("snappy").compress(data)
+    return packed
+
+
+FAMILIES: dict[str, tuple[range, int, Callable[[bytes, int], bytes]]] = {
+    "br": (range(12), 11, lambda data, level: brotli.compress(data, quality=level)),
+    "bz2": (range(1, 10), 9, bz2.compress),
+    "gz": (range(10), 9, _gzip),
+    "snappy": (range(0), 0, _snappy),
+    "zstd": (range(1, 23), 3, _zstd),
+}
+"""Levels, default level and function of each family; its name is also the file's extension."""
+
+COMPRESSIONS = frozenset(FAMILIES) | {
+    f"{family}:{level}" for family, (levels, _, _) in FAMILIES.items() for level in levels
+}
+"""Every compression that MosaicML Streaming can read."""
+
+HASHES = frozenset(xxhash.algorithms_available) | {
+    name
+    for name in hashlib.algorithms_available
+    if hasattr(hashlib, name) and not name.startswith("shake_")
+}
+"""Every hash algorithm that MosaicML Streaming can verify."""
+
+
+def extension_of(compression: str) -> str:
+    """Return the extension of compressed files.
+
+    >>> extension_of("zstd:7")
+    'zstd'
+    """
+    return compression.partition(":")[0]
+
+
+def compress(compression: str, data: bytes) -> bytes:
+    """Return compressed data.
+
+    Raises:
+        DataError: If the compression's library cannot be imported.
+
+    >>> len(compress("zstd:7", bytes(1000))) < 100
+    True
+    """
+    family, _, level = compression.partition(":")
+    _, default, function = FAMILIES[family]
+    try:
+        return function(data, int(level or default))
+    except ImportError as error:
+        raise DataError(
+            f"compression={compression!r} needs a library that is not installed ({error}); "
+            "choose zstd, or install it: pip install mosaicml-streaming"
+        ) from error
+
+
+def hash_of(algorithm: str, data: bytes) -> str:
+    """Return the hash of some bytes, in hex.
+
+    >>> hash_of("xxh64", b"abc"), hash_of("md5", b"abc")
+    ('44bc2cf5ad770999', '900150983cd24fb0d6963f7d28e17f72')
+    """
+    if algorithm in xxhash.algorithms_available:
+        text: str = getattr(xxhash, algorithm)(data).hexdigest()
+        return text
+    return hashlib.new(algorithm, data).hexdigest()

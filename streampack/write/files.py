@@ -1,0 +1,203 @@
+"""Writing of files as a stream, in parts that can be resumed: what `streampack write` does.
+
+::
+
+    inputs --split--> slices --> job.json --> parts --engine--> part.json ... --commit--> index.json
+
+The stream is a function of the input, the settings and the versions. It is the same, byte for byte,
+for any number of processes, any engine, any order of the parts and any number of interruptions.
+
+Cost: the tokenizer's time divided by the processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from streampack._paths import shown_path
+from streampack.errors import BadRowsError, ConfigError
+from streampack.write.commit import commit, finished_parts
+from streampack.write.engines import Event, run_here, run_in_processes, run_on_ray
+from streampack.write.job import Job, append_to_job, is_begun, read_job, start_job
+from streampack.write.options import Progress, WriteOptions, Written
+from streampack.write.output import Output, open_output
+from streampack.write.part import PartCounts, PartResult, PartTask
+from streampack.write.plan import plan_job
+
+SMALL_BYTES = 4 << 20  # written sooner than a second process could start
+
+
+def write_texts(
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    options: WriteOptions,
+    progress: Callable[[Progress], None] | None = None,
+) -> Written:
+    """Write files as one stream; if a former call was interrupted, only what is missing.
+
+    Args:
+        paths: Files, folders, globs and URLs, in order.
+        out: The stream's folder or s3:// URL; new, empty, or of the same job.
+        options: Formats, types, parts and processes.
+        progress: Called about twice a second and process, and after each part.
+
+    Returns:
+        A summary of the stream, or with `share` of the parts that are done.
+
+    Raises:
+        BadRowsError: If there are more bad rows than may be left out. Names one.
+        ConfigError: If `out` holds anything else, the tokenizer cannot be loaded, or a text file
+            has no tokenizer.
+        DataError: If an input cannot be read, or the output cannot be written.
+        WorkerError: If a worker process died.
+    """
+    output = open_output(out)
+    known = read_job(output) if is_begun(output) else None
+    inputs = [shown_path(path) for path in paths]
+    settings, slices = plan_job(inputs, options, None if known is None else known.settings)
+    begin = append_to_job if options.append else start_job
+    job = begin(output, settings, slices)
+    results = finished_parts(output, job)
+    _Run(output, job, options, results, progress or (lambda _: None)).write_missing()
+    if len(results) == len(job.parts):
+        commit(output, job, results)
+    return _summary(output, job, results)
+
+
+def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Written:
+    """Commit a job whose parts were written by several calls with `share`.
+
+    Args:
+        out: The stream's folder or s3:// URL.
+        max_bad_rows: Number of bad rows that may have been left out; None: any.
+
+    Raises:
+        BadRowsError: If more were.
+        ConfigError: If `out` holds no job.
+        DataError: If parts are missing, or cannot be read.
+    """
+    output = open_output(out)
+    job = read_job(output)
+    if job is None:
+        raise ConfigError(
+            f"out={output.url!r} holds no job.json; name the folder that `streampack write` wrote "
+            "to"
+        )
+    results = finished_parts(output, job)
+    if max_bad_rows is not None:
+        _check_budget(_sum([result.counts for result in results.values()]), max_bad_rows)
+    commit(output, job, results)
+    return _summary(output, job, results)
+
+
+class _Run:
+    """The missing parts of a job, and the progress of writing them."""
+
+    def __init__(
+        self,
+        output: Output,
+        job: Job,
+        options: WriteOptions,
+        results: dict[str, PartResult],
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._options = options
+        self._results = results
+        self._progress = progress
+        self._total_parts = len(job.parts)
+        self._total_bytes = sum(part.num_bytes for part in job.parts)
+        self._most = options.max_bad_rows if options.on_bad_row == "skip" else 0
+        first, step = options.share or (1, 1)
+        mine = list(job.versions_of())[first - 1 :: step]
+        self._tasks = [
+            PartTask(
+                output=output,
+                settings=job.settings,
+                versions=versions,
+                part=part,
+                rows=options.rows,
+                max_bad_rows=self._most,
+            )
+            for part, versions in mine
+            if part.id not in results
+        ]
+        self._before = _sum([result.counts for result in results.values()])
+        self._running: dict[int, PartCounts] = {}
+
+    def write_missing(self) -> None:
+        """Write the parts of this share that are missing."""
+        _check_budget(self._before, self._most)
+        self._show()
+        if not self._tasks:
+            return
+        engine, num_workers = self._options.engine, self._options.num_processes
+        if engine == "ray":
+            run_on_ray(self._tasks, num_workers, self._take)
+            return
+        num_bytes = sum(task.part.num_bytes for task in self._tasks)
+        default = 1 if num_bytes < SMALL_BYTES else os.cpu_count() or 1
+        num_workers = min(num_workers or default, len(self._tasks))
+        if num_workers == 1:
+            run_here(self._tasks, self._take)
+        else:
+            run_in_processes(self._tasks, num_workers, self._take)
+
+    def _take(self, event: Event) -> None:
+        self._running[event.number] = event.counts
+        if event.result is not None:
+            self._results[event.result.id] = event.result
+        _check_budget(self._counts(), self._most)
+        self._show()
+
+    def _counts(self) -> PartCounts:
+        return _sum([self._before, *self._running.values()])
+
+    def _show(self) -> None:
+        counts = self._counts()
+        self._progress(
+            Progress(
+                num_bytes=counts.num_bytes,
+                total_bytes=self._total_bytes,
+                num_samples=counts.num_samples,
+                num_tokens=counts.num_tokens,
+                num_bad_rows=counts.num_bad_rows,
+                num_parts=len(self._results),
+                total_parts=self._total_parts,
+            )
+        )
+
+
+def _sum(counts: Sequence[PartCounts]) -> PartCounts:
+    names = [each.name for each in fields(PartCounts)]
+    return PartCounts(**{name: sum(getattr(each, name) for each in counts) for name in names})
+
+
+def _check_budget(counts: PartCounts, most: int) -> None:
+    """Refuse more bad rows in all parts together than may be left out."""
+    if counts.num_bad_rows > most:
+        way_out = f"set max_bad_rows={10 * counts.num_bad_rows}"
+        if most == 0:
+            way_out = f"set on_bad_row='skip' and max_bad_rows={10 * counts.num_bad_rows}"
+        raise BadRowsError(
+            f"{counts.num_bad_rows} bad rows in all parts, but {most} may be left out; the "
+            f"part.json of each part names them: fix them, or {way_out}"
+        )
+
+
+def _summary(output: Output, job: Job, results: dict[str, PartResult]) -> Written:
+    counts = _sum([result.counts for result in results.values()])
+    is_url = output.url.startswith("s3://")
+    return Written(
+        path=output.url if is_url else Path(output.url),
+        num_samples=counts.num_samples,
+        num_tokens=counts.num_tokens,
+        num_shards=sum(len(result.shards) for result in results.values()),
+        num_skipped=counts.num_skipped,
+        num_without_targets=counts.num_without_targets,
+        num_bad_rows=counts.num_bad_rows,
+        num_parts=len(results),
+        total_parts=len(job.parts),
+    )

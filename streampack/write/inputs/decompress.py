@@ -1,0 +1,92 @@
+"""Decompression of .gz and .zst files, piece by piece, over all their members or frames.
+
+Cost: one core decompresses zstd to about 1,400 MB/s of text, gzip to about 250 MB/s.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import zstandard
+
+from streampack.errors import DataError
+from streampack.write.inputs.slices import Compression
+
+PIECE_BYTES = 1 << 20
+PACKED_BYTES = 1 << 16  # per decompression step
+GZIP_WBITS = 31  # a gzip header, and the largest window
+MAX_WINDOW_BYTES = 2**31  # of `zstd --long=31`, the most that zstd writes
+
+
+def _new_member() -> Any:
+    return zlib.decompressobj(GZIP_WBITS)
+
+
+def _new_frame() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+
+
+# Both decompressors have `eof` and `unused_data`.
+DECOMPRESSORS: dict[Compression, Callable[[], Any]] = {"gz": _new_member, "zst": _new_frame}
+
+
+def read_pieces(
+    file: BinaryIO, uri: str, compression: Compression | None, num_bytes: int
+) -> Iterator[bytes]:
+    """Yield the decompressed contents of a file, from its position on.
+
+    Args:
+        file: The file.
+        uri: Its name, for messages.
+        compression: Its compression.
+        num_bytes: Number of bytes to read, at rest.
+
+    Raises:
+        DataError: If it is damaged or cut short. Names the byte of the compressed file.
+    """
+    if compression is None:
+        while num_bytes > 0 and (piece := file.read(min(PIECE_BYTES, num_bytes))):
+            num_bytes -= len(piece)
+            yield piece
+        return
+    done = 0
+    pieces = _decompressed(file, DECOMPRESSORS[compression])
+    while True:
+        try:
+            piece = next(pieces, b"")
+            done = file.tell()
+        except EOFError as error:
+            raise DataError(
+                f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; copy "
+                "it again",
+                uri=uri,
+            ) from error
+        except (zlib.error, zstandard.ZstdError) as error:
+            raise DataError(
+                f"{uri}: cannot be decompressed between byte {done} and byte {file.tell()} "
+                f"({error}); copy it again",
+                uri=uri,
+            ) from error
+        if not piece:
+            return
+        yield piece
+
+
+def _decompressed(file: BinaryIO, new_member: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the contents of all members of a file; raise EOFError if it ends within one."""
+    member = None
+    while packed := file.read(PACKED_BYTES):
+        while packed:
+            if member is not None and member.eof:
+                packed = packed.lstrip(b"\0")  # tapes and block devices pad with zeros, as gzip(1)
+                if not packed:
+                    break
+                member = None
+            member = member or new_member()
+            if piece := member.decompress(packed):
+                yield piece
+            packed = member.unused_data
+    if member is None or not member.eof:
+        raise EOFError

@@ -1,0 +1,152 @@
+"""Files of other stores, as a place of inputs, through the store's fsspec driver.
+
+A version is the store's own tag or checksum, else the size and the time of the last write. It is
+compared when a file is opened and at the end, because drivers know no conditional requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from streampack.errors import DataError
+from streampack.write.inputs.places import (
+    MAGIC,
+    SMALL_BLOCK_BYTES,
+    Found,
+    Listing,
+    OpenInput,
+    below_glob,
+    buffered,
+    changed,
+    is_hidden,
+    nothing_found,
+)
+from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
+
+TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+class FsspecPlace:
+    """Lists and opens files of any store that fsspec has a driver for."""
+
+    def find(self, uri: str) -> Listing:
+        """Return the files that a URL names: a file, a folder or a glob.
+
+        Raises:
+            DataError: If there is none, the store has no driver, or cannot be listed.
+        """
+        files, path = _open_store(uri)
+        with _naming(uri):
+            folder = None
+            if MAGIC.search(path):
+                names = sorted(files.glob(path))
+                names = [name for name in names if not is_hidden(below_glob(path, name))]
+                found = [_found(files, name) for name in names if not files.isdir(name)]
+            elif files.isdir(path):
+                folder = files.unstrip_protocol(path).rstrip("/")
+                below = len(path.rstrip("/")) + 1
+                names = [name for name in sorted(files.find(path)) if not is_hidden(name[below:])]
+                found = [_found(files, name) for name in names]
+            else:
+                found = [_found(files, path)] if files.exists(path) else []
+        if not found:
+            raise nothing_found(uri)
+        return Listing(folder, found)
+
+    @contextmanager
+    def open(
+        self, uri: str, version: str, stop: int, *, is_sequential: bool
+    ) -> Iterator[OpenInput]:
+        """Open one version of a file.
+
+        Raises:
+            DataError: If the file is missing or has another version, or cannot be read.
+        """
+        files, path = _open_store(uri)
+
+        def _check() -> Found:
+            files.invalidate_cache()
+            with _naming(uri):
+                now = _found(files, path)
+            if now.version != version:
+                raise changed(uri, version, now.version)
+            return now
+
+        num_bytes = _check().num_bytes
+        fetch = partial(_fetch, files, uri, path)
+        block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
+        end = num_bytes if stop < 0 else stop
+        with RangeFile(end, fetch, block_bytes, reads_ahead=is_sequential) as file:
+            yield OpenInput(buffered(file), lambda: None)
+        _check()
+
+
+def _open_store(uri: str) -> tuple[Any, str]:
+    scheme = uri.partition(":")[0]
+    try:
+        files, path = import_module("fsspec.core").url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise DataError(
+            f"{uri}: {scheme}:// cannot be read ({error}); install the fsspec driver of this "
+            "store, or name a copy in S3 or on this machine",
+            uri=uri,
+        ) from error
+    return files, path
+
+
+def _fetch(files: Any, uri: str, path: str, start: int, stop: int) -> bytes:
+    with _naming(uri):
+        data: bytes = files.cat_file(path, start=start, end=stop)
+    if len(data) != stop - start:
+        raise DataError(
+            f"{uri}: {len(data)} of {stop - start} bytes from byte {start} on; the file has "
+            "changed, or the store broke off: run the same command again",
+            uri=uri,
+        )
+    return data
+
+
+def _found(files: Any, path: str) -> Found:
+    facts: Mapping[str, Any] = files.info(path)
+    size = int(facts["size"])
+    tag = next((facts[name] for name in TAGS if facts.get(name)), None)
+    time = next((facts[name] for name in TIMES if facts.get(name)), None)
+    if tag is not None:
+        version = f"etag:{str(tag).strip(chr(34))}"
+    else:
+        version = f"size:{size},mtime_ns:{_nanoseconds(time)}"
+    return Found(files.unstrip_protocol(path), version, size)
+
+
+def _nanoseconds(time: Any) -> int:
+    """Return a driver's time in ns since 1970; 0 if it has none.
+
+    >>> _nanoseconds(1.5), _nanoseconds(None)
+    (1500000000, 0)
+    """
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+    if isinstance(time, datetime):
+        time = time.timestamp()
+    return round((time or 0) * 10**9)
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    """Raise a driver's error as one that names the file."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each driver raises its own
+        raise DataError(
+            f"{uri}: cannot be read ({type(error).__name__}: {error}); check the URL and the "
+            "access to it",
+            uri=uri,
+        ) from error

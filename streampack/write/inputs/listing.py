@@ -1,0 +1,147 @@
+"""Listing of inputs: files, folders, globs, URLs and dataset folders of Hugging Face.
+
+::
+
+    data/                     every file below it, sorted, hidden ones left out
+    data/**/*.jsonl.zst       the files that match
+    saved/                    save_to_disk: its .arrow files
+    ~/.cache/.../<hash>/      cache of `datasets`: without the cache-*.arrow files of map and filter
+    datasets--org--name/      cache of the hub: the Parquet files of its main revision
+
+Rows of a test split must not become training data silently, so a dataset folder with several splits
+is refused: the message names them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from streampack.errors import DataError
+from streampack.write.inputs.formats import COMPRESSIONS, TABLES, format_of, supported
+from streampack.write.inputs.locate import place_of
+from streampack.write.inputs.places import Found, Listing
+from streampack.write.inputs.slices import InputFile
+
+# What a dataset folder holds beside its tables.
+DESCRIPTIONS = re.compile(
+    r"(?:.*/)?(?:README\.md|LICENSE[^/]*|dataset_dict\.json|dataset_infos?\.json|state\.json)"
+)
+# Files that map, filter and an interrupted download leave in the cache of `datasets`.
+DERIVED = re.compile(r"(?:.*/)?(?:cache|tmp|indices)[^/]*\.arrow")
+SHARD = re.compile(r"(?:.*/)?([^/]*?)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
+SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
+
+
+def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
+    """Return the files that paths, globs and URLs name, in order.
+
+    Args:
+        inputs: Paths of files and folders, globs, and URLs of them. Files of a folder or a glob are
+            sorted by name.
+
+    Raises:
+        DataError: If an input names no file, a file has an unsupported suffix or is named twice, or
+            a dataset folder has several splits.
+    """
+    files: dict[str, InputFile] = {}
+    for uri in inputs:
+        place, path = place_of(uri)
+        listing = place.find(path)
+        found = listing.files if listing.folder is None else _of_folder(listing)
+        for file in _input_files(uri, found):
+            if file.uri in files:
+                raise DataError(
+                    f"{file.uri}: is named twice (again by {uri}); name it once, and give its "
+                    "stream a higher weight to train on it more often",
+                    uri=file.uri,
+                )
+            files[file.uri] = file
+    if not files:
+        raise DataError(f"{', '.join(inputs)}: 0 files; name files of rows or text")
+    return list(files.values())
+
+
+def _input_files(uri: str, found: Sequence[Found]) -> list[InputFile]:
+    files, others = [], []
+    for file in found:
+        formats = format_of(file.uri)
+        if formats is None:
+            others.append(file.uri)
+        else:
+            files.append(InputFile(file.uri, file.version, *formats, file.num_bytes))
+    if others:
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        way_out = "rename it if it is one of them"
+        if others[0].lower().endswith(tuple(COMPRESSIONS)):
+            way_out = "decompress it if it is one of them"
+        raise DataError(
+            f"{others[0]}{more}: is not a supported file; supported are {supported()}; {way_out}, "
+            "or leave it out: name the files to read instead of their folder",
+            uri=others[0],
+        )
+    if not files:
+        raise DataError(f"{uri}: 0 files in this folder; name one that holds files of rows or text")
+    return files
+
+
+def _of_folder(listing: Listing) -> list[Found]:
+    """Return the files of a folder that hold rows; all of them but in a dataset folder."""
+    folder = str(listing.folder).rstrip("/")
+    files = {file.uri[len(folder) + 1 :]: file for file in listing.files}
+    if any(name.startswith("snapshots/") for name in files):
+        files = _of_revision(folder, files)
+    formats = {name: format_of(name) for name in files}
+    if not any(found and found[0] in TABLES for found in formats.values()):
+        return list(files.values())
+    files = {
+        name: file
+        for name, file in files.items()
+        if not DESCRIPTIONS.fullmatch(name) and not DERIVED.fullmatch(name)
+    }
+    _check_splits(folder, listing, list(files))
+    return list(files.values())
+
+
+def _of_revision(folder: str, files: dict[str, Found]) -> dict[str, Found]:
+    """Return the files of the main revision in a repository's folder of the hub's cache."""
+    revisions = sorted({name.split("/")[1] for name in files if name.startswith("snapshots/")})
+    main = files.get("refs/main")
+    revision = revisions[0]
+    if main is not None:
+        place, path = place_of(main.uri)
+        with place.open(path, main.version, -1, is_sequential=False) as opened:
+            revision = opened.file.read().decode().strip()
+    if revision not in revisions or (main is None and len(revisions) > 1):
+        raise DataError(
+            f"{folder}: has the revisions {', '.join(revisions)}, and none of them is main; name "
+            f"one: {folder}/snapshots/{revisions[0]}",
+            uri=folder,
+        )
+    prefix = f"snapshots/{revision}/"
+    return {
+        name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)
+    }
+
+
+def _check_splits(folder: str, listing: Listing, names: Sequence[str]) -> None:
+    """Refuse a dataset folder that holds more than one split."""
+    all_names = {file.uri[len(folder) + 1 :] for file in listing.files}
+    globs: dict[str, str] = {}
+    for name in names:
+        first, _, rest = name.partition("/")
+        shard = SHARD.fullmatch(name)
+        stem = shard[1] if shard else name.rpartition("/")[2].rpartition(".")[0]
+        split = SPLIT.fullmatch(stem)
+        if "dataset_dict.json" in all_names and rest:
+            globs.setdefault(first, f"{folder}/{first}")
+        elif split and (shard or "dataset_info.json" in all_names):
+            uri = next(file.uri for file in listing.files if file.uri.endswith(f"/{name}"))
+            parent = uri[: -len(uri.rpartition("/")[2])]
+            globs.setdefault(split[1], f"{parent}*{split[1]}*{name[name.rindex('.') :]}")
+    if len(globs) > 1:
+        raise DataError(
+            f"{folder}: has the splits {', '.join(globs)}; name one of them: "
+            f"'{next(iter(globs.values()))}'",
+            uri=folder,
+        )

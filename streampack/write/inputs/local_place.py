@@ -1,0 +1,100 @@
+"""Files of this machine, as a place of inputs.
+
+A version is the size and the time of the last write. It is compared when a file is opened, before
+each batch of rows is handed over, and at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import glob
+from pathlib import Path
+
+from streampack.errors import DataError, naming_limits
+from streampack.write.inputs.places import (
+    MAGIC,
+    Found,
+    Listing,
+    OpenInput,
+    changed,
+    is_hidden,
+    nothing_found,
+)
+
+
+class LocalPlace:
+    """Lists and opens files of this machine."""
+
+    def find(self, uri: str) -> Listing:
+        """Return the files that a path names: a file, a folder or a glob.
+
+        Raises:
+            DataError: If there is none.
+        """
+        path = Path(uri)
+        if path.is_dir():
+            return Listing(uri, _files_below(path))
+        if path.exists():
+            return Listing(None, [_found(path)])
+        if not MAGIC.search(uri):
+            raise nothing_found(uri)
+        files = [_found(Path(name)) for name in sorted(glob(uri, recursive=True))]
+        files = [file for file in files if not os.path.isdir(file.uri)]
+        if not files:
+            raise nothing_found(uri)
+        return Listing(None, files)
+
+    @contextmanager
+    def open(
+        self,
+        uri: str,
+        version: str,
+        stop: int,  # noqa: ARG002 - the system reads ahead
+        *,
+        is_sequential: bool,  # noqa: ARG002
+    ) -> Iterator[OpenInput]:
+        """Open one version of a file.
+
+        Raises:
+            DataError: If the file is missing, has another version, or may not be read.
+        """
+        try:
+            with naming_limits():
+                file = open(uri, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{uri}: no longer exists; put it back, or name the inputs again", uri=uri
+            ) from error
+        except PermissionError as error:
+            raise DataError(
+                f"{uri}: may not be read ({error.strerror}); change its rights (chmod u+r), or "
+                "leave it out",
+                uri=uri,
+            ) from error
+
+        def _check() -> None:
+            now = version_of(os.fstat(file.fileno()))
+            if now != version:
+                raise changed(uri, version, now)
+
+        with file:
+            _check()
+            yield OpenInput(file, _check)
+            _check()
+
+
+def version_of(status: os.stat_result) -> str:
+    """Return the version of a file of this size and time."""
+    return f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
+
+
+def _found(path: Path) -> Found:
+    status = path.stat()
+    return Found(str(path), version_of(status), status.st_size)
+
+
+def _files_below(folder: Path) -> list[Found]:
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return [_found(file) for file in files if not is_hidden(str(file.relative_to(folder)))]

@@ -1,0 +1,149 @@
+"""Places that inputs lie in: folders of this machine, S3, and other stores through fsspec.
+
+::
+
+    data/*.jsonl     LocalPlace     open, fstat
+    s3://bucket/a    S3Place        list-objects, GET with Range and If-Match
+    gs://bucket/a    FsspecPlace    the store's fsspec driver
+
+Each place lists files with their versions, and opens one version of a file.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from streampack._paths import is_url
+from streampack.errors import DataError
+
+MAGIC = re.compile(r"[*?[]")
+SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file that was found, and its version."""
+
+    uri: str
+    version: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files that an input names."""
+
+    folder: str | None
+    """The folder, if the input is one; None for a file or a glob."""
+    files: list[Found]
+    """Files in sorted order, hidden ones left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInput:
+    """One version of a file, open for reading."""
+
+    file: BinaryIO
+    """Seekable; `read(n)` returns fewer bytes only at the end."""
+    check: Callable[[], None]
+    """Raises DataError if the file has changed since it was listed."""
+
+
+class Place(Protocol):
+    """Lists and opens files."""
+
+    def find(self, uri: str) -> Listing:
+        """Return the files that a path or URL names: a file, a folder or a glob.
+
+        Raises:
+            DataError: If there is none, or the store cannot be listed.
+        """
+
+    def open(
+        self, uri: str, version: str, stop: int, *, is_sequential: bool
+    ) -> AbstractContextManager[OpenInput]:
+        """Open one version of a file.
+
+        Args:
+            uri: Path or URL of the file.
+            version: Its version, as listed.
+            stop: End of the bytes that will be read; -1: the end of the file.
+            is_sequential: Whether all bytes are read in order, so that reading ahead is worth it.
+
+        Raises:
+            DataError: If the file is missing or has another version, or cannot be read.
+        """
+
+
+def glob_pattern(uri: str) -> re.Pattern[str]:
+    """Return a pattern for a glob: `*` and `?` stay in a folder, `**` crosses folders.
+
+    >>> pattern = glob_pattern("s3://b/**/part-[0-9]*.jsonl")
+    >>> [bool(pattern.fullmatch(uri)) for uri in ("s3://b/x/y/part-1.jsonl", "s3://b/part-x.jsonl")]
+    [True, False]
+    """
+    text, position = "", 0
+    for match in re.finditer(r"\*\*/|\*+|\?|\[!?[^\]]+\]", uri):
+        text += re.escape(uri[position : match.start()])
+        token = match[0]
+        if token == "**/":
+            text += "(?:.*/)?"
+        elif token in ("*", "?"):
+            text += f"[^/]{token.replace('?', '')}"
+        else:
+            text += ".*" if token.startswith("*") else token.replace("[!", "[^")
+        position = match.end()
+    return re.compile(text + re.escape(uri[position:]), re.DOTALL)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a path below a folder is hidden, or a marker that a writer left.
+
+    >>> [is_hidden(name) for name in (".git/x", "a/.x.crc", "_SUCCESS", "a/_x.jsonl")]
+    [True, True, True, False]
+    """
+    parts = name.split("/")
+    return any(part.startswith(".") for part in parts) or parts[-1] in MARKERS
+
+
+def below_glob(pattern: str, uri: str) -> str:
+    """Return the part of a match after the last folder that its glob names without wildcards.
+
+    >>> below_glob("s3://b/in/x*/*.txt", "s3://b/in/xy/.a.txt")
+    'xy/.a.txt'
+    """
+    magic = MAGIC.search(pattern)
+    return uri[pattern.rfind("/", 0, magic.start() if magic else None) + 1 :]
+
+
+MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}
+
+
+def changed(uri: str, version: str, now: str) -> DataError:
+    """Return the error of a file that is not the version that was listed."""
+    return DataError(
+        f"{uri}: changed since it was listed ({version}, now {now}); run the same command again "
+        "when no process writes to it: its parts are then written again",
+        uri=uri,
+    )
+
+
+def nothing_found(uri: str) -> DataError:
+    """Return the error of an input that names no file."""
+    if MAGIC.search(uri):
+        text = "matches 0 files; check the pattern, and quote it against the shell"
+    elif is_url(uri):
+        text = "0 files; check the URL, and the access to it"
+    else:
+        text = "does not exist; check the path"
+    return DataError(f"{uri}: {text}", uri=uri)
+
+
+def buffered(file: io.RawIOBase) -> BinaryIO:
+    """Return a file whose `read(n)` returns fewer bytes only at the end."""
+    return io.BufferedReader(file, SMALL_BLOCK_BYTES)

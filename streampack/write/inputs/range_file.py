@@ -1,0 +1,99 @@
+"""A seekable file over byte ranges of a stored object, with the next block read ahead.
+
+::
+
+    read  read  read | read ...         the caller
+    [ block 0 ]  [ block 1 ]            GET bytes=0-..., GET bytes=8388608-... in a thread
+
+Cost: two blocks in memory; one request a block.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+BLOCK_BYTES = 8 << 20
+
+
+class RangeFile(io.RawIOBase):
+    """Bytes 0 to `num_bytes` of an object, fetched a block at a time.
+
+    Args:
+        num_bytes: Size of the object, or the end of the range that is read.
+        fetch: Returns the bytes from a start to a stop.
+        block_bytes: Bytes of a block.
+        reads_ahead: Whether to fetch the next block in a thread, for sequential readers.
+    """
+
+    def __init__(
+        self,
+        num_bytes: int,
+        fetch: Callable[[int, int], bytes],
+        block_bytes: int = BLOCK_BYTES,
+        *,
+        reads_ahead: bool = False,
+    ) -> None:
+        self._num_bytes = num_bytes
+        self._fetch = fetch
+        self._block_bytes = block_bytes
+        self._position = 0
+        self._begin, self._block = 0, b""
+        self._ahead: tuple[int, Future[bytes]] | None = None
+        self._threads = ThreadPoolExecutor(1, "streampack-input") if reads_ahead else None
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position, and return it."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}
+        self._position = max(0, base[whence] + offset)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer up to the end of the current block, and return the number of bytes."""
+        view = memoryview(buffer).cast("B")
+        if self._position >= self._num_bytes or not view:
+            return 0
+        offset = self._position - self._begin
+        if not 0 <= offset < len(self._block):
+            self._load()
+            offset = 0
+        piece = self._block[offset : offset + len(view)]
+        view[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        """Drop the blocks, and end the thread."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        self._ahead, self._block = None, b""
+        super().close()
+
+    def _load(self) -> None:
+        """Make the block at the position the current one; begin to fetch the next."""
+        begin, ahead = self._position, self._ahead
+        self._ahead = None
+        if ahead is not None and ahead[0] == begin:
+            self._block = ahead[1].result()
+        else:
+            self._block = self._fetch(begin, min(begin + self._block_bytes, self._num_bytes))
+        self._begin = begin
+        after = begin + len(self._block)
+        if self._threads is not None and after < self._num_bytes:
+            stop = min(after + self._block_bytes, self._num_bytes)
+            self._ahead = after, self._threads.submit(self._fetch, after, stop)

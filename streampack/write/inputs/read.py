@@ -1,0 +1,94 @@
+"""Reading of a slice as batches of rows.
+
+::
+
+    InputSlice --place--> file --format--> RowBatch (256 rows) ... bad rows are listed in it
+
+Bad rows are never raised. A damaged file, and one that is no longer the version that was listed,
+are. A file that is written to while it is read is noticed by its time, not by its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from streampack._checks import read_count
+from streampack.errors import DataError
+from streampack.write.inputs.decompress import read_pieces
+from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
+from streampack.write.inputs.locate import place_of
+from streampack.write.inputs.places import OpenInput
+from streampack.write.inputs.slices import WHOLE, InputSlice, RowBatch, RowSelection
+from streampack.write.inputs.tables import READERS
+from streampack.write.inputs.values import Wanted
+
+LINE_READERS: dict[
+    str, Callable[[Iterable[bytes], InputSlice, Wanted, int], Iterator[RowBatch]]
+] = {
+    "jsonl": read_jsonl,
+    "text": read_text,
+    "markdown": read_text,
+    "csv": read_csv,
+}
+
+
+def read_rows(
+    part: InputSlice, selection: RowSelection, batch_rows: int = 256
+) -> Iterator[RowBatch]:
+    """Yield the rows of a slice in order, a few hundred at a time.
+
+    Args:
+        part: The slice.
+        selection: Columns to take. A row without one of them, or with a value of another type, is
+            a bad row.
+        batch_rows: Most rows of a batch, bad ones included.
+
+    Raises:
+        ConfigError: If the selection does not name one of text, tokens and chat, or pyarrow is
+            needed and not installed.
+        DataError: If the file is damaged or cut short, cannot be read, or has changed since it was
+            listed. Names the file, and the byte where there is one.
+
+    >>> from pathlib import Path
+    >>> from streampack.write.inputs.split import split_inputs
+    >>> path = Path(getfixture("tmp_path"), "rows.jsonl")
+    >>> _ = path.write_text('{"text": "one"}\\n{"text": 2}\\n{"text": "three"}\\n')
+    >>> [part] = split_inputs([str(path)], part_bytes=1024)
+    >>> [batch] = read_rows(part, RowSelection(text="text"))
+    >>> batch.values, batch.rows
+    (['one', 'three'], [0, 2])
+    >>> [(bad.row, bad.reason.split(",")[0]) for bad in batch.bad]
+    [(1, "column 'text' is of type int")]
+    """
+    wanted = Wanted(selection)
+    batch_rows = read_count("batch_rows", batch_rows)
+    place, path = place_of(part.uri)
+    is_lines = part.format in LINE_READERS
+    stop = part.stop if is_lines else WHOLE
+    with place.open(path, part.version, stop, is_sequential=is_lines) as opened:
+        batches = _batches(opened, part, wanted, batch_rows)
+        while (batch := _next(batches, opened)) is not None:
+            yield batch
+
+
+def _next(batches: Iterator[RowBatch], opened: OpenInput) -> RowBatch | None:
+    try:
+        batch = next(batches, None)
+    except DataError:
+        opened.check()  # a change of the file is a better explanation than damage
+        raise
+    opened.check()
+    return batch
+
+
+def _batches(
+    opened: OpenInput, part: InputSlice, wanted: Wanted, batch_rows: int
+) -> Iterator[RowBatch]:
+    file = opened.file
+    if part.format not in LINE_READERS:
+        yield from READERS[part.format](file, part, wanted, batch_rows)
+        return
+    file.seek(part.start)
+    num_bytes = part.num_bytes if part.stop == WHOLE else part.stop - part.start
+    pieces = read_pieces(file, part.uri, part.compression, num_bytes)
+    yield from LINE_READERS[part.format](pieces, part, wanted, batch_rows)

@@ -1,0 +1,181 @@
+"""Objects of S3, or a compatible store, as a place of inputs.
+
+::
+
+    list-objects  -->  key, ETag, size
+    GET Range: bytes=0-8388607, If-Match: "ETag"  -->  a block, or 412: the object has changed
+
+A request that fails for a passing reason is repeated, also one whose body breaks off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from streampack.errors import DataError
+from streampack.storage.download_errors import FailureKind, classify, status_of, text_of
+from streampack.write.inputs.places import (
+    MAGIC,
+    SMALL_BLOCK_BYTES,
+    Found,
+    Listing,
+    OpenInput,
+    below_glob,
+    buffered,
+    changed,
+    glob_pattern,
+    is_hidden,
+    nothing_found,
+)
+from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
+from streampack.write.s3_client import bucket_options, s3_client
+
+ATTEMPTS = 8
+MAX_WAIT_S = 10.0
+CHANGED = (412, 416)  # If-Match failed; the range lies beyond the end
+WAYS_OUT = {
+    FailureKind.MISSING: "the store has no such object or bucket: check the URL",
+    FailureKind.DENIED: "the store refuses: check the URL and the rights of the credentials",
+    FailureKind.NO_CREDENTIALS: (
+        "give this process credentials, in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a file or "
+        "a role of the machine"
+    ),
+}
+
+
+class S3Place:
+    """Lists and opens objects."""
+
+    def find(self, uri: str) -> Listing:
+        """Return the objects that a URL names: an object, a folder or a glob.
+
+        Raises:
+            DataError: If there is none, or the bucket cannot be listed.
+        """
+        bucket, key = _bucket_and_key(uri)
+        first = list(islice(_objects(uri, bucket, key), 1)) if key else []
+        if first and first[0].uri == uri:  # the object's own key sorts first
+            return Listing(None, first)
+        magic = MAGIC.search(key)
+        if magic:
+            pattern = glob_pattern(uri)
+            objects = _objects(uri, bucket, key[: magic.start()])
+            files = [
+                file
+                for file in objects
+                if pattern.fullmatch(file.uri) and not is_hidden(below_glob(uri, file.uri))
+            ]
+            folder = None
+        else:
+            prefix = f"{key.rstrip('/')}/" if key else ""
+            folder = f"s3://{bucket}/{prefix}".rstrip("/")
+            files = [
+                file
+                for file in _objects(uri, bucket, prefix)
+                if not is_hidden(file.uri[len(folder) + 1 :]) and not file.uri.endswith("/")
+            ]
+        if not files:
+            raise nothing_found(uri)
+        return Listing(folder, files)
+
+    @contextmanager
+    def open(
+        self, uri: str, version: str, stop: int, *, is_sequential: bool
+    ) -> Iterator[OpenInput]:
+        """Open one version of an object.
+
+        Raises:
+            DataError: If the object is missing or has another version, or cannot be read.
+        """
+        bucket, key = _bucket_and_key(uri)
+        if stop < 0:
+            stop = _size_of(uri, bucket, key, version)
+        block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
+        fetch = partial(_fetch, uri, bucket, key, version)
+        with RangeFile(stop, fetch, block_bytes, reads_ahead=is_sequential) as file:
+            yield OpenInput(buffered(file), lambda: None)  # each request has compared the version
+
+
+def _bucket_and_key(uri: str) -> tuple[str, str]:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise DataError(f"{uri}: names no bucket; write it as s3://bucket/path", uri=uri)
+    return bucket, key
+
+
+def _objects(uri: str, bucket: str, prefix: str) -> Iterator[Found]:
+    pages = s3_client().get_paginator("list_objects_v2")
+    try:
+        for page in pages.paginate(**bucket_options(bucket), Prefix=prefix):
+            for entry in page.get("Contents", ()):
+                version = _version_of(entry["ETag"])
+                yield Found(f"s3://{bucket}/{entry['Key']}", version, entry["Size"])
+    except Exception as error:  # botocore's, which derive from Exception
+        raise _failure(uri, "listed", error) from error
+
+
+def _version_of(etag: str) -> str:
+    return f"etag:{etag.strip(chr(34))}"
+
+
+def _size_of(uri: str, bucket: str, key: str, version: str) -> int:
+    try:
+        answer = s3_client().head_object(**bucket_options(bucket), Key=key)
+    except Exception as error:  # botocore's, which derive from Exception
+        raise _failure(uri, "read", error) from error
+    now = _version_of(answer["ETag"])
+    if now != version:
+        raise changed(uri, version, now)
+    return int(answer["ContentLength"])
+
+
+def _fetch(uri: str, bucket: str, key: str, version: str, start: int, stop: int) -> bytes:
+    """Return a range of one version of an object."""
+    if start >= stop:
+        return b""
+    again = Retrying(
+        retry=retry_if_exception(_is_passing),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.1, max=MAX_WAIT_S),
+        reraise=True,
+    )
+    try:
+        etag, data = again(_get, bucket, key, version, start, stop)
+    except Exception as error:  # botocore's, which derive from Exception
+        if status_of(error) in CHANGED:
+            raise changed(uri, version, "another") from error
+        raise _failure(uri, f"read from byte {start} on", error) from error
+    if _version_of(etag) != version:  # a store that does not know If-Match
+        raise changed(uri, version, _version_of(etag))
+    return data
+
+
+def _get(bucket: str, key: str, version: str, start: int, stop: int) -> tuple[str, bytes]:
+    answer = s3_client().get_object(
+        **bucket_options(bucket),
+        Key=key,
+        Range=f"bytes={start}-{stop - 1}",
+        IfMatch=f'"{version.removeprefix("etag:")}"',
+    )
+    data: bytes = answer["Body"].read()
+    if len(data) != stop - start:
+        raise ConnectionError(f"{len(data)} of {stop - start} bytes arrived")
+    return answer["ETag"], data
+
+
+def _is_passing(error: BaseException) -> bool:
+    kind = classify(error, "\0") if isinstance(error, Exception) else None
+    return kind is FailureKind.PASSING and status_of(error) not in CHANGED
+
+
+def _failure(uri: str, action: str, error: Any) -> DataError:
+    way_out = WAYS_OUT.get(
+        classify(error, "\0"), "check the URL, S3_ENDPOINT_URL and the network, and run it again"
+    )
+    return DataError(f"{uri}: cannot be {action} ({text_of(error)}); {way_out}", uri=uri)

@@ -1,0 +1,111 @@
+"""What passes between splitting, reading and writing: slices of inputs, and batches of rows.
+
+::
+
+    list_inputs --> InputFile --> split_inputs --> InputSlice --> read_rows --> RowBatch
+
+An `InputSlice` names its rows completely, on any machine and at any time. It holds text and
+integers only, so ``dataclasses.asdict`` makes JSON of it, and ``InputSlice(**fields)`` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow"]
+Compression = Literal["gz", "zst"]
+WHOLE = -1  # `stop` of a slice that ends with its file
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One version of a file that rows are read from.
+
+    >>> InputFile("rows.jsonl.zst", "size:9,mtime_ns:1", "jsonl", "zst", 9).whole().stop
+    -1
+    """
+
+    uri: str
+    """Path on this machine, or the URL of an object in a store."""
+    version: str
+    """Its version: "etag:..." from a store, else "size:...,mtime_ns:..."."""
+    format: Format
+    """Format of the decompressed file."""
+    compression: Compression | None
+    """Compression, by the last suffix of the name."""
+    num_bytes: int
+    """Size at rest."""
+
+    def whole(self) -> InputSlice:
+        """Return the slice of all its rows."""
+        return self.cut(0, WHOLE, self.num_bytes)
+
+    def cut(self, start: int, stop: int, num_bytes: int) -> InputSlice:
+        """Return the slice from `start` to `stop`, in the units of `InputSlice`."""
+        fields = (self.uri, self.version, self.format, self.compression)
+        return InputSlice(*fields, start, stop, num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSlice:
+    """A range of the rows of one version of a file."""
+
+    uri: str
+    """Path on this machine, or the URL of an object in a store."""
+    version: str
+    """Version of the file: "etag:..." from a store, else "size:...,mtime_ns:..."."""
+    format: Format
+    """Format of the decompressed file."""
+    compression: Compression | None
+    """Compression of the file; a compressed file is never cut."""
+    start: int
+    """First byte (JSONL), row group (Parquet) or record batch (Arrow)."""
+    stop: int
+    """The one after the last; -1: the end of the file. A byte range ends after a line feed."""
+    num_bytes: int
+    """Size at rest, for progress and an estimate of the time left."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSelection:
+    """Columns to take from each row: one of text, tokens and chat, and the kept ones.
+
+    A column of tokens named "tokens" is also found under "input_ids". A text file is one row
+    without columns.
+    """
+
+    text: str | None = None
+    """Column of the text."""
+    tokens: str | None = None
+    """Column of the token ids; a JSONL row may also be the list of ids itself."""
+    chat: str | None = None
+    """Column of the conversation: a list of messages, or JSON text of one."""
+    keep: tuple[str, ...] = ()
+    """Columns whose values are kept beside the tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that was left out."""
+
+    uri: str
+    """Path or URL of its file."""
+    row: int
+    """Its number from 0 in the file; in the slice, for JSONL that is cut within a file."""
+    reason: str
+    """The problem and a way out; for JSONL also the byte that the line begins with."""
+
+
+@dataclass(slots=True)
+class RowBatch:
+    """Rows in order; entry `i` of each list but `bad` belongs to the same row."""
+
+    values: list[Any] = field(default_factory=list)
+    """Texts, integer arrays of shape (num_tokens,), or conversations."""
+    kept: dict[str, list[Any]] = field(default_factory=dict)
+    """Values of the kept columns, by name."""
+    rows: list[int] = field(default_factory=list)
+    """Numbers of the rows, counted as in `BadRow`."""
+    bad: list[BadRow] = field(default_factory=list)
+    """Rows of this range that were left out."""

@@ -1,0 +1,161 @@
+"""Splitting of inputs into slices of about equal size, in the order of the input.
+
+::
+
+    rows.jsonl       bytes, at the first line end at or after each multiple of part_bytes
+    rows.parquet     row groups, until a slice has part_bytes
+    rows.arrow       record batches, the same; in a store, streams are not split
+    others           one slice for each file
+
+The slices depend on the files and `part_bytes` alone. A file of up to `part_bytes` is not opened.
+
+Cost: one small read for each slice of JSON lines, one footer for each Parquet file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from streampack._checks import read_count
+from streampack._paths import is_url
+from streampack.errors import DataError
+from streampack.write.inputs.arrow_stream import (
+    DICTIONARY,
+    RECORD_BATCH,
+    is_arrow_file,
+    messages,
+)
+from streampack.write.inputs.listing import list_inputs
+from streampack.write.inputs.locate import place_of
+from streampack.write.inputs.slices import WHOLE, InputFile, InputSlice
+from streampack.write.inputs.tables import load_pyarrow, open_parquet
+
+SCAN_BYTES = 1 << 16
+
+
+def split_inputs(inputs: Sequence[str], part_bytes: int) -> list[InputSlice]:
+    """Return the slices of the files that paths, globs and URLs name.
+
+    Args:
+        inputs: Paths, globs and URLs, as for `list_inputs`.
+        part_bytes: Size at rest after which a slice ends at the next row, row group or batch.
+
+    Raises:
+        ConfigError: If `part_bytes` is not a count, or pyarrow is needed and not installed.
+        DataError: As `list_inputs`; or if a file is damaged, or changed meanwhile.
+    """
+    part_bytes = read_count("part_bytes", part_bytes, "write a number of bytes such as 268435456")
+    return [part for file in list_inputs(inputs) for part in split_file(file, part_bytes)]
+
+
+def split_file(file: InputFile, part_bytes: int) -> list[InputSlice]:
+    """Return the slices of one file.
+
+    Raises:
+        ConfigError: If pyarrow is needed and not installed.
+        DataError: If the file is damaged, or has changed since it was listed.
+    """
+    sizes_of = SIZES.get(file.format)
+    if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
+        return [file.whole()]
+    place, path = place_of(file.uri)
+    with place.open(path, file.version, WHOLE, is_sequential=False) as opened:
+        sizes = sizes_of(opened.file, file, part_bytes)
+        parts = None if sizes is None else list(_grouped(sizes, part_bytes))
+    if parts is None or len(parts) < 2:
+        return [file.whole()]
+    return [file.cut(start, stop, num_bytes) for start, stop, num_bytes in parts]
+
+
+def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, stop and size of ranges of pieces, which have (end, size) each.
+
+    >>> list(_grouped([(1, 60), (2, 60), (3, 10)], 100))
+    [(0, 2, 120), (2, 3, 10)]
+    """
+    start = stop = num_bytes = 0
+    for stop, size in sizes:
+        num_bytes += size
+        if num_bytes >= part_bytes:
+            yield start, stop, num_bytes
+            start, num_bytes = stop, 0
+    if start < stop:
+        yield start, stop, num_bytes
+
+
+def _lines(file: BinaryIO, of: InputFile, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (end, size) of pieces of lines, each the fewest that have part_bytes."""
+    begin = 0
+    while begin < of.num_bytes:
+        end = _line_end(file, min(begin + part_bytes, of.num_bytes) - 1)
+        yield end, end - begin
+        begin = end
+
+
+def _line_end(file: BinaryIO, position: int) -> int:
+    """Return the byte after the first line feed at or after a position, or the end of the file."""
+    file.seek(position)
+    while piece := file.read(SCAN_BYTES):
+        found = piece.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(piece)
+    return position
+
+
+def _row_groups(file: BinaryIO, of: InputFile, part_bytes: int) -> list[tuple[int, int]]:  # noqa: ARG001
+    """Return (end, size) of each row group."""
+    metadata = open_parquet(file, of.uri, is_remote=is_url(of.uri)).metadata
+    return [
+        (number + 1, _packed_bytes(metadata.row_group(number)))
+        for number in range(metadata.num_row_groups)
+    ]
+
+
+def _packed_bytes(group: Any) -> int:
+    columns = (group.column(number) for number in range(group.num_columns))
+    return sum(column.total_compressed_size for column in columns)
+
+
+def _record_batches(
+    file: BinaryIO,
+    of: InputFile,
+    part_bytes: int,  # noqa: ARG001
+) -> list[tuple[int, int]] | None:
+    """Return (end, size) of each record batch; None: the file cannot be cut."""
+    if is_arrow_file(file):
+        ipc = load_pyarrow(of.uri, "pyarrow.ipc")
+        try:
+            count = ipc.open_file(file).num_record_batches
+        except Exception as error:  # ArrowInvalid, OSError
+            raise DataError(
+                f"{of.uri}: has no valid footer before its end at byte {of.num_bytes} ({error}); "
+                "it was cut short or damaged: copy it again",
+                uri=of.uri,
+            ) from error
+        # The index has no sizes, so all batches count the same.
+        edges = [of.num_bytes * number // count for number in range(count + 1)]
+        return [(number + 1, edges[number + 1] - edges[number]) for number in range(count)]
+    if is_url(of.uri):
+        return None  # a request for each message would be slower than reading on
+    sizes: list[tuple[int, int]] = []
+    try:
+        for message in messages(file):
+            if message.kind == DICTIONARY:
+                return None  # a batch may need any dictionary before it
+            if message.kind == RECORD_BATCH:
+                sizes.append((len(sizes) + 1, message.stop - message.start))
+    except EOFError as error:
+        raise DataError(
+            f"{of.uri}: {error}: it was cut short or damaged; copy it again",
+            uri=of.uri,
+        ) from error
+    return sizes
+
+
+SIZES: dict[str, Callable[[BinaryIO, InputFile, int], Iterable[tuple[int, int]] | None]] = {
+    "jsonl": _lines,
+    "parquet": _row_groups,
+    "arrow": _record_batches,
+}

@@ -1,0 +1,294 @@
+"""Rows of Parquet and Arrow files, through pyarrow.
+
+::
+
+    row groups [2, 5)  -->  record batches of 256 rows  -->  texts as str, token lists as arrays
+
+Token lists are views of pyarrow's memory. A value that is null, of another type or not UTF-8 makes
+its row bad, and no other.
+
+Cost: see benchmarks/bench_inputs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from streampack.errors import ConfigError, DataError
+from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
+from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
+from streampack.write.inputs.values import TOOLS, BadValueError, Wanted
+
+
+def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
+    """Return a module of pyarrow.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{uri}: pyarrow reads Parquet and Arrow files, and is not installed ({error}); "
+            "pip install 'streampack[tables]'"
+        ) from error
+
+
+def open_parquet(file: BinaryIO, uri: str, *, is_remote: bool) -> Any:
+    """Return a Parquet file.
+
+    Raises:
+        DataError: If it is cut short or damaged. Names the byte where its footer should end.
+    """
+    parquet = load_pyarrow(uri, "pyarrow.parquet")
+    try:
+        # Coalesced requests hold a row group in memory, which is worth it for a store only.
+        return parquet.ParquetFile(file, pre_buffer=is_remote, buffer_size=1 << 20)
+    except Exception as error:  # ArrowInvalid, OSError and others
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{uri}: has no valid Parquet footer before its end at byte {_size(file)} "
+            f"({_first_line(error)}); it was cut short or damaged: copy it again",
+            uri=uri,
+        ) from error
+
+
+def read_parquet(
+    file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
+) -> Iterator[RowBatch]:
+    """Yield the rows of row groups.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+        DataError: If the file is damaged. Names the row group and its first byte.
+    """
+    parquet = open_parquet(file, part.uri, is_remote=part.version.startswith("etag:"))
+    metadata = parquet.metadata
+    stop = metadata.num_row_groups if part.stop == WHOLE else part.stop
+    columns = _columns_of(parquet.schema_arrow.names, wanted)
+    row = sum(metadata.row_group(group).num_rows for group in range(part.start))
+    for group in range(part.start, stop):
+        groups = parquet.iter_batches(
+            batch_rows, row_groups=[group], columns=columns, use_threads=False
+        )
+        where = (
+            f"row group {group} cannot be read, from byte {_first_byte(metadata.row_group(group))}"
+        )
+        for batch in _naming(groups, part.uri, where):
+            yield convert_batch(batch, row, part.uri, wanted)
+            row += batch.num_rows
+
+
+def read_arrow(
+    file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
+) -> Iterator[RowBatch]:
+    """Yield the rows of record batches, in a stream or a file of Arrow IPC.
+
+    Raises:
+        ConfigError: If pyarrow is not installed.
+        DataError: If the file is cut short or damaged. Names the byte.
+    """
+    load_pyarrow(part.uri)
+    row = 0
+    for batch in _record_batches(file, part):
+        if isinstance(batch, int):
+            row += batch
+            continue
+        first = row
+        columns = _columns_of(batch.schema.names, wanted)
+        batch = batch if columns is None else batch.select(columns)
+        for start in range(0, batch.num_rows, batch_rows):
+            piece = batch.slice(start, batch_rows)
+            yield convert_batch(piece, first + start, part.uri, wanted)
+        row += batch.num_rows
+
+
+def _record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
+    """Yield the record batches of a slice; the number of rows instead for those before it."""
+    ipc = load_pyarrow(part.uri, "pyarrow.ipc")
+    begin = file.tell()
+
+    def _batches() -> Iterator[Any]:
+        if is_arrow_file(file):
+            reader = ipc.open_file(file)
+            stop = reader.num_record_batches if part.stop == WHOLE else part.stop
+            for number in range(stop):
+                batch = reader.get_batch(number)
+                yield batch if number >= part.start else batch.num_rows
+        elif part.stop == WHOLE:
+            check_end(file)
+            yield from ipc.open_stream(file)
+        else:
+            yield from read_messages(file, load_pyarrow(part.uri), part.start, part.stop)
+
+    file.seek(begin)
+    batches = _batches()
+    yield from _naming(batches, part.uri, "cannot be read, near byte", file)
+
+
+def _naming(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:
+    """Yield batches; raise pyarrow's errors as ones that name the file and the byte."""
+    while True:
+        try:
+            batch = next(batches, None)
+        except DataError:
+            raise
+        except EOFError as error:
+            raise DataError(
+                f"{uri}: {error}: it was cut short or damaged; copy it again", uri=uri
+            ) from error
+        except Exception as error:  # ArrowInvalid, OSError and others
+            byte = "" if file is None else f" {min(file.tell(), _size(file))} of {_size(file)}"
+            raise DataError(
+                f"{uri}: {where}{byte} ({_first_line(error)}); it was cut short or damaged: copy "
+                "it again",
+                uri=uri,
+            ) from error
+        if batch is None:
+            return
+        yield batch
+
+
+def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
+    """Return the columns to read; those that are missing are found missing in each row."""
+    try:
+        columns = [wanted.column_in(names)]
+    except BadValueError:
+        return None
+    columns += [name for name in wanted.keep if name in names]
+    columns += [TOOLS] if wanted.has_tools and TOOLS in names else []
+    return list(dict.fromkeys(columns))
+
+
+def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
+    """Return the rows of a record batch.
+
+    Args:
+        batch: A record batch of pyarrow.
+        first: Number of its first row in the file.
+        uri: Path or URL of the file.
+        wanted: The columns to take.
+    """
+    num_rows = batch.num_rows
+    names = batch.schema.names
+    out = RowBatch(kept={name: [] for name in wanted.keep})
+    try:
+        name = wanted.column_in(names)
+        wanted.kept_in(dict.fromkeys(names))
+    except BadValueError as error:
+        out.bad = [BadRow(uri, first + row, str(error)) for row in range(num_rows)]
+        return out
+    values = _values_of(batch.column(name))
+    tools = _values_of(batch.column(TOOLS)) if wanted.has_tools and TOOLS in names else None
+    kept = {each: _values_of(batch.column(each)) for each in wanted.keep}
+    for row in range(num_rows):
+        try:
+            value = _usable(values[row], name)
+            try:
+                value = wanted.convert(value)
+            except BadValueError as error:
+                raise BadValueError(f"column {name!r} {error}") from error
+            if tools is not None:
+                value = wanted.with_tools(value, _usable(tools[row], TOOLS))
+            items = [_usable(column[row], each) for each, column in kept.items()]
+        except BadValueError as error:
+            out.bad.append(BadRow(uri, first + row, str(error)))
+            continue
+        out.values.append(value)
+        out.rows.append(first + row)
+        for each, item in zip(kept, items, strict=True):
+            out.kept[each].append(item)
+    return out
+
+
+class _Unusable:
+    """The place of a value that pyarrow could not convert."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _usable(value: Any, name: str) -> Any:
+    if isinstance(value, _Unusable):
+        raise BadValueError(f"column {name!r} {value.reason}")
+    return value
+
+
+def _values_of(column: Any) -> list[Any]:
+    """Return the values of a column: lists of integers as arrays, dates and decimals as text."""
+    types = import_module("pyarrow.types")
+    kind = column.type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        if types.is_integer(kind.value_type) or types.is_boolean(kind.value_type):
+            return _integer_lists(column)
+    elif types.is_temporal(kind) or types.is_decimal(kind):
+        column = column.cast("string")
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):  # a text that is not UTF-8, for example
+        values = [_value_at(column, row) for row in range(len(column))]
+    return values
+
+
+def _value_at(column: Any, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except UnicodeDecodeError as error:
+        return _Unusable(f"is not valid UTF-8 at its byte {error.start}")
+    except (ValueError, OverflowError) as error:
+        return _Unusable(f"cannot be converted ({error})")
+
+
+def _integer_lists(column: Any) -> list[Any]:
+    """Return the lists of a column as views of one array; None where a list is null."""
+    pyarrow = import_module("pyarrow")
+    types = import_module("pyarrow.types")
+    if types.is_fixed_size_list(column.type):
+        column = column.cast(pyarrow.large_list(column.type.value_type))
+    items = column.values
+    offsets = column.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    used = items.slice(first, last - first)
+    if used.null_count:
+        return [_value_at(column, row) for row in range(len(column))]
+    numbers = used.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind == "b":
+        numbers = numbers.astype(np.uint8)
+    edges = (offsets - first).tolist()
+    lists: list[Any] = [numbers[begin:end] for begin, end in pairwise(edges)]
+    if column.null_count:
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+            lists[int(row)] = None
+    return lists
+
+
+def _first_byte(group: Any) -> int:
+    """Return the first byte of a row group."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    first_pages = [column.dictionary_page_offset for column in columns]
+    first_pages += [column.data_page_offset for column in columns]
+    return int(min(page for page in first_pages if page))
+
+
+def _size(file: BinaryIO) -> int:
+    position = file.tell()
+    size = file.seek(0, 2)
+    file.seek(position)
+    return size
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+READERS: dict[str, Callable[[BinaryIO, InputSlice, Wanted, int], Iterator[RowBatch]]] = {
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+}

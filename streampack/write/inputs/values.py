@@ -1,0 +1,174 @@
+"""Conversion of column values to texts, token ids and conversations.
+
+Functions raise BadValueError for a value of another type. Its text completes "column 'x' ...".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from streampack.errors import ConfigError, suggest
+from streampack.types import IntArray
+from streampack.write.inputs.slices import RowSelection
+
+TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
+TOOLS = "tools"  # beside a conversation, as in transformers
+
+
+class BadValueError(Exception):
+    """A value that cannot be used."""
+
+
+def as_text(value: Any) -> str:
+    """Return a text.
+
+    Raises:
+        BadValueError: If it is of another type, or bytes that are not UTF-8.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise BadValueError(f"is not valid UTF-8 at its byte {error.start}") from error
+    if isinstance(value, list):
+        raise BadValueError(
+            "is a list, but must be text; leave out tokenizer= if it holds token ids, or name it "
+            "with chat_field= if it is a conversation"
+        )
+    raise BadValueError(
+        f"is {_kind(value)}, but must be text; name another column with text_field="
+    )
+
+
+def as_tokens(value: Any) -> IntArray:
+    """Return token ids as an array of shape (num_tokens,).
+
+    >>> as_tokens([5, 6]).tolist(), as_tokens("[7]").tolist()
+    ([5, 6], [7])
+
+    Raises:
+        BadValueError: If it is not a list of integers, or JSON text of one.
+    """
+    if isinstance(value, str):
+        if not value.lstrip().startswith("["):
+            raise BadValueError("is text, but must be a list of token ids; set tokenizer= for text")
+        value = _from_json(value)
+    if isinstance(value, (list, np.ndarray)):
+        if not len(value):
+            return np.zeros(0, np.int64)
+        try:
+            tokens: npt.NDArray[Any] = np.asarray(value)
+        except (ValueError, OverflowError):  # lists of unequal lengths
+            tokens = np.zeros((0, 0))
+        if tokens.ndim == 1 and tokens.dtype.kind in "iub":
+            return tokens.astype(np.int64) if tokens.dtype.kind == "b" else tokens
+    raise BadValueError(
+        f"holds {repr(value)[:60]}, but must be a list of integers; set tokenizer= for text"
+    )
+
+
+def as_chat(value: Any) -> Any:
+    """Return a conversation: a list of messages.
+
+    Raises:
+        BadValueError: If it is not one, or JSON text of one.
+    """
+    if isinstance(value, str):
+        value = _from_json(value)
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
+        raise BadValueError(
+            f"holds {repr(value)[:60]}, but must be a list of messages such as "
+            "{'role': 'user', 'content': 'Hi'}; name another column with chat_field="
+        )
+    return value
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadValueError(f"is text, but not JSON ({error})") from error
+
+
+class Wanted:
+    """The one column that gives a row's value, and its conversion.
+
+    Raises:
+        ConfigError: If a selection does not name exactly one of text, tokens and chat.
+    """
+
+    def __init__(self, selection: RowSelection) -> None:
+        found: list[tuple[str, str, Callable[[Any], Any]]] = [
+            (name, option, convert)
+            for name, option, convert in (
+                (selection.text, "text_field", as_text),
+                (selection.tokens, "tokens_field", as_tokens),
+                (selection.chat, "chat_field", as_chat),
+            )
+            if name is not None
+        ]
+        if len(found) != 1:
+            raise ConfigError(f"{selection} names {len(found)} of text, tokens and chat; name one")
+        self.name, self.option, self.convert = found[0]
+        self.has_tools = selection.chat is not None
+        self.keep = selection.keep
+
+    def column_in(self, names: Iterable[str]) -> str:
+        """Return the name of the column; "input_ids" where there is no "tokens".
+
+        Raises:
+            BadValueError: If the column is missing.
+        """
+        known = list(names)
+        if self.name in known:
+            return self.name
+        if self.convert is as_tokens and self.name == TOKENS and INPUT_IDS in known:
+            return INPUT_IDS
+        raise BadValueError(no_column(self.name, known, self.option))
+
+    def value_in(self, row: Mapping[str, Any]) -> Any:
+        """Return the value of a row.
+
+        Raises:
+            BadValueError: If its column is missing, or holds a value of another type.
+        """
+        name = self.column_in(row)
+        try:
+            value = self.convert(row[name])
+        except BadValueError as error:
+            raise BadValueError(f"column {name!r} {error}") from error
+        return self.with_tools(value, row.get(TOOLS)) if self.has_tools else value
+
+    def with_tools(self, chat: Any, tools: Any) -> Any:
+        """Return a conversation together with its tools, if it has any."""
+        if isinstance(tools, str) and tools:
+            tools = _from_json(tools)
+        return {"messages": chat, TOOLS: tools} if tools else chat
+
+    def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return the kept values of a row.
+
+        Raises:
+            BadValueError: If a column is missing.
+        """
+        missing = next((name for name in self.keep if name not in row), None)
+        if missing is not None:
+            raise BadValueError(no_column(missing, list(row), "extra_fields"))
+        return [row[name] for name in self.keep]
+
+
+def no_column(name: str, known: Sequence[str], option: str) -> str:
+    """Return the reason of a row that lacks a column."""
+    has = ", ".join(map(repr, known)) or "none"
+    return f"no column {name!r}; it has {has}{suggest(name, known)}; set {option}= to one of them"
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else f"of type {type(value).__name__}"

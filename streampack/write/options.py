@@ -1,0 +1,116 @@
+"""Options of writing files as a stream, and what it reports.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from streampack._checks import check_choice
+from streampack.errors import ConfigError, suggest
+from streampack.mds.columns import DTYPES
+from streampack.write.rows import RowFormat
+
+EngineName = Literal["processes", "ray"]
+OnBadRow = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Progress of a job, finished parts of earlier runs included."""
+
+    num_bytes: int
+    """Bytes of the input that were read, at rest."""
+    total_bytes: int
+    num_samples: int
+    num_tokens: int
+    num_bad_rows: int
+    num_parts: int
+    """Parts that are done."""
+    total_parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Summary of a written stream."""
+
+    path: Path | str
+    """The stream's folder; in a store, its URL."""
+    num_samples: int
+    num_tokens: int
+    num_shards: int
+    num_skipped: int
+    """Number of samples left out because they had no tokens."""
+    num_without_targets: int
+    """Number of samples whose `loss_mask` is all 0, so that nothing in them is learned."""
+    num_bad_rows: int = 0
+    """Number of rows left out because they could not become samples."""
+    num_parts: int = 1
+    """Number of parts that are done."""
+    total_parts: int = 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parts are done, so that the stream has its index.json."""
+        return self.num_parts == self.total_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Options for writing files as a stream.
+
+    Raises:
+        ConfigError: If an option is invalid.
+    """
+
+    rows: RowFormat = field(default_factory=RowFormat)
+    """Format of a row."""
+    column: str = "tokens"
+    """Name of the token column."""
+    dtype: str | None = None
+    """Type of the stored tokens; None: uint16 if the tokenizer's ids fit in it, else int32."""
+    compression: str | None = "zstd"
+    """MosaicML's name of a compression; None: raw shards."""
+    size_limit: int | str | None = "64mb"
+    """Bytes of a shard before compression."""
+    num_processes: int | None = None
+    """Number of tokenizing processes; None: one per core, or one for small files."""
+    part_bytes: int | str = "256mb"
+    """Bytes of input in a part, which is what an interrupted job loses at most per process."""
+    engine: EngineName = "processes"
+    """Where parts are written: "processes" of this machine, or "ray" for a Ray cluster."""
+    share: tuple[int, int] | None = None
+    """(k, n): write every n-th part only, from the k-th on, counted from 1, and do not commit."""
+    append: bool = False
+    """Add inputs that the stream does not have yet."""
+    on_bad_row: OnBadRow = "error"
+    """What a row that cannot become a sample does: raise an error, or be counted and left out."""
+    max_bad_rows: int = 1000
+    """Number of bad rows that may be left out."""
+
+    def __post_init__(self) -> None:
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ConfigError(
+                f"num_processes={self.num_processes} must be 1 or more; "
+                "leave it out for one process per core"
+            )
+        check_choice("engine", self.engine, EngineName)
+        check_choice("on_bad_row", self.on_bad_row, OnBadRow)
+        if self.max_bad_rows < 0:
+            raise ConfigError(
+                f"max_bad_rows={self.max_bad_rows} must be 0 or more; set it to the number of rows "
+                "that may be left out"
+            )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(
+                f"dtype={self.dtype!r} is not one of {'|'.join(DTYPES)}"
+                f"{suggest(self.dtype, DTYPES)}"
+            )
+        if self.share is not None and not 1 <= self.share[0] <= self.share[1]:
+            raise ConfigError(
+                f"share={self.share} must be (k, n) with k from 1 to n; write (1, 16) to (16, 16) "
+                "on 16 machines"
+            )

@@ -1,0 +1,288 @@
+"""Where a job writes: a local folder, or a prefix in S3 or a compatible store.
+
+::
+
+    put("parts/3f9a.../shard.00000.mds.zstd", data)     whole, or not there
+    put_new("parts/3f9a.../part.json", data)            the same, and only if it is not there yet
+
+A folder gets each file by a rename after an fsync. A store gets each file from memory by one PUT
+with its MD5, so no disk is used and no unfinished upload is left behind. `put_new` is a hard link
+in a folder, and `If-None-Match: *` in a store.
+
+Cost: one file in memory at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from streampack._paths import folder_of, shown_path
+from streampack.errors import ConfigError, DataError
+from streampack.write.s3_client import ATTEMPTS, s3_client
+
+TEMPORARY = ".partial"
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+S3_MAX_WAIT_S = 10
+UNSUPPORTED = {"NotImplemented", "501"}  # stores that do not know If-None-Match
+EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+MISSING = {"NoSuchKey", "404"}
+NO_BUCKET = "NoSuchBucket"
+
+
+class Output(Protocol):
+    """A place for the files of one stream, addressed by their path in it, with `/`."""
+
+    @property
+    def url(self) -> str:
+        """The folder's path, or the URL of the prefix."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's contents, or None if it does not exist."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file atomically, over another of its name."""
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Write a file atomically, and return True; return False if there is one already."""
+
+    def names(self, prefix: str, suffix: str) -> list[str]:
+        """Return the sorted names of files with this beginning and end."""
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is there, hidden files aside."""
+
+    def clean_up(self, parent: str, keep: Set[str]) -> None:
+        """Remove what killed processes left unfinished, and all folders in `parent` but these."""
+
+
+def open_output(out: str | os.PathLike[str]) -> Output:
+    """Return the output at a path or URL.
+
+    Raises:
+        ConfigError: If it is a URL of a store that cannot be written from memory.
+    """
+    url = shown_path(out).rstrip("/")
+    folder = folder_of(url)
+    if folder is not None:
+        return LocalOutput(folder=folder)
+    if not url.startswith("s3://"):
+        raise ConfigError(
+            f"out={url!r} is neither a folder nor s3://bucket/path; name a folder, then upload it "
+            "with the store's own tool, index.json last"
+        )
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    if not bucket or not prefix:
+        raise ConfigError(f"out={url!r} names no place in a bucket; write it as s3://bucket/path")
+    return S3Output(bucket=bucket, prefix=prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOutput:
+    """A folder of a file system, which may be shared by several machines."""
+
+    folder: str
+
+    @property
+    def url(self) -> str:
+        """The folder's path."""
+        return self.folder
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's contents, or None if it does not exist."""
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file atomically, over another of its name."""
+        with self._written(name, data) as temporary:
+            os.replace(temporary, self._path(name))
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Write a file atomically, and return True; return False if there is one already."""
+        path = self._path(name)
+        with self._written(name, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in NO_HARD_LINKS:
+                    raise
+                if path.exists():
+                    return False
+                os.replace(temporary, path)
+        return True
+
+    def names(self, prefix: str, suffix: str) -> list[str]:
+        """Return the sorted names of files with this beginning and end."""
+        folder = self._path(prefix)
+        names = [str(file.relative_to(self.folder)) for file in folder.rglob("*") if file.is_file()]
+        return sorted(name for name in names if name.endswith(suffix))
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is there, hidden files aside."""
+        folder = Path(self.folder)
+        if folder.exists() and not folder.is_dir():
+            return False
+        return not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir())
+
+    def clean_up(self, parent: str, keep: Set[str]) -> None:
+        """Remove what killed processes left unfinished, and all folders in `parent` but these."""
+        for folder in self._path(parent).iterdir():
+            if folder.name not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
+        for file in Path(self.folder).rglob(f".*{TEMPORARY}"):
+            file.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return Path(self.folder, name)
+
+    @contextmanager
+    def _written(self, name: str, data: bytes) -> Iterator[Path]:
+        """Yield a temporary file beside `name` that holds the data, and remove it afterwards."""
+        path = self._path(name)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a name never outlives its bytes, even without power
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Output:
+    """A prefix of a bucket in S3 or a compatible store (`S3_ENDPOINT_URL`)."""
+
+    bucket: str
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        """The prefix as a URL."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    def read(self, name: str) -> bytes | None:
+        """Return an object's contents, or None if it does not exist."""
+        # botocore retries a request, but not a body that breaks off.
+        again = Retrying(
+            retry=retry_if_exception(lambda error: not _codes_of(error)),
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_random_exponential(max=S3_MAX_WAIT_S),
+            reraise=True,
+        )
+        with self._naming(name, "read"):
+            try:
+                return again(self._get, name)
+            except Exception as error:
+                codes = _codes_of(error)
+                if codes & MISSING and NO_BUCKET not in codes:
+                    return None
+                raise
+
+    def _get(self, name: str) -> bytes:
+        answer = s3_client().get_object(Bucket=self.bucket, Key=self._key(name))
+        data: bytes = answer["Body"].read()
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, over another of its name."""
+        with self._naming(name, "written"):
+            self._put(name, data)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Write an object, and return True; return False if there is one already."""
+        with self._naming(name, "written"):
+            try:
+                self._put(name, data, IfNoneMatch="*")
+            except Exception as error:
+                if _codes_of(error) & UNSUPPORTED:
+                    return self._put_if_missing(name, data)
+                # A retry may meet the object that its first attempt wrote.
+                if _codes_of(error) & EXISTS:
+                    return False
+                raise
+        return True
+
+    def names(self, prefix: str, suffix: str) -> list[str]:
+        """Return the sorted names of objects with this beginning and end."""
+        with self._naming(prefix, "listed"):
+            pages = s3_client().get_paginator("list_objects_v2")
+            found = pages.paginate(Bucket=self.bucket, Prefix=self._key(prefix))
+            keys = [entry["Key"] for page in found for entry in page.get("Contents", ())]
+        begin = len(self.prefix) + 1
+        return sorted(key[begin:] for key in keys if key.endswith(suffix))
+
+    def is_empty(self) -> bool:
+        """Return whether no object is there."""
+        with self._naming("", "listed"):
+            answer = s3_client().list_objects_v2(
+                Bucket=self.bucket, Prefix=f"{self.prefix}/", MaxKeys=1
+            )
+        return not answer.get("Contents")
+
+    def clean_up(self, parent: str, keep: Set[str]) -> None:
+        """Remove all folders in `parent` but these; no object is ever unfinished."""
+        with self._naming(parent, "cleaned"):
+            for name in self.names(f"{parent}/", ""):
+                if name.split("/")[1] not in keep:
+                    s3_client().delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}"
+
+    def _put(self, name: str, data: bytes, **conditions: str) -> None:
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        options = dict(conditions)
+        if acl := os.environ.get("S3_CANNED_ACL"):  # as MosaicML's uploader
+            options["ACL"] = acl
+        s3_client().put_object(
+            Bucket=self.bucket, Key=self._key(name), Body=data, ContentMD5=digest, **options
+        )
+
+    def _put_if_missing(self, name: str, data: bytes) -> bool:
+        if self.read(name) is not None:
+            return False
+        self._put(name, data)
+        return True
+
+    @contextmanager
+    def _naming(self, name: str, action: str) -> Iterator[None]:
+        """Raise a store's error as one that names the object and a way out."""
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:  # botocore's, which derive from Exception
+            uri = f"{self.url}/{name}"
+            raise DataError(
+                f"{uri}: cannot be {action} ({type(error).__name__}: {error}); check that the "
+                f"bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, then run "
+                "the same command again: finished parts are kept",
+                uri=uri,
+            ) from error
+
+
+def _codes_of(error: BaseException) -> set[str]:
+    """Return the code and the HTTP status of a store's answer; empty if there was none."""
+    response = getattr(error, "response", None) or {}
+    code = response.get("Error", {}).get("Code")
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return {str(each) for each in (code, status) if each}

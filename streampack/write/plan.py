@@ -1,0 +1,162 @@
+"""Planning of a job: its settings and the slices of its input, before anything is written.
+
+::
+
+    options, tokenizer, first rows  -->  JobSettings    columns and their encodings
+    paths                           -->  InputSlice ... in the order of the input
+
+The first batch of rows that has a good one decides on the columns that are kept.
+
+Cost: one batch of rows, and the listing of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streampack._checks import parse_bytes
+from streampack.errors import ConfigError
+from streampack.mds.encoder import ShardLayout
+from streampack.write.inputs.read import read_rows
+from streampack.write.inputs.slices import InputSlice, RowBatch, RowSelection
+from streampack.write.inputs.split import split_inputs
+from streampack.write.job import JobSettings
+from streampack.write.options import WriteOptions
+from streampack.write.rows import RowFormat, load_tokenizer, tokenizer_digest
+from streampack.write.samples import TARGETS
+
+LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
+HASHES = ("xxh64",)
+TEXT_FORMATS = ("text", "markdown")
+
+
+def plan_job(
+    paths: Sequence[str], options: WriteOptions, known: JobSettings | None
+) -> tuple[JobSettings, Sequence[InputSlice]]:
+    """Return the settings of a job, and the slices of its input.
+
+    Args:
+        paths: Files, folders, globs and URLs.
+        options: Formats and types.
+        known: Settings of the job that is there already; its columns are kept.
+
+    Raises:
+        ConfigError: If an option is invalid, the tokenizer cannot be loaded, or a text file has no
+            tokenizer.
+        DataError: If an input cannot be read.
+    """
+    rows = options.rows
+    part_bytes = parse_bytes("part_bytes", options.part_bytes)
+    if not part_bytes:
+        raise ConfigError(f"part_bytes={options.part_bytes!r} must be 1 or more; write '256mb'")
+    ShardLayout(  # refuses invalid options before the input is listed
+        columns={options.column: "ndarray:int32"},
+        compression=options.compression,
+        size_limit=options.size_limit,
+        hashes=HASHES,
+    )
+    digest = tokenizer_digest(rows)
+    slices = split_inputs(paths, part_bytes)
+    text = next((one for one in slices if one.format in TEXT_FORMATS), None)
+    if text is not None and rows.tokenizer is None:
+        raise ConfigError(
+            f"{text.uri}: is text; set tokenizer= to a tokenizer.json, or name JSON lines of token "
+            "ids"
+        )
+    dtype = options.dtype or _choose_dtype(rows)
+    selection = _selection(rows)
+    if known is not None and known.keep == selection.keep:
+        columns, per_token = known.columns, known.per_token
+    else:
+        batch = _first_batch(slices, selection) if selection.keep else RowBatch()
+        columns, per_token = _columns(batch, options.column, dtype, rows)
+    settings = JobSettings(
+        column=options.column,
+        dtype=dtype,
+        columns=columns,
+        per_token=per_token,
+        text=selection.text,
+        tokens=selection.tokens,
+        chat=selection.chat,
+        keep=selection.keep,
+        tokenizer=digest,
+        compression=options.compression,
+        size_limit=parse_bytes("size_limit", options.size_limit or None),
+        hashes=HASHES,
+        part_bytes=part_bytes,
+    )
+    return settings, slices
+
+
+def _choose_dtype(rows: RowFormat) -> str:
+    if rows.tokenizer is None:
+        return "int32"
+    return "uint16" if load_tokenizer(rows.tokenizer).get_vocab_size() <= 2**16 else "int32"
+
+
+def _selection(rows: RowFormat) -> RowSelection:
+    is_text = rows.tokenizer is not None and rows.chat_field is None
+    is_tokens = rows.tokenizer is None and rows.chat_field is None
+    return RowSelection(
+        text=rows.text_field if is_text else None,
+        tokens=rows.tokens_field if is_tokens else None,
+        chat=rows.chat_field,
+        keep=tuple(rows.extra_fields),
+    )
+
+
+def _first_batch(slices: Sequence[InputSlice], selection: RowSelection) -> RowBatch:
+    """Return the first batch that has a good row; an empty one if none has."""
+    for one in slices:
+        for batch in read_rows(one, selection):
+            if batch.values:
+                return batch
+    return RowBatch(kept={name: [] for name in selection.keep})
+
+
+def _columns(
+    batch: RowBatch, column: str, dtype: str, rows: RowFormat
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the encoding of each column, and the columns with one integer per token."""
+    columns = {column: f"ndarray:{dtype}"}
+    if rows.chat_field is not None:
+        columns[LOSS_MASK] = "ndarray:uint8"
+    taken = [name for name in rows.extra_fields if name in columns]
+    if taken:
+        raise ConfigError(
+            f"extra_fields: {taken[0]!r} is also the name of a column that is made; set column= to "
+            "another name, or leave it out"
+        )
+    per_token = []
+    for name, values in batch.kept.items():
+        if rows.tokenizer is None and _is_per_token(name, values, batch.values):
+            per_token.append(name)
+            columns[name] = f"ndarray:{np.promote_types(dtype, np.int32).name}"
+        else:
+            columns[name] = _encoding_of(values)
+    return columns, tuple(per_token)
+
+
+def _is_per_token(name: str, values: Sequence[Any], tokens: Sequence[Any]) -> bool:
+    """Return whether a column holds an integer for each token: by its name, or its first value."""
+    if name in TARGETS or not values:
+        return name in TARGETS
+    value = values[0]
+    is_list = isinstance(value, (list, np.ndarray)) and len(value) == len(tokens[0])
+    return is_list and all(isinstance(item, (int, np.integer, np.bool_)) for item in value)
+
+
+def _encoding_of(values: Sequence[Any]) -> str:
+    """Return the encoding that fits all of a column's first values.
+
+    >>> [_encoding_of(values) for values in (["a"], [1, 2], [1, 0.5], [b""], ["a", None], [])]
+    ['str', 'int', 'float64', 'bytes', 'json', 'json']
+    """
+    kinds = {type(value) for value in values}
+    for encoding, fitting in (("str", {str}), ("bytes", {bytes}), ("int", {int})):
+        if kinds == fitting:
+            return encoding
+    return "float64" if kinds and kinds <= {int, float} else "json"

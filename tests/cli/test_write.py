@@ -1,0 +1,177 @@
+"""`streampack write`, `merge` and `inspect` from the command line, on all kinds of input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack.cli.app import build_app
+from tests.helpers.faults.servers import s3_environment, s3_server
+from tests.helpers.preparing import WORDS, files_of, jsonl_file, text_rows, tokenizer_file
+
+TEMPLATE = (
+    "{% for m in messages %}{{ 'a' if m.role == 'user' else 'b' }} {{ m.content }} h "
+    "{% endfor %}{% if add_generation_prompt %}b {% endif %}"
+)
+
+
+def run(*arguments: object) -> str:
+    """Call a verb; return what it printed, or raise what it raised."""
+    done = CliRunner().invoke(build_app(), list(map(str, arguments)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def fails(*arguments: object) -> tuple[int, str]:
+    """Call a verb in its own process; return its exit code and the last line of its errors."""
+    command = [sys.executable, "-m", "streampack", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr.rstrip().rpartition("\n")[2]
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return tokenizer_file(tmp_path)
+
+
+def packed_words(stream: Stream) -> dict[str, int]:
+    """Return how often each word is in one epoch of packs."""
+    dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=64), batch_size=1)
+    counts = np.zeros(len(WORDS), np.int64)
+    for batch in PackedDataLoader(dataset, num_workers=0):
+        # One row a batch, whose segments lie one behind the other from its first token on.
+        length = int(batch["segments"][:, 5].sum())
+        counts += np.bincount(batch["tokens"][0, :length].numpy(), minlength=len(WORDS))
+    return dict(zip(WORDS, counts.tolist(), strict=True))
+
+
+def word_counts(rows) -> dict[str, int]:
+    """Return how often each word is in the texts of rows."""
+    words = [word for row in rows for word in row["text"].split()]
+    return {word: words.count(word) for word in WORDS}
+
+
+def test_parquet_becomes_a_stream_and_packs(tmp_path, tokenizer):
+    rows = text_rows(300)
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
+    out = tmp_path / "s"
+    run(
+        *("write", tmp_path / "rows.parquet", "--out", out, "--tokenizer", tokenizer),
+        *("--columns", "url", "--part-bytes", "2kb"),
+    )
+    assert len(json.loads((out / "job.json").read_text())["parts"]) > 2
+    assert packed_words(Stream(local=str(out))) == word_counts(rows)
+
+
+def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, tokenizer):
+    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(tokenizer)))
+    made.chat_template = TEMPLATE
+    made.save_pretrained(tmp_path / "chat")
+    chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
+    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + [{"messages": []}])
+    out = tmp_path / "s"
+    output = run(
+        *("write", path, "--out", out, "--tokenizer", tmp_path / "chat", "--chat", "messages"),
+        *("--on-bad-row", "skip"),
+    )
+    assert "20 samples, 160 tokens" in output
+    assert "1 bad rows left out" in output
+    stream = Stream(local=str(out), loss_mask="loss_mask")
+    dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=8), batch_size=1)
+    labels = next(iter(PackedDataLoader(dataset, num_workers=0)))["labels"][0].tolist()
+    assert labels == [-100, -100, -100, -100, 4, 5, 7, -100]
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_store_becomes_a_stream_in_a_store(tmp_path, tokenizer):
+    bucket = tmp_path / "store" / "bucket"
+    (bucket / "raw").mkdir(parents=True)
+    for number in range(3):
+        jsonl_file(bucket / "raw" / f"{number}.jsonl", text_rows(100, number))
+    with s3_server(tmp_path / "store", is_written=True) as s3, s3_environment(s3.url):
+        command = ("write", "s3://bucket/raw", "--out", "s3://bucket/s", "--tokenizer", tokenizer)
+        run(*command, "--part-bytes", "4kb", "--verify")
+        before = files_of(bucket / "s")
+        run(*command, "--part-bytes", "4kb")
+        assert files_of(bucket / "s") == before
+        assert "parts are done, 0 bad rows" in run("inspect", "s3://bucket/s")
+        stream = Stream(remote="s3://bucket/s", local=str(tmp_path / "cache"))
+        rows = [row for number in range(3) for row in text_rows(100, number)]
+        assert packed_words(stream) == word_counts(rows)
+
+
+def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenizer):
+    path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(100), b"{"])
+    out = tmp_path / "s"
+    command = ("write", path, "--out", out, "--tokenizer", tokenizer, "--part-bytes", "2kb")
+    command += ("--on-bad-row", "skip", "--part")
+    said = run(*command, "1/2")
+    assert said.endswith(f"all of --part 1/2\nwhen all are: streampack merge {out}\n")
+    assert "the stream is not finished: run the command" in run("inspect", out)
+    assert fails("merge", out)[1].endswith("run the command that began it again, which writes them")
+    run(*command, "2/2")
+    (out / "index.json").unlink()
+    assert f"finish the stream: streampack merge {out}" in run("inspect", out)
+    written = json.loads(run("merge", out, "--verify", "--json"))
+    assert (written["num_bad_rows"], written["is_complete"]) == (1, True)
+    shown = run("inspect", out)
+    assert "1 bad rows left out" in shown
+    assert f"{path}, row " in shown
+    assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
+
+
+def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):
+    path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), b"{", b"["])
+    command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
+    code, line = fails(*command)
+    assert (code, line.endswith("set --on-bad-row skip to leave such rows out")) == (4, True)
+    code, line = fails(*command, "--on-bad-row", "skip", "--max-bad-rows", 1)
+    assert (code, line.endswith("set --max-bad-rows 10 to leave more out")) == (4, True)
+    assert fails(*command, "--on-bad-row", "skip", "--max-bad-rows", "10", "--json")[0] == 0
+
+
+def test_a_wrong_share_says_how_to_write_one(tmp_path):
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(10))
+    for share in ("3", "0/4", "a/b", "5/4"):
+        code, line = fails("write", path, "--out", tmp_path / "s", "--part", share)
+        assert code == 2
+        assert "16" in line
+
+
+def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("streampack.cli.write.LINE_S", 0.0)
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(100))
+    command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer, "--part-bytes")
+    lines = run(*command, "2kb").splitlines()
+    assert "parts, " in lines[2]
+    assert "tokens/s" in lines[2]
+    assert lines[-1].endswith("without tokens left out")
+    done = CliRunner().invoke(build_app(), [*map(str, command), "2kb", "--json"])
+    written = json.loads(done.stdout)
+    assert (written["is_complete"], written["num_samples"]) == (True, 97)
+
+
+@pytest.mark.processes
+def test_a_small_write_takes_two_seconds_at_most(tmp_path, tokenizer):
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(10))
+    times = []
+    for number in range(3):
+        begin = time.monotonic()
+        command = ["write", path, "--out", tmp_path / str(number), "--tokenizer", tokenizer]
+        subprocess.run([sys.executable, "-m", "streampack", *map(str, command)], check=True)
+        times.append(time.monotonic() - begin)
+    assert min(times) < 2

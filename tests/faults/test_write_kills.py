@@ -1,0 +1,93 @@
+"""kill -9 at random moments of `streampack write`: the stream is that of an uninterrupted run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file
+
+NUM_ROWS = 6000
+MAIN, GROUP, WORKER = "main", "group", "worker"  # whom a kill hits
+
+
+def command(tmp_path: Path, out: Path, *options: str) -> list[str]:
+    """Return a command that writes many parts."""
+    return [
+        *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
+        *("--out", str(out), "--tokenizer", str(tmp_path / "tokenizer.json")),
+        *("--columns", "url", "--part-bytes", "30kb", "--size-limit", "8kb", *options),
+    ]
+
+
+@pytest.fixture
+def reference(tmp_path):
+    """The files of an uninterrupted run in one process, and its seconds."""
+    jsonl_file(tmp_path / "rows.jsonl", text_rows(NUM_ROWS))
+    tokenizer_file(tmp_path)
+    begin = time.monotonic()
+    subprocess.run(command(tmp_path, tmp_path / "whole", "--workers", "1"), check=True)
+    return files_of(tmp_path / "whole"), time.monotonic() - begin
+
+
+def run_and_kill(arguments: list[str], delay_s: float, victim: str) -> bool:
+    """Run a command and kill it after a while; return whether it was killed."""
+    process = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.PIPE)
+    try:
+        process.wait(delay_s)
+    except subprocess.TimeoutExpired:
+        kill(process.pid, victim)
+    _, error = process.communicate(timeout=60)
+    if process.returncode == 0:
+        return False
+    # A killed worker ends the command, which says what to do.
+    by_worker = victim == WORKER and b"run the same command again" in error
+    assert by_worker or process.returncode == -signal.SIGKILL, error
+    return True
+
+
+def kill(pid: int, victim: str) -> None:
+    """Kill a command, one of its children, or all of its processes."""
+    if victim == GROUP:
+        os.killpg(pid, signal.SIGKILL)
+        return
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    if victim == WORKER and children:
+        os.kill(int(random.choice(children)), signal.SIGKILL)
+    else:
+        os.kill(pid, signal.SIGKILL)
+
+
+def check_kills(tmp_path: Path, reference, num_kills: int, seed: int, *options: str) -> None:
+    """Kill runs until there were so many kills, and compare each stream that was finished."""
+    whole, seconds = reference
+    chance = random.Random(seed)
+    kills = num_streams = 0
+    while kills < num_kills:
+        out = tmp_path / f"s{num_streams}"
+        num_streams += 1
+        is_killed = True
+        while is_killed:
+            delay = chance.uniform(0.3, 1.0) * seconds if kills < num_kills else 60
+            victim = chance.choice((MAIN, GROUP, WORKER))
+            is_killed = run_and_kill(command(tmp_path, out, *options), delay, victim)
+            kills += is_killed
+        assert files_of(out) == whole
+    assert kills >= num_kills
+
+
+def test_a_write_that_is_killed_at_random_moments_is_finished_byte_for_byte(tmp_path, reference):
+    check_kills(tmp_path, reference, 5, 1, "--workers", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_write_that_is_killed_many_times_is_finished_byte_for_byte(tmp_path, reference, seed):
+    check_kills(tmp_path, reference, 50, seed, "--workers", str(1 + seed))

@@ -1,0 +1,97 @@
+"""Parts written by a real Ray on this machine, with and without kills: the bytes are the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from streampack.errors import BadRowsError
+from streampack.write import engines, write_texts
+from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows, tokenizer_file
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("ray") is None, reason="Ray is not installed: pip install 'streampack[ray]'"
+    ),
+    # Ray leaves files and sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+LIMIT_S = 120
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """The files of a run without Ray."""
+    jsonl_file(tmp_path / "rows.jsonl", text_rows(3000))
+    tokenizer_file(tmp_path)
+    subprocess.run(command(tmp_path, "whole", "processes"), check=True, timeout=LIMIT_S)
+    return files_of(tmp_path / "whole")
+
+
+def command(tmp_path: Path, out: str, engine: str) -> list[str]:
+    """Return a command that writes many parts."""
+    return [
+        *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
+        *("--out", str(tmp_path / out), "--tokenizer", str(tmp_path / "tokenizer.json")),
+        *("--part-bytes", "20kb", "--size-limit", "8kb", "--engine", engine, "--workers", "2"),
+    ]
+
+
+def kill_and_finish(tmp_path: Path, out: str, chance: random.Random) -> None:
+    """Kill a run on Ray, or one of Ray's own processes, once a part is done; run it again."""
+    process = subprocess.Popen(command(tmp_path, out, "ray"), start_new_session=True)
+    deadline = time.monotonic() + LIMIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if any((tmp_path / out).glob("parts/*/part.json")):
+            time.sleep(chance.uniform(0, 0.3))
+            break
+        time.sleep(0.02)
+    if chance.random() < 0.5:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+    subprocess.run(command(tmp_path, out, "ray"), check=True, timeout=LIMIT_S)
+
+
+def test_a_run_on_ray_that_is_killed_is_finished_byte_for_byte(tmp_path, whole):
+    kill_and_finish(tmp_path, "s", random.Random(1))
+    assert files_of(tmp_path / "s") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_runs_on_ray_that_are_killed_are_finished_byte_for_byte(tmp_path, whole, seed):
+    kill_and_finish(tmp_path, "s", random.Random(seed))
+    assert files_of(tmp_path / "s") == whole
+
+
+def test_an_error_of_a_part_on_ray_keeps_its_type(tmp_path):
+    path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(20), b"{"])
+    options = options_of(tmp_path, engine="ray", num_processes=2)
+    with pytest.raises(BadRowsError, match=r"rows\.jsonl, row "):
+        write_texts([path], tmp_path / "s", options)
+
+
+def test_engines_are_named_by_what_is_missing(tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(engines, "import_module", missing)
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(5))
+    with pytest.raises(
+        ValueError, match=r"engine='ray' needs Ray .*pip install 'streampack\[ray\]'"
+    ):
+        write_texts([path], tmp_path / "s", options_of(tmp_path, engine="ray"))

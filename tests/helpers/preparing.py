@@ -1,0 +1,110 @@
+"""Inputs and outputs of jobs that write streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from streampack.write import RowFormat, WriteOptions
+from streampack.write.output import LocalOutput
+
+WORDS = tuple("abcdefgh")
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """Write a tokenizer of single letters."""
+    path = folder / "tokenizer.json"
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(path))
+    return path
+
+
+def texts(num_rows: int, seed: int = 0) -> list[str]:
+    """Return texts of 0 to 40 words."""
+    return [
+        " ".join(WORDS[(i * 7 + j * (seed + 3)) % len(WORDS)] for j in range((i * 13 + seed) % 41))
+        for i in range(num_rows)
+    ]
+
+
+def jsonl_file(path: Path, rows: Iterable[Any]) -> Path:
+    """Write rows as JSON lines; a row of bytes is a line as it is."""
+    lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def text_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return rows of a text and two more columns."""
+    return [
+        {"text": text, "url": f"https://example.org/{i}", "score": i / 4}
+        for i, text in enumerate(texts(num_rows, seed))
+    ]
+
+
+def options_of(folder: Path, **options: Any) -> WriteOptions:
+    """Return options that make many parts and shards of little text."""
+    rows = RowFormat(tokenizer=tokenizer_file(folder), extra_fields=("url", "score"))
+    return WriteOptions(
+        **{"rows": rows, "part_bytes": 4000, "size_limit": 1500, "num_processes": 1, **options}
+    )
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the contents of all files in a folder, without what readers keep there."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".streampack" not in path.parts
+    }
+
+
+class Crash(BaseException):
+    """What no code catches, as no code runs on after a kill -9."""
+
+
+@dataclass
+class CrashingOutput:
+    """A folder whose user is killed at a step, and leaves what a killed process leaves.
+
+    Each write has three steps: before it, with its bytes in a temporary file, and after it.
+    """
+
+    inner: LocalOutput
+    crash_at: int
+    """The step; -1: none."""
+    step: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._steps(name, data, lambda: self.inner.put(name, data))
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        return bool(self._steps(name, data, lambda: self.inner.put_new(name, data)))
+
+    def _steps(self, name: str, data: bytes, call: Callable[[], Any]) -> Any:
+        self.log.append(name)
+        self._maybe_crash()
+        path = Path(self.inner.folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.killed{self.step}.partial")
+        temporary.write_bytes(data[: len(data) // 2])
+        self._maybe_crash()
+        temporary.unlink()
+        result = call()
+        self._maybe_crash()
+        return result
+
+    def _maybe_crash(self) -> None:
+        self.step += 1
+        if self.step - 1 == self.crash_at:
+            raise Crash

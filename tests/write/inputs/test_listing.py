@@ -1,0 +1,191 @@
+"""Files that paths, globs and dataset folders name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pytest
+
+from streampack.errors import DataError
+from streampack.write.inputs.listing import list_inputs
+from streampack.write.inputs.split import split_inputs
+from tests.helpers.inputs import rows_of, write_rows, write_table
+
+
+def names(*inputs: Path | str, below: Path) -> list[str]:
+    """Return the files of inputs, relative to a folder."""
+    return [
+        str(Path(file.uri).relative_to(below)) for file in list_inputs([str(i) for i in inputs])
+    ]
+
+
+def make(folder: Path, *paths: str) -> None:
+    """Write a file of rows at each path."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        write_rows(folder / path, [path])
+
+
+def test_files_have_format_compression_size_and_version(tmp_path):
+    make(tmp_path, "rows.JSONL.zst")
+
+    [file] = list_inputs([str(tmp_path)])
+
+    status = (tmp_path / "rows.JSONL.zst").stat()
+    assert (file.format, file.compression, file.num_bytes) == ("jsonl", "zst", status.st_size)
+    assert file.version == f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
+
+
+def test_a_folder_gives_all_files_that_are_not_hidden_sorted(tmp_path):
+    make(tmp_path, "b/2.txt", "a.md", "b/10.txt", ".git/x.txt", "b/.h.txt", "README.md")
+    (tmp_path / "_SUCCESS").touch()
+
+    assert names(tmp_path, below=tmp_path) == ["README.md", "a.md", "b/10.txt", "b/2.txt"]
+    assert names(f"file://{tmp_path}", below=tmp_path) == names(tmp_path, below=tmp_path)
+
+
+def test_globs(tmp_path):
+    make(tmp_path, "a/1.jsonl", "a/b/2.jsonl", "a/b/3.jsonl.zst", "c.jsonl", "d.txt")
+    (tmp_path / "e.jsonl").mkdir()
+
+    assert names(tmp_path / "**/*.jsonl", below=tmp_path) == ["a/1.jsonl", "a/b/2.jsonl", "c.jsonl"]
+    assert names(tmp_path / "a/*/[3-9].*", below=tmp_path) == ["a/b/3.jsonl.zst"]
+
+
+def test_a_name_with_brackets_is_found_as_it_is(tmp_path):
+    make(tmp_path, "a[1].txt")
+
+    assert names(tmp_path / "a[1].txt", below=tmp_path) == ["a[1].txt"]
+
+
+def test_misuse_is_refused_with_a_way_out(tmp_path):
+    make(tmp_path, "a.txt")
+    (tmp_path / "empty").mkdir()
+    for name in ("b.yaml", "c.bin", "d.parquet.gz"):
+        (tmp_path / name).touch()
+    for text, match in (
+        ("x.txt", r"x\.txt: does not exist; check the path"),
+        ("*.jsonl", "matches 0 files; check the pattern, and quote it"),
+        ("empty", "0 files in this folder"),
+        ("b.yaml", r"b\.yaml: is not a supported file; supported are \.jsonl.*rename it"),
+        ("d.parquet.gz", r"d\.parquet\.gz: is not a supported file.*decompress it"),
+        (".", r"b\.yaml \(and 2 more\): is not a supported file"),
+    ):
+        with pytest.raises(DataError, match=match):
+            list_inputs([str(tmp_path / text)])
+    with pytest.raises(DataError, match=r"a\.txt: is named twice.*name it once"):
+        list_inputs([str(tmp_path / "a.txt"), str(tmp_path / "*.txt")])
+
+
+def dataset(count: int, word: str = "row") -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": [f"{word} {number}" for number in range(count)]})
+
+
+def texts(path: Path) -> list[str]:
+    rows, bad = rows_of(split_inputs([str(path)], 200))
+    assert bad == []
+    return [text for _, text in rows]
+
+
+def test_a_saved_dataset_gives_its_rows(tmp_path):
+    dataset(30).save_to_disk(tmp_path / "saved", num_shards=3)
+
+    assert texts(tmp_path / "saved") == dataset(30)["text"][:]
+
+
+def test_a_selection_that_was_saved_gives_the_selected_rows(tmp_path):
+    dataset(30).shuffle(seed=1).select(range(7)).save_to_disk(tmp_path / "saved")
+
+    assert texts(tmp_path / "saved") == dataset(30).shuffle(seed=1).select(range(7))["text"][:]
+
+
+def test_a_saved_dataset_with_splits_names_them(tmp_path):
+    splits = datasets.DatasetDict(train=dataset(9), test=dataset(3, "test"))
+    splits.save_to_disk(tmp_path / "saved")
+
+    with pytest.raises(DataError, match=rf"splits .*test.*name one of them: '{tmp_path}/saved/t"):
+        list_inputs([str(tmp_path / "saved")])
+    assert texts(tmp_path / "saved" / "train") == dataset(9)["text"][:]
+
+
+def test_a_saved_dataset_with_one_split_needs_no_choice(tmp_path):
+    datasets.DatasetDict(train=dataset(9)).save_to_disk(tmp_path / "saved")
+
+    assert texts(tmp_path / "saved") == dataset(9)["text"][:]
+
+
+def test_the_cache_of_datasets_gives_its_rows_once(tmp_path):
+    make(tmp_path, "rows.jsonl")
+    loaded = datasets.load_dataset(
+        "json", data_files=str(tmp_path / "rows.jsonl"), cache_dir=str(tmp_path / "cache")
+    )["train"]
+    loaded.map(lambda row: {"text": row["text"].upper()})  # leaves a cache-*.arrow beside it
+    folder = Path(loaded.cache_files[0]["filename"]).parent
+    assert len(list(folder.glob("*.arrow"))) == 2
+
+    assert texts(folder) == ["rows.jsonl"]
+
+
+def test_the_cache_of_datasets_with_splits_names_them(tmp_path):
+    make(tmp_path, "train.jsonl", "test.jsonl")
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
+    loaded = datasets.load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"))
+    folder = Path(loaded["train"].cache_files[0]["filename"]).parent
+
+    with pytest.raises(DataError, match="has the splits test, train") as info:
+        list_inputs([str(folder)])
+    glob = str(info.value).rpartition("name one of them: ")[2].strip("'")
+    assert texts(Path(glob)) == ["test.jsonl"]
+
+
+def parquet_repository(folder: Path, *splits: str) -> None:
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text("---\nconfigs: []\n---\n")
+    for split in splits:
+        table = pa.table({"text": [split]})
+        write_table(folder / "data" / f"{split}-00000-of-00001.parquet", table, 9)
+
+
+def test_a_repository_of_parquet_files_gives_its_rows_without_its_card(tmp_path):
+    parquet_repository(tmp_path, "train")
+
+    assert texts(tmp_path) == ["train"]
+
+
+def test_a_repository_of_parquet_files_with_splits_names_a_glob_that_works(tmp_path):
+    parquet_repository(tmp_path, "train", "validation")
+
+    with pytest.raises(DataError, match="has the splits train, validation") as info:
+        list_inputs([str(tmp_path)])
+    glob = str(info.value).rpartition("name one of them: ")[2].strip("'")
+    assert texts(Path(glob)) == ["train"]
+
+
+def test_the_cache_of_the_hub_gives_its_main_revision(tmp_path):
+    folder = tmp_path / "datasets--org--name"
+    for revision in ("aaa", "bbb"):
+        parquet_repository(folder / "snapshots" / revision, "train")
+        file = folder / "snapshots" / revision / "data" / "train-00000-of-00001.parquet"
+        blob = folder / "blobs" / revision
+        blob.parent.mkdir(exist_ok=True)
+        write_table(folder / "new.parquet", pa.table({"text": [revision]}), 9).replace(blob)
+        file.unlink()
+        file.symlink_to(blob)
+
+    with pytest.raises(DataError, match=r"has the revisions aaa, bbb.*name one") as info:
+        list_inputs([str(folder)])
+    assert texts(Path(str(info.value).rpartition("name one: ")[2])) == ["aaa"]
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("bbb")
+
+    assert texts(folder) == ["bbb"]
+
+
+def test_files_of_rows_beside_tables_are_read_too(tmp_path):
+    make(tmp_path, "a.parquet", "b.jsonl")
+    (tmp_path / "dataset_info.json").write_text(json.dumps({}))
+
+    assert names(tmp_path, below=tmp_path) == ["a.parquet", "b.jsonl"]

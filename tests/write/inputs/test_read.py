@@ -1,0 +1,362 @@
+"""Rows of each format: their values, and bad rows that take none of their neighbours with them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError, DataError
+from streampack.write.inputs.read import read_rows
+from streampack.write.inputs.slices import RowSelection
+from tests.helpers.inputs import TEXT, jsonl, packed, rows_of, split, texts_of, write_table
+
+TOKENS = RowSelection(tokens="tokens")
+CHAT = RowSelection(chat="messages")
+HI = [{"role": "user", "content": "Hi"}]
+GOOD = b'{"text": "good", "url": "u"}'
+BAD_LINES = {
+    b'{"text": "a"': "not valid JSON",
+    b'{"text": "a"} x': "not valid JSON",
+    b'{"text": "\xff"}': "not valid JSON",
+    b'{"text": "good", "other": "\xff", "url": 1}': "not valid JSON",
+    b'{"text": "\\ud800"}': "not valid JSON",
+    b'{"content": "a"}': "no column 'text'; it has 'content'.*set text_field= to one of them",
+    b'{"tex": "a"}': "did you mean 'tex'",
+    b'{"text": 1}': "column 'text' is of type int, but must be text",
+    b'{"text": null}': "column 'text' is null, but must be text",
+    b'{"text": [1, 2]}': "leave out tokenizer=",
+    b'"text"': "str, but a row must be a JSON object",
+    b"[1, 2]": "list, but a row must be a JSON object",
+    b"[" * 100_000: "not valid JSON",
+    b"\x00": "not valid JSON",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("read")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+def test_a_bad_line_is_one_bad_row(tmp_path, line, suffix):
+    path = tmp_path / f"rows.{suffix}"
+    path.write_bytes(packed(b"\n".join([GOOD, line, GOOD]), path.suffix))
+
+    rows, [bad] = rows_of(split(path))
+
+    assert rows == [(0, "good"), (2, "good")]
+    assert (bad.uri, bad.row) == (str(path), 1)
+    assert re.search(BAD_LINES[line], bad.reason)
+    assert ("(the line at byte 29)" in bad.reason) == (suffix == "jsonl")
+
+
+@given(
+    lines=st.lists(st.sampled_from([GOOD, b"", b" \r", *BAD_LINES]), max_size=30),
+    part_bytes=st.integers(1, 200),
+    batch_rows=st.integers(1, 8),
+)
+def test_good_and_bad_rows_together_are_all_rows(folder, lines, part_bytes, batch_rows):
+    path = folder / "mixed.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    selection = RowSelection(text="text", keep=("url",))
+
+    rows, bad = rows_of(split(path, part_bytes), selection, batch_rows)
+
+    assert [value for _, value in rows] == ["good"] * lines.count(GOOD)
+    assert len(bad) == sum(line in BAD_LINES for line in lines)
+    for each in bad:  # the byte is that of the file, whatever the slice
+        begin = int(each.reason.rpartition("byte ")[2].rstrip(")"))
+        assert path.read_bytes()[begin:].split(b"\n")[0] in BAD_LINES
+
+
+def test_numbers_that_python_writes_but_json_has_not_are_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a", "score": NaN}\n{"text": "b", "score": -Infinity}\n')
+
+    [batch] = read_rows(split(path)[0], RowSelection(text="text", keep=("score",)))
+
+    assert batch.values == ["a", "b"]
+    assert np.isnan(batch.kept["score"][0])
+    assert batch.kept["score"][1] == -np.inf
+
+
+def test_kept_values_stay_beside_their_rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = ['{"text": "a", "url": "1"}', '{"text": "b"}', '{"text": "c", "url": null}']
+    path.write_text("\n".join(lines))
+
+    [batch] = read_rows(split(path)[0], RowSelection(text="text", keep=("url",)))
+
+    assert (batch.values, batch.kept) == (["a", "c"], {"url": ["1", None]})
+    assert "no column 'url'; it has 'text'; set extra_fields=" in batch.bad[0].reason
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2], [True, False], [2**40]])
+def test_token_ids_are_integer_arrays(tmp_path, ids):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"tokens": ids}, {"input_ids": ids}, ids, {"tokens": json.dumps([int(i) for i in ids])}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    found, bad = rows_of(split(path), TOKENS)
+
+    assert bad == []
+    assert len(found) == 4
+    for _, tokens in found:
+        assert tokens.dtype.kind == "i"
+        assert tokens.tolist() == ids
+
+
+@pytest.mark.parametrize(
+    "value", ["text", '"[1, x]"', [1.5], ["1"], [[1]], [[1], [1, 2]], [None], 7, None, {"a": 1}]
+)
+def test_other_values_are_not_token_ids(tmp_path, value):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps({'tokens': value})}\n[1]\n")
+
+    rows, [bad] = rows_of(split(path), TOKENS)
+
+    assert [tokens.tolist() for _, tokens in rows] == [[1]]
+    assert "column 'tokens'" in bad.reason
+
+
+def test_conversations_come_with_their_tools(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    tools = [{"name": "search"}]
+    lines = [{"messages": HI}, {"messages": json.dumps(HI)}, {"messages": HI, "tools": tools}]
+    lines += [{"messages": HI, "tools": json.dumps(tools)}, {"messages": "x"}, {"messages": [1]}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    rows, bad = rows_of(split(path), CHAT)
+
+    with_tools = {"messages": HI, "tools": tools}
+    assert [value for _, value in rows] == [HI, HI, with_tools, with_tools]
+    assert [each.row for each in bad] == [4, 5]
+
+
+@pytest.mark.parametrize("suffix", ["txt", "md", "txt.gz", "md.zst"])
+def test_a_text_file_is_one_row(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    text = "# Title\r\n\n  日本 \n"
+    path.write_bytes(packed(b"\xef\xbb\xbf" + text.encode(), path.suffix))
+
+    assert rows_of(split(path, 1)) == ([(0, text)], [])
+
+
+def test_a_text_file_that_is_not_text_is_a_bad_row(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"abc\xff")
+
+    rows, [bad] = rows_of(split(path))
+    assert (rows, bad.row) == ([], 0)
+    assert "byte 3 is not valid UTF-8" in bad.reason
+    for selection, text in (
+        (TOKENS, "set tokenizer="),
+        (RowSelection("t", keep=("u",)), "no column"),
+    ):
+        _, [bad] = rows_of(split(path), selection)
+        assert text in bad.reason
+
+
+@pytest.mark.parametrize("start", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"},\n'])
+def test_a_json_array_is_refused_with_the_command_that_makes_lines(tmp_path, start):
+    path = tmp_path / "rows.json"
+    path.write_text(start)
+
+    with pytest.raises(DataError, match=r"one JSON array.*datasets\.Dataset\.from_json"):
+        rows_of(split(path))
+
+
+CSV_HEAD = b"id,text\n"
+
+
+def test_csv_rows_may_span_lines_and_lack_a_last_line_end(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"a ""b""\r\nc, d"\r\n\r\n2,e')
+
+    rows, bad = rows_of(split(path))
+
+    assert (rows, bad) == ([(0, 'a "b"\r\nc, d'), (1, "e")], [])
+
+
+def test_tsv_is_split_at_tabs(tmp_path):
+    path = tmp_path / "rows.tsv"
+    path.write_text("id\ttext\n1\ta, b\n")
+
+    assert texts_of(split(path)) == ["a, b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'1,"open\n', r"not valid CSV.*fix the quotes \(line 3\)"),
+        (b'1,"a"b\n', "not valid CSV"),
+        (b"1\n", "1 values, but 2 columns"),
+        (b"1,a,b\n", "3 values, but 2 columns"),
+        (b"1,\xff\n", "column 'text' is not valid UTF-8"),
+        (b"\xff,a\n", "column 'id' is not valid UTF-8"),
+    ],
+)
+def test_a_bad_line_of_csv_is_one_bad_row(tmp_path, line, reason):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(CSV_HEAD + b'0,"good"\n' + line + b'2,"go\nod"\n3,good\n')
+
+    rows, [bad] = rows_of(split(path))
+
+    assert rows == [(0, "good"), (2, "go\nod"), (3, "good")]
+    assert bad.row == 1
+    assert re.search(reason, bad.reason)
+
+
+def test_a_quote_that_is_never_closed_takes_only_its_line(tmp_path):
+    path = tmp_path / "rows.csv"
+    good = b"1,good text of some length\n" * 700_000  # 19 MB, more than a row may have
+    path.write_bytes(CSV_HEAD + b'0,"open\n' + good)
+
+    rows, [bad] = rows_of(split(path))
+
+    assert (len(rows), bad.row) == (700_000, 0)
+
+
+def test_csv_values_are_text_tokens_are_json(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('tokens,n\n"[1, 2]",007\n')
+
+    [batch] = read_rows(split(path)[0], RowSelection(tokens="tokens", keep=("n",)))
+
+    assert batch.values[0].tolist() == [1, 2]
+    assert batch.kept == {"n": ["007"]}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int32()), pa.large_list(pa.uint16()), pa.list_(pa.int64(), 2)]
+)
+def test_token_lists_of_tables_are_arrays_of_their_type(tmp_path, suffix, kind):
+    ids = [[1, 2], None, [3, 4], [5, 6], [7, 8]]
+    table = pa.table({"input_ids": pa.array(ids, kind)})
+    path = write_table(tmp_path / f"rows.{suffix}", table, 3)
+
+    rows, [bad] = rows_of(split(path, 1), TOKENS, batch_rows=2)
+
+    assert [(row, tokens.tolist()) for row, tokens in rows] == [
+        (row, each) for row, each in enumerate(ids) if each
+    ]
+    assert {tokens.dtype for _, tokens in rows} == {np.dtype(kind.value_type.to_pandas_dtype())}
+    assert bad.row == 1
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([1, 2, 3]), "column 'text' is of type int, but must be text"),
+        (pa.array([["a"], ["b"], ["c"]]), "column 'text' is a list"),
+        (None, "no column 'text'; it has 'id'"),
+    ],
+)
+def test_a_column_of_another_type_makes_each_row_bad(tmp_path, suffix, column, reason):
+    columns = {"id": pa.array([1, 2, 3])} | ({} if column is None else {"text": column})
+    path = write_table(tmp_path / f"rows.{suffix}", pa.table(columns), 2)
+
+    rows, bad = rows_of(split(path, 1))
+
+    assert rows == []
+    assert [each.row for each in bad] == [0, 1, 2]
+    assert all(reason in each.reason for each in bad)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_value_that_is_not_utf8_or_null_makes_its_row_bad(tmp_path, suffix, is_kept):
+    raw = pa.array([b"a", b"\xff", None, b"d"], pa.binary())
+    wrong = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+    names = ("text", "url") if is_kept else ("url", "text")
+    table = pa.table(dict(zip(names, (pa.array(["1", "2", "3", "4"]), wrong), strict=True)))
+    path = write_table(tmp_path / f"rows.{suffix}", table, 3)
+
+    rows, bad = rows_of(split(path), RowSelection(text="text", keep=("url",)))
+
+    assert [row for row, _ in rows] == ([0, 2, 3] if is_kept else [0, 3])
+    assert [each.row for each in bad] == ([1] if is_kept else [1, 2])
+    assert f"column {names[1]!r} is not valid UTF-8" in bad[0].reason
+
+
+def test_null_inside_a_list_of_tokens_makes_its_row_bad(tmp_path):
+    table = pa.table({"tokens": pa.array([[1, 2], [3, None], [4]], pa.list_(pa.int32()))})
+
+    rows, [bad] = rows_of(split(write_table(tmp_path / "a.parquet", table, 9)), TOKENS)
+
+    assert [(row, tokens.tolist()) for row, tokens in rows] == [(0, [1, 2]), (2, [4])]
+    assert (bad.row, "column 'tokens'" in bad.reason) == (1, True)
+
+
+def test_conversations_of_tables(tmp_path):
+    table = pa.table({"messages": [HI, None, HI], "tools": [None, None, '[{"name": "x"}]']})
+
+    rows, [bad] = rows_of(split(write_table(tmp_path / "a.parquet", table, 9)), CHAT)
+
+    assert rows == [(0, HI), (2, {"messages": HI, "tools": [{"name": "x"}]})]
+    assert bad.row == 1
+
+
+def test_kept_columns_of_tables_are_plain_values(tmp_path):
+    day = datetime.date(2024, 1, 2)
+    table = pa.table({"text": ["a"], "day": [day], "price": [Decimal("1.50")], "mask": [[1, 0]]})
+    selection = RowSelection(text="text", keep=("day", "price", "mask"))
+
+    [batch] = read_rows(split(write_table(tmp_path / "a.parquet", table, 9))[0], selection)
+
+    assert batch.kept["day"] == ["2024-01-02"]
+    assert batch.kept["price"] == ["1.50"]
+    assert batch.kept["mask"][0].tolist() == [1, 0]
+
+
+def test_a_damaged_row_group_is_an_error_that_names_its_byte(tmp_path):
+    texts = [f"{n:0200}" for n in range(1000)]
+    path = write_table(tmp_path / "a.parquet", pa.table({"text": texts}), 100)
+    group = pa.parquet.read_metadata(path).row_group(4).column(0)
+    begin = group.dictionary_page_offset or group.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[begin : begin + 500] = b"\xff" * 500
+    path.write_bytes(data)
+
+    with pytest.raises(DataError, match=rf"{path}: row group 4 cannot be read, from byte {begin}"):
+        rows_of(split(path))
+
+
+def test_without_pyarrow_tables_are_refused_with_the_extra(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "a.parquet", pa.table({"text": ["a"]}), 9)
+    [part] = split(path)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'streampack\[tables\]'"):
+        rows_of([part])
+
+
+@pytest.mark.parametrize(
+    "selection", [RowSelection(), RowSelection(text="a", tokens="b"), RowSelection(keep=("a",))]
+)
+def test_a_selection_names_one_column_of_values(tmp_path, selection):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["a"]))
+
+    with pytest.raises(ConfigError, match="of text, tokens and chat; name one"):
+        rows_of(split(tmp_path / "a.jsonl"), selection)
+
+
+def test_a_batch_of_long_rows_ends_before_its_count(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 3_000_000] * 9))
+
+    sizes = [len(batch.values) for batch in read_rows(split(tmp_path / "a.jsonl")[0], TEXT)]
+
+    assert sizes == [3, 3, 3]

@@ -1,0 +1,215 @@
+"""Inputs in object stores: listed, split and read by ranges of one version.
+
+::
+
+    read_rows --> FaultServer --> rclone serve s3 --> folder        s3://, through boto3
+    read_rows --> fsspec's own file system in memory                memory://, as any other store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+
+from streampack.errors import DataError
+from streampack.write.inputs.listing import list_inputs
+from streampack.write.inputs.read import read_rows
+from streampack.write.inputs.split import split_inputs
+from tests.helpers.faults.faultserver import FaultServer
+from tests.helpers.faults.servers import s3_environment, s3_server
+from tests.helpers.inputs import TEXT, rows_of, split, texts_of, write_rows
+
+pytestmark = pytest.mark.processes
+TEXTS = [f"{number} é日本" * (number % 50) for number in range(3000)]  # 1.5 MB as JSON lines
+SUFFIXES = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet", "arrow")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """The folder of a bucket with a file of each format."""
+    folder = tmp_path_factory.mktemp("store") / "bucket"
+    (folder / "in" / "deep").mkdir(parents=True)
+    for suffix in SUFFIXES:
+        write_rows(folder / "in" / f"rows.{suffix}", [f"x{text}" for text in TEXTS], 500)
+    for name in ("a.txt", "b.txt", ".hidden.txt", "deep/c.txt"):
+        (folder / "in" / name).write_text(name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def s3(root) -> Iterator[FaultServer]:
+    """The bucket on an S3 server, behind a proxy that fails on demand."""
+    with (
+        s3_server(root.parent) as server,
+        FaultServer(upstream=server.url) as proxy,
+        s3_environment(proxy.url),
+    ):
+        yield proxy
+
+
+@pytest.fixture
+def faults(s3) -> Iterator[FaultServer]:
+    """The proxy, without faults before and after."""
+    s3.clear()
+    yield s3
+    s3.clear()
+
+
+@pytest.fixture(scope="module")
+def memory(root) -> Iterator[str]:
+    """The bucket in fsspec's memory."""
+    url = f"memory://{uuid4().hex}"
+    files = fsspec.filesystem("memory")
+    files.put(f"{root}/", f"{url}/", recursive=True)
+    yield url
+    files.rm(url, recursive=True)
+
+
+@pytest.fixture(params=["s3", "memory"])
+def url(request, root) -> str:
+    """The URL of the bucket."""
+    place = request.getfixturevalue(request.param)
+    return f"s3://{root.name}" if request.param == "s3" else place
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_slices_of_an_object_give_each_row_once(url, suffix):
+    uri = f"{url}/in/rows.{suffix}"
+
+    part_bytes = 20_000 if suffix == "parquet" else 300_000
+    parts = split(uri, part_bytes)
+
+    rows, bad = rows_of(parts)
+    assert bad == []
+    assert [text for _, text in rows] == [f"x{text}" for text in TEXTS]
+    assert (len(parts) > 1) == (suffix in ("jsonl", "parquet"))
+    assert parts == split(uri, part_bytes)
+
+
+def test_folders_and_globs_of_stores(url):
+    def names(pattern: str) -> list[str]:
+        return [file.uri.rpartition("/in/")[2] for file in list_inputs([f"{url}/{pattern}"])]
+
+    assert names("in/*.txt") == ["a.txt", "b.txt"]
+    assert names("in/**/[bc].txt") == ["b.txt", "deep/c.txt"]
+    assert names("in/deep") == names("in/deep/") == ["deep/c.txt"]
+    assert names("in/a.txt") == ["a.txt"]
+    assert len(names("in")) == len(SUFFIXES) + 3
+
+
+@pytest.mark.parametrize("name", ["in/none.txt", "in/none/*.txt", "in/a.tx"])
+def test_an_input_that_a_store_lacks_is_refused(url, name):
+    with pytest.raises(DataError, match="0 files; check the"):
+        list_inputs([f"{url}/{name}"])
+
+
+@pytest.mark.usefixtures("s3")
+def test_versions_of_objects_are_their_etags(root):
+    [file] = list_inputs([f"s3://{root.name}/in/a.txt"])
+
+    assert file.version.startswith("etag:")
+    assert '"' not in file.version
+
+
+@pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "parquet"])
+def test_an_object_that_was_replaced_is_an_error(root, suffix):
+    name = f"replaced.{suffix}"
+    write_rows(root / name, ["a"] * 100)
+    parts = split(f"s3://{root.name}/{name}")
+    write_rows(root / name, ["b"] * 100)
+
+    with pytest.raises(DataError, match=rf"s3://bucket/{name}: changed since it was listed"):
+        rows_of(parts)
+    assert texts_of(split(f"s3://{root.name}/{name}")) == ["b"] * 100
+
+
+@pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize("has_next_block", [False, True])
+def test_an_object_that_is_replaced_under_its_reader_is_an_error(root, has_next_block):
+    name = f"under-{has_next_block}.jsonl"
+    write_rows(root / name, ["x" * 1000] * (40_000 if has_next_block else 2000))
+    [part] = split(f"s3://{root.name}/{name}")
+    batches = read_rows(part, TEXT)
+    next(batches)
+
+    write_rows(root / name, ["y" * 1000] * 40_000)
+
+    if has_next_block:  # of 40 MB, at most 16 MiB were fetched
+        with pytest.raises(DataError, match=rf"{name}: changed since it was listed"):
+            list(batches)
+    else:  # the whole version is in memory
+        assert {text for batch in batches for text in batch.values} == {"x" * 1000}
+
+
+def test_an_object_in_memory_that_is_replaced_is_an_error(memory):
+    uri = f"{memory}/replaced.jsonl"
+    fsspec.filesystem("memory").pipe(uri, b'{"text": "a"}\n')
+    parts = split(uri)
+    fsspec.filesystem("memory").pipe(uri, b'{"text": "b"}\n')
+
+    with pytest.raises(DataError, match=r"replaced\.jsonl: changed since it was listed"):
+        rows_of(parts)
+
+
+@pytest.mark.parametrize("kind", ["status", "reset", "short", "down"])
+def test_passing_faults_of_the_store_change_no_row(faults, root, kind):
+    parts = split(f"s3://{root.name}/in/rows.jsonl", 300_000)
+    options = {"seconds": 1.0} if kind == "down" else {"status": 503, "times": 3}
+    faults.add(kind, path=r"rows\.jsonl", skip=1, **options)
+
+    assert texts_of(parts) == [f"x{text}" for text in TEXTS]
+    assert any(request.fault == kind for request in faults.log)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [(403, "the store refuses: check the URL and the rights"), (404, "no such object or bucket")],
+)
+def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(faults, root, status, text):
+    [part] = split(f"s3://{root.name}/in/rows.jsonl")
+    faults.add("status", status=status, path=r"rows\.jsonl")
+
+    with pytest.raises(DataError, match=rf"s3://bucket/in/rows.jsonl: cannot be read.*{text}"):
+        rows_of([part])
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_bucket_that_is_not_there_is_refused():
+    with pytest.raises(DataError, match=r"s3://no-such-bucket/a: cannot be listed.*check the URL"):
+        list_inputs(["s3://no-such-bucket/a"])
+
+
+def test_wrong_credentials_are_refused(s3, root):
+    other_name = s3.url.replace("127.0.0.1", "localhost")  # a client is made for each endpoint
+    with (
+        s3_environment(other_name, secret="wrong"),
+        pytest.raises(DataError, match=r"HTTP 403.*rights of the credentials"),
+    ):
+        list_inputs([f"s3://{root.name}/in"])
+
+
+def test_a_store_without_a_driver_is_refused():
+    with pytest.raises(DataError, match=r"gopher://a/b: gopher:// cannot be read .*name a copy"):
+        list_inputs(["gopher://a/b"])
+
+
+def test_each_byte_of_an_object_is_requested_once(faults, root):
+    [part] = split(f"s3://{root.name}/in/rows.jsonl")
+    faults.log.clear()
+
+    texts_of([part])
+
+    gets = [request for request in faults.log if request.method == "GET"]
+    assert sum(request.num_bytes for request in gets) == part.num_bytes
+
+
+@pytest.mark.usefixtures("s3")
+def test_inputs_of_several_places_stay_in_order(memory, root):
+    uris = [f"{memory}/in/a.txt", f"s3://{root.name}/in/b.txt", str(root / "in" / "deep")]
+
+    assert texts_of(split_inputs(uris, 100)) == ["a.txt", "b.txt", "deep/c.txt"]

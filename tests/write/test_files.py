@@ -1,0 +1,400 @@
+"""A stream is a function of its input and settings: whoever writes it, and however often."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack.errors import BadRowsError, ConfigError, DataError
+from streampack.streams import Stream, open_stream
+from streampack.write import RowFormat, WriteOptions, files, merge, verify, write_texts
+from streampack.write.output import LocalOutput
+from tests.helpers.preparing import (
+    WORDS,
+    Crash,
+    CrashingOutput,
+    files_of,
+    jsonl_file,
+    options_of,
+    text_rows,
+)
+
+NUM_ROWS = 300
+BAD = (3, 290, 295)  # the last two after the first batch, which decides on the columns
+BAD_ROWS = (b'{"text": "a', {"text": "a b", "url": 5, "score": 0.5}, {"text": "a b", "url": "u"})
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """Three files of rows."""
+    return [
+        jsonl_file(tmp_path / f"{n}.jsonl", text_rows(num, seed=n))
+        for n, num in enumerate((60, 3, 40))
+    ]
+
+
+def read_words(path: Path) -> list[str]:
+    """Return the samples of a stream of single letters."""
+    opened = open_stream(Stream(local=str(path)), 0)
+    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
+    return [
+        " ".join(WORDS[token] for token in shard.tokens.read(shard.data, i))
+        for shard in shards
+        for i in range(len(shard.tokens.counts))
+    ]
+
+
+def test_a_job_becomes_a_stream_in_the_order_of_its_input(tmp_path, inputs):
+    seen = []
+    written = write_texts(inputs, tmp_path / "s", options_of(tmp_path), seen.append)
+    expected = [row["text"] for n, num in enumerate((60, 3, 40)) for row in text_rows(num, n)]
+    expected = [text for text in expected if text]
+
+    assert read_words(tmp_path / "s") == expected
+    opened = open_stream(Stream(local=str(tmp_path / "s")), 0)
+    assert opened.has_length_file
+    lengths = np.concatenate([opened.shard_lengths(shard) for shard in range(opened.num_shards)])
+    assert lengths.tolist() == [len(text.split()) for text in expected]
+    assert (written.num_samples, written.num_skipped) == (len(expected), 103 - len(expected))
+    assert written.num_shards == opened.num_shards > written.num_parts > 2
+    assert seen[-1].num_bytes == seen[-1].total_bytes == sum(f.stat().st_size for f in inputs)
+    assert (seen[-1].num_tokens, seen[-1].num_parts) == (written.num_tokens, written.total_parts)
+
+
+def test_part_json_names_what_the_part_holds(tmp_path, inputs):
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    job = json.loads((tmp_path / "s" / "job.json").read_text())
+    index = json.loads((tmp_path / "s" / "index.json").read_text())
+    names = []
+    for part in job["parts"]:
+        result = json.loads((tmp_path / "s" / "parts" / part["id"] / "part.json").read_text())
+        names += [
+            f"parts/{part['id']}/{shard['zip_data']['basename']}" for shard in result["shards"]
+        ]
+        assert result["versions"] == job["versions"]
+    assert [shard["zip_data"]["basename"] for shard in index["shards"]] == names
+    assert job["settings"]["columns"] == {
+        "tokens": "ndarray:uint16",
+        "url": "str",
+        "score": "float64",
+    }
+
+
+@pytest.mark.processes
+def test_the_stream_is_the_same_in_any_number_of_processes(tmp_path, inputs):
+    for num in (1, 3):
+        write_texts(inputs, tmp_path / f"s{num}", options_of(tmp_path, num_processes=num))
+    assert files_of(tmp_path / "s1") == files_of(tmp_path / "s3")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_stream_is_the_same_in_any_order_of_its_parts(tmp_path, inputs, seed):
+    write_texts(inputs, tmp_path / "whole", options_of(tmp_path))
+    shares = [(number, 5) for number in range(1, 6)]
+    random.Random(seed).shuffle(shares)
+    for share in shares:
+        written = write_texts(inputs, tmp_path / "s", options_of(tmp_path, share=share))
+        if share == shares[0]:
+            assert not written.is_complete
+            assert not (tmp_path / "s" / "index.json").exists()
+            with pytest.raises(DataError, match=r"\d+ of \d+ parts are not done"):
+                merge(tmp_path / "s")
+    merged = merge(tmp_path / "s")
+    assert merged == write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
+
+
+def test_a_job_that_is_killed_at_any_step_is_finished_by_the_same_command(
+    tmp_path, inputs, monkeypatch
+):
+    options = options_of(tmp_path, part_bytes=6000, size_limit=4000)
+    write_texts(inputs, tmp_path / "whole", options)
+    whole = files_of(tmp_path / "whole")
+    crash_at, is_killed = 0, True
+    while is_killed:
+        out = tmp_path / f"s{crash_at}"
+        outputs = [CrashingOutput(LocalOutput(folder=str(out)), step) for step in (crash_at, -1)]
+        monkeypatch.setattr(files, "open_output", lambda _, outputs=outputs: outputs[0])
+        try:
+            write_texts(inputs, out, options)
+            is_killed = False
+        except Crash:
+            assert not (out / "index.json").exists() or outputs[0].log[-1] == "index.json"
+            kept = {name: data for name, data in files_of(out).items() if "part.json" in name}
+            monkeypatch.setattr(files, "open_output", lambda _, outputs=outputs: outputs[1])
+            write_texts(inputs, out, options)
+            rewritten = {Path(name).parent for name in outputs[1].log if name.startswith("parts/")}
+            assert not rewritten & {Path(name).parent for name in kept if ".partial" not in name}
+        assert files_of(out) == whole, crash_at
+        crash_at += 1
+    assert crash_at > 3 * len(whole) - 3
+
+
+def test_a_job_that_is_done_writes_nothing_again(tmp_path, inputs, monkeypatch):
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    output = CrashingOutput(LocalOutput(folder=str(tmp_path / "s")), -1)
+    monkeypatch.setattr(files, "open_output", lambda _: output)
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    assert output.log == []
+
+
+def test_appended_inputs_come_after_what_was_there(tmp_path, inputs):
+    options = options_of(tmp_path)
+    write_texts(inputs[:2], tmp_path / "s", options)
+    old = files_of(tmp_path / "s")
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
+    new = files_of(tmp_path / "s")
+    shards = [json.loads(each["index.json"])["shards"] for each in (old, new)]
+
+    assert shards[1][: len(shards[0])] == shards[0]
+    changed = {name for name in old if new[name] != old[name]}
+    assert changed == {"index.json", "lengths.bin"}
+    # Again, and the first command: nothing is left to do.
+    write_texts(inputs[2:], tmp_path / "s", options_of(tmp_path, append=True))
+    write_texts(inputs[:2], tmp_path / "s", options)
+    assert files_of(tmp_path / "s") == new
+    assert read_words(tmp_path / "s") == [
+        row["text"] for n, num in enumerate((60, 3, 40)) for row in text_rows(num, n) if row["text"]
+    ]
+
+
+def test_small_files_share_a_part(tmp_path):
+    paths = [jsonl_file(tmp_path / f"{n}.jsonl", text_rows(2, n)) for n in range(30)]
+    written = write_texts(paths, tmp_path / "s", options_of(tmp_path, part_bytes="1mb"))
+    assert written.num_parts == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compression": None}, "whose compression is 'zstd', but this one's is None; repeat the"),
+        ({"size_limit": 2000}, "whose size_limit is 1500, but this one's is 2000"),
+        ({"dtype": "int32"}, "whose dtype is 'uint16', but this one's is 'int32'"),
+        ({"part_bytes": 5000}, "whose part_bytes is 4000"),
+    ],
+)
+def test_the_folder_of_another_job_is_refused(tmp_path, inputs, change, message):
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    before = files_of(tmp_path / "s")
+    with pytest.raises(ConfigError, match=message):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path, **change))
+    assert files_of(tmp_path / "s") == before
+    write_texts(inputs, tmp_path / "another", options_of(tmp_path, **change))  # the way out
+
+
+def test_a_command_that_could_not_work_is_corrected_in_the_same_folder(tmp_path, inputs):
+    for change in ({"dtype": "uint8", "on_bad_row": "error"}, {}):
+        options = options_of(tmp_path, rows=RowFormat(tokens_field="score"), **change)
+        with pytest.raises(BadRowsError, match=r"0\.jsonl, row 0: "):
+            write_texts(inputs, tmp_path / "s", options)
+    (tmp_path / "s" / "parts" / "unknown").mkdir(parents=True)
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    write_texts(inputs, tmp_path / "whole", options_of(tmp_path))
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
+    assert not (tmp_path / "s" / "parts" / "unknown").exists()
+
+
+def test_a_job_that_another_command_replaced_is_not_committed(tmp_path, inputs, monkeypatch):
+    def replaced(*arguments):
+        (tmp_path / "s" / "job.00001.json").write_bytes((tmp_path / "s" / "job.json").read_bytes())
+        return commit(*arguments)
+
+    commit = files.commit
+    monkeypatch.setattr(files, "commit", replaced)
+    with pytest.raises(DataError, match="another command has replaced or extended this job"):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    assert not (tmp_path / "s" / "index.json").exists()
+
+
+def test_other_inputs_are_refused_and_may_be_appended(tmp_path, inputs):
+    write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
+    with pytest.raises(ConfigError, match=r"of other inputs .*1\.jsonl.* or set append=True"):
+        write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path))
+    write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path, append=True))
+
+
+def test_an_input_that_has_changed_since_is_refused(tmp_path, inputs):
+    write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path))
+    jsonl_file(inputs[1], text_rows(4, 1))
+    for append in (False, True):
+        with pytest.raises(ConfigError, match=r"1\.jsonl: has changed .* put new rows into new f"):
+            write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path, append=append))
+
+
+def test_a_folder_without_a_job_is_refused(tmp_path, inputs):
+    (tmp_path / "s").mkdir()
+    with pytest.raises(ConfigError, match=r"holds no job\.json, so append=True has nothing to add"):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
+    (tmp_path / "s" / "index.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"already and is not empty, and holds no job\.json"):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    with pytest.raises(ConfigError, match=r"holds no job\.json; name the folder that"):
+        merge(tmp_path / "s")
+    assert files_of(tmp_path / "s") == {"index.json": b"{}"}
+
+
+def bad_rows(tmp_path: Path) -> Path:
+    """Write rows of which three are bad."""
+    rows = text_rows(NUM_ROWS)
+    for place, bad in zip(BAD, BAD_ROWS, strict=True):
+        rows[place] = bad
+    return jsonl_file(tmp_path / "bad.jsonl", rows)
+
+
+def test_bad_rows_are_left_out_counted_and_named(tmp_path):
+    path = bad_rows(tmp_path)
+    options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=3)
+    written = write_texts([path], tmp_path / "s", options)
+    rows = [row for i, row in enumerate(text_rows(NUM_ROWS)) if i not in BAD and row["text"]]
+
+    assert read_words(tmp_path / "s") == [row["text"] for row in rows]
+    assert written.num_bad_rows == 3
+    parts = (tmp_path / "s" / "parts").glob("*/part.json")
+    named = [bad for part in parts for bad in json.loads(part.read_text())["bad_rows"]]
+    assert {bad["uri"] for bad in named} == {str(path)}
+    assert any(
+        "must have type <class 'str'>, but has <class 'int'>" in bad["reason"] for bad in named
+    )
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_more_bad_rows_than_allowed_end_the_job_until_more_are_allowed(tmp_path, most):
+    path = bad_rows(tmp_path)
+    options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=most, part_bytes="1mb")
+    with pytest.raises(BadRowsError, match=r"bad\.jsonl, row \d+: .*set (on|max)_bad"):
+        write_texts([path], tmp_path / "s", options)
+    assert not (tmp_path / "s" / "index.json").exists()
+    options = options_of(tmp_path, on_bad_row="skip", part_bytes="1mb")
+    assert write_texts([path], tmp_path / "s", options).num_bad_rows == 3
+
+
+def test_the_budget_is_that_of_all_parts_together(tmp_path):
+    path = bad_rows(tmp_path)
+    options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=2, part_bytes=500)
+    with pytest.raises(BadRowsError, match=r"3 bad rows in all parts, but 2 may be left out"):
+        write_texts([path], tmp_path / "s", options)
+    options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=30, part_bytes=500)
+    write_texts([path], tmp_path / "s", options)
+    with pytest.raises(BadRowsError, match="3 bad rows in all parts, but 2 may be"):
+        merge(tmp_path / "s", max_bad_rows=2)
+    assert merge(tmp_path / "s").num_bad_rows == 3
+
+
+def test_parts_of_other_versions_are_refused(tmp_path, inputs, monkeypatch):
+    options = options_of(tmp_path, share=(1, 2))
+    write_texts(inputs, tmp_path / "s", options)
+    monkeypatch.setattr("streampack.write.job.version", lambda _: "9.9")
+    with pytest.raises(
+        ConfigError, match=r"was begun with tokenizers [\d.]+, but 9\.9 is installe"
+    ):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+
+
+def test_a_part_that_other_versions_wrote_is_not_committed(tmp_path, inputs):
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    whole = files_of(tmp_path / "s")
+    path = next((tmp_path / "s").glob("parts/*/part.json"))
+    result = json.loads(path.read_text())
+    result["versions"]["tokenizers"] = "0.1"
+    path.write_text(json.dumps(result))
+    with pytest.raises(DataError, match=r"was written with .*tokenizers 0\.1.*delete its part\.js"):
+        merge(tmp_path / "s")
+    path.unlink()  # the way out
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    assert files_of(tmp_path / "s") == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("part.json", r"part\.json: is damaged \(JSONDecodeError"),
+        ("samples.bin", r"samples\.bin: is missing or damaged \(\d+ bytes\); delete part\.json"),
+        ("shard.00000.mds.zstd", r"1 of \d+ shards are damaged: .*; delete part\.json next to"),
+    ],
+)
+def test_a_damaged_file_is_named_and_written_again(tmp_path, inputs, name, message):
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    whole = files_of(tmp_path / "s")
+    path = next((tmp_path / "s").glob(f"parts/*/{name}"))
+    path.write_bytes(path.read_bytes()[:-7])
+    notice = verify if name.startswith("shard") else merge
+    with pytest.raises(DataError, match=message):
+        notice(tmp_path / "s")
+    path.with_name("part.json").unlink()  # the way out
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    assert files_of(tmp_path / "s") == whole
+    assert verify(tmp_path / "s") > 1
+
+
+def test_an_unfinished_stream_is_not_verified(tmp_path, inputs):
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path, share=(1, 2)))
+    with pytest.raises(DataError, match=r"holds no index\.json: the stream is not finished"):
+        verify(tmp_path / "s")
+
+
+@pytest.mark.parametrize("field", ["tokens", "input_ids", "ids"])
+def test_token_ids_and_their_masks_are_kept_as_they_are(tmp_path, field):
+    rows = [
+        {field: [1] * n, "loss_mask": [0, 1] * (n // 2) + [True] * (n % 2), "meta": {"n": [n]}}
+        for n in range(1, 30)
+    ]
+    path = jsonl_file(tmp_path / "r.jsonl", rows)
+    options = WriteOptions(
+        rows=RowFormat(
+            tokens_field="ids" if field == "ids" else "tokens", extra_fields=("loss_mask", "meta")
+        )
+    )
+    write_texts([path], tmp_path / "s", options)
+    shard = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="loss_mask"), 0).open_shard(0)
+    for i, row in enumerate(rows):
+        assert shard.tokens.read(shard.data, i).tolist() == row[field]
+        assert shard.loss_mask.read(shard.data, i).tolist() == [int(x) for x in row["loss_mask"]]
+
+
+def test_rows_that_do_not_fit_the_first_ones_are_bad(tmp_path):
+    rows = [{"tokens": [1, 2], "m": [0, 1]}] * 300
+    rows += [{"tokens": [1, 2], "m": [0]}, {"tokens": [-1], "m": [0]}, {"tokens": "a", "m": [0]}]
+    path = jsonl_file(tmp_path / "r.jsonl", rows)
+    rows = RowFormat(extra_fields=("m",))
+    options = WriteOptions(rows=rows, on_bad_row="skip", num_processes=1)
+    assert write_texts([path], tmp_path / "s", options).num_bad_rows == 3
+
+
+def test_text_without_a_tokenizer_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("a b")
+    with pytest.raises(ConfigError, match=r"a\.txt: is text; set tokenizer= to a tokenizer\.json"):
+        write_texts([tmp_path / "a.txt"], tmp_path / "s", WriteOptions())
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"num_processes": 0}, "num_processes=0 must be 1 or more"),
+        ({"engine": "rya"}, r"engine='rya' is not one of processes\|ray - did you mean 'ray'"),
+        ({"on_bad_row": "ski"}, r"on_bad_row='ski' is not one of error\|skip - did you mean"),
+        ({"max_bad_rows": -1}, "max_bad_rows=-1 must be 0 or more"),
+        ({"share": (0, 4)}, r"share=\(0, 4\) must be \(k, n\) with k from 1 to n"),
+        ({"share": (5, 4)}, r"share=\(5, 4\) must be"),
+        ({"dtype": "int31"}, "dtype='int31' is not one of"),
+    ],
+)
+def test_impossible_options_are_refused(option, message):
+    with pytest.raises(ConfigError, match=message):
+        WriteOptions(**option)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("gs://bucket/s", "out='gs://bucket/s' is neither a folder nor s3://bucket/path; name a"),
+        ("s3://bucket", "out='s3://bucket' names no place in a bucket; write it as s3://bucket/p"),
+    ],
+)
+def test_an_impossible_output_is_refused(inputs, out, message):
+    with pytest.raises(ConfigError, match=message):
+        write_texts(inputs, out, WriteOptions())

@@ -1,0 +1,171 @@
+"""Files appear whole or not at all, in a folder and in a real S3 server that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from streampack.errors import DataError
+from streampack.streams import Stream, open_stream
+from streampack.write import merge, verify, write_texts
+from streampack.write import output as output_module
+from streampack.write.output import LocalOutput, open_output
+from tests.helpers.faults.faultserver import Fault, FaultServer
+from tests.helpers.faults.servers import s3_environment, s3_server, s3_variables
+from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows
+
+# What a store's client leaves open after a failure.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A bucket in a folder, and a server for it that faults can be added to."""
+    (tmp_path / "store" / "bucket").mkdir(parents=True)
+    with (
+        s3_server(tmp_path / "store", is_written=True) as s3,
+        FaultServer(upstream=s3.url) as faulty,
+        s3_environment(faulty.url),
+    ):
+        yield faulty
+
+
+@pytest.fixture(params=["folder", "store"])
+def output(request, tmp_path):
+    """An empty output of each kind."""
+    if request.param == "folder":
+        return LocalOutput(folder=str(tmp_path / "out"))
+    request.getfixturevalue("store")
+    return open_output("s3://bucket/out")
+
+
+@pytest.mark.processes
+def test_files_are_written_read_listed_and_cleaned_up(output):
+    assert output.is_empty()
+    assert output.read("parts/a/x.json") is None
+    output.put("parts/a/x.json", b"1")
+    output.put("parts/a/x.json", b"22")
+    output.put("parts/b/x.json", b"3")
+    output.put("parts/b/y.bin", b"")
+    assert not output.is_empty()
+    assert [output.read(f"parts/{name}") for name in ("a/x.json", "b/y.bin")] == [b"22", b""]
+    assert output.names("parts/", "/x.json") == ["parts/a/x.json", "parts/b/x.json"]
+    assert output.names("others/", "") == []
+    output.clean_up("parts", {"a"})
+    assert output.names("parts/", "") == ["parts/a/x.json"]
+
+
+def test_of_many_that_write_a_new_file_one_succeeds(tmp_path):
+    output = LocalOutput(folder=str(tmp_path))
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda n: output.put_new("job.json", b"%d" % n * 9), range(40)))
+    assert written.count(True) == 1
+    assert output.read("job.json") == b"%d" % written.index(True) * 9
+    assert files_of(tmp_path).keys() == {"job.json"}
+
+
+def test_a_file_system_without_hard_links_gets_a_rename(tmp_path, monkeypatch):
+    def no_link(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(output_module.os, "link", no_link)
+    output = LocalOutput(folder=str(tmp_path))
+    assert [output.put_new("a", b"1"), output.put_new("a", b"2")] == [True, False]
+    assert files_of(tmp_path) == {"a": b"1"}
+
+
+def put_requests(store) -> list[str]:
+    """Return the paths of successful PUT requests."""
+    return [each.path for each in store.log if each.method == "PUT" and each.status == 200]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return jsonl_file(tmp_path / "rows.jsonl", text_rows(200))
+
+
+@pytest.mark.processes
+def test_a_stream_in_a_store_has_the_bytes_of_one_in_a_folder(tmp_path, rows, store):
+    options = options_of(tmp_path)
+    write_texts([rows], tmp_path / "s", options)
+    written = write_texts([rows], "s3://bucket/s", options)
+    whole = files_of(tmp_path / "s")
+
+    assert files_of(tmp_path / "store" / "bucket" / "s") == whole
+    assert written.path == "s3://bucket/s"
+    # Each file is sent once, from memory, and index.json last.
+    assert sorted(put_requests(store)) == sorted(f"/bucket/s/{name}" for name in whole)
+    assert put_requests(store)[-2:] == ["/bucket/s/lengths.bin", "/bucket/s/index.json"]
+    assert verify("s3://bucket/s") == written.num_shards
+    stream = open_stream(Stream(remote="s3://bucket/s", local=str(tmp_path / "cache")), 0)
+    assert stream.num_samples == written.num_samples
+    assert merge("s3://bucket/s") == written
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["status", "reset"])
+def test_a_store_that_fails_now_and_then_gets_the_same_bytes(tmp_path, rows, store, kind):
+    store.faults += [
+        Fault(kind=kind, method="PUT|GET", status=503, share=0.1, seed=3),
+        Fault(kind="short", path=r"\.(json|bin)$", share=0.1, seed=4),
+    ]
+    options = options_of(tmp_path, part_bytes="10kb", size_limit="8kb")
+    write_texts([rows], tmp_path / "s", options)
+    write_texts([rows], "s3://bucket/s", options)
+    assert any(fault.given for fault in store.faults)
+    assert files_of(tmp_path / "store" / "bucket" / "s") == files_of(tmp_path / "s")
+
+
+@pytest.mark.processes
+def test_a_store_that_stops_is_one_error_and_the_same_call_resumes(tmp_path, rows, store):
+    options = options_of(tmp_path)
+    write_texts([rows], tmp_path / "s", options)
+    fault = Fault(kind="status", status=403, method="PUT", path="part.json", skip=3)
+    store.faults.append(fault)
+    with pytest.raises(DataError, match=r"part\.json: cannot be written \(AccessDenied.*; check"):
+        write_texts([rows], "s3://bucket/s", options)
+    done = set(put_requests(store))
+    assert len([path for path in done if path.endswith("part.json")]) == 3
+    store.faults.clear()
+    store.log.clear()
+    write_texts([rows], "s3://bucket/s", options)
+    kept = {path.rsplit("/", 1)[0] for path in done if path.endswith("part.json")}
+    assert not [path for path in put_requests(store) if path.rsplit("/", 1)[0] in kept]
+    assert files_of(tmp_path / "store" / "bucket" / "s") == files_of(tmp_path / "s")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("status", "expected"), [(412, False), (501, True)])
+def test_conditional_puts_are_obeyed_or_replaced(store, status, expected):
+    output = open_output("s3://bucket/out")
+    store.faults.append(Fault(kind="status", status=status, method="PUT", times=1))
+    assert output.put_new("part.json", b"1") is expected
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("store")
+def test_a_bucket_that_is_not_there_is_named(rows, tmp_path):
+    with pytest.raises(DataError, match=r"s3://nobucket/s.*NoSuchBucket.*bucket 'nobucket' exists"):
+        write_texts([rows], "s3://nobucket/s", options_of(tmp_path))
+
+
+@pytest.mark.processes
+def test_worker_processes_write_to_a_store_from_the_command_line(tmp_path, rows, store):
+    options = options_of(tmp_path)
+    whole = write_texts([rows], tmp_path / "s", options)
+    command = [sys.executable, "-m", "streampack", "write", str(rows), "--out", "s3://bucket/s"]
+    command += ["--tokenizer", str(options.rows.tokenizer), "--columns", "url", "--columns"]
+    command += ["score", "--part-bytes", "4000", "--size-limit", "1500", "--workers", "2", "--json"]
+    command += ["--verify"]
+    environment = {**os.environ, **s3_variables(store.url)}
+    done = subprocess.run(command, check=True, capture_output=True, env=environment)
+    assert json.loads(done.stdout)["num_tokens"] == whole.num_tokens
+    assert files_of(tmp_path / "store" / "bucket" / "s") == files_of(tmp_path / "s")
