@@ -4,8 +4,8 @@
 
     chapter 0 --walk--> counts by lane and column, lags --edge--> chapter 1 --walk--> ...
 
-At an edge, counts continue. The next chapter begins with a new visit to the next lane. What a stream
-is behind its share is kept too, as long as a choice of the schedule holds as many tokens as before.
+At an edge, counts continue. The next chapter begins with a new visit to the next lane. What a
+stream is behind its share is kept too, as long as a choice of the schedule holds as many tokens.
 
 Cost: about 100 ns a slot of the chapters before, and only if a state does not say where they end.
 """

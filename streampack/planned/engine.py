@@ -287,7 +287,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
 
     def continues(self) -> bool:
-        """Whether a loop continues after the iteration that ended; an epoch is a loop of its own."""
+        """Whether a loop continues after an iteration; each epoch is a loop of its own."""
         return False
 
     def abandon(self) -> None:
