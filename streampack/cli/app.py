@@ -5,6 +5,7 @@
     streampack run --help    imports streampack.cli.verbs
     streampack run x.yaml    imports streampack.cli.run, and its dependencies
     Ctrl-C, SIGTERM          one line, exit code 130 or 143
+    a mistake                the error, and the next command to type
 
 Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is not imported.
 """
@@ -50,6 +51,7 @@ RENAMED = {
 ARGUMENTS = {
     "column": "tokens",
     "dtype": "tokens_dtype",
+    "num_ranks": "ranks",
     "num_processes": "workers",
     "extra_fields": "columns",
     "text_field": "text",
@@ -57,7 +59,9 @@ ARGUMENTS = {
     "chat_field": "chat",
     "share": "part",
 }
-PATHS = dict.fromkeys(("local", "remote", "path", "paths"), "PATH")  # where it is not an option
+PATHS = dict.fromkeys(
+    ("local", "remote", "path", "paths", "out"), "PATH"
+)  # where it is not an option
 
 
 class VerbGroup(TyperGroup):
@@ -65,14 +69,19 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a verb; options with a former name get the current one."""
-        return super().resolve_command(ctx, [args[0], *map(_current_name, args[1:])])
+        arguments = list(map(_current_name, args[1:]))
+        ctx.obj = arguments
+        return super().resolve_command(ctx, [args[0], *arguments])
 
     def invoke(self, ctx: Any) -> Any:
         """Call a verb; its errors are reworded for the command line, an interrupt is one line."""
         try:
             return super().invoke(ctx)
         except StreampackError as error:
-            error.args = (_in_words_of(self.commands[ctx.invoked_subcommand], str(error)),)
+            command = self.commands[ctx.invoked_subcommand]
+            message = _in_words_of(command, str(error))
+            error.args = (message,)
+            _propose(error, command, ctx.obj)
             raise
         except KeyboardInterrupt as interrupt:
             is_terminated = isinstance(interrupt, Terminated)
@@ -90,11 +99,19 @@ def _in_words_of(command: Any, text: str) -> str:
     """Reword a message of the package in terms of a verb's options or config keys."""
     names = {param.name: param.opts[0] for param in command.params}
     if "config" in names:
-        keys = import_module("streampack.cli.config").all_keys()
-        return in_words_of_config(text, keys)
+        text = in_words_of_config(text, import_module("streampack.cli.config").all_keys())
     options = {name: option for name, option in names.items() if option.startswith("--")}
     options |= {name: options[given] for name, given in ARGUMENTS.items() if given in options}
     return in_words_of_options(text, PATHS | options)
+
+
+def _propose(error: StreampackError, command: Any, arguments: list[str]) -> None:
+    """Add the next command to type to an error, as a note."""
+    module = import_module("streampack.cli.next_command")
+    flags = frozenset(param.opts[0] for param in command.params if getattr(param, "is_flag", False))
+    proposal = module.proposal_for(module.Mistake(command.name, arguments, flags, str(error)))
+    if proposal is not None:
+        error.add_note(proposal)
 
 
 def _runner(name: str, options: type) -> Callable[..., None]:
@@ -151,7 +168,8 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # a failure at interpreter exit would print a traceback
     except StreampackError as error:
-        _fail(str(error), BAD_ROWS if isinstance(error, BadRowsError) else USER_ERROR)
+        code = BAD_ROWS if isinstance(error, BadRowsError) else USER_ERROR
+        _fail(str(error), code, *getattr(error, "__notes__", ()))
     except OSError as error:
         _drop_output()
         way_out = ""
@@ -162,15 +180,17 @@ def main() -> None:
         _fail(f"{error}{way_out}", SYSTEM_ERROR)
 
 
-def _fail(text: str, code: int) -> None:
+def _fail(text: str, code: int, *notes: str) -> None:
     with suppress(OSError):  # stderr may go to the same full disk
         _show(f"error: {text}")
+        for note in notes:
+            _show(note, style="")
     sys.exit(code)
 
 
-def _show(line: str) -> None:
+def _show(line: str, style: str = "red") -> None:
     console = Console(stderr=True)
-    console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _drop_output() -> None:

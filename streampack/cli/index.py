@@ -30,9 +30,10 @@ def run(options: Index) -> None:
     paths, local, keep_local = options.paths, options.local, options.keep_local
     remotes = [path for path in paths if folder_of(path) is None]
     if (local is not None or keep_local) and (len(remotes) != 1 or len(paths) != 1):
+        option = "--keep-local" if keep_local else "--local"
         raise ConfigError(
-            f"--local={local}, --keep-local={keep_local}: are for one remote stream at a time, "
-            f"got {' '.join(paths)}; call index for each"
+            f"{option} is for one remote stream at a time, got {' '.join(paths)}; leave out "
+            f"{option}, or call index for each"
         )
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())

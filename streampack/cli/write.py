@@ -78,9 +78,12 @@ def _share(text: str) -> tuple[int, int]:
     (3, 16)
     """
     number, _, total = text.partition("/")
-    if not (number.isdecimal() and total.isdecimal()):
+    are_counts = number.isdecimal() and total.isdecimal()
+    if not are_counts or not 1 <= int(number) <= int(total):
+        most = max((int(each) for each in (number, total) if each.isdecimal()), default=16)
         raise ConfigError(
-            f"--part {text!r} is not K/N; write 1/16 on the first of 16 machines, 16/16 on the last"
+            f"--part {text!r} is not K/N with K from 1 to N; set --part to 1/{max(1, most)} on the "
+            "first machine, and so on"
         )
     return int(number), int(total)
 

@@ -103,7 +103,7 @@ class LocalOutput:
         """Return a file's contents, or None if it does not exist."""
         try:
             return self._path(name).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, data: bytes) -> None:

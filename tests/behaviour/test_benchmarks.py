@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {
     "bench_batch": ["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],
     "bench_compat": ["--num-samples", "100", "--max-seq-len", "512"],
+    "bench_inputs": ["--megabytes", "0.05"],
     "bench_limits": ["--megabytes", "4", "--num-samples", "300"],
     "bench_loader": [
         *["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],

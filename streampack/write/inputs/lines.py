@@ -13,10 +13,10 @@ Cost: one core reads about 700 MB/s of JSON lines, and 500 MB/s where zstd is to
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -28,23 +28,28 @@ from streampack.write.inputs.values import BadValueError, Wanted, as_tokens
 
 BOM = b"\xef\xbb\xbf"
 ARRAY_OF_OBJECTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
+BLOCK_BYTES = 1 << 20
 MAX_CSV_ROW_BYTES = 16 << 20  # a row that seems longer has a quote that is not closed
 
 
-def line_blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Yield the contents again, cut after line feeds.
+def line_blocks(pieces: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    r"""Yield the contents again in blocks of at least `block_bytes`, cut after line feeds.
 
-    >>> list(line_blocks([b"a", b"b\nc\nd", b"\n", b"e"]))
+    >>> list(line_blocks([b"a", b"b\nc\nd", b"\n", b"e"], 1))
     [b'ab\nc\n', b'd\n', b'e']
     """
     pending: list[bytes] = []
+    num_bytes = 0
     for piece in pieces:
+        num_bytes += len(piece)
         cut = piece.rfind(b"\n") + 1
-        if cut:
+        if cut and num_bytes >= block_bytes:
             yield b"".join((*pending, piece[:cut]))
             pending.clear()
-        if cut < len(piece):
-            pending.append(piece[cut:])
+            piece = piece[cut:]
+            num_bytes = len(piece)
+        if piece:
+            pending.append(piece)
     if pending:
         yield b"".join(pending)
 
@@ -57,23 +62,53 @@ def read_jsonl(
     Raises:
         DataError: If the file is one JSON array instead of lines.
     """
-    batch = BatchCollector(part.uri, wanted, batch_rows)
     number, begin = 0, part.start
     for block in _checked_start(pieces, part):
-        for line in block.removesuffix(b"\n").split(b"\n"):
-            if line and not line.isspace():
-                try:
-                    _add_line(batch, number, line, wanted)
-                except BadValueError as error:
-                    # In a compressed file no byte can be looked up.
-                    where = "" if part.compression else f" (the line at byte {begin})"
-                    batch.refuse(number, f"{error}{where}")
-                if batch.is_full:
-                    yield batch.take()
-            number += 1
-            begin += len(line) + 1
-    if not batch.is_empty:
-        yield batch.take()
+        lines = block.removesuffix(b"\n").split(b"\n")
+        for first in range(0, len(lines), batch_rows):
+            some = lines[first : first + batch_rows]
+            batch = _batch_without_bad_rows(some, number, wanted)
+            if batch is None:
+                batch = _batch_of_lines(some, number, begin, part, wanted)
+            if batch.rows or batch.bad:
+                yield batch
+            number += len(some)
+            begin += sum(map(len, some)) + len(some)
+
+
+def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) -> RowBatch | None:
+    """Return the rows of lines, or None if one of them needs a closer look."""
+    if wanted.has_tools:
+        return None
+    try:
+        rows = list(map(orjson.loads, lines))
+        name = wanted.column_in(rows[0])
+        values = [row[name] for row in rows]
+        kept = {each: [row[each] for row in rows] for each in wanted.keep}
+        if wanted.convert is as_tokens:
+            values = list(map(as_tokens, values))
+        elif set(map(type, values)) != {str}:
+            return None
+    except (orjson.JSONDecodeError, BadValueError, KeyError, TypeError):
+        return None
+    return RowBatch(values, kept, list(range(first, first + len(lines))))
+
+
+def _batch_of_lines(
+    lines: Sequence[bytes], first: int, begin: int, part: InputSlice, wanted: Wanted
+) -> RowBatch:
+    """Return the rows of lines, of which any may be bad; `begin` is the byte of the first."""
+    batch = BatchCollector(part.uri, wanted, len(lines))
+    for number, line in enumerate(lines, first):
+        if line and not line.isspace():
+            try:
+                _add_line(batch, number, line, wanted)
+            except BadValueError as error:
+                # In a compressed file no byte can be looked up.
+                where = "" if part.compression else f" (the line at byte {begin})"
+                batch.refuse(number, f"{error}{where}")
+        begin += len(line) + 1
+    return batch.take()
 
 
 def _checked_start(pieces: Iterable[bytes], part: InputSlice) -> Iterator[bytes]:
@@ -192,23 +227,22 @@ class _CsvRows:
     def __init__(self, blocks: Iterator[bytes], delimiter: str) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_CSV_ROW_BYTES))
         self._delimiter = delimiter
-        self._lines = self._lines_of(blocks)
-        self._again: deque[str] = deque()
-        self._taken: list[str] = []
-        self._num_chars = 0
+        self._blocks = blocks
+        self._is_first_block = True
+        self._lines: Iterator[str] = iter(())
+        self._taken: list[str] = []  # lines of the row that is being parsed
         self._reader = self._new_reader()
+        self._after = 1
         self.num_columns = 0
         """Number of values of a row; 0: not known yet."""
         self.line = 0
         """Number of the line, from 1, that the row begins with."""
-        self._after = 1
         self.has_bad_bytes = False
         """Whether there were bytes that are not UTF-8."""
 
     def next(self) -> list[str] | str | None:
         """Return the next row; None: there is none."""
         self._taken.clear()
-        self._num_chars = 0
         self.line = self._after
         reason = None
         row: list[str] | None = None
@@ -221,35 +255,36 @@ class _CsvRows:
             reason = f"{len(row)} values, but {self.num_columns} columns; fix the row"
         # With one column every line would be a row again: text would become rows of lines.
         if reason is not None and len(self._taken) > 1 and self.num_columns != 1:
-            self._again.extendleft(reversed(self._taken[1:]))
-            self._taken = self._taken[:1]
+            self._lines = iter([*self._taken[1:], *self._lines])
+            del self._taken[1:]
             self._reader = self._new_reader()
         self._after += len(self._taken)
         return row if reason is None else reason
 
     def _new_reader(self) -> Any:
-        return csv.reader(iter(self._next_line, None), delimiter=self._delimiter, strict=True)
+        return csv.reader(self._feed(), delimiter=self._delimiter, strict=True)
 
-    def _next_line(self) -> str | None:
-        line = self._again.popleft() if self._again else next(self._lines, None)
-        if line is None:
-            return None
-        self._taken.append(line)
-        self._num_chars += len(line)
-        if self._num_chars > MAX_CSV_ROW_BYTES:
-            raise csv.Error("a quote that is not closed")
-        return line
+    def _feed(self) -> Iterator[str]:
+        """Yield lines, and note them; a later call continues where an earlier one ended."""
+        taken = self._taken
+        while True:
+            for line in self._lines:
+                taken.append(line)
+                yield line
+            if sum(map(len, taken)) > MAX_CSV_ROW_BYTES:
+                raise csv.Error("a quote that is not closed")
+            block = next(self._blocks, None)
+            if block is None:
+                return
+            self._lines = iter(self._lines_of(block))
 
-    def _lines_of(self, blocks: Iterator[bytes]) -> Iterator[str]:
-        is_first = True
-        for block in blocks:
-            if is_first:
-                block = block.removeprefix(BOM)
-                is_first = False
-            try:
-                text = block.decode()
-            except UnicodeDecodeError:
-                text = block.decode(errors="surrogateescape")
-                self.has_bad_bytes = True
-            for line in text.removesuffix("\n").split("\n"):
-                yield f"{line}\n"
+    def _lines_of(self, block: bytes) -> list[str]:
+        if self._is_first_block:
+            block = block.removeprefix(BOM)
+            self._is_first_block = False
+        try:
+            text = block.decode()
+        except UnicodeDecodeError:
+            text = block.decode(errors="surrogateescape")
+            self.has_bad_bytes = True
+        return io.StringIO(text, newline="\n").readlines()

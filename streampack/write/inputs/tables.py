@@ -22,7 +22,7 @@ import numpy as np
 from streampack.errors import ConfigError, DataError
 from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import TOOLS, BadValueError, Wanted
+from streampack.write.inputs.values import TOOLS, BadValueError, Wanted, as_text, as_tokens
 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
@@ -188,6 +188,8 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     values = _values_of(batch.column(name))
     tools = _values_of(batch.column(TOOLS)) if wanted.has_tools and TOOLS in names else None
     kept = {each: _values_of(batch.column(each)) for each in wanted.keep}
+    if _needs_no_conversion(values, wanted) and not any(map(_has_unusable, kept.values())):
+        return RowBatch(values, kept, list(range(first, first + num_rows)))
     for row in range(num_rows):
         try:
             value = _usable(values[row], name)
@@ -213,6 +215,17 @@ class _Unusable:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+
+def _needs_no_conversion(values: list[Any], wanted: Wanted) -> bool:
+    kinds = set(map(type, values))
+    return (wanted.convert is as_text and kinds == {str}) or (
+        wanted.convert is as_tokens and kinds == {np.ndarray}
+    )
+
+
+def _has_unusable(values: list[Any]) -> bool:
+    return _Unusable in set(map(type, values))
 
 
 def _usable(value: Any, name: str) -> Any:

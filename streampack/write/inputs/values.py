@@ -121,7 +121,7 @@ class Wanted:
         self.keep = selection.keep
 
     def column_in(self, names: Iterable[str]) -> str:
-        """Return the name of the column; "input_ids" where there is no "tokens".
+        """Return the name of the column; "input_ids" where "tokens" is missing.
 
         Raises:
             BadValueError: If the column is missing.

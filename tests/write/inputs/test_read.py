@@ -359,4 +359,4 @@ def test_a_batch_of_long_rows_ends_before_its_count(tmp_path):
 
     sizes = [len(batch.values) for batch in read_rows(split(tmp_path / "a.jsonl")[0], TEXT)]
 
-    assert sizes == [3, 3, 3]
+    assert sizes == [1] * 9

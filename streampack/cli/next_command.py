@@ -1,0 +1,239 @@
+"""The next command to type after a mistake.
+
+::
+
+    $ streampack inspect rows.parquet
+    error: rows.parquet/index.json: does not exist; ...
+    try: streampack write rows.parquet --text body --tokenizer tokenizer.json --out rows
+
+It follows from the verb, its arguments, the message in the words of the command line, and the files
+that the arguments name. Without a proposal there is none: a wrong one is worse.
+
+Cost: for a file of rows, one read of its first row; at most one listing of a folder.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from streampack._paths import is_url
+from streampack.cli.write_command import name_for, tokenizer_near, write_arguments
+from streampack.errors import StreampackError
+from streampack.write.inputs.formats import format_of
+
+INDEX, JOB = "index.json", "job.json"
+CONFIG_VERBS = ("run", "simulate", "demo")
+STREAM_VERBS = ("inspect", "index", "merge", "compare-packers")
+PATH_OPTIONS = ("--config", "--stream", "--tokenizer")
+VALUE = r"'?([\w./:-]+)'?"
+# "--tokens idz ... did you mean 'ids'?", "set --tokens to 'ids'", "set --on-bad-row skip"
+MEANT = re.compile(rf"^(--[\w-]+) .*did you mean {VALUE}\?")
+SET_TO = re.compile(rf"set (--[\w-]+) to {VALUE}(?=$|[;,. ])")
+SET = re.compile(rf"set (--[\w-]+) {VALUE}(?= to |$|[;,.])")
+LEFT_OUT = re.compile(r"leave out (--[\w-]+)")
+CHOICES = re.compile(r"^(--[\w-]+) \S+ is not one of (\w+)")
+WRONG = re.compile(r"(--[\w-]+) \S+(?: \(bytes\))?(?= (?:must be|is not|leaves no room)|$|[;,.])")
+MAX_BAD_ROWS = "1000"
+NEAR = 0.75  # "a.txt" is not near "nope.txt"
+WORDS_OF_SET = ("a", "another", "it", "one", "the", "to")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A command that failed, and its message."""
+
+    verb: str
+    arguments: Sequence[str]
+    """Its arguments after the verb."""
+    flags: frozenset[str]
+    """Options of the verb that take no value."""
+    message: str
+
+    def command(self, arguments: Sequence[str], verb: str | None = None) -> str:
+        """Return a command line of the verb, or of another."""
+        return shlex.join(["streampack", verb or self.verb, *arguments])
+
+    def paths(self) -> list[str]:
+        """Return the arguments that name files: positional ones, and those of some options."""
+        found, option = [], None
+        for argument in self.arguments:
+            if option is None and argument.startswith("--"):
+                option = None if argument in self.flags or "=" in argument else argument
+                continue
+            if option in (None, *PATH_OPTIONS):
+                found.append(argument)
+            option = None
+        return found
+
+    def with_option(self, option: str, value: str) -> str:
+        """Return the command with an option set."""
+        kept = list(self.arguments)
+        if option in kept:
+            kept[kept.index(option) + 1 : kept.index(option) + 2] = [value]
+        else:
+            kept += [option, value]
+        return self.command(kept)
+
+    def without_option(self, option: str) -> str:
+        """Return the command without an option."""
+        kept = list(self.arguments)
+        place = kept.index(option)
+        del kept[place : place + (1 if option in self.flags else 2)]
+        return self.command(kept)
+
+    def with_input(self, arguments: Sequence[str]) -> str:
+        """Return the command with other arguments of its input."""
+        kept = list(self.arguments)
+        for option in ("--text", "--tokens", "--chat", "--tokenizer"):
+            if option in kept:
+                del kept[kept.index(option) : kept.index(option) + 2]
+        if self.arguments.count("--tokenizer") and "--tokenizer" in arguments:
+            given = self.arguments[self.arguments.index("--tokenizer") + 1]
+            place = list(arguments).index("--tokenizer") + 1
+            arguments = [*arguments[:place], given, *arguments[place + 1 :]]
+        place = kept.index(arguments[0])
+        return self.command([*kept[:place], *arguments, *kept[place + 1 :]])
+
+    def with_path(self, path: str, other: str) -> str:
+        """Return the command with another path."""
+        return self.command(
+            [other if argument == path else argument for argument in self.arguments]
+        )
+
+
+def proposal_for(mistake: Mistake) -> str | None:
+    """Return a line with the command to try next, or None.
+
+    >>> message = "--kind webb is not one of web|sft - did you mean 'web'?"
+    >>> proposal_for(Mistake("compare-packers", ["--kind", "webb"], frozenset(), message))
+    'try: streampack compare-packers --kind web'
+    """
+    for rule in (_by_path, _by_option, _by_output, _by_config):
+        with suppress(StreampackError, OSError):
+            command = rule(mistake)
+            if rule is _by_config and command is not None:
+                return command
+            if command not in (None, mistake.command(mistake.arguments)):
+                return f"try: {command}"
+    return None
+
+
+def _by_path(mistake: Mistake) -> str | None:
+    """Propose a verb that fits the kind of a file, or a file that exists."""
+    for path in mistake.paths():
+        if is_url(path):
+            continue
+        file = Path(path)
+        if not file.exists():
+            magic = re.search(r"[*?[]", path)
+            is_glob = magic is not None and mistake.verb == "write"
+            if not is_glob:
+                return _by_missing_path(mistake, path)
+            return _list_of(Path(path[: magic.start()]).parent) if magic else None
+        if mistake.verb in CONFIG_VERBS and (format_of(path) or file.is_dir()):
+            return _for_data(path)
+        if mistake.verb == "write":
+            return _for_input(mistake, path)
+        if mistake.verb in STREAM_VERBS and "does not exist" not in mistake.message:
+            fits = (file / INDEX).exists() if mistake.verb != "merge" else (file / JOB).exists()
+            return None if fits else _for_data(path)
+        if mistake.verb in STREAM_VERBS and not (file / INDEX).exists():
+            return _for_data(path)
+    return None
+
+
+def _for_input(mistake: Mistake, path: str) -> str | None:
+    """Propose the columns that a file has, or what else can be done with it."""
+    message = mistake.message
+    if path in mistake.arguments and (Path(path) / INDEX).exists():
+        return f"streampack inspect {shlex.quote(path)}"
+    lines = re.search(r"make lines of it: (datasets\..*)$", message)
+    if lines:
+        return f"python -c {shlex.quote(f'import datasets; {lines[1]}')}"
+    if "is not a supported file" in message or "0 files" in message:
+        return _list_of(Path(path).parent)
+    if re.search(r"row \d+: (?:no )?column '", message):
+        arguments = write_arguments(path)
+        proposal = mistake.with_input(arguments)
+        return None if proposal == mistake.command(mistake.arguments) else proposal
+    return None
+
+
+def _by_missing_path(mistake: Mistake, path: str) -> str:
+    folder = Path(path).parent
+    names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    near = get_close_matches(Path(path).name, names, n=1, cutoff=NEAR)
+    if near:
+        return mistake.with_path(path, str(folder / near[0]))
+    return _list_of(folder)
+
+
+def _list_of(folder: Path) -> str:
+    while not folder.is_dir():
+        folder = folder.parent
+    return f"ls {shlex.quote(str(folder))}"
+
+
+def _for_data(path: str) -> str | None:
+    """Propose what can be done with a file or a folder that exists."""
+    file = Path(path)
+    if file.is_dir():
+        for name, verb in ((INDEX, "inspect"), (JOB, "merge")):
+            if (file / name).exists():
+                return f"streampack {verb} {shlex.quote(path)}"
+        below = sorted(file.glob(f"*/{INDEX}"))
+        if below:
+            return f"streampack inspect {shlex.quote(str(below[0].parent))}"
+        if not any(file.iterdir()):
+            return _list_of(file.parent)
+    arguments = ["write", *write_arguments(path), "--out", name_for(path)]
+    return shlex.join(["streampack", *arguments])
+
+
+def _by_option(mistake: Mistake) -> str | None:
+    """Propose the option and value that the message names."""
+    message, given = mistake.message, mistake.arguments
+    if meant := MEANT.search(message):
+        return mistake.with_option(meant[1], meant[2])
+    if "set --tokenizer" in message or message.startswith("--tokenizer "):
+        tokenizer = tokenizer_near(".", is_for_chat="--chat" in given)
+        return None if tokenizer in given else mistake.with_option("--tokenizer", tokenizer)
+    if (left_out := LEFT_OUT.search(message)) and left_out[1] in given:
+        return mistake.without_option(left_out[1])
+    if "set --on-bad-row skip" in message and "skip" in given:  # the budget is 0
+        return mistake.with_option("--max-bad-rows", MAX_BAD_ROWS)
+    if (found := SET_TO.search(message) or SET.search(message)) and found[2] not in WORDS_OF_SET:
+        return mistake.with_option(found[1], found[2])
+    if (choices := CHOICES.search(message)) and choices[1] in given:
+        return mistake.with_option(choices[1], choices[2])
+    wrong = [option for option in WRONG.findall(message) if option in given]
+    if WRONG.match(message) and wrong and wrong[0] != "--out":
+        return mistake.without_option(wrong[-1])
+    if "--split" in given and f"/{INDEX}: does not exist" in message:
+        return mistake.without_option("--split")
+    return None
+
+
+def _by_output(mistake: Mistake) -> str | None:
+    """Propose another name for an output that is taken, or a folder for one that is not a place."""
+    if not mistake.message.startswith("--out ") or "--out" not in mistake.arguments:
+        return None
+    out = mistake.arguments[mistake.arguments.index("--out") + 1]
+    return mistake.with_option("--out", name_for(out))
+
+
+def _by_config(mistake: Mistake) -> str | None:
+    """Propose to make the stream that a config lacks, or to check the edited config."""
+    if mistake.verb not in CONFIG_VERBS:
+        return None
+    stream = re.match(rf"(\S+)/{INDEX}: does not exist", mistake.message)
+    if stream and Path(stream[1]).exists():
+        return f"try: {_for_data(stream[1])}"
+    files = [path for path in mistake.paths() if path.endswith((".yaml", ".yml"))]
+    return f"after the edit, try: streampack simulate {shlex.quote(files[0])}" if files else None

@@ -1,0 +1,93 @@
+"""Options have one name, one type and one meaning in all verbs."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
+
+import pytest
+from typer.main import get_command
+
+from streampack.cli.app import ARGUMENTS, RENAMED, build_app
+from streampack.cli.verbs import VERBS
+
+COMMANDS = get_command(build_app()).commands
+OPTIONS = [
+    option
+    for command in COMMANDS.values()
+    for option in command.params
+    if option.param_type_name == "option"
+]
+# Options whose meaning is the same in all verbs, and the words that their help begins with.
+MEANINGS = {
+    "--json": "Print one JSON line",
+    "--max-bad-rows": "Bad rows that may",
+    "--split": "Subfolder that holds",
+    "--tokens": "Column of the token ids",
+    "--tokens-dtype": "Integer type of the ids",
+    "--verify": "Read the shards again",
+}
+
+
+def test_an_option_is_named_like_its_field_in_one_form():
+    for option in OPTIONS:
+        own_name = "--json" if option.name == "as_json" else f"--{option.name.replace('_', '-')}"
+
+        assert option.opts == [own_name]
+        assert option.secondary_opts == []
+        assert option.help.endswith(".")
+
+
+def test_an_option_takes_the_same_type_in_all_verbs():
+    types = defaultdict(set)
+    for options in VERBS.values():
+        for name, hint in get_type_hints(options).items():
+            kinds = [kind for kind in (*get_args(hint), hint) if kind is not NoneType]
+            types[name].add(str if kinds[0] is Path else kinds[0])  # of a folder, or its URL
+
+    assert {name: found for name, found in types.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_an_option_means_the_same_in_all_verbs(name):
+    helps = [option.help for option in OPTIONS if option.opts[0] == name]
+
+    assert helps
+    assert [text for text in helps if not text.startswith(MEANINGS[name])] == []
+
+
+def test_a_meaning_has_one_option():
+    names = {option.opts[0] for option in OPTIONS}
+
+    assert names.isdisjoint(RENAMED), "a former name is an option again"
+    assert set(RENAMED.values()) <= names
+    assert {f"--{name.replace('_', '-')}" for name in ARGUMENTS.values()} <= names
+    # Words of the package that the command line shortens.
+    assert names.isdisjoint(
+        {"--num-workers", "--num-ranks", "--num-processes", "--path", "--input"}
+    )
+
+
+def test_paths_are_arguments_with_one_name_for_each_meaning():
+    arguments = {
+        (argument.name, argument.nargs)
+        for command in COMMANDS.values()
+        for argument in command.params
+        if argument.param_type_name == "argument"
+    }
+
+    assert arguments == {("inputs", -1), ("paths", -1), ("path", 1), ("config", 1)}
+
+
+def test_the_docs_use_only_options_that_exist():
+    names = {option.opts[0] for option in OPTIONS} | {"--help", "--version"}
+    used = set()
+    for page in (Path(__file__).parents[2] / "docs").rglob("*.md"):
+        for line in re.findall(r"^\$ streampack (.*)$", page.read_text(), flags=re.MULTILINE):
+            used |= {(page.name, name) for name in re.findall(r"(?<!\S)--[\w-]+", line)}
+
+    assert used
+    assert {(page, name) for page, name in used if name not in names} == set()
