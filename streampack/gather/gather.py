@@ -199,6 +199,11 @@ class Gatherer:
                 "plan with the streams that are read"
             )
         stream = self._streams[number]
+        uri, basename = None, None
+        if problem != kernels.BAD_SAMPLE:
+            shard = int(np.searchsorted(stream.first_sample, sample, "right")) - 1
+            basename = stream.index.shards[shard].raw.basename
+            uri = stream.cache.uri(basename)
         what = {
             kernels.BAD_SAMPLE: f"is planned, but the stream has {stream.num_samples} samples",
             kernels.BAD_BYTES: "begins or ends outside its shard's bytes",
@@ -212,6 +217,9 @@ class Gatherer:
             f"label is outside int32, +-{MAX_ID}",
         }[problem]
         return DataError(
-            f"stream {stream.name!r}, sample {sample}: {what}; the stream is damaged, or was "
-            "changed after it was planned: write it again, or run `streampack index` and plan again"
+            f"stream {stream.name!r}, sample {sample}: {what}; {uri or 'the stream'} is damaged, "
+            "or was changed after it was planned: write the stream again, or run "
+            "`streampack index` and plan again",
+            uri=uri,
+            shard=basename,
         )

@@ -544,6 +544,20 @@ def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: 
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
+def test_an_error_names_the_shard_that_holds_the_sample(tmp_path: Path) -> None:
+    samples = [{"tokens": np.full(50, value, np.int32)} for value in (1, 2, 3, -4, 5)]
+    write_stream(tmp_path / "s", samples, {"tokens": "ndarray:int32"})
+    stream = open_stream(Stream(local=str(tmp_path / "s")), 0)
+    shard = int(np.searchsorted(stream.first_sample, 3, "right")) - 1
+    assert 0 < shard < stream.num_shards - 1, stream.first_sample
+    gatherer = Gatherer([stream], Packing(max_seq_len=50))
+    with pytest.raises(DataError, match="sample 3: ") as caught:
+        gatherer.gather(packs_of([[0, 0, 3, 0, 50, 50]]), 1)
+    file = tmp_path / "s" / f"shard.0000{shard}.mds"
+    assert f"; {file} is damaged" in str(caught.value)
+    assert (caught.value.uri, caught.value.shard) == (str(file), file.name)
+
+
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [
