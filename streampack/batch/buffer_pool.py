@@ -74,6 +74,8 @@ class Scratch:
 class _Lease:
     """Owns a block while arrays refer to it, then returns it to the pool."""
 
+    _waiting: Scratch | None = None  # a signal handler may raise as __init__ begins
+
     def __init__(self, block: IntArray, waiting: Scratch) -> None:
         self._block = block
         self._waiting = waiting
@@ -81,7 +83,8 @@ class _Lease:
         self.__array_interface__ = block.__array_interface__
 
     def __del__(self) -> None:
-        self._waiting.give_back(self._block)
+        if self._waiting is not None:
+            self._waiting.give_back(self._block)
 
 
 class BufferPool:

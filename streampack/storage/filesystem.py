@@ -80,6 +80,8 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapped:
     """A file's mapped pages, unmapped once no array refers to them."""
 
+    _address: int | None = None  # a signal handler may raise as __init__ begins
+
     def __init__(self, path: Path) -> None:
         self._size, self._address = 0, None
         self._path = os.fspath(path)
