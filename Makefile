@@ -59,7 +59,7 @@ quick: $(INSTALLED)
 		--no-loadscope-reorder -m "not slow and not processes" $(QUICK)
 
 slow: $(INSTALLED)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
