@@ -20,7 +20,7 @@ import numpy as np
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.online.ready_samples import ComplexSample, ReadySamples
-from streampack.online.samples import encoded_length
+from streampack.online.samples import encoded_length, encoded_lengths
 from streampack.online.source_slice import Items
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
@@ -75,17 +75,12 @@ class ItemDecoder:
                 ready.append(place, (value if self._is_kept else value.copy(), None, None), length)
                 return
         if self._takes_arrays and self._is_kept and are_integer_rows(values):
-            ready.extend(items, self._lengths(values))
-        else:
-            self.decode_each(items, values, ready)
-
-    def _lengths(self, values: Sequence[Any]) -> Int64Array:
-        """Return the lengths of samples with BOS and EOS; 0: longer than a pack, or empty."""
-        sizes = np.fromiter(map(len, values), np.int64, len(values))
-        fits = sizes <= self._longest
-        if self._adds_ids:
-            sizes[:] = [encoded_length(row, self._packing) if len(row) else 0 for row in values]
-        return np.where(fits, sizes, 0)
+            sizes = np.fromiter(map(len, values), np.int64, len(values))
+            if sizes.all():
+                lengths = encoded_lengths(values, self._packing)
+                ready.extend(items, np.where(sizes <= self._longest, lengths, 0))
+                return
+        self.decode_each(items, values, ready)
 
     def decode_each(self, items: Items, values: Sequence[Any], ready: ReadySamples) -> None:
         """Append items to the samples that are ready, one after another.
@@ -108,8 +103,13 @@ class ItemDecoder:
             if plain is not None:
                 if not self._is_kept and not are_encoded:
                     tokens, labels, mask = plain
-                    plain = tokens.copy(), _copy(labels), _copy(mask)
-                ready.append(place, plain, encoded_length(plain[0], self._packing))
+                    plain = (tokens.copy(), None, None)
+                    if not self._is_bare:
+                        plain = (plain[0], _copy(labels), _copy(mask))
+                length = len(plain[0])
+                if self._adds_ids:
+                    length = encoded_length(plain[0], self._packing)
+                ready.append(place, plain, length)
             elif self._is_kept:
                 ready.append_complex(place, ComplexSample(items.values[index]))
             else:

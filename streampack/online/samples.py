@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,21 @@ def encoded_length(tokens: IntArray, packing: Packing) -> int:
     bos, eos = packing.bos_id, packing.eos_id
     num_added = int(bos is not None and tokens[0] != bos)
     return len(tokens) + num_added + int(eos is not None and tokens[-1] != eos)
+
+
+def encoded_lengths(rows: Sequence[IntArray], packing: Packing) -> Int64Array:
+    """Return `encoded_length` of each row, shape (n,); all have tokens.
+
+    >>> rows = [np.array([1, 5]), np.array([5, 2])]
+    >>> encoded_lengths(rows, Packing(max_seq_len=8, bos_id=1)).tolist()
+    [2, 3]
+    """
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    for special, index in ((packing.bos_id, 0), (packing.eos_id, -1)):
+        if special is not None:
+            found = np.fromiter(map(methodcaller("item", index), rows), np.int64, len(rows))
+            lengths += found != special
+    return lengths
 
 
 def special_ids(packing: Packing) -> tuple[int, int]:

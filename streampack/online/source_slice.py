@@ -170,6 +170,11 @@ class SourceSlice:
         """Number of slices; the nth item of slice p has the number nth * num_parts + p."""
         return self._place.num_parts
 
+    @property
+    def indexed_size(self) -> int | None:
+        """Length of an indexed source, which must not change: its samples would be renumbered."""
+        return len(self._source) if self.has_index else None
+
     def count(self) -> int:
         """Return the number of items in this slice; if unknown, read through it once."""
         known = self.num_items

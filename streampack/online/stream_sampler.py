@@ -67,8 +67,11 @@ class StreamSampler:
         self._stream = stream
         self._name = name
         self._part = part
-        is_kept = part.most_ahead > 1 and stream.tokenizer is None
-        self._decoder = ItemDecoder(stream, packing, is_kept=is_kept)
+        self._is_text = stream.tokenizer is not None
+        self._most_ahead = TEXTS_TOGETHER if self._is_text else part.most_ahead
+        self._decoder = ItemDecoder(
+            stream, packing, is_kept=part.most_ahead > 1 and not self._is_text
+        )
         self.has_index = part.has_index
         self._quota = WorkerQuota()
         self.ready = ReadySamples(has_labels=has_labels)
@@ -164,8 +167,8 @@ class StreamSampler:
 
     def take(self, num: int) -> None:
         """Take the next `num` samples, of which `peek` told the tokens."""
-        by_tokens = self._quota.by_tokens
-        self.amount_taken += sum(map(len, self.ready.tokens[:num])) if by_tokens else num
+        tokens = self.ready.tokens[:num]
+        self.amount_taken += sum(map(len, tokens)) if self._quota.by_tokens else num
         self._position = max(self._position, self.ready.remove(0, num))
 
     def skip(self, error: DataError) -> None:
@@ -200,13 +203,13 @@ class StreamSampler:
 
     def _read(self, *, is_needed: bool) -> bool:
         """Read samples from the source into `ready`; False if there are none, or it may not."""
-        most = TEXTS_TOGETHER if self._stream.tokenizer is not None else self._part.most_ahead
-        if not is_needed and (self._stream.tokenizer is not None or most == 1 or self.ready.tokens):
+        most = self._most_ahead
+        if not is_needed and (self._is_text or most == 1 or self.ready.tokens):
             return False
         if self._quota.amount is not None and not self._quota.by_tokens:
             remaining = self._quota.amount - self._amount_with(len(self.ready))
             most = max(min(most, remaining), 1)
-        if self._stream.tokenizer is not None:
+        if self._is_text:
             return self._read_texts(most)
         items = self._pull(most)
         if items is None:
@@ -289,13 +292,8 @@ class StreamSampler:
             "amount_taken": self.amount_taken,
             "bad": self.num_bad,
             "labels_shifted": self.labels_shifted,
-            "size": self._size,
+            "size": self._part.indexed_size,
         }
-
-    @property
-    def _size(self) -> int | None:
-        """Length of an indexed source, which must not change: its samples would be renumbered."""
-        return len(self._part.source) if self._part.has_index else None  # type: ignore[arg-type]
 
     def is_near(self, sample_pass: int, number: int) -> bool:
         """Whether a sample is cheap to read again: by index, or within `NEAR` items."""
@@ -350,9 +348,9 @@ class StreamSampler:
         wanted = {(pass_, number): (stream, pass_, number) for stream, pass_, number in held}
         if self._has_ended:
             return {}
-        if state["size"] != self._size:
+        if state["size"] != self._part.indexed_size:
             raise DataError(
-                f"stream {self._name!r}: its source has {self._size} samples, but had "
+                f"stream {self._name!r}: its source has {self._part.indexed_size} samples, but had "
                 f"{state['size']} when the state was saved{SAME_SAMPLES}"
             )
         self._check_place(epoch, state["base"], held)
