@@ -270,6 +270,12 @@ class Recipe:
     """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
     chapter: ChapterPlan | None = None
     """The chapter of the run that this is the recipe of; None: the run has epochs."""
+    names: list[str] = field(init=False, repr=False)
+    """Names of the streams."""
+    is_mixed: bool = field(init=False, repr=False)
+    """Whether a pack may hold samples of several streams."""
+    chosen_tokens: int = field(init=False, repr=False)
+    """Tokens that an epoch is expected to take from all streams."""
     shapes: PackShapes = field(init=False, repr=False)
     """The length of each column's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
@@ -284,6 +290,10 @@ class Recipe:
     def __post_init__(self) -> None:
         packing = self.packing.resolved(is_shuffled=bool(self.order.pack_window[0]))
         object.__setattr__(self, "packing", packing)
+        object.__setattr__(self, "names", [stream.name for stream in self.streams])
+        object.__setattr__(self, "is_mixed", self.mixing.batching_method == "random")
+        chosen_tokens = sum([stream.chosen_tokens for stream in self.streams])
+        object.__setattr__(self, "chosen_tokens", chosen_tokens)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
         is_padded = self.mixing.epoch_end == "pad"
         shapes = PackShapes.of(packing, slots, run=self.lane_run, is_padded=is_padded)
@@ -294,29 +304,14 @@ class Recipe:
         """The seed of the sample order; negative for stored order."""
         return self.order.seed if self.order.shuffle else -1
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the streams."""
-        return [stream.name for stream in self.streams]
-
     def key_of(self, number: int) -> int | str:
-        """Return what a stream's order is seeded by: its name, or in runs with epochs its place."""
+        """Return the key of a stream's order: its name, or in runs with epochs its place."""
         return number if self.chapter is None else self.streams[number].name
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether a pack may hold samples of several streams."""
-        return self.mixing.batching_method == "random"
 
     @property
     def num_columns(self) -> int:
         """Columns per lane: one if packs mix streams, otherwise one per stream."""
         return 1 if self.is_mixed else len(self.streams)
-
-    @property
-    def chosen_tokens(self) -> int:
-        """Tokens that an epoch is expected to take from all streams."""
-        return sum(stream.chosen_tokens for stream in self.streams)
 
     @property
     def packs_per_carry_epoch(self) -> int:
@@ -333,10 +328,9 @@ class Recipe:
         num_packs, num_samples = self.order.pack_window
         if not num_packs:
             return 0, 0
-        numbers = range(len(self.streams)) if self.is_mixed else [column]
-        chosen = sum(self.streams[number].chosen_tokens for number in numbers)
+        chosen = self.chosen_tokens if self.is_mixed else self.streams[column].chosen_tokens
         share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
-        in_pass = sum(self._samples_in(number, lane) for number in numbers)
+        in_pass = sum([self._samples_in(number, lane) for number in self.streams_in(column)])
         num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[column])
         return max(num_packs, 1), max(min(int(num_samples * share), in_pass), 1)
 
@@ -347,7 +341,7 @@ class Recipe:
         half a shuffle block and one pass.
         """
         numbers = self.streams_in(column)
-        in_pass = sum(self._samples_in(number, lane) for number in numbers)
+        in_pass = sum([self._samples_in(number, lane) for number in numbers])
         _, num_samples = self.window(lane, column)
         half_block = -(-self.order.block_size // 2)
         return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
