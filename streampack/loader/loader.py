@@ -146,9 +146,10 @@ class PackedDataLoader:
         # Not in iter(): trainers may call it on a single rank and discard the iterator.
         if not self._has_checked:
             dataset = self.dataset
-            logger.info("%r: digest %s", dataset, dataset.digest)
+            if logger.isEnabledFor(logging.INFO):
+                logger.info("%r: digest %s", dataset, dataset.digest)
             if self._checks_ranks:
-                compare_ranks(self._loading.engine.rank_view(), dataset.world)
+                compare_ranks(self._loading.engine.rank_view, dataset.world)
             self._has_checked = True
         yield from batches
 

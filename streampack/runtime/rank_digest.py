@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -45,14 +45,14 @@ def digest_of(values: Any) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def check_ranks(view: RankView, world: World) -> None:
+def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
     """Compare the inputs to planning over all ranks of torch's process group; all must call it.
 
     Nothing is compared if torch.distributed is not initialised, if `world` differs from the process
     group (as in an evaluation on one rank), or outside the main thread.
 
     Args:
-        view: This rank's inputs to planning.
+        get_view: Returns this rank's inputs to planning; called only where they are compared.
         world: This rank among those that share the data.
 
     Raises:
@@ -62,6 +62,7 @@ def check_ranks(view: RankView, world: World) -> None:
     others = other_ranks(world)
     if others < 1 or threading.current_thread() is not threading.main_thread():
         return
+    view = get_view()
     compared = {
         "streams": [[each["index"], each["lengths"]] for each in view["streams"]],
         "recipe": view["recipe"],
