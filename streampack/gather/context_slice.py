@@ -22,7 +22,8 @@ Who cuts alike (file and name):
   transformer_engine/common/fused_attn/context_parallel.cu, which Megatron-LM's
   ``get_sft_batch_on_this_cp_rank`` calls.
 
-A segment that a chunk cuts is read as two segments are: only the tokens inside, and the one behind.
+A segment that a chunk cuts becomes a shorter segment of the same sample. So the gather reads only
+the tokens inside the chunk, and the one behind them for the last label.
 
 Cost: 15 us per gather of 300 segments.
 """
