@@ -200,9 +200,7 @@ def _fill_slices(
 ) -> list[Batch]:
     """Return the native tensors of shape (B, S / n) of each batch."""
     arrays, parts = room
-    num_rows, slots = rows.tokens.shape
-    pieces = _pieces_of(rows, packs, context)
-    framed = (num_rows // context.frame_rows, slots * context.frame_rows)
+    pieces, framed = _pieces_of(rows, packs, context), context.framed(rows.tokens.shape)
     labels = NO_LABELS if rows.labels is None else rows.labels.reshape(framed)
     out: Any = tuple(array.reshape(framed) for array in arrays)
     fill_slices(

@@ -75,7 +75,7 @@ def context_slice(
         return None
     bare = convert.func if isinstance(convert, partial) else convert
     is_flat = bare is to_torchtitan_flat and not world.context_layout.endswith("per_document")
-    context = ContextSlice.of(world, batch_size if is_flat else 1)
+    context = ContextSlice.of(world, batch_size * packing.max_seq_len if is_flat else None)
     _check_format(world, convert)
     if context is not None:
         _check_chunks(context, packing)

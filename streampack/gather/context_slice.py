@@ -75,11 +75,12 @@ class ContextSlice:
     """Number of slices of a row, at least 2."""
     layout: ContextLayout = "zigzag"
     """How rows are cut."""
-    frame_rows: int = 1
-    """Rows that are cut as one: 1, or those of a batch where its format makes one row of them."""
+    frame_tokens: int | None = None
+    """Slots that are cut as one: those of a batch, where its format makes one row of them. None:
+    those of a row."""
 
     @staticmethod
-    def of(world: World, frame_rows: int = 1) -> ContextSlice | None:
+    def of(world: World, frame_tokens: int | None = None) -> ContextSlice | None:
         """Return the share of a rank; None if its rows stay whole."""
         if world.context_parallel == 1:
             return None
@@ -87,8 +88,22 @@ class ContextSlice:
             rank=world.context_rank,
             num_ranks=world.context_parallel,
             layout=world.context_layout,
-            frame_rows=frame_rows,
+            frame_tokens=frame_tokens,
         )
+
+    def frame_rows(self, row_tokens: int) -> int:
+        """Return the rows of this many slots that are cut as one."""
+        return (self.frame_tokens or row_tokens) // row_tokens
+
+    def framed(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the shape of slices of rows with a frame in each row.
+
+        >>> ContextSlice(rank=0, num_ranks=2, frame_tokens=24).framed((6, 4))
+        (2, 12)
+        """
+        num_rows, slots = shape
+        frame_rows = self.frame_rows(slots * self.num_ranks)
+        return num_rows // frame_rows, slots * frame_rows
 
     @property
     def num_chunks(self) -> int:
@@ -113,7 +128,9 @@ class ContextSlice:
             num_rows: Rows of the batch.
         """
         if not self.is_per_document:
-            return _chunks_of_frames(self, num_rows // self.frame_rows, int(cu_seqlens[-1])).copy()
+            num_slots = int(cu_seqlens[-1])
+            frame_tokens = self.frame_tokens or num_slots // num_rows
+            return _chunks_of_frames(self, num_slots // frame_tokens, num_slots).copy()
         return self._chunks(cu_seqlens.astype(np.int64))
 
     def _chunks(self, edges: Int64Array) -> Int64Array:
@@ -128,17 +145,18 @@ class ContextSlice:
 
         Args:
             packs: The plan of these rows.
-            num_rows: Rows, a multiple of `frame_rows`.
+            num_rows: Rows, a multiple of those that are cut as one.
             row_tokens: Slots of a whole row.
             multiple: Each segment takes a multiple of this many slots.
         """
-        num_units, num_frames = len(packs.segments) + num_rows, num_rows // self.frame_rows
+        frame_rows = self.frame_rows(row_tokens)
+        num_units, num_frames = len(packs.segments) + num_rows, num_rows // frame_rows
         num_spans = num_units if self.is_per_document else num_frames
         rows = np.empty((num_units + self.num_chunks * num_spans, kernels.PIECE_COLUMNS), np.int64)
         ends = np.zeros(num_frames, np.int64)
         kernels.cut_rows(
             (np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)),
-            (row_tokens, multiple, self.frame_rows),
+            (row_tokens, multiple, frame_rows),
             (self.rank, self.num_chunks, self.num_parts, self.is_per_document),
             np.empty((num_units, kernels.UNIT_COLUMNS), np.int64),
             rows,

@@ -128,7 +128,9 @@ class Gatherer:
             DataError: If a segment is not in its stream, its bytes are outside its shard, a value
                 does not fit in int32, or it is ambiguous whether labels are shifted.
         """
-        packs, slots = self._own(packs, num_rows)
+        shape = (num_rows, self.row_tokens)
+        tokens = np.empty(shape, self.dtype) if out is None else out
+        packs, slots = self._own(packs, tokens)
         segments = np.ascontiguousarray(packs.segments, np.int64)
         ends = np.ascontiguousarray(packs.ends, np.int64)
         rows = np.empty(len(segments), np.int64)
@@ -136,8 +138,6 @@ class Gatherer:
         if bad >= 0:
             raise self._error(segments[bad], kernels.BAD_SAMPLE)
         mapped.check_uncut(rows)
-        shape = (num_rows, self.row_tokens)
-        tokens = np.empty(shape, self.dtype) if out is None else out
         next_tokens = np.empty(len(segments), np.int64)
         reading = (segments, ends, mapped.rows, rows, self._options)
         found, framed = kernels.room_for(len(segments)), self._framed(tokens)
@@ -167,21 +167,24 @@ class Gatherer:
             context=self._context,
         )
 
-    def _own(self, packs: Packs, num_rows: int) -> tuple[Packs, Int64Array]:
+    def _own(self, packs: Packs, tokens: IntArray) -> tuple[Packs, Int64Array]:
         """Return the segments to read, and the slot of each in its row if it is a slice's."""
         if self._context is None:
             return packs, NO_SLOTS
-        packing = self._packing
-        multiple = packing.pad_to_multiple or 1
+        num_rows, slots = tokens.shape
         pieces = self._context.pieces(
-            packs, num_rows=num_rows, row_tokens=packing.max_seq_len, multiple=multiple
+            packs,
+            num_rows=num_rows,
+            row_tokens=slots * self._context.num_ranks,
+            multiple=self._packing.pad_to_multiple or 1,
         )
         return pieces.to_read(packs)
 
     def _framed(self, rows: IntArray) -> IntArray:
         """Return rows that are cut as one as one row."""
-        frame_rows = self._context.frame_rows if self._context else 1
-        return rows.reshape(len(rows) // frame_rows, frame_rows * self.row_tokens)
+        if self._context is None:
+            return rows
+        return rows.reshape(self._context.framed(rows.shape))
 
     def _lookup(self) -> ShardLookup:
         lookup = self._shards

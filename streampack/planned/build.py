@@ -243,7 +243,7 @@ def build_recipe(
         lane_run=lane_run,
         global_batch_size=global_batch_size,
     )
-    check_pack_lengths(recipe, spec.batch_size, spec.world)
+    check_pack_lengths(recipe, spec.batch_size)
     check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(

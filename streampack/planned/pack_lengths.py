@@ -16,7 +16,6 @@ import math
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.plan import Recipe
-from streampack.world import World
 
 
 def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
@@ -39,13 +38,12 @@ def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
     return slots
 
 
-def check_pack_lengths(recipe: Recipe, batch_size: int, world: World) -> None:
+def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
     """Check that each device batch holds whole packs of one length.
 
     Args:
         recipe: Determines the sequence.
         batch_size: Slots of a device batch in this world.
-        world: The ranks.
 
     Raises:
         ConfigError: If one does not. Names values that work.
@@ -61,11 +59,6 @@ def check_pack_lengths(recipe: Recipe, batch_size: int, world: World) -> None:
             f"{own} needs batches of one stream, but batching_method={method!r} mixes streams in a "
             "batch; set batching_method to 'device_per_stream' or 'per_stream', or leave the "
             "stream's max_seq_len out"
-        )
-    if world.context_parallel > 1:
-        raise ConfigError(
-            f"{own} and World(context_parallel={world.context_parallel}) cannot be combined: ranks "
-            "slice rows of one length; leave out one of them"
         )
     _check_batch_size(recipe, batch_size, math.lcm(*slots), own)
     _check_ends(recipe)

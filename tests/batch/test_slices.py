@@ -106,10 +106,10 @@ def test_rows_that_do_not_divide_are_refused(layout, num_ranks, packing, message
 
 
 def test_torchtitans_one_row_is_cut_as_one():
-    for convert, frame_rows in ((to_torchtitan_flat, 3), (to_torchtitan, 1), (to_native, 1)):
+    for convert, frame_tokens in ((to_torchtitan_flat, 48), (to_torchtitan, None)):
         context = context_slice(WORLD, PACKING, convert, 3)
         assert context is not None
-        assert context.frame_rows == frame_rows
+        assert context.frame_tokens == frame_tokens
 
 
 def test_rows_divide_even_where_the_batch_is_cut_as_one():

@@ -330,6 +330,32 @@ def test_a_slice_takes_its_share_of_the_memory_bounds(written):
     assert (own.batch_tokens, whole.batch_tokens) == (64, 128)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", ["native", "compact", "torchtitan_flat"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name, num_workers):
+    options = {
+        "weights": [{}, {"max_seq_len": 192}],
+        "packing": {"pad_to_multiple": 8},
+        "mixing": {"batching_method": "device_per_stream"},
+        "batch_size": 6,
+    }
+    whole = list(conformance.make(written["int32"], **options))
+    assert {batch["tokens"].shape for batch in whole} == {(6, 64), (2, 192)}
+    for rank, world in enumerate(context_worlds(4, layout)):
+        own = conformance.make(written["int32"], world=world, batch_format=name, **options)
+        for batch, expected in zip(
+            PackedDataLoader(own, num_workers=num_workers), whole, strict=True
+        ):
+            plain = cut(expected, layout, 4, rank, flat=name == "torchtitan_flat")
+            if name == "torchtitan_flat":
+                assert torch.equal(batch[0]["input"], plain["tokens"].flatten())
+                assert torch.equal(batch[1], plain["labels"].flatten())
+                continue
+            native = expand(batch) if name == "compact" else batch
+            assert all(torch.equal(native[key], plain[key]) for key in PER_TOKEN)
+
+
 def test_statistics_count_whole_rows_once_for_the_ranks_that_share_them(written):
     def stats(world: World) -> dict[str, Any]:
         loader = PackedDataLoader(conformance.make(written["int32"], world=world))

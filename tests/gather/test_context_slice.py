@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ def planned(draw: st.DrawFn) -> tuple[ContextSlice, Packs, dict[str, int]]:
         rank=draw(st.integers(0, num_ranks - 1)),
         num_ranks=num_ranks,
         layout=layout,
-        frame_rows=frame_rows,
     )
     multiple = context.num_parts if context.is_per_document else draw(st.sampled_from([1, 2]))
     row_tokens = 2 * context.num_parts * draw(st.integers(1, 4))
+    if frame_rows > 1:
+        context = replace(context, frame_tokens=frame_rows * row_tokens)
     num_rows = frame_rows * draw(st.integers(1, 3))
     segments, ends = [], []
     for _ in range(draw(st.integers(0, num_rows))):
@@ -71,7 +73,7 @@ def named_slots(packs: Packs, num_rows: int, row_tokens: int, multiple: int) -> 
 def test_pieces_are_the_slots_that_trainers_give_the_rank(case):
     context, packs, sizes = case
     named, edges = named_slots(packs, **sizes)
-    frame = sizes["row_tokens"] * context.frame_rows
+    frame = context.frame_tokens or sizes["row_tokens"]
     wanted = slots(context.layout, context.num_ranks, context.rank, edges, frame)
 
     pieces = context.pieces(packs, **sizes)
@@ -95,7 +97,7 @@ def test_segments_to_read_are_the_tokens_of_the_pieces(case):
 
     rows = context.pieces(packs, **sizes).rows
     assert read.segments[:, LENGTH].tolist() == [n for n in rows[:, 2].tolist() if n > 0]
-    assert len(read.ends) == sizes["num_rows"] // context.frame_rows
+    assert len(read.ends) == sizes["num_rows"] // context.frame_rows(sizes["row_tokens"])
     assert len(at) == len(read.segments) == (read.ends[-1] if len(read.ends) else 0)
 
 

@@ -215,7 +215,7 @@ def test_slices_of_rows_hold_their_part_of_the_tokens_and_labels(
     expected = plain_rows(packs, packing, num_rows)
     frame = ROW_TOKENS * frame_rows
     for rank in range(num_ranks):
-        context = ContextSlice(rank=rank, num_ranks=num_ranks, layout=layout, frame_rows=frame_rows)
+        context = ContextSlice(rank=rank, num_ranks=num_ranks, layout=layout, frame_tokens=frame)
         rows = Gatherer(streams, packing, context).gather(packs, num_rows)
         own = slots(layout, num_ranks, rank, [0, ROW_TOKENS * num_rows], frame)
         assert rows.tokens.shape == (num_rows, ROW_TOKENS // num_ranks)
