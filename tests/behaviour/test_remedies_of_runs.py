@@ -45,7 +45,7 @@ from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
 from tests.helpers.words import words
 
 COMPLETE = ("loader/loader.py", "planned/dataset.py", "plan/pack_queue.py", "online/loading.py")
-COMPLETE += ("online/samples.py", "online/state.py")
+COMPLETE += ("online/samples.py", "online/state.py", "planned/pack_lengths.py")
 COMPLETE += ("write/chat.py", "write/chat_spans.py", "write/lengths.py")
 State = dict[str, Any]
 
@@ -92,6 +92,37 @@ def without(state: State, key: str) -> State:
     return {name: value for name, value in state.items() if name != key}
 
 
+def of_lengths(
+    folder: Path,
+    max_seq_len: int = 64,
+    *,
+    state: State | None = None,
+    mixing: dict[str, Any] | None = None,
+    **options: Any,
+) -> PackedStreamingDataset:
+    """Deliver an epoch, or the rest of one, of two streams with packs of different lengths."""
+    dataset = PackedStreamingDataset(
+        [
+            Stream(local=mds(folder)),
+            Stream(local=mds(folder, "input_ids"), max_seq_len=max_seq_len),
+        ],
+        packing=options.pop("packing", PACKING),
+        mixing=Mixing(**{"batching_method": "device_per_stream", **(mixing or {})}),
+        **{"batch_size": 4, "world": World(), **options},
+    )
+    if state is not None:
+        dataset.load_state_dict(state)
+    assert list(dataset)
+    return dataset
+
+
+def begun(folder: Path, **options: Any) -> State:
+    """Return the state at the start of such a run."""
+    dataset = of_lengths(folder, **options)
+    dataset.set_epoch(0)
+    return dataset.state_dict()
+
+
 UNCHANGED = r"state_dict\(\)"
 EACH = Mixing(batching_method="per_stream", global_batch_size=2)
 CARRY = Mixing(epoch_end="carry", global_batch_size=2)
@@ -135,6 +166,65 @@ STATES = {
         lambda folder, *sizes: [
             resume(folder, saved(folder, 3), batch_size=int(size)) for size in sizes
         ],
+    ),
+    "a pack that is not a multiple": Remedy(
+        lambda folder: of_lengths(folder, 40),
+        r"max_seq_len=40 .*; set it to (\d+) or (\d+), or leave it out",
+        lambda folder, *sizes: [
+            of_lengths(folder, int(size), batch_size=6) for size in (*sizes, 16)
+        ],
+    ),
+    "longer packs in batches of several streams": Remedy(
+        lambda folder: of_lengths(folder, mixing={"batching_method": "random"}),
+        r"'random' .* to '(\w+)' or '(\w+)', or leave the stream's max_seq_len out",
+        lambda folder, *methods: [
+            of_lengths(folder, mixing={"batching_method": method}) for method in methods
+        ],
+    ),
+    "longer packs and slices of rows": Remedy(
+        lambda folder: of_lengths(
+            folder, world=World(num_ranks=2, replication=2, context_parallel=2)
+        ),
+        r"(context_parallel)=2\) cannot be combined.*; leave out one of them",
+        lambda folder, _: of_lengths(folder, world=World(num_ranks=2, replication=2)),
+    ),
+    "a pack that is longer than a device batch": Remedy(
+        lambda folder: of_lengths(folder, batch_size=6),
+        r"begin the run with batch_size=(\d+), or shorten",
+        lambda folder, size: [of_lengths(folder, batch_size=int(size)), of_lengths(folder, 32)],
+    ),
+    "global batches of one stream that are not whole runs": Remedy(
+        lambda folder: of_lengths(
+            folder,
+            state=begun(folder, batch_size=8, mixing={"batching_method": "per_stream"}),
+            mixing={"batching_method": "per_stream", "global_batch_size": 12},
+        ),
+        r"global_batch_size=12 to be a multiple of .*batch_size=8; set it to (\d+)",
+        lambda folder, size: of_lengths(
+            folder,
+            state=begun(folder, batch_size=8, mixing={"batching_method": "per_stream"}),
+            mixing={"batching_method": "per_stream", "global_batch_size": int(size)},
+        ),
+    ),
+    "a world whose batches would mix lengths": Remedy(
+        lambda folder: of_lengths(folder, state=begun(folder, batch_size=8), batch_size=16),
+        r"divisor of .*=8; set it to (\d+) or (\d+), on any number of ranks",
+        lambda folder, *sizes: [
+            of_lengths(folder, state=begun(folder, batch_size=8), batch_size=int(size))
+            for size in sizes
+        ],
+    ),
+    "an end that drops a whole stream of longer packs": Remedy(
+        lambda folder: of_lengths(folder, batch_size=16, mixing={"epoch_end": "drop"}),
+        r"set epoch_end to '(\w+)' or '(\w+)', or raise its share",
+        lambda folder, *ends: [
+            of_lengths(folder, mixing={"epoch_end": end, "global_batch_size": 4}) for end in ends
+        ],
+    ),
+    "other lengths of streams' packs": Remedy(
+        lambda folder: of_lengths(folder, 32, state=begun(folder)),
+        r"=\[16, (\d+)\], .* resume with the max_seq_len of each Stream",
+        lambda folder, size: of_lengths(folder, int(size), state=begun(folder)),
     ),
     "a global batch that does not divide the position": Remedy(
         lambda folder: resume(folder, saved(folder, 3), mixing=Mixing(global_batch_size=2)),
