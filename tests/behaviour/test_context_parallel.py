@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ from streampack import (
     Balance,
     BucketedIterableDataset,
     Bucketing,
+    Chapter,
     ConfigError,
     IterableStream,
     PackedDataLoader,
@@ -354,6 +356,33 @@ def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name, 
                 continue
             native = expand(batch) if name == "compact" else batch
             assert all(torch.equal(native[key], plain[key]) for key in PER_TOKEN)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", ["native", "torchtitan_flat"])
+def test_rows_of_chapters_are_cut_each_by_its_own_length(written, name, num_workers):
+    packing = Packing(max_seq_len=64, pad_to_multiple=8)
+    chapters = [
+        Chapter(weights={"s0": 1, "s1": 1}, steps=3),
+        Chapter(
+            weights={"s0": 1, "s1": 0},
+            steps=2,
+            packing=replace(packing, max_seq_len=128),
+            batch_size=2,
+        ),
+    ]
+    options = {"chapters": chapters, "batch_size": 4, "mixing": {"global_batch_size": 4}}
+    options["packing"] = {"pad_to_multiple": 8}
+    whole = list(PackedDataLoader(conformance.make(written["int32"], **options)))
+    assert {batch["tokens"].shape for batch in whole} == {(4, 64), (2, 128)}
+    for rank, world in enumerate(context_worlds(4)):
+        own = conformance.make(written["int32"], world=world, batch_format=name, **options)
+        for batch, expected in zip(
+            PackedDataLoader(own, num_workers=num_workers), whole, strict=True
+        ):
+            plain = cut(expected, "zigzag", 4, rank, flat=name == "torchtitan_flat")
+            tokens = batch["tokens"] if name == "native" else batch[0]["input"]
+            assert torch.equal(tokens.flatten(), plain["tokens"].flatten())
 
 
 def test_statistics_count_whole_rows_once_for_the_ranks_that_share_them(written):
