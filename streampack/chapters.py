@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from streampack._checks import (
     is_weight,
@@ -28,6 +28,8 @@ from streampack._checks import (
 )
 from streampack.config import Packing
 from streampack.errors import ConfigError
+
+OnExhausted: TypeAlias = Literal["substitute", "end", "error"]
 
 # Fields of Packing that may differ between chapters.
 SHAPES = (

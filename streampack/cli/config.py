@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streampack._paths import local_path
 from streampack.balance import Within
+from streampack.chapters import OnExhausted
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.world import ContextLayout
@@ -77,6 +78,10 @@ class StreamConfig(BaseModel):
     """Tokens per pack of this stream; None: those of `packing`. Needs batches of one stream."""
     shards: tuple[int | None, int | None] | None = None
     """The first shard to use and one past the last, such as [0, 10] or [10, null]; None: all."""
+    max_passes: float | None = None
+    """Passes through it that a run of chapters may use; None: any number."""
+    on_exhausted: OnExhausted = "substitute"
+    """What happens then: others take its place, the run ends before, or it is refused."""
     check_remote: bool = False
     """Fetch index.json again at every start, and refuse a cache of another version of it."""
     check_dtypes: bool = True

@@ -215,6 +215,8 @@ class PackQueue:
             num_samples += len(rows)
             if num_packs >= self._max_packs or num_samples >= self._max_samples:
                 break
+        if len(before):
+            return Packs.join(chunks), 1, num_samples + len(before)
         return Packs.join(chunks), len(chunks), num_samples
 
     def _pack_together(self) -> tuple[Packs, int, int]:
@@ -233,11 +235,13 @@ class PackQueue:
                 break
         segments = np.concatenate(chunks)
         # As for the shuffle, a window may be smaller than a chunk.
-        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
+        num_chunks = 1 if len(before) else len(chunks)
+        num_samples += len(before)
+        num_windows = -(-num_samples // self._packing_window) if num_chunks == 1 else 1
         packs = [self._packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
         if self.is_complete:
             packs.append(self._packer.flush())
-        return Packs.join(packs), len(chunks), num_samples
+        return Packs.join(packs), num_chunks, num_samples
 
     def _order_of(self, num_packs: int, num_windows: int) -> Int64Array:
         """Return the order in which the next packs leave, shape (num_packs,)."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import TypeVar
 
@@ -53,6 +54,10 @@ class PlanStream:
     shard_tokens: Int64Array | None = None
     """Tokens that each shard delivers in total, shape (num_shards,). None: computed from the
     lengths."""
+    max_passes: Fraction | None = None
+    """Passes that a run of chapters may use in a lane; None: any number."""
+    on_exhausted: str = "substitute"
+    """What happens then: "substitute", "end" or "error"."""
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block before their lengths are needed. None: all are known."""
     slots_per_pack: int = 1
@@ -200,6 +205,29 @@ class LaneStream:
         if block != self._prepared:
             prepare(self.shards_in(block))
             self._prepared = block
+
+    def tokens_in_pass(self) -> int:
+        """Return the tokens of the lane's part of one pass."""
+        if self._passes is None:
+            return 0
+        tokens = self._passes.tokens_in_pass()
+        return tokens if self._shares is not None else tokens // self._num_lanes
+
+    @property
+    def samples_in_pass(self) -> int:
+        """Samples of one pass that lie in this lane, rounded up."""
+        if self._passes is None:
+            return 0
+        num_samples = self._passes.num_samples
+        return num_samples if self._shares is not None else -(-num_samples // self._num_lanes)
+
+    @property
+    def most_samples(self) -> int:
+        """Samples that a run of chapters may draw here."""
+        if self.stream.max_passes is None or self._passes is None:
+            return MAX_CURSOR
+        most = int(self.stream.max_passes * self._passes.num_samples)
+        return most if self._shares is not None else most // self._num_lanes
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
         """Cache the result of `find_tokens` for the epoch that begins there."""

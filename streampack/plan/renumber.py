@@ -98,10 +98,13 @@ class Renumbering:
         served[:, new] = place.served[:, old]
         lags, owed = first.schedule.lags.copy(), first.schedule.owed.copy()
         lags[new], owed[:, new] = place.schedule.lags[old], place.schedule.owed[:, old]
+        limits = first.limits.copy()
+        limits[:, new] = place.limits[:, old]
         turn: Int64Array = place.turn
         return WalkPlace(
             slot=place.slot,
             served=served,
             turn=turn,
             schedule=SchedulePlace(slot=place.schedule.slot, lags=lags, owed=owed),
+            limits=limits,
         )

@@ -20,6 +20,7 @@ from streampack.mix import SchedulePlace
 from streampack.mix.schedule import OWED_STEP
 from streampack.plan.device import expected_packs
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_limits import first_limits, limits_after
 from streampack.plan.slots import ENDLESS, PIECE, TURN, SlotWalker, WalkPlace
 from streampack.rng import random_bits
 from streampack.types import Int64Array
@@ -80,6 +81,7 @@ def first_place(recipe: Recipe) -> WalkPlace:
         served=np.zeros((num_lanes, recipe.num_columns), np.int64),
         turn=np.array([num_lanes - 1, 0, -1, 0, -1], np.int64),
         schedule=schedule,
+        limits=first_limits(recipe),
     )
 
 
@@ -91,7 +93,8 @@ def place_after(end: WalkPlace, before: Recipe, after: Recipe) -> WalkPlace:
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
         schedule = SchedulePlace(lags=lags, owed=schedule.owed.copy())
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)
-    return WalkPlace(slot=0, served=end.served.copy(), turn=turn, schedule=schedule)
+    limits = limits_after(end.limits, end.served, before, after)
+    return WalkPlace(slot=0, served=end.served.copy(), turn=turn, schedule=schedule, limits=limits)
 
 
 def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
@@ -115,13 +118,14 @@ def choice_tokens(recipe: Recipe) -> int:
 def make_walker(recipe: Recipe, start: WalkPlace) -> SlotWalker:
     """Return a walk over the slots of a chapter; columns without a share are empty."""
     walker = SlotWalker(recipe, 0, expected_packs(recipe), _extend_nothing, start)
-    set_endless(walker, recipe)
+    set_ends(walker, recipe, start)
     return walker
 
 
-def set_endless(walker: SlotWalker, recipe: Recipe) -> None:
-    """Note that no column ends, except for those that are always empty."""
-    walker.known[:] = ENDLESS
+def set_ends(walker: SlotWalker, recipe: Recipe, start: WalkPlace) -> None:
+    """Note where columns end: at their limits, or before they begin if they have no share."""
+    walker.known[:] = start.limits
+    walker.complete[:] = start.limits < ENDLESS
     for lane, column in np.ndindex(*walker.known.shape):
         if not recipe.is_used(lane, column):
             walker.known[lane, column] = 0

@@ -100,6 +100,7 @@ class RunPackQueue(PackQueue):
             self._pack_again(rest)
         elif recipe.is_mixed and self._has_changed():
             self._pack_again(no_segments())
+        self.is_complete = False
         self.num_moves += 1
 
     def _has_changed(self) -> bool:

@@ -20,11 +20,14 @@ from fractions import Fraction
 
 import numpy as np
 
+from streampack.errors import DataError
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places
 from streampack.mix.schedule import SCALE
-from streampack.plan.recipe import LaneStream, Recipe
+from streampack.plan.recipe import MAX_CURSOR, LaneStream, Recipe
 from streampack.plan.sample_order import LOOKAHEAD, SPARE, Blocks
 from streampack.types import Int64Array
+
+LEAST_CHUNK = 32  # samples of one stream that are drawn together, however few there are
 
 
 class RunSamples:
@@ -43,6 +46,10 @@ class RunSamples:
         self._cursors = np.zeros(len(self._streams), np.int64)
         # By samples: what each stream is due, in 1 / SCALE of a draw. By tokens: deficits.
         self._due = np.zeros(len(self._streams), np.int64)
+        self._most = np.array([stream.most_samples for stream in self._streams])
+        # Of one stream, no more than a pass: what is planned at an edge is packed again together.
+        in_pass = self._streams[0].samples_in_pass
+        self._chunk_size = min(CHUNK, max(in_pass, LEAST_CHUNK))
         self._chunk = 0
         self.part = Fraction(0)
         """The fraction of the chapter that is planned."""
@@ -57,7 +64,14 @@ class RunSamples:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4)."""
         part = self.part
         if len(self._streams) == 1:
-            counts, places = np.array([CHUNK]), np.arange(CHUNK)
+            counts = np.minimum(self._left(), self._chunk_size)
+            places = np.arange(counts[0])
+        elif not self._left().any():
+            names = [stream.stream.name for stream in self._streams]
+            raise DataError(
+                f"streams {names}: lane {self._lane} has used all of them as often as max_passes "
+                "allows; shorten the run, or raise max_passes"
+            )
         elif self._recipe.mixing.weight_unit == "samples":
             counts = self._count(self._shares(part))
             place = ("run", self._lane)
@@ -81,12 +95,20 @@ class RunSamples:
         chapter = self._recipe.chapter
         shares = chapter.shares_at(part) if chapter else []
         pairs = zip(self._streams, shares, strict=True)
-        own = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
+        left = self._left()
+        own = [
+            share if not stream.is_empty and left[number] else Fraction(0)
+            for number, (stream, share) in enumerate(pairs)
+        ]
         whole = sum(own)
         own = [share / whole for share in own] if whole else own
-        if chapter and chapter.begin == chapter.end:
+        if chapter and chapter.begin == chapter.end and (self._most == MAX_CURSOR).all():
             self._fixed = own
         return own
+
+    def _left(self) -> Int64Array:
+        """Return the samples of each stream that may still be drawn, shape (num_streams,)."""
+        return np.maximum(self._most - self._cursors, 0)
 
     def _count(self, shares: Sequence[Fraction]) -> Int64Array:
         """Return how often each stream is drawn in the next chunk, shape (num_streams,)."""
@@ -94,16 +116,21 @@ class RunSamples:
         counts = np.zeros(len(shares), np.int64)
         if not active:
             return counts
-        due = [int(share * CHUNK * SCALE) for share in shares]
-        due[active[0]] += CHUNK * SCALE - sum(due)
+        left = self._left()
+        # A chunk ends where a stream does.
+        size = min(CHUNK, *(int(left[n] / shares[n]) for n in active))
+        size = max(size, 1)
+        due = [int(share * size * SCALE) for share in shares]
+        due[active[0]] += size * SCALE - sum(due)
         self._due += np.array(due)
         counts[active] = np.maximum(self._due[active] // SCALE, 0)
-        while missing := CHUNK - int(counts.sum()):
+        while missing := size - int(counts.sum()):
             rest = self._due - counts * SCALE
             if missing > 0:
                 counts[max(active, key=rest.__getitem__)] += 1
             else:
                 counts[min(np.flatnonzero(counts).tolist(), key=rest.__getitem__)] -= 1
+        counts = np.minimum(counts, left)
         self._due -= counts * SCALE
         return counts
 
@@ -117,8 +144,8 @@ class RunSamples:
         ]
         most = max(*rates, 1e-9)
         looks = [
-            min(LOOKAHEAD, int(LOOKAHEAD * rate / most * 1.25) + SPARE) if share else 0
-            for rate, share in zip(rates, scaled.tolist(), strict=True)
+            min(LOOKAHEAD, int(LOOKAHEAD * rate / most * 1.25) + SPARE, left) if share else 0
+            for rate, share, left in zip(rates, scaled.tolist(), self._left().tolist(), strict=True)
         ]
         lengths = [
             recipe.weigh(stream.take(int(cursor), look).lengths) if look else np.zeros(0, np.int64)
@@ -126,7 +153,8 @@ class RunSamples:
         ]
         ends = np.cumsum([len(of_stream) for of_stream in lengths])
         nexts = ends - np.array(looks)
-        finished = (scaled == 0).astype(np.int64)
+        is_all = (scaled == 0) | (np.array(looks) == self._left())
+        finished = is_all.astype(np.int64)
         out = np.empty(CHUNK, np.int64)
         num_draws = draw_by_tokens(
             scaled, self._due, np.concatenate(lengths), ends, nexts, finished, out

@@ -25,7 +25,7 @@ from streampack.plan.device import (
     touched_lanes,
 )
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan, set_endless
+from streampack.plan.run_plan import RunPlan, set_ends
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
@@ -67,7 +67,7 @@ class ChapterSequence(EpochSequence):
         self._is_carry = True
         self._columns = columns
         self._walk = SlotWalker(recipe, 0, expected_packs(recipe), self._extend_column, start)
-        set_endless(self._walk, recipe)
+        set_ends(self._walk, recipe, start)
         # A place inside a chapter begins a visit to a lane, or lies in one.
         self._own_lanes = lanes_of(recipe, view, run.start(chapter), position)
         num_slots = run.num_slots(chapter)

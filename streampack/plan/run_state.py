@@ -35,7 +35,7 @@ from streampack.mix import SchedulePlace
 from streampack.mix.schedule import OWED_STEP
 from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.slots import WalkPlace
+from streampack.plan.slots import ENDLESS, WalkPlace
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.plan.state import STATE_VERSION, Progress
 from streampack.types import State
@@ -93,7 +93,8 @@ def run_fingerprint(
         for number, (stream, digest) in enumerate(zip(first.streams, digests, strict=True))
         if any(recipe.chapter and recipe.chapter.uses(number) for recipe in recipes)
     }
-    return {"streams": streams, **packing, **mixing, **order}
+    limits = {s.name: str(s.max_passes) for s in first.streams if s.max_passes is not None}
+    return {"streams": streams, **packing, **mixing, **order, "max_passes": limits}
 
 
 def chain(run: RunPlan, chapter: int) -> str:
@@ -251,7 +252,8 @@ def place_as_text(place: WalkPlace) -> str:
     # Lanes get nearly the same of each stream, so differences between them are small.
     base = place.served.min(axis=0)
     parts = [place.turn, np.array([place.slot, *place.served.shape]), base]
-    parts += [(place.served - base).ravel()]
+    left = np.where(place.limits < ENDLESS, place.limits - place.served, -1)
+    parts += [(place.served - base).ravel(), left.ravel()]
     if place.schedule is not None:
         owed = place.schedule.owed
         rounded = owed >> OWED_STEP
@@ -282,7 +284,8 @@ def text_as_place(text: Any, recipe: Recipe, num_streams: int) -> WalkPlace | No
         turn, slot, shape = numbers[:5], int(numbers[5]), tuple(numbers[6:8].tolist())
         base, deltas = numbers[8 : 8 + columns], numbers[8 + columns :]
         served = base + deltas[: lanes * columns].reshape(lanes, columns)
-        rest = deltas[lanes * columns :]
+        left = deltas[lanes * columns : 2 * lanes * columns].reshape(lanes, columns)
+        rest = deltas[2 * lanes * columns :]
         if shape != (lanes, columns) or slot < 0 or (served < 0).any():
             raise ValueError(f"it is of {shape} lanes and columns")
         schedule = None
@@ -291,4 +294,5 @@ def text_as_place(text: Any, recipe: Recipe, num_streams: int) -> WalkPlace | No
             schedule = SchedulePlace(slot=int(rest[0]), lags=lags.copy(), owed=owed << OWED_STEP)
     except (TypeError, ValueError, IndexError, zlib.error) as error:
         raise CHECKS.error("walk", text, f"a place of this run ({error})") from error
-    return WalkPlace(slot=slot, served=served, turn=turn.copy(), schedule=schedule)
+    limits = np.where(left < 0, ENDLESS, served + left)
+    return WalkPlace(slot=slot, served=served, turn=turn.copy(), schedule=schedule, limits=limits)

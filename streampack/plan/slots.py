@@ -212,6 +212,9 @@ class WalkPlace:
     """The cursor of the walk, shape (5,)."""
     schedule: SchedulePlace | None
     """Where the schedule stands; None if packs mix streams."""
+    limits: Int64Array
+    """Packs of the run at which each column ends in this chapter; ENDLESS: it does not. The same
+    shape as `served`."""
 
 
 class SlotWalker:
@@ -254,11 +257,13 @@ class SlotWalker:
         self.places: deque[WalkPlace] = deque(maxlen=KEPT_PLACES)
         self._schedule: Schedule | None = None
         self._num_slots = 0
+        self._limits = np.full_like(self.served, ENDLESS)
         if start is None:
             self._wanted = self._wanted_columns(self._schedule_of_epoch(epoch))
             return
         self._num_slots = start.slot
         self.served[:], self._turn[:] = start.served, start.turn
+        self._limits = start.limits
         self._schedule = self._schedule_of_chapter(start.schedule)
         self._wanted = self._wanted_columns(self._schedule)
 
@@ -322,6 +327,7 @@ class SlotWalker:
             served=self.served.copy(),
             turn=self._turn.copy(),
             schedule=self._schedule.now.copy() if self._schedule else None,
+            limits=self._limits,
         )
 
     def _note_place(self) -> None:

@@ -25,7 +25,7 @@ from streampack.config import Method, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
-from streampack.mix import Weight, resolve_weights
+from streampack.mix import Quota, Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe
 from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
@@ -192,13 +192,21 @@ def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             lengths_of=lengths_of,
             quota=quota,
             prepare=lengths_of.prepare,
-            shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
+            shard_tokens=_shard_tokens(lengths_of, stream, quota),
+            max_passes=None if stream.max_passes is None else exact_share(stream.max_passes),
+            on_exhausted=stream.on_exhausted,
             slots_per_pack=slots_per_pack(name, stream.max_seq_len, packing),
         )
         for name, stream, total, lengths_of, quota in zip(
             names, spec.streams, totals, lengths, quotas, strict=True
         )
     )
+
+
+def _shard_tokens(lengths: _Lengths, stream: MdsStream, quota: Quota) -> Int64Array | None:
+    """Return the tokens of each shard, where they are needed and known."""
+    is_needed = quota.unit == "tokens" or stream.max_passes is not None
+    return lengths.shard_tokens() if is_needed else None
 
 
 def build_recipe(

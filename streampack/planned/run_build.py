@@ -19,6 +19,7 @@ from streampack.config import Mixing
 from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_limits import check_limits
 from streampack.plan.run_plan import RunPlan
 from streampack.planned.build import (
     DatasetSpec,
@@ -27,6 +28,7 @@ from streampack.planned.build import (
     default_lanes,
     plan_streams,
 )
+from streampack.streams import MdsStream
 
 
 def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchFormat) -> None:
@@ -49,22 +51,34 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
                 "and set until or steps of the chapters"
             )
     for stream, opened in zip(streams, spec.streams, strict=True):
-        for name in ("proportion", "repeat", "choose"):
-            value = getattr(stream, name, None)
-            if value is not None:
-                raise ConfigError(
-                    f"stream {opened.name!r} has {name}={value}, and a run of chapters takes its "
-                    f"shares from the chapters; leave it out, and write {opened.name!r} into the "
-                    "weights of a Chapter"
-                )
-        if getattr(stream, "max_seq_len", None) is not None:
-            raise ConfigError(
-                f"stream {opened.name!r} has max_seq_len={stream.max_seq_len}, and chapters have "
-                "packs of one length; leave it out, and give a Chapter its own packing"
-            )
+        _check_stream(stream, opened)
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
         check_format(batch_format, own.packing, own.batch_size)
+
+
+def _check_stream(stream: Any, opened: MdsStream) -> None:
+    """Refuse options of a stream that a run of chapters does not have."""
+    for name in ("proportion", "repeat", "choose"):
+        value = getattr(stream, name, None)
+        if value is not None:
+            raise ConfigError(
+                f"stream {opened.name!r} has {name}={value}, and a run of chapters takes its "
+                f"shares from the chapters; leave it out, and write {opened.name!r} into the "
+                "weights of a Chapter"
+            )
+    is_counted = opened.max_passes is None or opened.on_exhausted == "substitute"
+    if not is_counted and not opened.has_length_file:
+        raise ConfigError(
+            f"stream {opened.name!r} has on_exhausted={opened.on_exhausted!r}, which needs its "
+            "number of tokens; write its length file with `streampack index`, or set "
+            "on_exhausted='substitute'"
+        )
+    if getattr(stream, "max_seq_len", None) is not None:
+        raise ConfigError(
+            f"stream {opened.name!r} has max_seq_len={stream.max_seq_len}, and chapters have "
+            "packs of one length; leave it out, and give a Chapter its own packing"
+        )
 
 
 def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
@@ -116,7 +130,23 @@ def build_run(
     )
     for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
         _check_sizes(number, own, recipe)
-    return RunPlan(recipes)
+    end = check_limits(recipes)
+    return RunPlan(recipes if end is None else _ended(recipes, *end))
+
+
+def _ended(recipes: list[Recipe], number: int, steps: int) -> list[Recipe]:
+    """Return the chapters of a run that ends at a step of one of them."""
+    last = recipes[number]
+    if last.chapter is None or not (number or steps):
+        raise ConfigError(
+            "a stream with on_exhausted='end' ends the run before its first step; raise its "
+            "max_passes, or lower its weight"
+        )
+    kept = recipes[:number]
+    if steps:
+        plan = replace(last.chapter, num_slots=steps * last.global_batch_size)
+        kept.append(replace(last, chapter=plan))
+    return kept
 
 
 def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:

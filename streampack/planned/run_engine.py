@@ -225,8 +225,9 @@ class RunEngine(PlanEngine):
         state = pack_run_state(self.run, self._digests, progress, self._place_at(progress))
         view = self._views()[progress.epoch]
         state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
-        amended = [n for n, is_amended in enumerate(self._is_amended) if is_amended]
-        more = {"skip": [list(skip) for skip in self._skips], "origins": list(self._origins)}
+        num = len(self.run)
+        amended = [n for n, is_amended in enumerate(self._is_amended[:num]) if is_amended]
+        more = {"skip": [list(skip) for skip in self._skips], "origins": self._origins[:num]}
         return state | more | {"amended": amended}
 
     def state_dict(self) -> State:

@@ -65,6 +65,10 @@ class MdsStream:
     length_file: LengthFile | None
     max_seq_len: int | None = None
     """Tokens per pack of this stream; None: those of the packing."""
+    max_passes: float | None = None
+    """Passes that a run of chapters may use in a lane; None: any number."""
+    on_exhausted: str = "substitute"
+    """What happens then."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
 

@@ -88,6 +88,8 @@ def open_stream(
         cache=cache,
         length_file=length_file,
         max_seq_len=getattr(stream, "max_seq_len", None),
+        max_passes=getattr(stream, "max_passes", None),
+        on_exhausted=getattr(stream, "on_exhausted", "substitute"),
         checks_dtypes=getattr(stream, "check_dtypes", True),
     )
 

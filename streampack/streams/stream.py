@@ -21,12 +21,14 @@ from urllib.parse import urlsplit
 
 from streampack._checks import (
     check_at_most,
+    check_choice,
     is_weight,
     read_integer,
     read_optional_count,
     show_number,
 )
 from streampack._paths import folder_of, local_path, shown_path
+from streampack.chapters import OnExhausted
 from streampack.errors import ConfigError, suggest
 from streampack.mds import mosaic
 from streampack.mds.columns import DTYPES
@@ -62,6 +64,10 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
             "per_stream". A batch then has fewer, longer rows of it, and as many tokens.
         shards: The part of the stream to use: a slice of neighbouring shards; None: all. With
             slice(0, n), a stream to which shards were appended is the stream as it was.
+        max_passes: Passes through the stream that a run of chapters may use, in each lane; None:
+            any number.
+        on_exhausted: What happens then. "substitute": other streams take its place. "end": the run
+            ends before. "error": refuse at the start a run that would need more.
         check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
             from another version of it. A remote that is a folder is always compared.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
@@ -90,6 +96,8 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         loss_mask_dtype: str | None = None,
         max_seq_len: int | None = None,
         shards: slice | None = None,
+        max_passes: float | None = None,
+        on_exhausted: OnExhausted = "substitute",
         check_dtypes: bool = True,
         check_remote: bool = False,
         **others: Any,
@@ -140,6 +148,12 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
                 "slice(10, None) for those from the tenth on"
             )
         self.shards = shards
+        if max_passes is not None and not (is_weight(max_passes) and max_passes > 0):
+            raise ConfigError(
+                f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
+            )
+        check_choice("on_exhausted", on_exhausted, OnExhausted)
+        self.max_passes, self.on_exhausted = max_passes, on_exhausted
         self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
 
     def _get_temporary_directory(self) -> str:

@@ -485,3 +485,59 @@ def test_a_slice_without_neighbouring_shards_is_refused(folders, shards):
             packing=Packing(max_seq_len=64),
             world=World(),
         )
+
+
+def limited(folders, passes: float, method="stratified", **options):
+    streams = [
+        Stream(name="web", local=folders["web"]),
+        Stream(name="math", local=folders["math"], max_passes=passes, **options),
+    ]
+    return PackedStreamingDataset(
+        streams,
+        packing=Packing(max_seq_len=64),
+        chapters=[
+            Chapter(weights={"web": 1, "math": 1}, steps=20),
+            Chapter(weights={"web": 1, "math": 3}, packing=Packing(max_seq_len=128), steps=20),
+        ],
+        mixing=Mixing(global_batch_size=8, batching_method=method),
+        order=Order(seed=17, pack_shuffle=64, num_lanes=2),
+        batch_size=2,
+        world=World(),
+    )
+
+
+def uses(dataset) -> dict[tuple[int, int], int]:
+    """How often each sample of `math` was begun."""
+    counts: dict[tuple[int, int], int] = {}
+    for batch in PackedDataLoader(dataset):
+        for _, stream, _, sample, start, _ in batch["segments"].tolist():
+            if dataset.stream_names[stream] == "math" and not start:
+                counts[sample] = counts.get(sample, 0) + 1
+    return counts
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exhausted_stream_gives_way_and_no_sample_is_used_too_often(folders, method):
+    write_lengths(Path(folders["math"]))
+    assert max(uses(limited(folders, 100, method)).values()) > 4
+    dataset = limited(folders, 3, method)
+    counts = uses(dataset)
+    assert max(counts.values()) == 3
+    assert len(dataset) == 160
+    whole = keys(PackedDataLoader(limited(folders, 3, method)))
+    loader = PackedDataLoader(limited(folders, 3, method))
+    for _ in zip(range(100), loader):  # noqa: B905 - a loop that is left early
+        pass
+    resumed = PackedDataLoader(limited(folders, 3, method))
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert keys(resumed) == whole[100:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exhausted_stream_ends_the_run_or_is_refused(folders, method):
+    write_lengths(Path(folders["math"]))
+    dataset = limited(folders, 5, method, on_exhausted="end")
+    batches = keys(PackedDataLoader(dataset))
+    assert 0 < len(batches) == len(dataset) < 160
+    with pytest.raises(ConfigError, match=r"stream 'math' reaches max_passes=2 at step \d+ of"):
+        limited(folders, 2, method, on_exhausted="error")

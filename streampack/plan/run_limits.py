@@ -1,0 +1,173 @@
+"""How much of a stream a run may use: `Stream(max_passes=...)`.
+
+::
+
+    web    100 tokens in a lane, max_passes=4    400 tokens, 100 packs of 4
+    next chapter, packs of 8                     40 packs used: 240 tokens, 30 packs of 8
+
+Packs are at most full, so a column that serves so many never begins another pass. Where packs mix
+streams, each lane counts the samples that it draws.
+
+Cost: O(streams x lanes).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from streampack.errors import ConfigError
+from streampack.plan.recipe import Recipe
+from streampack.plan.slots import ENDLESS
+from streampack.types import Int64Array
+
+LANE_SPREAD = 8  # choices of a stream by which lanes may differ, see mix/schedule.py
+
+
+def first_limits(recipe: Recipe) -> Int64Array:
+    """Return the packs that each column may serve from the run's start, (num_lanes, num_columns).
+
+    ENDLESS where there is no limit, or where packs mix streams.
+    """
+    limits = np.full((recipe.num_lanes, recipe.num_columns), ENDLESS)
+    if recipe.is_mixed:
+        return limits
+    for number, stream in enumerate(recipe.streams):
+        if stream.max_passes is None:
+            continue
+        for lane in range(recipe.num_lanes):
+            tokens = recipe.lane_stream(number, lane).tokens_in_pass()
+            limits[lane, number] = int(stream.max_passes * tokens) // recipe.packing.max_seq_len
+    return limits
+
+
+def limits_after(
+    limits: Int64Array, served: Int64Array, before: Recipe, after: Recipe
+) -> Int64Array:
+    """Return the limits in a chapter, whose packs may have another length.
+
+    Args:
+        limits: Those of the chapter before.
+        served: Packs that each column served before the chapter, of the same shape.
+        before: The recipe of the chapter before.
+        after: The recipe of the chapter.
+    """
+    is_limited = limits < ENDLESS
+    left = np.where(is_limited, limits - served, 0) * before.packing.max_seq_len
+    packs: Int64Array = np.where(is_limited, served + left // after.packing.max_seq_len, ENDLESS)
+    return packs
+
+
+def token_share(recipe: Recipe, number: int, num_slots: int) -> Fraction:
+    """Return the expected share of a stream in the tokens of a chapter's first slots."""
+    plan = recipe.chapter
+    if plan is None:
+        return Fraction(0)
+    share = plan.mean_share(number, num_slots)
+    if not recipe.is_mixed or recipe.mixing.weight_unit == "tokens":
+        return share
+    means = [Fraction(stream.num_tokens, max(stream.num_samples, 1)) for stream in recipe.streams]
+    whole = sum(plan.mean_share(n, num_slots) * mean for n, mean in enumerate(means))
+    return share * means[number] / whole if whole else share
+
+
+def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tuple[int, int] | None:
+    """Return the chapter and its step at which a stream reaches its max_passes; None: it does not.
+
+    Args:
+        recipes: The recipe of each chapter.
+        number: The stream.
+        margin: Tokens by which it may get ahead of its share.
+    """
+    stream = recipes[0].streams[number]
+    if stream.max_passes is None:
+        return None
+    left = stream.max_passes * stream.num_tokens - margin
+    for chapter, recipe in enumerate(recipes):
+        plan, size = recipe.chapter, recipe.global_batch_size
+        if plan is None or not plan.uses(number):
+            continue
+        if plan.num_slots is None:
+            rate = token_share(recipe, number, size) * size * recipe.packing.max_seq_len
+            return chapter, max(int(left / rate), 0)
+        steps = plan.num_slots // size
+        if _used(recipe, number, steps) <= left:
+            left -= _used(recipe, number, steps)
+            continue
+        first, last = 0, steps  # more than is left is used by `last`
+        while last - first > 1:
+            middle = (first + last) // 2
+            if _used(recipe, number, middle) <= left:
+                first = middle
+            else:
+                last = middle
+        return chapter, first
+    return None
+
+
+def _used(recipe: Recipe, number: int, steps: int) -> Fraction:
+    """Return the tokens that a stream is due in the first steps of a chapter."""
+    slots = steps * recipe.global_batch_size
+    if not slots:
+        return Fraction(0)
+    return token_share(recipe, number, slots) * slots * recipe.packing.max_seq_len
+
+
+def check_limits(recipes: list[Recipe]) -> tuple[int, int] | None:
+    """Return the chapter and step at which a stream ends the run; None: none does.
+
+    Raises:
+        ConfigError: If a stream must not be exhausted and would be, or if a chapter has only
+            streams that are. Names the stream and the step.
+    """
+    ends = []
+    for number, stream in enumerate(recipes[0].streams):
+        if stream.max_passes is None:
+            continue
+        is_end = stream.on_exhausted == "end"
+        margin = _margin(recipes[0]) if is_end else 0
+        place = exhausted_at(recipes, number, margin=margin)
+        if place is None:
+            continue
+        if stream.on_exhausted == "error":
+            raise ConfigError(
+                f"stream {stream.name!r} reaches max_passes={float(stream.max_passes):g} at step "
+                f"{place[1]} of chapters[{place[0]}], and has on_exhausted='error'; lower its "
+                "weight, end the run before, or set on_exhausted to 'substitute' or 'end'"
+            )
+        if is_end:
+            ends.append(place)
+    end = min(ends, default=None)
+    _check_enough(recipes if end is None else recipes[: end[0]])
+    return end
+
+
+def _margin(recipe: Recipe) -> int:
+    """Return the tokens by which a stream may get ahead in one lane, over all lanes."""
+    runs = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
+    choice = runs.get(recipe.mixing.batching_method, 1)
+    return LANE_SPREAD * recipe.num_lanes * choice * recipe.packing.max_seq_len
+
+
+def _check_enough(recipes: list[Recipe]) -> None:
+    """Refuse chapters in which every stream would be exhausted."""
+    needed = Fraction(0)
+    for number, recipe in enumerate(recipes):
+        plan = recipe.chapter
+        used = [s for n, s in enumerate(recipe.streams) if plan is not None and plan.uses(n)]
+        if plan is None or any(stream.max_passes is None for stream in used):
+            continue
+        held = sum((stream.max_passes or 0) * stream.num_tokens for stream in used)
+        if plan.num_slots is None:
+            raise ConfigError(
+                f"chapters[{number}] has no end, and each of its streams has max_passes; set its "
+                "until or steps, or give one of them on_exhausted='end'"
+            )
+        needed += plan.num_slots * recipe.packing.max_seq_len
+        if needed > held:
+            raise ConfigError(
+                f"chapters[{number}] ends {int(needed)} tokens in chapters whose streams all have "
+                f"max_passes, and these hold {int(held)} in that many passes; shorten it, raise "
+                "max_passes, or give one of them on_exhausted='end'"
+            )
