@@ -677,9 +677,9 @@ FILES = {
         r"out='s3://bucket/code' is a URL, but must be a local path; name a folder, then upload it",
         lambda folder: write_stream(ROWS, folder / "code"),
     ),
-    "a URL of texts": Remedy(
-        lambda folder: written(folder, Path("s3://bucket/a.txt")),
-        r"paths='s3://bucket/a\.txt' is a URL, but must be a local path; name a copy on this mac",
+    "texts in a store without a driver": Remedy(
+        lambda folder: written(folder, Path("gopher://bucket/a.txt")),
+        r"gopher://bucket/a\.txt: .*name a copy in S3 or on this machine$",
         lambda folder: written(folder, rows_file(folder, [1, 2])),
     ),
     "a folder that holds something": Remedy(
@@ -1091,7 +1091,7 @@ WRITTEN = {
     ),
     "no files": Remedy(
         lambda folder: written(folder, empty(folder)),
-        r"0 files; name text or JSONL files$",
+        r"0 files in this folder; name one that holds files of rows or text$",
         lambda folder: written(folder, rows_file(empty(folder), [1])),
     ),
     "a file that is not there": Remedy(
@@ -1101,7 +1101,7 @@ WRITTEN = {
     ),
     "a file of another kind": Remedy(
         lambda folder: written(folder, rows_file(folder, [1]).rename(folder / "rows.dat")),
-        r"and JSON lines \((\.jsonl), .*rename it if it is one of them",
+        r"supported are (\.jsonl), .*rename it if it is one of them",
         lambda folder, suffix: written(
             folder, (folder / "rows.dat").rename(folder / f"rows{suffix}")
         ),
@@ -1196,9 +1196,12 @@ COMMANDS = {
         r"^--out gs://bucket/code is neither a folder nor s3://bucket/path; name a folder",
         lambda folder: cli("write", rows_file(folder, [1]), "--out", folder / "code"),
     ),
-    "write: a URL of texts": Remedy(
-        lambda folder: cli("write", "s3://bucket/a.txt", "--out", folder / "code"),
-        r"^PATH s3://bucket/a\.txt is a URL, but must be a local path; name a copy",
+    "write: a URL of a tokenizer": Remedy(
+        lambda folder: cli(
+            *("write", rows_file(folder, [1]), "--out", folder / "code"),
+            *("--tokenizer", "s3://bucket/tokenizer.json"),
+        ),
+        r"--tokenizer s3://bucket/tokenizer\.json is a URL, but must be a local path; name a copy",
         lambda folder: cli("write", rows_file(folder, [1]), "--out", folder / "code"),
     ),
     "write: text without a tokenizer": Remedy(
