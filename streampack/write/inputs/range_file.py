@@ -25,7 +25,7 @@ class RangeFile(io.RawIOBase):
     Args:
         num_bytes: Size of the object, or the end of the range that is read.
         fetch: Returns the bytes from a start to a stop.
-        block_bytes: Bytes of a block.
+        block_bytes: Least bytes of a request; larger reads make larger ones, up to 8 MiB.
         reads_ahead: Whether to fetch the next block in a thread, for sequential readers.
     """
 
@@ -70,7 +70,7 @@ class RangeFile(io.RawIOBase):
             return 0
         offset = self._position - self._begin
         if not 0 <= offset < len(self._block):
-            self._load()
+            self._load(max(self._block_bytes, min(len(view), BLOCK_BYTES)))
             offset = 0
         piece = self._block[offset : offset + len(view)]
         view[: len(piece)] = piece
@@ -84,14 +84,14 @@ class RangeFile(io.RawIOBase):
         self._ahead, self._block = None, b""
         super().close()
 
-    def _load(self) -> None:
+    def _load(self, num_bytes: int) -> None:
         """Make the block at the position the current one; begin to fetch the next."""
         begin, ahead = self._position, self._ahead
         self._ahead = None
         if ahead is not None and ahead[0] == begin:
             self._block = ahead[1].result()
         else:
-            self._block = self._fetch(begin, min(begin + self._block_bytes, self._num_bytes))
+            self._block = self._fetch(begin, min(begin + num_bytes, self._num_bytes))
         self._begin = begin
         after = begin + len(self._block)
         if self._threads is not None and after < self._num_bytes:
