@@ -28,7 +28,9 @@ DESCRIPTIONS = re.compile(
     r"(?:.*/)?(?:README\.md|LICENSE[^/]*|dataset_dict\.json|dataset_infos?\.json|state\.json)"
 )
 # Files that map, filter and an interrupted download leave in the cache of `datasets`.
-DERIVED = re.compile(r"(?:.*/)?(?:cache|tmp|indices)[^/]*\.arrow")
+DERIVED = re.compile(
+    r"(?:.*/)?(?:cache-[0-9a-f]{16}[^/]*\.arrow|tmp\w{8}|[^/]*\.lock|[^/]*\.incomplete)"
+)
 SHARD = re.compile(r"(?:.*/)?([^/]*?)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
 SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
 

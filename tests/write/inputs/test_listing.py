@@ -125,6 +125,7 @@ def test_the_cache_of_datasets_gives_its_rows_once(tmp_path):
     loaded.map(lambda row: {"text": row["text"].upper()})  # leaves a cache-*.arrow beside it
     folder = Path(loaded.cache_files[0]["filename"]).parent
     assert len(list(folder.glob("*.arrow"))) == 2
+    (folder / "tmpab12cd34").touch()  # as a map leaves it that was killed
 
     assert texts(folder) == ["rows.jsonl"]
 
@@ -182,6 +183,12 @@ def test_the_cache_of_the_hub_gives_its_main_revision(tmp_path):
     (folder / "refs" / "main").write_text("bbb")
 
     assert texts(folder) == ["bbb"]
+
+
+def test_tables_that_are_named_like_a_cache_are_read(tmp_path):
+    make(tmp_path, "cache-of-questions.arrow", "tmp.arrow")
+
+    assert names(tmp_path, below=tmp_path) == ["cache-of-questions.arrow", "tmp.arrow"]
 
 
 def test_files_of_rows_beside_tables_are_read_too(tmp_path):

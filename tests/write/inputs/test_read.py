@@ -218,6 +218,33 @@ def test_a_bad_line_of_csv_is_one_bad_row(tmp_path, line, reason):
     assert re.search(reason, bad.reason)
 
 
+GOOD_RECORDS = {
+    b"1,plain": "plain",
+    b'2,"quoted, x"': "quoted, x",
+    b'3,"two\nlines"': "two\nlines",
+    b'4,"a ""b"""': 'a "b"',
+}
+BAD_RECORDS = [b'9,"open', b"8", b"7,a,b", b'6,"a"b', b"5,\xff"]
+
+
+@given(
+    lines=st.lists(st.sampled_from([*GOOD_RECORDS, *BAD_RECORDS]), max_size=30),
+    batch_rows=st.integers(1, 8),
+)
+def test_bad_lines_of_csv_take_none_of_their_neighbours(folder, lines, batch_rows):
+    path = folder / "mixed.csv"
+    path.write_bytes(CSV_HEAD + b"".join(line + b"\n" for line in lines))
+
+    rows, bad = rows_of(split(path), batch_rows=batch_rows)
+
+    assert [text for _, text in rows] == [
+        GOOD_RECORDS[line] for line in lines if line in GOOD_RECORDS
+    ]
+    assert len(bad) == sum(line in BAD_RECORDS for line in lines)
+    numbers = sorted([row for row, _ in rows] + [each.row for each in bad])
+    assert numbers == list(range(len(lines)))
+
+
 def test_a_quote_that_is_never_closed_takes_only_its_line(tmp_path):
     path = tmp_path / "rows.csv"
     good = b"1,good text of some length\n" * 700_000  # 19 MB, more than a row may have
