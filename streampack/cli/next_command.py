@@ -28,15 +28,16 @@ from streampack.errors import StreampackError
 from streampack.write.inputs.formats import format_of
 
 INDEX, JOB = "index.json", "job.json"
-CONFIG_VERBS = ("run", "simulate", "demo")
+CONFIG_VERBS = ("run", "plan", "simulate", "demo")
 STREAM_VERBS = ("inspect", "index", "merge", "compare-packers")
-PATH_OPTIONS = ("--config", "--stream", "--tokenizer")
+PATH_OPTIONS = ("--config", "--state", "--stream", "--tokenizer")
 VALUE = r"'?([\w./:-]+)'?"
 # "--tokens idz ... did you mean 'ids'?", "set --tokens to 'ids'", "set --on-bad-row skip"
 MEANT = re.compile(rf"^(--[\w-]+) .*did you mean {VALUE}\?")
 SET_TO = re.compile(rf"set (--[\w-]+) to {VALUE}(?=$|[;,. ])")
 SET = re.compile(rf"set (--[\w-]+) {VALUE}(?= to |$|[;,.])")
 LEFT_OUT = re.compile(r"leave out (--[\w-]+)")
+OTHER_VERB = re.compile(r"use `streampack (\w+)`")
 CHOICES = re.compile(r"^(--[\w-]+) \S+ is not one of (\w+)")
 WRONG = re.compile(r"(--[\w-]+) \S+(?: \(bytes\))?(?= (?:must be|is not|leaves no room)|$|[;,.])")
 MAX_BAD_ROWS = "1000"
@@ -232,8 +233,11 @@ def _by_config(mistake: Mistake) -> str | None:
     """Propose to make the stream that a config lacks, or to check the edited config."""
     if mistake.verb not in CONFIG_VERBS:
         return None
+    files = [path for path in mistake.paths() if path.endswith((".yaml", ".yml"))]
+    if files and (verb := OTHER_VERB.search(mistake.message)):
+        return f"try: streampack {verb[1]} {shlex.quote(files[0])}"
     stream = re.match(rf"(\S+)/{INDEX}: does not exist", mistake.message)
     if stream and Path(stream[1]).exists():
         return f"try: {_for_data(stream[1])}"
-    files = [path for path in mistake.paths() if path.endswith((".yaml", ".yml"))]
-    return f"after the edit, try: streampack simulate {shlex.quote(files[0])}" if files else None
+    check = "plan" if mistake.verb == "plan" else "simulate"
+    return f"after the edit, try: streampack {check} {shlex.quote(files[0])}" if files else None

@@ -287,6 +287,10 @@ RUNS = (
     Misuse("run broken.yaml", "is not YAML", "simulate broken.yaml", ("[1", "")),
     Misuse("run run.yaml --steps 0", "Invalid value for '--steps'", "run --help"),
     Misuse("run run.yaml --worker 2", r"No such option: --worker", "run --help"),
+    Misuse("plan run.yaml", "the config has no chapters", "simulate run.yaml"),
+    Misuse("plan chapter.yaml", "cannot be read", "plan chapters.yaml"),
+    Misuse("plan chapters.yaml --state nope.json", "cannot be read", "ls ."),
+    Misuse("plan ds", "name a YAML file", "inspect ds"),
     Misuse("simulate runs.yaml", "cannot be read", "simulate run.yaml"),
     Misuse("simulate ds", "name a YAML file", "inspect ds"),
     Misuse(
@@ -334,6 +338,10 @@ def prepared(tmp_path_factory) -> Path:
         "nostream": {"streams": [{"local": "nope"}]},
         "parquet": {"streams": [{"local": "tokens.parquet"}]},
         "column": {"streams": [{"local": "ids"}]},
+        "chapters": {
+            "mixing": {"global_batch_size": 2},
+            "chapters": [{"weights": {"ds": 1.0}, "until": 64}, {"weights": {"ds": 1.0}}],
+        },
     }
     texts |= {f"{name}.yaml": yaml.safe_dump(CONFIG | config) for name, config in configs.items()}
     for name, text in texts.items():
