@@ -14,6 +14,7 @@ Cost: the tokenizer's, about 1 to 5 MB/s per process.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,7 @@ import tokenizers
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
+from streampack.mds.length_file import NO_TOKEN
 from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema
 
@@ -96,6 +98,7 @@ class RowEncoder:
     def __init__(self, rows: RowFormat, schema: SampleSchema) -> None:
         self._schema = schema
         self._dtype = np.dtype(schema.dtype)
+        self._limit = min(int(np.iinfo(self._dtype).max), NO_TOKEN - 1)
         self._is_text = rows.tokenizer is not None and rows.chat_field is None
         self._chat = None
         if rows.chat_field is not None:
@@ -133,11 +136,12 @@ class RowEncoder:
             return ids
         if not ids:
             return None
-        try:
-            # Ids of a tokenizer need no check but that they fit, which numpy makes.
-            return {self._schema.column: np.array(ids, self._dtype), **kept}
-        except OverflowError as error:
-            return f"token ids do not fit {self._dtype} ({error})"
+        # A third of the time that numpy takes for a list.
+        tokens = np.frombuffer(array("I", ids), np.uint32)
+        most = int(tokens.max())
+        if most > self._limit:
+            return f"token id {most} does not fit {self._dtype} (0 to {self._limit})"
+        return {self._schema.column: tokens.astype(self._dtype), **kept}
 
     def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:
         try:

@@ -37,6 +37,7 @@ PROCESSES = {  # of their own, which import everything again
     ],
     "bench_start": ["--samples", "40000"],
     "bench_tokenize": ["--megabytes", "0.2"],
+    "bench_write": ["--megabytes", "0.2"],
 }
 FIELDS = {"bench", "params", "versions", "commit", "machine"}
 NUM_RUNS = 2

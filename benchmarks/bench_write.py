@@ -1,0 +1,86 @@
+"""`streampack write` beside the tokenizer alone, on one core: one JSON line per compression.
+
+::
+
+    python benchmarks/bench_write.py --megabytes 20 --runs 5
+
+Real text (the Python sources of this installation) as rows of JSON, and a BPE tokenizer trained on
+it. Both sides run in one thread, and the time is that of the core: other programs disturb little.
+One side is `encode_batch_fast` on texts in memory, whose ids are thrown away. The other reads the
+rows, tokenizes, encodes, compresses, hashes and writes the stream. Runs take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import time
+from pathlib import Path
+
+import record
+import tokenizers
+import zstandard
+from bench_tokenize import read_texts, train_tokenizer
+
+from streampack.write import RowFormat, WriteOptions, write_texts
+
+BATCH_ROWS = 256
+
+
+def tokenizer_alone(path: Path, texts: list[str]) -> float:
+    """Return tokens per second of a core."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    begin = time.process_time()
+    num_tokens = 0
+    for first in range(0, len(texts), BATCH_ROWS):
+        batch = texts[first : first + BATCH_ROWS]
+        num_tokens += sum(map(len, tokenizer.encode_batch_fast(batch, add_special_tokens=False)))
+    return num_tokens / (time.process_time() - begin)
+
+
+def written(rows: Path, out: Path, tokenizer: Path, compression: str | None) -> float:
+    """Return tokens per second of a core."""
+    shutil.rmtree(out, ignore_errors=True)
+    options = WriteOptions(
+        rows=RowFormat(tokenizer=tokenizer), compression=compression, num_processes=1
+    )
+    begin = time.process_time()
+    num_tokens = write_texts([rows], out, options).num_tokens
+    return num_tokens / (time.process_time() - begin)
+
+
+def main() -> None:
+    """Print a line for raw shards and one for zstd."""
+    parser = record.options(__doc__)
+    parser.add_argument("--megabytes", type=float, default=20)
+    args = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    folder = args.data / "write"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = read_texts(int(args.megabytes * 10**6))
+    tokenizer = folder / "tokenizer.json"
+    train_tokenizer(texts).save(str(tokenizer))
+    rows = folder / "rows.jsonl.zst"
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    rows.write_bytes(zstandard.compress(lines.encode()))
+    for compression in (None, "zstd"):
+        alone, ours = [], []
+        for _ in range(args.runs):
+            alone.append(tokenizer_alone(tokenizer, texts))
+            ours.append(written(rows, folder / "stream", tokenizer, compression))
+        params = {"texts": len(texts), "compression": compression or "none", "vocabulary": 8192}
+        fields = {
+            "tokenizer_alone": [round(speed) for speed in alone],
+            "ratio": round(statistics.median(ours) / statistics.median(alone), 3),
+        }
+        line = record.line(
+            "write/tokenize", "tokens/s", ours, params, ("tokenizers", "zstandard"), **fields
+        )
+        record.emit(line, args.out)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
