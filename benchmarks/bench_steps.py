@@ -8,6 +8,8 @@
                        over those of the same packs shuffled over the epoch
     steps/straggler    time of a step over the ideal one by the cost of attention: 64 ranks, 8 a
                        node, 8 steps of one pack in a global batch; each rank waits for all
+    steps/equal_cost   tokens for the time of a step, over those of full packs of max_seq_len: 64
+                       ranks, one step of one pack in a global batch; at 1.5 and 1 times the memory
     steps/deal         microseconds of processor time to deal a global batch of 512 packs
 
 No tokens: lengths in memory.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,10 +154,44 @@ def straggler(num_samples: int | None, args: Any) -> None:
             record.emit(record.line("steps/deal", "us", runs, params, packs=size), args.out)
 
 
+def tokens_per_time(packs: list[Packs], cost: AttentionCost) -> float:
+    """Return the tokens of global batches over their time, if each rank has one pack of a batch."""
+    tokens = time_spent = 0.0
+    for own in packs:
+        lengths = own.segments[:, LENGTH]
+        firsts = np.append(0, own.ends[:-1])
+        time_spent += np.add.reduceat(cost(lengths), firsts).max()
+        tokens += lengths.sum()
+    return tokens / time_spent
+
+
+def equal_cost(num_samples: int | None, args: Any) -> None:
+    """Print what packs of equal cost gain without a balance."""
+    cost = AttentionCost(hidden_size=4096)
+    for workload, length in MODELS:
+        lengths = model_lengths(workload, num_samples or 8 * workloads.NUM_SAMPLES["web"])
+        plain = tokens_per_time(list(batches_of(recipe_of(lengths, length, NUM_RANKS))), cost)
+        least = int(np.ceil(cost(np.array([length]))[0]))
+        for capacity in (length, length * 3 // 2):
+            recipe = recipe_of(lengths, length, NUM_RANKS)
+            packing = Packing(max_seq_len=length, max_cost=least, capacity=capacity)
+            packs = list(batches_of(replace(recipe, packing=packing)))
+            tokens = np.array([own.segments[:, LENGTH].sum() for own in packs])
+            gain = tokens_per_time(packs, cost) / plain
+            params = {"workload": workload, "max_seq_len": length, "ranks": NUM_RANKS}
+            params |= {"capacity": capacity, "max_cost": least}
+            fields = {
+                "tokens_per_pack": round(float(tokens.mean()) / NUM_RANKS),
+                "tokens_spread": round(float(tokens.std() / tokens.mean()), 4),
+            }
+            line = record.line("steps/equal_cost", "x of full packs", [gain], params, **fields)
+            record.emit(line, args.out)
+
+
 def main() -> None:
     """Print one line for each case."""
     parser = record.options(__doc__, runs=5)
-    cases = {"spread": spread, "straggler": straggler}
+    cases = {"spread": spread, "straggler": straggler, "equal_cost": equal_cost}
     parser.add_argument("--case", nargs="+", choices=cases, help="by default all")
     args = parser.parse_args()
     for name in args.case or cases:

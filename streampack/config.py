@@ -13,7 +13,7 @@ be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from streampack._checks import (
@@ -74,7 +74,12 @@ OPTION_METHODS = {
     ),
     "open_packs": ("first_fit", "best_fit"),
     "short_seq_len": ("two_tiers",),
+    "max_cost": ("best_fit_decreasing",),
+    "capacity": ("best_fit_decreasing",),
+    "cost_hidden_size": ("best_fit_decreasing",),
+    "cost_window": ("best_fit_decreasing",),
 }
+COST_OPTIONS = ("max_cost", "capacity", "cost_hidden_size", "cost_window")
 DEFAULT_METHOD: Method = "exact_fit"
 SHUFFLED_METHOD: Method = "best_fit_decreasing"  # default where windows of packs are shuffled
 
@@ -131,6 +136,17 @@ class Packing:
     short_seq_len: int | None = None
     """Tokens per short pack of two_tiers, which requires it. Samples of at most this length go into
     short packs."""
+    max_cost: int | None = None
+    """Maximum cost of a pack, as `AttentionCost` counts it; at least the cost of one sample of
+    max_seq_len. Packs then hold up to `capacity` tokens and cost nearly the same. For batch formats
+    of varlen attention. None: no limit."""
+    capacity: int | None = None
+    """With max_cost: tokens per pack, from max_seq_len to 1.5 times that. None: 1.5 times."""
+    cost_hidden_size: int | None = None
+    """With max_cost: width of the model. None: 4,096."""
+    cost_window: int | None = None
+    """With max_cost: tokens that a token attends to, itself included. None: all before it in its
+    sample."""
     bos_id: int | None = None
     """Token inserted before each sample that does not start with it. It counts as part of the
     sample's length. None: no token."""
@@ -159,6 +175,7 @@ class Packing:
                 f"buffer_tokens={self.buffer_tokens} cannot hold one pack; "
                 f"set it to at least max_seq_len={self.max_seq_len}"
             )
+        self._check_cost()
         self._check_options()
         self._check_multiple()
         self._check_tiers()
@@ -167,7 +184,7 @@ class Packing:
 
     def _check_options(self) -> None:
         """Reject options that the method does not support."""
-        method = self.method or DEFAULT_METHOD
+        method = self.method or (DEFAULT_METHOD if self.max_cost is None else SHUFFLED_METHOD)
         for name, methods in OPTION_METHODS.items():
             value = getattr(self, name)
             if value is not None and method not in methods:
@@ -190,13 +207,28 @@ class Packing:
 
     def _check_multiple(self) -> None:
         multiple = self.pad_to_multiple or 1
-        for name in ("max_seq_len", "short_seq_len"):
+        for name in ("max_seq_len", "short_seq_len", "capacity"):
             value = getattr(self, name)
             if value is not None and value % multiple:
                 raise ConfigError(
                     f"{name}={value} is not a multiple of pad_to_multiple={multiple}; "
                     f"set it to {self.room_of(value)}, for example"
                 )
+
+    def _check_cost(self) -> None:
+        for name in COST_OPTIONS[1:]:
+            value = getattr(self, name)
+            if value is not None and self.max_cost is None:
+                raise ConfigError(
+                    f"{name}={value} has no effect without max_cost; set max_cost, or leave "
+                    f"{name} out"
+                )
+        least, most = self.max_seq_len, self.max_seq_len * 3 // 2
+        if self.capacity is not None and not least <= self.capacity <= most:
+            raise ConfigError(
+                f"capacity={self.capacity} must be from max_seq_len={least} to 1.5 times that, "
+                f"{most}; leave it out for the most"
+            )
 
     def _check_tiers(self) -> None:
         if self.method != "two_tiers":
@@ -232,9 +264,25 @@ class Packing:
             getattr(self, name) is None or SHUFFLED_METHOD in methods
             for name, methods in OPTION_METHODS.items()
         )
-        return replace(
-            self, method=SHUFFLED_METHOD if is_shuffled and is_supported else DEFAULT_METHOD
-        )
+        is_windowed = self.max_cost is not None or (is_shuffled and is_supported)
+        return replace(self, method=SHUFFLED_METHOD if is_windowed else DEFAULT_METHOD)
+
+    def in_sequence(self) -> dict[str, Any]:
+        """Return the options that decide the packs, by name."""
+        unused = COST_OPTIONS if self.max_cost is None else ()
+        return {name: value for name, value in asdict(self).items() if name not in unused}
+
+    @property
+    def row_tokens(self) -> int:
+        """Token slots of a pack: its capacity with max_cost, otherwise max_seq_len.
+
+        >>> Packing(max_seq_len=1000, max_cost=2000).row_tokens
+        1500
+        """
+        if self.max_cost is None:
+            return self.max_seq_len
+        multiple = self.pad_to_multiple or 1
+        return self.capacity or self.max_seq_len * 3 // 2 // multiple * multiple
 
     @property
     def packs_windows(self) -> bool:

@@ -84,7 +84,7 @@ class Gatherer:
         self._streams = tuple(streams)
         self._packing = packing
         self._context = context
-        self.row_tokens = packing.max_seq_len // (context.num_ranks if context else 1)
+        self.row_tokens = packing.row_tokens // (context.num_ranks if context else 1)
         """Slots of a row, or of its slice."""
         self._shards: ShardLookup | None = None
         self.dtype = _row_dtype(self._streams, packing)

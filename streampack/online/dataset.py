@@ -144,10 +144,11 @@ def flow_plan(
     is_shuffled, order = order is not None and order.shuffle, order or Order()
     packing = packing.resolved(is_shuffled=False)
     if packing.packs_windows:
+        cost = packing.max_cost
+        what = f"method={packing.method!r}" if cost is None else f"max_cost={cost}"
         raise ConfigError(
-            f"method={packing.method!r} packs windows of samples whose lengths are known before "
-            "their tokens, which iterables cannot do; leave method out for 'exact_fit', or use "
-            "'knapsack'"
+            f"{what} packs windows of samples whose lengths are known before their tokens, which "
+            "iterables cannot do; leave it out for 'exact_fit'"
         )
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]

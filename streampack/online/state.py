@@ -58,7 +58,7 @@ def fingerprint(plan: FlowPlan) -> dict[str, Any]:
     """
     streams, amounts = plan.streams, plan.amounts
     return {
-        **asdict(plan.packing),
+        **plan.packing.in_sequence(),
         **asdict(plan.mixing),
         "buffer_limit": plan.packing.buffer_limit,
         "batch_size": plan.batch_size,

@@ -46,7 +46,7 @@ def limits_of(packing: Packing) -> Limits:
     >>> limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap
     81
     """
-    size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
+    size, multiple = packing.row_tokens, packing.pad_to_multiple or 1
     # Exact decimal arithmetic: 0.29 of 100 tokens is 29, not 28.999...
     gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
     return Limits(

@@ -167,9 +167,9 @@ def counted_lanes(recipe: Recipe, view: DeviceView) -> range:
 
 def expected_packs(recipe: Recipe) -> Int64Array:
     """Return the expected packs of each column in an epoch, shape (num_lanes, num_columns)."""
-    per_lane = recipe.num_lanes * recipe.packing.max_seq_len
+    per_lane = recipe.num_lanes * recipe.packing.row_tokens
     if recipe.is_mixed:
-        expected = [-(-recipe.chosen_tokens // per_lane)]
+        expected = [-(-recipe.chosen_slots // per_lane)]
     else:
-        expected = [-(-stream.chosen_tokens // per_lane) for stream in recipe.streams]
+        expected = [-(-stream.chosen_slots // per_lane) for stream in recipe.streams]
     return np.tile(np.array(expected, np.int64), (recipe.num_lanes, 1))

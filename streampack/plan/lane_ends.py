@@ -97,7 +97,7 @@ class _LeastPacks:
             self.is_final &= is_all
         self._num_looked = end
         tokens = self._tokens + beyond
-        self.num_packs = max(self.num_packs, -(-tokens // self._packing.max_seq_len))
+        self.num_packs = max(self.num_packs, -(-tokens // self._packing.row_tokens))
 
 
 class LaneEndFinder:

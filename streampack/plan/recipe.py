@@ -58,6 +58,8 @@ class PlanStream:
     """Passes that a run of chapters may use in a lane; None: any number."""
     on_exhausted: str = "substitute"
     """What happens then: "substitute", "end" or "error"."""
+    num_slots: int | None = None
+    """Slots of packs that the stream's tokens are expected to take. None: one for each token."""
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block before their lengths are needed. None: all are known."""
     slots_per_pack: int = 1
@@ -74,6 +76,13 @@ class PlanStream:
         if self.quota.unit == "tokens":
             return self.quota.amount
         return self.quota.amount * self.num_tokens // self.num_samples
+
+    @property
+    def chosen_slots(self) -> int:
+        """Slots of packs that an epoch is expected to fill."""
+        if self.num_slots is None:
+            return self.chosen_tokens
+        return self.chosen_tokens * self.num_slots // max(self.num_tokens, 1)
 
 
 class LaneStream:
@@ -344,10 +353,15 @@ class Recipe:
         return 1 if self.is_mixed else len(self.streams)
 
     @property
+    def chosen_slots(self) -> int:
+        """Slots of packs that an epoch is expected to fill."""
+        return sum(stream.chosen_slots for stream in self.streams)
+
+    @property
     def packs_per_carry_epoch(self) -> int:
         """Packs per epoch with epoch_end="carry"."""
-        per_batch = self.global_batch_size * self.packing.max_seq_len
-        return self.chosen_tokens // per_batch * self.global_batch_size
+        per_batch = self.global_batch_size * self.packing.row_tokens
+        return self.chosen_slots // per_batch * self.global_batch_size
 
     def window(self, lane: int, column: int) -> tuple[int, int]:
         """Return the packs and samples of a window of a column, whichever ends it; 0, 0: no window.

@@ -351,7 +351,7 @@ class SlotWalker:
             return None
         block, num_lanes, run = self._schedule_shape()
         return Schedule(
-            [stream.chosen_tokens for stream in recipe.streams],
+            [stream.chosen_slots for stream in recipe.streams],
             place=("schedule", epoch),
             seed=recipe.order.seed,
             block=block,

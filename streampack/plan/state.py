@@ -21,8 +21,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, cast, get_args
 
 from streampack._state import MAX_EPOCH, FieldChecks, as_text, field_difference, saved_fingerprint
+from streampack.balance import Balance
 from streampack.config import OPTION_METHODS, Method, Order, Packing
 from streampack.errors import ResumeError
+from streampack.pack.cost import cost_of
 from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
@@ -57,7 +59,7 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         digests: A digest of each stream's contents, followed by a colon and a digest of its lengths
             if there is a length file.
     """
-    values = asdict(recipe.packing) | asdict(recipe.mixing) | asdict(recipe.order)
+    values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
     del values["num_lanes"], values["arithmetic"]
     return {
         "streams": list(digests),
@@ -66,6 +68,7 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
         **_defaults(recipe.packing, recipe.order),
         **_lengths_of_packs(recipe),
+        **_cost(recipe.packing),
         "shares": _shares(recipe),
     }
 
@@ -86,6 +89,13 @@ def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | Non
         "shuffle_block_size": order.block_size,
         "pack_shuffle": list(order.pack_window),
     }
+
+
+def _cost(packing: Packing) -> dict[str, int | str]:
+    """Return the capacity of packs of equal cost, and a digest of the cost function."""
+    if packing.max_cost is None:
+        return {}
+    return {"capacity": packing.row_tokens, "cost": Balance(cost=cost_of(packing)).digest()}
 
 
 def _shares(recipe: Recipe) -> list[int] | None:

@@ -29,6 +29,7 @@ from streampack.mix import Quota, Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe
 from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
+from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
@@ -189,6 +190,7 @@ def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             first_sample=stream.first_sample,
             raw_bytes=stream.raw_bytes,
             num_tokens=total,
+            num_slots=slots_of_equal_cost(stream, lengths_of, packing, total),
             lengths_of=lengths_of,
             quota=quota,
             prepare=lengths_of.prepare,
@@ -231,6 +233,7 @@ def build_recipe(
             f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
             "streams' weights, or by epoch_size; leave stop out"
         )
+    check_equal_cost(packing, spec.streams, spec.world)
     streams = plan_streams(spec)
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)

@@ -98,7 +98,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
     ) -> None:
         configs = {"packing": packing, "mixing": mixing, "order": order, "buffers": buffers}
         check_configs(**configs, balance=balance, world=world)
-        batch_size = check_batch_size(batch_size, packing.max_seq_len)
+        batch_size = check_batch_size(batch_size, packing.row_tokens)
         convert = check_format(batch_format, packing, batch_size)
         finds_world = world is None
         world = world or World.from_env(os.environ)

@@ -54,6 +54,11 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
         _check_stream(stream, opened)
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
+        if own.packing.max_cost is not None:
+            raise ConfigError(
+                f"max_cost={own.packing.max_cost} makes packs of unequal lengths, and chapters "
+                "count full ones; leave it out, or use Balance"
+            )
         check_format(batch_format, own.packing, own.batch_size)
 
 

@@ -192,5 +192,5 @@ class _Run:
             "global_batches": self._global_batches,
             "global_batch_size": self._recipe.global_batch_size,
             "padding_packs": slots - self._delivery.num_slots,
-            "padding_tokens": slots * self._recipe.packing.max_seq_len - stats["tokens"],
+            "padding_tokens": slots * self._recipe.packing.row_tokens - stats["tokens"],
         }

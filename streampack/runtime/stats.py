@@ -153,7 +153,7 @@ class DeliveryStats:
             "truncated": self._truncated.tolist(),
             "dropped": dropped,
         }
-        slots = self._num_slots * recipe.packing.max_seq_len
+        slots = self._num_slots * recipe.packing.row_tokens
         return delivery_report(
             recipe.names, counts, self._targets(), packs=self._num_packs, slots=slots
         )

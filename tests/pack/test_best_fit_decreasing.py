@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.config import OPTION_METHODS, Packing
+from streampack import IterableStream, PackedIterableDataset
+from streampack.config import COST_OPTIONS, OPTION_METHODS, Packing
 from streampack.errors import ConfigError
 from streampack.pack import Packer, fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import PASSING_PACKS
@@ -194,8 +196,32 @@ OPTIONS = {
 HONOURED = {"max_samples_per_pack"}
 
 
-def test_the_table_has_every_option_of_a_method():
-    assert set(OPTIONS) == set(OPTION_METHODS)
+NOT_OF_THE_PACKER = {
+    "max_seq_len",
+    "method",
+    "overflow",
+    "bos_id",
+    "eos_id",
+    "padding_id",
+    "positions",
+}
+TESTED_ABOVE = {"buffer_tokens", "buffer_samples", "pad_to_multiple"}
+
+
+def test_the_table_has_every_option():
+    assert set(OPTIONS) | set(COST_OPTIONS) == set(OPTION_METHODS)  # those: test_cost.py
+    names = {field.name for field in fields(Packing)}
+    assert names == set(OPTION_METHODS) | NOT_OF_THE_PACKER | TESTED_ABOVE
+
+
+def test_a_method_of_windows_is_refused_for_iterables_and_left_out_works():
+    source = IterableStream([{"tokens": [1, 2, 3]}, {"tokens": [4, 5]}])
+    with pytest.raises(
+        ConfigError, match=rf"method='{METHOD}' packs .*; leave it out for 'exact_fit'"
+    ):
+        PackedIterableDataset([source], packing=Packing(max_seq_len=8, method=METHOD))
+    [batch] = PackedIterableDataset([source], packing=Packing(max_seq_len=8))
+    assert batch["tokens"].tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("name", OPTIONS)

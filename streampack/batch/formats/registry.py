@@ -61,6 +61,7 @@ FORMATS: Mapping[str, Formatter] = MappingProxyType(
 )
 """Function of each name of a `batch_format`."""
 
+VARLEN = (to_compact, to_hf_flash, to_megatron, to_torchtitan_flat)
 EDGES_BY_POSITION = (to_hf, to_hf_flash, to_llama_factory, to_torchtitan, to_torchtitan_flat)
 
 
@@ -117,6 +118,7 @@ def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 
     bare, options = convert, {}
     if isinstance(convert, partial):
         bare, options = convert.func, convert.keywords
+    _check_varlen(bare, packing)
     if bare is to_llama_factory:
         if options.get("dense"):
             return convert
@@ -129,3 +131,16 @@ def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 
             "was cut; set positions='restart'"
         )
     return convert
+
+
+def _check_varlen(convert: Formatter, packing: Packing) -> None:
+    """Refuse packs of equal cost in a built-in format whose attention has a cost of its own."""
+    if packing.max_cost is None or not is_builtin(convert) or any(convert is f for f in VARLEN):
+        return
+    name = convert.__name__.removeprefix("to_")
+    usable = ", ".join(repr(f.__name__.removeprefix("to_")) for f in VARLEN)
+    raise ConfigError(
+        f"Packing(max_cost={packing.max_cost}) is for varlen attention, whose cost is that of the "
+        f"samples; batch_format={name!r} computes whole rows: choose one of {usable}, or leave "
+        "max_cost out"
+    )

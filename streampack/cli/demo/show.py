@@ -123,7 +123,7 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
     for batch in islice(endless(loader), max(num_steps, len(dataset))):
         digests.append(fingerprint(batch))
         bars += bars_of(batch["segments"].numpy())
-    names, max_seq_len = dataset.stream_names, described.packing.max_seq_len
+    names, max_seq_len = dataset.stream_names, described.packing.row_tokens
     width = min(BAR_WIDTH, console.width - MARGIN)
     console.print(pack_lines(bars[:PACKS_PRINTED], max_seq_len, width))
     console.print(legend(names))

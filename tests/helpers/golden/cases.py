@@ -137,6 +137,12 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         order=Order(seed=17, num_lanes=4),
         world=TWO_RANKS,
     ),
+    "equal-cost": planned(
+        packing=Packing(max_seq_len=512, max_cost=800, cost_hidden_size=100),
+        batch_format="compact",
+        order=Order(seed=17, num_lanes=4),
+        mixing=Mixing(epoch_end="carry", batching_method="stratified", global_batch_size=8),
+    ),
     "windows-unshuffled": planned(
         packing=Packing(max_seq_len=512, method="best_fit_decreasing"), order=Order(shuffle=False)
     ),

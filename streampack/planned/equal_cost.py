@@ -1,0 +1,70 @@
+"""Packs of equal cost, `Packing(max_cost=...)`: what cannot have them, and how many to expect.
+
+::
+
+    lengths of up to 64 shards --sizes in a pack--> slots that all tokens of a stream will take
+
+Cost: none without `max_cost`; otherwise about 0.1 us a sample of these shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from streampack.config import Packing
+from streampack.errors import ConfigError
+from streampack.pack import fit_samples
+from streampack.pack.cost import check_max_cost, sizes_in_pack
+from streampack.streams import MdsStream
+from streampack.types import LENGTH, Int64Array
+from streampack.world import World
+
+NUM_SHARDS = 64  # shards whose lengths are looked at
+
+
+def check_equal_cost(packing: Packing, streams: Sequence[MdsStream], world: World) -> None:
+    """Refuse `max_cost` where packs of equal cost are not possible.
+
+    Raises:
+        ConfigError: If it is too low, lengths are unknown, or rows are cut or of several lengths.
+    """
+    if packing.max_cost is None:
+        return
+    check_max_cost(packing)
+    own = f"max_cost={packing.max_cost}"
+    if world.context_parallel > 1:
+        raise ConfigError(
+            f"{own} bounds the cost of whole packs, but World(context_parallel="
+            f"{world.context_parallel}) cuts each among ranks; leave one of them out"
+        )
+    for stream in streams:
+        if stream.max_seq_len is not None:
+            raise ConfigError(
+                f"{own} is one bound for all packs, but stream {stream.name!r} has packs of its "
+                f"own, max_seq_len={stream.max_seq_len}; leave one of them out"
+            )
+        if stream.is_remote and not stream.has_length_file:
+            raise ConfigError(
+                f"{own} needs the lengths of stream {stream.name!r} to know how many packs it "
+                "gives, and it has no length file: run `streampack index` on it, or leave "
+                "max_cost out"
+            )
+
+
+def slots_of_equal_cost(
+    stream: MdsStream, lengths_of: Callable[[int], Int64Array], packing: Packing, num_tokens: int
+) -> int | None:
+    """Return the slots of packs that a stream is expected to take; None without `max_cost`."""
+    if packing.max_cost is None:
+        return None
+    shards = np.unique(np.linspace(0, stream.num_shards - 1, NUM_SHARDS).astype(np.int64))
+    lengths = np.concatenate([lengths_of(shard) for shard in shards.tolist()])
+    lengths = lengths[lengths > 0]  # empty samples are refused by name when they are planned
+    samples = np.zeros((len(lengths), 4), np.int64)
+    samples[:, 3] = lengths
+    overflow = "split" if packing.overflow == "error" else packing.overflow
+    pieces = fit_samples(samples, packing.max_seq_len, overflow, [stream.name])[:, LENGTH]
+    sizes = sizes_in_pack(pieces, packing)
+    return num_tokens * int(sizes.sum()) // max(int(pieces.sum()), 1)

@@ -1,0 +1,128 @@
+"""Packs of equal cost: both bounds are kept, and sizes are tokens or shares of the cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.balance import AttentionCost
+from streampack.config import OPTION_METHODS, Packing
+from streampack.errors import ConfigError
+from streampack.pack import make_packer
+from streampack.pack.cost import check_max_cost, cost_of, sizes_in_pack
+from streampack.report import synthetic_lengths
+from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers.oracles import rows_of
+
+
+@st.composite
+def packings(draw) -> Packing:
+    size = 8 * draw(st.integers(2, 500))
+    hidden = draw(st.sampled_from([1, 8, 64, 4096]))
+    window = draw(st.sampled_from([None, 1, 100]))
+    longest = float(AttentionCost(hidden_size=hidden, window=window)(np.array([size]))[0])
+    return Packing(
+        max_seq_len=size,
+        max_cost=int(np.ceil(longest * draw(st.floats(1, 2)))),
+        capacity=draw(st.sampled_from([None, size, size + 8 * (size // 32)])),
+        cost_hidden_size=hidden,
+        cost_window=window,
+        pad_to_multiple=draw(st.sampled_from([None, 8])),
+        buffer_samples=draw(st.sampled_from([3, 4096])),
+    )
+
+
+@given(packing=packings(), data=st.data())
+def test_every_pack_keeps_both_bounds_and_every_segment_is_packed_once(packing, data):
+    check_max_cost(packing)
+    lengths = st.lists(st.integers(1, packing.max_seq_len), min_size=1, max_size=40)
+    rows = rows_of(data.draw(lengths))
+    packer = make_packer(packing)
+
+    half = len(rows) // 2
+    packs = Packs.join([packer.add(rows[:half]), packer.add(rows[half:]), packer.flush()])
+
+    assert sorted(packs.segments[:, SAMPLE].tolist()) == list(range(len(rows)))
+    assert np.array_equal(
+        packs.segments[np.argsort(packs.segments[:, SAMPLE]), LENGTH], rows[:, LENGTH]
+    )
+    multiple = packing.pad_to_multiple or 1
+    for pack in range(len(packs)):
+        taken = -(-packs[pack][:, LENGTH] // multiple) * multiple
+        assert taken.sum() <= packing.row_tokens <= 1.5 * packing.max_seq_len
+        # Costs are rounded to 1 / 1,024 of a token each.
+        assert cost_of(packing)(taken).sum() <= packing.max_cost + len(taken) / 1024
+
+
+def test_short_samples_fill_the_capacity_and_long_ones_the_cost():
+    packing = Packing(max_seq_len=1000, max_cost=2000, cost_hidden_size=100)
+    lengths = np.concatenate([np.full(30_000, 10), np.full(60, 1000), np.full(100, 700)])
+    packs = make_packer(packing).add(rows_of(np.random.default_rng(0).permutation(lengths)))
+
+    tokens = [int(packs[pack][:, LENGTH].sum()) for pack in range(len(packs))]
+    costs = [float(cost_of(packing)(packs[pack][:, LENGTH]).sum()) for pack in range(len(packs))]
+    fullest = np.maximum(np.array(tokens) / 1500, np.array(costs) / 2000)
+
+    assert min(tokens) == 1120
+    assert max(tokens) == 1500
+    assert np.median(fullest) > 0.99
+
+
+def test_packs_of_web_cost_nearly_the_same_and_hold_more_tokens():
+    lengths = np.minimum(synthetic_lengths("web", 200_000), 32_768)
+    packing = Packing(max_seq_len=32_768, max_cost=54_614)
+    check_max_cost(packing)
+
+    packs = make_packer(packing).add(rows_of(lengths))
+
+    costs = np.array([cost_of(packing)(packs[p][:, LENGTH]).sum() for p in range(len(packs))])
+    assert costs.max() <= 54_614
+    assert costs.max() / costs.mean() < 1.1
+    assert packs.segments[:, LENGTH].sum() / len(packs) > 1.3 * 32_768
+
+
+def test_a_bound_below_one_sample_is_refused_with_the_least():
+    with pytest.raises(
+        ConfigError, match=r"max_seq_len=1000 tokens; set it to at least (\d+)"
+    ) as info:
+        check_max_cost(Packing(max_seq_len=1000, max_cost=1000))
+    least = int(str(info.value).split("at least ")[1].split(",")[0])
+    check_max_cost(Packing(max_seq_len=1000, max_cost=least))
+    with pytest.raises(ConfigError):
+        check_max_cost(Packing(max_seq_len=1000, max_cost=least - 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 1200}, "capacity=1200 has no effect without max_cost; set max_cost, or"),
+        ({"cost_window": 5}, "cost_window=5 has no effect without max_cost"),
+        ({"cost_hidden_size": 5}, "cost_hidden_size=5 has no effect without max_cost"),
+        (
+            {"max_cost": 2000, "capacity": 999},
+            "capacity=999 must be from max_seq_len=1000 to .*1500",
+        ),
+        ({"max_cost": 2000, "capacity": 1501}, "capacity=1501 must be from .*; leave it out"),
+        ({"max_cost": 0}, "max_cost=0 must be at least 1"),
+        ({"max_cost": 2000, "pad_to_multiple": 8, "capacity": 1201}, "capacity=1201 is not a mult"),
+        ({"max_cost": 2000, "split_gap": 0.1}, "split_gap=0.1 is not supported by .*decreasing"),
+        ({"max_cost": 2000, "guard": 2}, "guard=2 is not supported by method='best_fit_decr"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Packing(max_seq_len=1000, **options)
+
+
+@pytest.mark.parametrize("method", OPTION_METHODS["guard"])
+def test_other_packers_refuse_a_bound_on_the_cost(method):
+    with pytest.raises(ConfigError, match=f"max_cost=2000 is not supported by method='{method}'"):
+        Packing(max_seq_len=1000, max_cost=2000, method=method)
+
+
+def test_without_a_bound_sizes_are_lengths():
+    lengths = np.arange(1, 9)
+    assert sizes_in_pack(lengths, Packing(max_seq_len=8)) is lengths
+    assert Packing(max_seq_len=8).row_tokens == 8

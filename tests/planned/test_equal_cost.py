@@ -1,0 +1,180 @@
+"""Packs of equal cost from shards to batches: once, elastic, resumed, and as many as expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import ConfigError, IterableStream, PackedDataLoader, PackedIterableDataset, Packing
+from streampack.batch.formats.registry import FORMATS
+from streampack.chapters import Chapter
+from streampack.errors import ResumeError
+from streampack.report import synthetic_lengths
+from streampack.runtime.resumable import engine_of
+from streampack.types import LENGTH
+from streampack.world import World
+from tests.helpers import conformance
+from tests.helpers.conformance import all_rows, worlds
+from tests.helpers.planning import global_batches, recipe
+
+SIZE = 256
+COST = {"max_cost": 400, "cost_hidden_size": 50}
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+USABLE = ("compact", "hf_flash", "megatron", "torchtitan_flat")
+
+
+def as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
+    """A format of the user's own, for varlen attention."""
+    return batch
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    lengths = [
+        np.clip(rng.lognormal(3.5, 1, 900), 1, 700).astype(int).tolist(),
+        rng.integers(1, 40, 500).tolist(),
+    ]
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+def make(written, method: str = "random", packing: dict[str, Any] | None = None, **options: Any):
+    mixing = {"batching_method": method, "global_batch_size": 24, **options.pop("mixing", {})}
+    options = {"batch_format": as_it_is, "order": {"num_lanes": 2}, **options}
+    return conformance.make(
+        written, max_seq_len=SIZE, packing=COST | (packing or {}), mixing=mixing, **options
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_world_delivers_every_token_once_and_the_same_packs(written, method):
+    reference = all_rows([make(written, method)])
+    conformance.check_exactly_once(reference, written, (900, 500))
+    for num_ranks in (2, 3):
+        ranks = [make(written, method, world=world) for world in worlds(num_ranks)]
+        assert all_rows(ranks) == reference
+    for batch in make(written, method):
+        conformance.check_tokens(batch, written)
+        assert batch["tokens"].shape == (2, 384)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_resumes_after_any_batch(written, num_workers):
+    wanted = [conformance.show(batch) for batch in PackedDataLoader(make(written))]
+    for stop in (1, len(wanted) // 2):
+        loader = PackedDataLoader(make(written), num_workers=num_workers)
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        state = loader.state_dict()
+        del batches
+        resumed = PackedDataLoader(make(written), num_workers=num_workers)
+        resumed.load_state_dict(state)
+        assert [conformance.show(batch) for batch in resumed] == wanted[stop:]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"max_cost": 500}, "max_cost"),
+        ({"cost_hidden_size": 100}, "cost_hidden_size"),
+        ({"capacity": 300}, "capacity"),
+    ],
+)
+def test_a_state_of_another_bound_is_refused_by_name(written, changed, field):
+    state = make(written).state_dict()
+    assert state["fingerprint"]["capacity"] == 384
+    with pytest.raises(ResumeError, match=f"saved with {field}=.*; resume with"):
+        make(written, packing=changed).load_state_dict(state)
+
+
+def test_states_without_a_bound_do_not_name_it(written):
+    state = conformance.make(written, max_seq_len=SIZE).state_dict()
+    assert not {"max_cost", "capacity", "cost", "cost_window"} & set(state["fingerprint"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_epoch_that_carries_has_the_packs_that_its_tokens_fill(written, method):
+    dataset = make(written, method, mixing={"epoch_end": "carry", "global_batch_size": 4})
+    in_epoch = engine_of(dataset).recipe.packs_per_carry_epoch
+    all_packs = len(all_rows([make(written, method, mixing={"global_batch_size": 4})]))
+
+    assert abs(in_epoch - all_packs) <= 4 + 0.06 * all_packs
+    tokens = [
+        sum(conformance.segments_of([row])[:, 4].sum() for row in all_rows([dataset]))
+        for _ in range(4)
+    ]
+    assert abs(np.mean(tokens) / sum(map(sum, written.lengths)) - 1) < 0.08
+
+
+def test_the_tokens_of_global_batches_vary_by_less_than_one_percent():
+    lengths = np.minimum(synthetic_lengths("web", 200_000), 8192)
+    packing = Packing(max_seq_len=8192, max_cost=9558)
+    r = recipe([lengths], packing=packing, global_batch_size=512)
+
+    tokens = [
+        sum(row[LENGTH] for pack in packs for row in pack)
+        for packs, _ in global_batches(r)
+        if len(packs) == 512
+    ]
+
+    assert len(tokens) > 20
+    assert np.std(tokens) < 0.01 * np.mean(tokens)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_formats_of_varlen_attention_take_packs_of_equal_cost(written, name):
+    if name in USABLE:
+        batch = next(iter(PackedDataLoader(make(written, batch_format=name))))
+        tokens = (
+            batch[0]["input"]
+            if name == "torchtitan_flat"
+            else batch.get("input_ids", batch.get("tokens"))
+        )
+        assert tokens.numel() == 2 * 384
+        return
+    with pytest.raises(
+        ConfigError, match=r"max_cost=400\) is for varlen .*'hf_flash'.* or leave max_c"
+    ):
+        make(written, batch_format=name)
+    conformance.make(written, max_seq_len=SIZE, batch_format=name, batch_size=1)
+
+
+def test_a_bound_below_one_sample_is_refused_before_anything_is_read(written):
+    with pytest.raises(
+        ConfigError, match=r"max_cost=300 is less than .*=256 tokens; set it to at least"
+    ):
+        make(written, packing={"max_cost": 300})
+
+
+def test_iterables_refuse_a_bound_on_the_cost():
+    with pytest.raises(
+        ConfigError, match=r"max_cost=400 packs .* iterables cannot do; leave it out"
+    ):
+        PackedIterableDataset(
+            [IterableStream([{"tokens": [1, 2]}])],
+            packing=Packing(max_seq_len=SIZE, **COST),
+            batch_format="compact",
+        )
+
+
+def test_slices_of_rows_are_refused(written):
+    world = World(rank=0, num_ranks=2, replication=2, context_parallel=2)
+    with pytest.raises(ConfigError, match=r"max_cost=400 bounds .*context_parallel=2\) cuts"):
+        make(written, world=world, packing={"pad_to_multiple": 4})
+    make(written, world=World(rank=0, num_ranks=2, replication=2))
+
+
+def test_streams_with_packs_of_their_own_are_refused(written):
+    weights = [{"max_seq_len": 2 * SIZE}, {}]
+    with pytest.raises(ConfigError, match=r"max_cost=400 is one bound .* max_seq_len=512; leave"):
+        make(written, "device_per_stream", weights=weights)
+
+
+def test_chapters_are_refused(written):
+    chapter = Chapter(weights={"s0": 1, "s1": 1}, steps=4)
+    with pytest.raises(ConfigError, match=r"max_cost=400 makes packs of unequal .*leave it out"):
+        make(written, chapters=[chapter])
+    make(written, packing={"max_cost": None, "cost_hidden_size": None}, chapters=[chapter])
