@@ -71,8 +71,8 @@ class ItemDecoder:
             ):
                 if self._adds_ids:
                     length = encoded_length(value, self._packing)
-                place = (items.pass_, items.numbers[0], items.taken)
-                ready.append(place, (value if self._is_kept else value.copy(), None, None), length)
+                line = (items.pass_, items.numbers[0], items.taken, length)
+                ready.append(line, (value if self._is_kept else value.copy(), None, None))
                 return
         if self._takes_arrays and self._is_kept and are_integer_rows(values):
             sizes = np.fromiter(map(len, values), np.int64, len(values))
@@ -94,7 +94,6 @@ class ItemDecoder:
         may_be_plain = self._is_bare or stream.tokenizer is None
         for index, value in enumerate(values):
             number = items.numbers[index]
-            place = (items.pass_, number, items.taken + index)
             plain = stream.plain(value) if may_be_plain else None
             if plain is not None and (
                 len(plain[0]) > self._longest or (self._skips and has_invalid_values(plain))
@@ -109,8 +108,10 @@ class ItemDecoder:
                 length = len(plain[0])
                 if self._adds_ids:
                     length = encoded_length(plain[0], self._packing)
-                ready.append(place, plain, length)
-            elif self._is_kept:
+                ready.append((items.pass_, number, items.taken + index, length), plain)
+                continue
+            place = (items.pass_, number, items.taken + index)
+            if self._is_kept:
                 ready.append_complex(place, ComplexSample(items.values[index]))
             else:
                 ids = value if are_encoded else None

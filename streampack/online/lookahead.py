@@ -51,8 +51,8 @@ class Lookahead:
 def least_tokens(packing: Packing, num_packs: int) -> int:
     """Return the fewest tokens with which an empty packer can close `num_packs` packs.
 
-    >>> least_tokens(Packing(max_seq_len=1000), 8), least_tokens(Packing(max_seq_len=1000), 1)
-    (7992, 1000)
+    >>> [least_tokens(Packing(max_seq_len=1000, method="exact_fit"), n) for n in (8, 1)]
+    [7992, 1000]
     """
     size, method = packing.max_seq_len, packing.method
     if method == "concat":

@@ -65,15 +65,15 @@ class ReadySamples:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def append(self, place: tuple[int, int, int], plain: Plain, length: int) -> None:
+    def append(self, line: tuple[int, int, int, int], plain: Plain) -> None:
         """Add a plain sample.
 
         Args:
-            place: Its pass, its number, and the items of the slice before it in that pass.
+            line: Its pass, its number, the items of the slice before it in that pass, and its
+                tokens, with BOS and EOS.
             plain: Its arrays.
-            length: Its tokens, with BOS and EOS.
         """
-        self._table.extend((*place, length))
+        self._table.extend(line)
         self.tokens.append(plain[0])
         if self._has_labels:
             self.labels.append(plain[1])

@@ -95,19 +95,22 @@ class StreamMixer:
 
     def _fill(self, window: Window, lane: int) -> int | None:
         """Fill a window until it is full, or until a stream ends; return that stream."""
+        tokens, samples, expected = window.tokens, window.samples, window.expected
         ahead = list(map(window.streams.count, range(len(self.samplers))))
         fixed = self._only if self._is_random else lane
         ended, num = None, len(window.streams)
-        while (is_needed := window.tokens >= 0 and window.samples >= 0) or window.expected > 0:
+        while (is_needed := tokens >= 0 and samples >= 0) or expected > 0:
             stream = self._deficits.next() if fixed is None else fixed
             if stream is None or self._is_stopping:
                 window.has_ended = is_needed
                 break
             sampler, before = self.samplers[stream], ahead[stream]
-            next_ones = sampler.ready.tokens[before : before + 2]
-            are_waiting = len(next_ones) > 1 and type(next_ones[0]) is not ComplexSample
-            if are_waiting and self._add_waiting(window, ahead, fixed):
-                continue
+            read = sampler.ready.tokens
+            if len(read) > before + 1 and type(read[before]) is not ComplexSample:
+                room = np.array([tokens, samples, expected])
+                if self._add_waiting(window, room, ahead, fixed):
+                    tokens, samples, expected = room.tolist()
+                    continue
             length = sampler.peek(before, is_needed=is_needed)
             if length is None:
                 ended = stream if is_needed else None
@@ -119,22 +122,28 @@ class StreamMixer:
             window.streams.append(stream)
             if fixed is None:
                 self._deficits.serve(stream, length if self._by_tokens else 1)
-            window.tokens -= length
-            window.samples -= 1
-            window.expected -= length
+            tokens, samples, expected = tokens - length, samples - 1, expected - length
         if self._ended is not None and (window.last is not None or len(window.streams) > num):
             self.warn_of_end(self._ended)
+        window.tokens, window.samples, window.expected = tokens, samples, expected
         return ended
 
-    def _add_waiting(self, window: Window, ahead: list[int], fixed: int | None) -> bool:
-        """Add samples that were read before to a window; False if none can be added."""
+    def _add_waiting(
+        self, window: Window, room: Int64Array, ahead: list[int], fixed: int | None
+    ) -> bool:
+        """Add samples that were read before to a window; False if none can be added.
+
+        Args:
+            window: The window.
+            room: What it has room for, as in `Deficits.serve_waiting`; updated.
+            ahead: Samples of each stream in it; updated.
+            fixed: The only stream to add; None: the deficits decide.
+        """
         turns, first, last = self._deficits, 0, len(self.samplers)
         if fixed is not None:
             turns, first, last = self._turns_of_one, fixed, fixed + 1
-        room = np.array([window.tokens, window.samples, window.expected])
         waiting = list(map(StreamSampler.waiting, self.samplers[first:last], ahead[first:last]))
         added = (turns.serve_waiting(waiting, room) + first).tolist()
-        window.tokens, window.samples, window.expected = room.tolist()
         window.streams += added
         for stream in range(first, last):
             ahead[stream] += added.count(stream)

@@ -62,7 +62,7 @@ def test_columns_are_a_queue_of_samples(steps, has_labels):
         else:
             place, tokens = (1, 5 * number, number), np.arange(num)
             if kind == "one":
-                ready.append(place, (tokens, None, tokens), num + 2)
+                ready.append((*place, num + 2), (tokens, None, tokens))
             else:
                 ready.append_complex(place, ComplexSample(tokens))
             expected.append((*place, num + 2 if kind == "one" else 0, tokens.tolist()))
