@@ -153,8 +153,8 @@ class Dealer:
         self._num_dealt += 1
         own = dealt[:, self._view.sharing.index(self._view.place)].ravel()
         if self._keeps_batches:
-            bounds, shapes = batches.bounds.tolist(), shapes[own]
+            bounds, shapes = batches.bounds, shapes[own]
             own = np.concatenate([np.arange(*bounds[batch : batch + 2]) for batch in own.tolist()])
         else:
             shapes = shapes[: self._num_steps]  # all batches have packs of one length
-        return BatchPacks.of(take_packs(batches.packs, own), shapes, self._view.batch_size)
+        return BatchPacks(take_packs(batches.packs, own), shapes, self._view.batch_size)

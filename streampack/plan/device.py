@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,48 +95,57 @@ class DevicePlan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BatchPacks:
-    """The packs of consecutive batches of a device; each batch has packs of one length."""
+class AlikeBatches(NamedTuple):
+    """Consecutive batches whose packs have one length."""
 
     packs: Packs
-    slots_per_pack: Int64Array
-    """Length of each batch's packs in slots, shape (num_batches,)."""
-    bounds: Int64Array
-    """Packs before each batch, followed by their total, shape (num_batches + 1,)."""
+    num_batches: int
+    slots_per_pack: int
 
-    @staticmethod
-    def of(packs: Packs, slots_per_pack: Int64Array, batch_size: int) -> BatchPacks:
-        """Return packs as batches of `batch_size` slots; the last may have fewer packs."""
-        bounds = np.zeros(len(slots_per_pack) + 1, np.int64)
-        np.cumsum(batch_size // slots_per_pack, out=bounds[1:])
-        bounds[-1] = len(packs)
-        return BatchPacks(packs=packs, slots_per_pack=slots_per_pack, bounds=bounds)
+
+class BatchPacks:
+    """The packs of consecutive batches of a device; each batch has packs of one length.
+
+    Args:
+        packs: The packs, batch after batch. The last batch may have fewer than the others.
+        slots_per_pack: Length of each batch's packs in slots, shape (num_batches,).
+        batch_size: Slots of a batch.
+
+    Attributes:
+        bounds: Packs before each batch, followed by their total; num_batches + 1 integers.
+    """
+
+    def __init__(self, packs: Packs, slots_per_pack: Int64Array, batch_size: int) -> None:
+        self.packs = packs
+        self.slots_per_pack = slots_per_pack
+        # Lists, because `take` is called for every batch.
+        self.bounds: list[int] = [0, *np.cumsum(batch_size // slots_per_pack).tolist()]
+        self.bounds[-1] = len(packs)
+        self._slots: list[int] = slots_per_pack.tolist()
+        ends = np.append(np.flatnonzero(np.diff(slots_per_pack)) + 1, len(slots_per_pack))
+        self._ends: list[int] = np.repeat(ends, np.diff(ends, prepend=0)).tolist()
 
     @staticmethod
     def none() -> BatchPacks:
         """Return no batches."""
-        return BatchPacks.of(Packs.none(), np.zeros(0, np.int64), 1)
+        return BatchPacks(Packs.none(), np.zeros(0, np.int64), 1)
 
     def __len__(self) -> int:
-        return len(self.slots_per_pack)
+        return len(self._slots)
 
-    def cut(self, num_slots: int) -> BatchPacks:
-        """Return a single batch with the packs of its first slots."""
-        packs = self.packs.slice(0, num_slots // int(self.slots_per_pack[0]))
-        return replace(self, packs=packs, bounds=np.array([0, len(packs)]))
+    def take(self, first: int, most: int, num_slots: int | None = None) -> AlikeBatches:
+        """Return up to `most` batches from `first` on, with packs of one length.
 
-    def take(self, first: int, most: int) -> BatchPacks:
-        """Return up to `most` batches from `first` on, all with packs of one length."""
-        shapes = self.slots_per_pack[first : first + most]
-        others = np.flatnonzero(shapes != shapes[0])
-        last = first + (int(others[0]) if len(others) else len(shapes))
-        begin, end = self.bounds[[first, last]].tolist()
-        return BatchPacks(
-            packs=self.packs.slice(begin, end),
-            slots_per_pack=self.slots_per_pack[first:last],
-            bounds=self.bounds[first : last + 1] - begin,
-        )
+        Args:
+            first: The first batch.
+            most: Maximum number of batches.
+            num_slots: Return the packs of only this many slots. None: all.
+        """
+        slots, last = self._slots[first], min(first + most, self._ends[first])
+        begin, end = self.bounds[first], self.bounds[last]
+        if num_slots is not None:
+            end = min(end, begin + num_slots // slots)
+        return AlikeBatches(self.packs.slice(begin, end), last - first, slots)
 
 
 def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:

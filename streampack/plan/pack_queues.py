@@ -161,7 +161,7 @@ class PackQueues:
         All of these slots are known; see `know`.
         """
         slots_per_pack = self._shapes.slots_per_pack[slots[::batch_size, COLUMN]]
-        return BatchPacks.of(self._packs(self._begins(slots)), slots_per_pack, batch_size)
+        return BatchPacks(self._packs(self._begins(slots)), slots_per_pack, batch_size)
 
     def know(self, slots: Int64Array, num_slots: int, batch_size: int) -> Int64Array:
         """Plan the first `num_slots` slots, and return them with all known batches after them.

@@ -22,6 +22,7 @@ import numpy as np
 from streampack.errors import ResumeError
 from streampack.plan.deal import Dealer
 from streampack.plan.device import (
+    AlikeBatches,
     BatchPacks,
     DevicePlan,
     DeviceView,
@@ -151,14 +152,14 @@ class EpochSequence:
         if self.num_slots is not None and self.position >= self.num_slots:
             return None
         batches = self._batches_to_deliver(most) if fetch else self._no_packs()
-        num_batches, slots_per_pack = len(batches), int(batches.slots_per_pack[0])
+        packs, num_batches, slots_per_pack = batches
         first, self.position = self.position, self.position + num_batches * window
         if num_batches > 1:
             self._walk_to(self.position)  # these slots are known; this marks them as requested
         self._release(self._edge(self.position))
         ends = range(first + window, self.position + 1, window)
         return DevicePlan(
-            packs=batches.packs,
+            packs=packs,
             num_rows=self._view.batch_size // slots_per_pack,
             epoch=self.epoch,
             positions=list(ends) if self._total is None else [self._count(end) for end in ends],
@@ -310,7 +311,7 @@ class EpochSequence:
         size = self._recipe.global_batch_size
         return slot if self._dealer is None else slot // size * size
 
-    def _batches_to_deliver(self, most: int) -> BatchPacks:
+    def _batches_to_deliver(self, most: int) -> AlikeBatches:
         """Return the next batches, dealt if they are; at least one."""
         size, first = self._recipe.global_batch_size, self._edge(self.position)
         is_padded = self._total is not None and first + size > self._total
@@ -324,12 +325,12 @@ class EpochSequence:
             self._dealt_from, self._quiet_until = first, 0
         return self._dealt.take((self.position - first) // self._window, most)
 
-    def _no_packs(self) -> BatchPacks:
+    def _no_packs(self) -> AlikeBatches:
         """Return a batch of padding, in packs of the length that was served last."""
-        slots_per_pack = self._recipe.shapes.slots_per_pack[[self._last_column]]
-        return BatchPacks.of(Packs.none(), slots_per_pack, self._view.batch_size)
+        slots_per_pack = int(self._recipe.shapes.slots_per_pack[self._last_column])
+        return AlikeBatches(Packs.none(), 1, slots_per_pack)
 
-    def _batches(self, most: int) -> BatchPacks:
+    def _batches(self, most: int) -> AlikeBatches:
         """Return the next batches, in order; at least one."""
         view = self._view
         first, size = view.first_slot(self.position), view.batch_size
@@ -344,7 +345,7 @@ class EpochSequence:
             self._gathered_from, number = first, 0
             self._quiet_until = 0
         if size < view.batch_size:
-            return self._gathered.take(number, 1).cut(size)
+            return self._gathered.take(number, 1, size)
         if most == 1:
             return self._gathered.take(number, 1)
         return self._gathered.take(number, min(most, 1 + self._num_alike()))
