@@ -181,13 +181,6 @@ STATES = {
             of_lengths(folder, mixing={"batching_method": method}) for method in methods
         ],
     ),
-    "longer packs and slices of rows": Remedy(
-        lambda folder: of_lengths(
-            folder, world=World(num_ranks=2, replication=2, context_parallel=2)
-        ),
-        r"(context_parallel)=2\) cannot be combined.*; leave out one of them",
-        lambda folder, _: of_lengths(folder, world=World(num_ranks=2, replication=2)),
-    ),
     "a pack that is longer than a device batch": Remedy(
         lambda folder: of_lengths(folder, batch_size=6),
         r"begin the run with batch_size=(\d+), or shorten",
