@@ -28,7 +28,7 @@ LANE_SPREAD = 8  # choices of a stream by which lanes may differ, see mix/schedu
 def first_limits(recipe: Recipe) -> Int64Array:
     """Return the packs that each column may serve from the run's start, (num_lanes, num_columns).
 
-    ENDLESS where there is no limit, or where packs mix streams.
+    ENDLESS where none applies, or where packs mix streams.
     """
     limits = np.full((recipe.num_lanes, recipe.num_columns), ENDLESS)
     if recipe.is_mixed:

@@ -147,6 +147,34 @@ CONFIGS = {
             Packing(max_seq_len=64),
         ],
     ),
+    "the width of packs of equal cost without a cost": Remedy(
+        lambda _: Packing(max_seq_len=64, capacity=80),
+        r"capacity=(\d+) has no effect without max_cost; set max_cost, or leave capacity out$",
+        lambda _, capacity: [
+            Packing(max_seq_len=64, capacity=int(capacity), max_cost=100),
+            Packing(max_seq_len=64),
+        ],
+    ),
+    "a bound of packs of equal cost that is too large": Remedy(
+        lambda _: Packing(max_seq_len=64, max_cost=100, capacity=128),
+        r"capacity=128 must be from max_seq_len=(\d+) to 1\.5 times that, (\d+); leave it out",
+        lambda _, least, most: [
+            *(Packing(max_seq_len=64, max_cost=100, capacity=int(size)) for size in (least, most)),
+            Packing(max_seq_len=64, max_cost=100),
+        ],
+    ),
+    "a part of a stream that is not a slice": Remedy(
+        lambda folder: Stream(local=mds(folder), shards=[0, 10]),
+        r"shards=\[0, 10\] is not a slice of shards; write slice\((\d+), (\d+)\)",
+        lambda folder, first, stop: packed(
+            [Stream(local=mds(folder), shards=slice(int(first), int(stop)))]
+        ),
+    ),
+    "no pass through a stream": Remedy(
+        lambda folder: Stream(local=mds(folder), max_passes=0),
+        r"max_passes=0 is not a number above 0; write one such as (\d+)$",
+        lambda folder, passes: packed([Stream(local=mds(folder), max_passes=int(passes))]),
+    ),
     "a fragment of more than half a pack": Remedy(
         lambda _: Packing(max_seq_len=64, min_fragment=40, split_gap=0.01),
         r"set it to (\d+) at most$",

@@ -27,6 +27,7 @@ from streampack import (
     BucketedIterableDataset,
     Bucketing,
     Buffers,
+    Chapter,
     IterableStream,
     Mixing,
     Order,
@@ -389,6 +390,17 @@ LOADERS = {
             list(PackedDataLoader(planned(folder))),
             list(PackedDataLoader(planned(folder), timeout=30, **{name: 1})),
         ],
+    ),
+    "other weights for a run of epochs": Remedy(
+        lambda folder: PackedDataLoader(planned(folder)).amend(weights={"mds-tokens": 1}),
+        r"pass chapters=\[Chapter\(weights=\{...\}\)\] to the PackedStreamingDataset$",
+        lambda folder: PackedDataLoader(
+            planned(
+                folder,
+                chapters=[Chapter(weights={"mds-tokens": 1}, steps=4)],
+                mixing=Mixing(global_batch_size=1),
+            )
+        ).amend(weights={"mds-tokens": 1}),
     ),
     "fewer than no threads": Remedy(
         lambda folder: PackedDataLoader(planned(folder), prefetch_threads=-1),

@@ -44,8 +44,14 @@ def test_every_config_that_we_ship_loads_and_names_its_streams(path):
     assert all(stream.remote or stream.local for stream in config.streams)
 
 
-def test_the_configs_that_we_ship_are_the_three_of_the_manual():
-    assert {p.stem for p in (ROOT / "configs").iterdir()} == {"demo", "finetune", "pretrain"}
+def test_the_configs_that_we_ship_are_those_of_the_manual():
+    assert {p.stem for p in (ROOT / "configs").iterdir()} == {
+        "annealing",
+        "demo",
+        "finetune",
+        "length-curriculum",
+        "pretrain",
+    }
 
 
 def test_keys_become_the_configs_of_the_package(tmp_path):
