@@ -116,7 +116,7 @@ def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
     dataset = make(streams, world)
     loader = PackedDataLoader(dataset)
     load(told, loader)
-    start = loader.state_dict()
+    start, length = loader.state_dict(), len(dataset)
     steps = []
     for batch in loader:
         state = loader.state_dict()
@@ -136,7 +136,7 @@ def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
         "node": world.node,
         "place": world.place,
         "num_devices": world.num_devices,
-        "length": len(dataset),
+        "length": length,
         "start": start["position"],
         "steps": steps,
     }
