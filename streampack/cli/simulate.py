@@ -33,4 +33,8 @@ def run(options: Simulate) -> None:
     if options.as_json:
         sys.stdout.write(json.dumps({"config": str(options.config), **stats}) + "\n")
         return
+    if described.chapters is not None:
+        view = report.chapter_table(stats) if options.steps is None else report.stats_table(stats)
+        Console().print(view)
+        return
     Console().print(report.simulation_view(stats, weight_unit=described.mixing.weight_unit))

@@ -176,6 +176,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             self._fetched = dict.fromkeys(NO_FETCHES, 0)
             self._first_fetched = num_fetched
         else:
+            self._tally.use(recipe)
             self._fetched = self._fetched_ahead()
         self._read_ahead = self.engine.read_ahead(sequence, self.num_workers)
         self._plans = IterationPlans(sequence, recipe, self._read_ahead)

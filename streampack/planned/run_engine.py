@@ -308,6 +308,11 @@ class RunEngine(PlanEngine):
         raise errors[-1]
 
     @property
+    def skips(self) -> list[tuple[int, int]]:
+        """Ranges [first, stop) of steps of the run that are not delivered."""
+        return list(self._skips)
+
+    @property
     def batch_sizes(self) -> list[int]:
         """Packs in a device batch, for each chapter."""
         return [chapter_spec(self._whole, chapter).batch_size for chapter in self._chapters]

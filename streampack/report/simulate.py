@@ -22,9 +22,12 @@ import numpy as np
 from streampack.balance import Balance
 from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe
 from streampack.plan.deal import dealt_costs, step_time
+from streampack.plan.run_sequence import RunSequence
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.device_view import device_view
 from streampack.planned.refusals import check_not_empty
+from streampack.planned.run_engine import RunEngine
+from streampack.report.chapters import describe_run
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
 from streampack.types import Int64Array, State
@@ -57,11 +60,17 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
         - `padding_packs`: Packs of padding, of the packing's max_seq_len.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
+        Of a run of chapters, without `steps`, it is what `describe_run` returns, whatever the
+        length of the run. With them, the first steps are planned, without `repeats`, `straggler`,
+        and what concerns epochs.
+
     Raises:
         ConfigError: If an epoch has no batch.
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     engine, world = engine_of(dataset), dataset.world
+    if isinstance(engine, RunEngine):
+        return describe_run(dataset) if steps is None else _simulate_run(engine, steps)
     # A single device gets the batches of all ranks, one after another.
     view = DeviceView(batch_size=dataset.batch_size)
     waits = _Waits(engine.recipe, dataset)
@@ -74,6 +83,25 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
         "batch_size": dataset.batch_size,
         "digest": dataset.digest,
     }
+
+
+def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
+    """Plan the first steps of a run of chapters."""
+    tally, num_devices = DeliveryStats(engine.recipe), engine.world.num_devices
+    views = [DeviceView(batch_size=size * num_devices) for size in engine.batch_sizes]
+    sequence = RunSequence(engine.run, views, skips=engine.skips)
+    num_steps = 0
+    while num_steps < steps:
+        plan = sequence.next(min(PLAN_BATCHES, steps - num_steps))
+        if plan is None:
+            break
+        tally.use(engine.run.recipes[plan.epoch])
+        tally.add(plan.packs)
+        num_steps += plan.num_batches
+    sequence.close()
+    losses = {"substituted": sequence.substituted, "skipped": sequence.num_skipped}
+    names = engine.recipe.names
+    return tally.stats([0] * len(names)) | losses | {"steps": num_steps, "ranks": num_devices}
 
 
 class _Waits:

@@ -77,6 +77,7 @@ class DeliveryStats:
         self._truncated = np.zeros(num, np.int64)
         self._num_packs = 0
         self._num_slots = 0  # of these packs
+        self._slot_tokens = 0  # tokens that they could hold
         self._uncounted: list[Packs] = []
 
     def add(self, packs: Packs, slots_per_pack: int = 1) -> None:
@@ -89,6 +90,12 @@ class DeliveryStats:
             num_packs = int(np.count_nonzero(np.diff(packs.ends, prepend=0)))
         self._num_packs += num_packs
         self._num_slots += num_packs * slots_per_pack
+        self._slot_tokens += num_packs * slots_per_pack * self._recipe.packing.row_tokens
+
+    def use(self, recipe: Recipe) -> None:
+        """Count the packs of another recipe from now on, with the same streams."""
+        self._count()
+        self._recipe = recipe
 
     @property
     def num_slots(self) -> int:
@@ -153,7 +160,10 @@ class DeliveryStats:
             "truncated": self._truncated.tolist(),
             "dropped": dropped,
         }
-        slots = self._num_slots * recipe.packing.row_tokens
         return delivery_report(
-            recipe.names, counts, self._targets(), packs=self._num_packs, slots=slots
+            recipe.names,
+            counts,
+            self._targets(),
+            packs=self._num_packs,
+            slots=self._slot_tokens,
         )

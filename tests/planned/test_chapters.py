@@ -405,6 +405,19 @@ def test_a_run_is_described_before_it_runs(make):
         assert delivered[name]["tokens"] == pytest.approx(expected, rel=0.1)
 
 
+def test_a_run_is_simulated_as_it_is_delivered(make):
+    loader = PackedDataLoader(make(skip=[(3, 4)]))
+    for _ in loader:
+        pass
+    delivered = loader.stats()
+    simulated = report.simulate(make(skip=[(3, 4)]), steps=10_000)
+    assert simulated["fill"] == delivered["fill"]
+    assert simulated["skipped"] == delivered["skipped"] == 2
+    for name, stream in delivered["streams"].items():
+        assert simulated["streams"][name]["tokens"] == stream["tokens"]
+    assert len(report.simulate(make())["chapters"]) == 4
+
+
 @pytest.mark.parametrize("name", ["annealing", "length-curriculum"])
 def test_the_configs_of_chapters_load_and_are_planned(folders, tmp_path, name):
     written = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
