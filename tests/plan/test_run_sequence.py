@@ -226,3 +226,68 @@ def test_skipped_steps_are_planned_and_not_delivered():
     skipped = {(0, 1), (0, 2), (0, 5), (1, 0), (1, 1)}
     assert left == [pack for pack in whole if (pack[0], pack[1] // SIZE) not in skipped]
     assert sequence.num_skipped == 5
+
+
+def play(data, method: str, unit: str, num_lanes: int, window: int) -> None:
+    """Run in parts: in another world each, with chapters edited between them; compare the whole."""
+    run = data.draw(chapters())
+    chapter = position = 0
+    snapshots: list = []
+    place = None
+    got: list = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        plan = make(run, method, unit, num_lanes, window)
+        num_devices = data.draw(st.sampled_from([1, 2, 4]))
+        num_steps = data.draw(st.integers(1, 30))
+        kept = snapshots if data.draw(st.booleans()) else []
+        ends, joined = set(), {}
+        for views in views_of(sizes(run), num_devices):
+            sequence = RunSequence(
+                plan, views, chapter=chapter, position=position, snapshots=kept, place=place
+            )
+            end = (chapter, position)
+            for _ in range(num_steps):
+                batch = sequence.next()
+                if batch is None:
+                    break
+                got += plan_packs(batch, views[batch.epoch])
+                end = (batch.epoch, batch.position)
+            ends.add(end)
+            for snapshot in json.loads(json.dumps(sequence.snapshots())):
+                joined.setdefault((snapshot["lane"], snapshot["column"]), snapshot)
+            place_there = sequence.place(*end)
+            sequence.close()
+        [(chapter, position)] = ends
+        snapshots = list(joined.values()) if plan.recipes[chapter].chapter else []
+        place = place_there
+        # What comes later may be edited freely.
+        run = [*run[: chapter + 1], *data.draw(chapters())]
+    plan = make(run, method, unit, num_lanes, window)
+    whole = run_packs(plan, sizes(run))
+    assert sorted(got, key=lambda pack: pack[:2]) == [
+        pack for pack in whole if pack[:2] < (chapter, position)
+    ]
+
+
+histories = {
+    "data": st.data(),
+    "method": methods,
+    "unit": st.sampled_from(["samples", "tokens"]),
+    "num_lanes": st.sampled_from([1, 2, 4]),
+    "window": st.sampled_from([0, 64]),
+}
+
+
+@settings(max_examples=300)
+@given(**histories)
+def test_any_history_of_edits_and_worlds_gives_what_the_final_chapters_say(
+    data, method, unit, num_lanes, window
+):
+    play(data, method, unit, num_lanes, window)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(**histories)
+def test_so_do_ten_thousand_histories(data, method, unit, num_lanes, window):
+    play(data, method, unit, num_lanes, window)
