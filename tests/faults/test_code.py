@@ -51,6 +51,7 @@ IMPORTS_BY_NAME = {
     "__init__.py": {"_LATE[name]"},
     "cli/app.py": {"module"},
     "write/__init__.py": {"f'streampack.write.{_FILES[name]}'"},
+    "write/inputs/tables.py": {"name"},  # modules of pyarrow, written out by the callers
 }
 # Writing a pickle runs nothing: whether an error can go from a worker to its rank.
 MAY_WRITE_PICKLES = {"runtime/worker_messages.py", "_numba.py"}

@@ -178,5 +178,5 @@ def test_the_verb_keeps_files_of_one_remote_stream_at_a_time(store, tmp_path):
     output = call("index", store.url, "--local", str(local), "--keep-local")
     assert output.startswith(f"{local / LENGTH_FILE}: {len(LENGTHS)} samples")
     for paths in ((store.url, "s3://other/stream"), (str(tmp_path),)):
-        with pytest.raises(ConfigError, match=r"are for one remote stream at a time, got "):
+        with pytest.raises(ConfigError, match=r"for one remote stream at a time, got "):
             call("index", *paths, "--local", str(local))

@@ -21,12 +21,14 @@ Cost: about 4 s of imports for the server, once; a job is a fork, 0.1 s.
 from __future__ import annotations
 
 import hashlib
+import atexit
 import json
 import os
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -197,10 +199,22 @@ def _mind(config: dict[str, Any], events: socket.socket) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         events.send(f"pid {os.getpid()}".encode())
         status = run(config, events)
-        # A script's end: what is registered to be done then is done, workers are joined.
-        sys.exit(status)
+        _end(status)
     _, status = os.waitpid(pid, 0)
     events.send(f"exit {os.waitstatus_to_exitcode(status)}".encode())
+
+
+def _end(status: int) -> None:
+    """End as a script does: threads and workers are joined, what is registered is done.
+
+    C++'s own end is left out. The threads that torch keeps stayed in the server when this job was
+    forked, and C++ now and then aborts where it destroys what is left of them.
+    """
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], socket.socket]]:
