@@ -20,8 +20,8 @@ Cost: about 4 s of imports for the server, once; a job is a fork, 0.1 s.
 
 from __future__ import annotations
 
-import hashlib
 import atexit
+import hashlib
 import json
 import os
 import signal
