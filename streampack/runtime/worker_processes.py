@@ -18,7 +18,6 @@ import os
 import queue
 import socket
 import struct
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -66,7 +65,7 @@ class WorkerProcesses:
         self._base_seed = int(torch.empty((), dtype=torch.int64).random_().item())
         self.processes: list[Any] = []
         self.sockets: list[Any] = []
-        self.is_started = self.is_over = False
+        self.is_started = self.is_closing = self.is_over = False
         self.pids: list[int] = []
         self.exitcodes: list[int | None] = []
         self.failure: Exception | None = None
@@ -97,9 +96,7 @@ class WorkerProcesses:
         self.is_started = True
         self._told.put(None)
         is_urgent = self._asked.get() is True
-        with _FORKING[0]:
-            for ours in self.sockets:
-                ours.close()
+        self._close()
         if not is_urgent:
             self._join()
         for process in self.processes:
@@ -124,12 +121,30 @@ class WorkerProcesses:
                 target=run_worker, args=(theirs, self._serve, info), daemon=True
             )
             try:
-                with _FORKING[0]:
-                    process.start()
+                process.start()
             finally:
                 theirs.close()
             self.processes.append(process)
             self.pids.append(process.pid)
+
+    def _close(self) -> None:
+        # Before the first close: until it is noted, a closed socket's number may belong to another
+        # file, and a child that any library forks in between would close that.
+        self.is_closing = True
+        for ours in self.sockets:
+            with suppress(OSError), _socket_of(ours) as copied:
+                copied.shutdown(socket.SHUT_RDWR)  # such a child keeps a copy: no end by itself
+            ours.close()
+
+    def forget(self) -> None:
+        """Close a forked child's copies: workers would not notice the end of the training process.
+
+        The keeper is not in that process.
+        """
+        self.is_over = True
+        if not self.is_closing:
+            for ours in self.sockets:
+                ours.close()
 
     def _join(self) -> None:
         deadline_s = time.monotonic() + LEAVE_S
@@ -139,18 +154,10 @@ class WorkerProcesses:
 
 _KEPT: set[WorkerProcesses] = set()
 
-# Held while a socket is closed, and while a worker is forked: between the close of a file and the
-# note of it, its number may already belong to the new worker, which would close its own socket.
-_FORKING = [threading.Lock()]
-
 
 def _forget_all() -> None:
-    """Close a forked child's copies: workers would not notice the end of the training process."""
-    _FORKING[0] = threading.Lock()  # whose holder is not here
     for kept in list(_KEPT):
-        kept.is_over = True  # the keeper is not in this process
-        for ours in kept.sockets:
-            ours.close()
+        kept.forget()
     _KEPT.clear()
 
 
@@ -169,9 +176,13 @@ def _limit(connection: Any, timeout_s: float) -> None:
     if timeout_s:
         seconds = int(timeout_s)
         limit = struct.pack("ll", seconds, int((timeout_s - seconds) * 1e6) or 1)
-        with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        with _socket_of(connection) as ours:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _socket_of(connection: Any) -> socket.socket:
+    return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 def _exit_code(process: Any) -> int | None:
