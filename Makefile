@@ -55,8 +55,8 @@ QUICK := $(addprefix tests/,mds storage streams mix order pack plan gather batch
 	loader behaviour/test_architecture.py) $(wildcard tests/test_*.py)
 
 quick: $(INSTALLED)
-	STREAMPACK_TEST_EXAMPLES=15 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
-		--no-loadscope-reorder -m "not slow and not processes" $(QUICK)
+	STREAMPACK_TEST_EXAMPLES=5 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+		--no-loadscope-reorder -m "not slow and not processes and not thorough" $(QUICK)
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder

@@ -294,6 +294,7 @@ class Scaled(TinyDecoder):
 SCALES = [10.0, 1.0, 0.1, 0.03, 0.01, 1e-3, 1e-5, 0.0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_leak_never_passes_and_a_clean_model_is_never_accused(

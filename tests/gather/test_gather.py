@@ -527,6 +527,7 @@ def test_a_token_id_that_does_not_fit_in_int32_is_refused_by_name(tmp_path: Path
         gatherer.gather(packs_of([[0, 0, 1, 0, 3, 3]]), 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("at", [0, 40, 99])
 def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: int) -> None:
@@ -584,6 +585,7 @@ def test_a_loss_mask_of_other_values_than_0_and_1_is_refused_by_name(
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 @pytest.mark.parametrize("max_seq_len", [1500, 8192])
 def test_samples_of_many_lines_of_memory_are_read_whole_wherever_they_begin_and_are_cut(

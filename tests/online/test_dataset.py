@@ -160,6 +160,7 @@ def test_mixing_is_off_by_at_most_one_sample_a_source():
         assert np.abs(counts - number * np.array([0.5, 0.3, 0.2])).max() <= 1
 
 
+@pytest.mark.thorough
 def test_mixing_by_tokens_is_off_by_at_most_one_longest_sample():
     streams = [
         IterableStream(itertools.repeat(list(range(length))), proportion=p)

@@ -16,6 +16,7 @@ def samples_of(packs: Packs) -> list[list[int]]:
     return [packs[pack][:, SAMPLE].tolist() for pack in range(len(packs))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "closed", "left"),
     [("first_fit", [[0, 2]], [[1], [3]]), ("best_fit", [[1, 2], [0, 3]], [])],

@@ -113,6 +113,7 @@ def taken(packing: Packing, segments: np.ndarray) -> int:
     return sum(packing.room_of(length) for length in segments[:, LENGTH].tolist())
 
 
+@pytest.mark.thorough
 @settings(max_examples=600)
 @given(case=cases(tuple(ORACLES)))
 def test_kernels_equal_plain_python_segment_by_segment(case):

@@ -24,6 +24,7 @@ def pack_all(packing: Packing, lengths) -> Packs:
     return Packs.join([packer.add(rows_of(lengths)), packer.flush()])
 
 
+@pytest.mark.thorough
 @settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 64), max_size=120))
 def test_samples_stay_whole_and_rows_hold_what_they_can(lengths):

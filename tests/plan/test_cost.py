@@ -48,6 +48,7 @@ def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mix
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_lanes", [1, 4])
 @pytest.mark.parametrize(("epoch_end", "epoch"), [("pad", 0), ("carry", 0), ("pad", 1), ("pad", 3)])

@@ -100,6 +100,7 @@ def test_each_global_batch_holds_the_packs_that_it_has_without_balance(
         assert dealt[last:] == plain[last:], "a padded batch is left alone"
 
 
+@pytest.mark.thorough
 @settings(max_examples=30)
 @given(
     st.sampled_from(METHODS),

@@ -49,6 +49,7 @@ def seen(r: Recipe, view: DeviceView) -> list:
     return told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4)])
@@ -81,6 +82,7 @@ def test_packs_are_taken_for_many_batches_together(method, epoch_end, monkeypatc
     assert len(batches) > 10 * len(gathered)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4), (2, 1)])

@@ -85,6 +85,7 @@ def test_small_windows_are_parts_of_a_chunk(pack_shuffle):
         assert np.mean(moves) > 0.2 * pack_shuffle
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
 def test_a_run_resumes_inside_a_window_in_any_world_with_or_without_snapshots(

@@ -126,6 +126,7 @@ def test_packs_that_are_only_counted_are_as_many(order, method, num_lanes, epoch
             assert count == sum(1 for _ in column_packs(PackQueue(r, lane, column, 1)))
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]))
 def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num_lanes):
@@ -155,6 +156,7 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
         assert moved <= 3 * window + (PASSING_PACKS + shuffled) * 64
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
 def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(

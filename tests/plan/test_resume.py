@@ -59,6 +59,7 @@ def states_of(r: Recipe, view: DeviceView, epoch: int) -> list[tuple[int, str]]:
     return states
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epoch_end", ENDS)
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @pytest.mark.parametrize("method", METHODS)
@@ -86,6 +87,7 @@ def show(batch) -> tuple:
     return segments, ends, batch.num_rows, batch.epoch, batch.position
 
 
+@pytest.mark.thorough
 @settings(max_examples=80)
 @given(
     method=st.sampled_from(METHODS),
@@ -270,6 +272,7 @@ def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
     assert len(asked) <= 625 * 2  # the shards of one block, asked for once or twice
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("epoch_end", ["pad", "carry"])

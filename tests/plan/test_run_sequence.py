@@ -278,6 +278,7 @@ histories = {
 }
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(**histories)
 def test_any_history_of_edits_and_worlds_gives_what_the_final_chapters_say(

@@ -94,6 +94,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_lanes", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("unit", UNITS)

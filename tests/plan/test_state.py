@@ -429,6 +429,7 @@ def put(state: dict, path: tuple, value: object) -> None:
     holder[path[-1]] = copy.deepcopy(value)  # a second damage may lie inside of it
 
 
+@pytest.mark.thorough
 @settings(max_examples=3000)
 @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
 def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):

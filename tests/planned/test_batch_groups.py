@@ -57,6 +57,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Stream]:
     return [plain, Stream(local=str(masked), loss_mask="loss_mask")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("batch_format", "packing"),
     [

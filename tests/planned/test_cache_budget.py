@@ -58,6 +58,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loader", LOADERS)
 def test_fetching_ahead_gives_the_batches_of_the_streams_at_rest(written, tmp_path, loader):
     wanted = [show(batch) for batch in conformance.make(written, order={"shuffle_block_size": 60})]

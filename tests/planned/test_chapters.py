@@ -197,6 +197,7 @@ def test_what_a_loader_skips_is_remembered(make):
     assert keys(resumed) == got[10:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified"])
 @pytest.mark.parametrize("at", [10, 48, 52, 100, 137])
 def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make, method, at):
@@ -236,6 +237,7 @@ def test_what_comes_later_may_be_edited_and_streams_may_come_and_go(make):
     assert rest == keys(PackedDataLoader(make(edited, names=names)))[20:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("number", [20, 48, 60])
 def test_a_state_fits_streams_in_another_order(make, method, number):

@@ -48,6 +48,7 @@ def make(written, method: str = "random", packing: dict[str, Any] | None = None,
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_every_world_delivers_every_token_once_and_the_same_packs(written, method):
     reference = all_rows([make(written, method)])

@@ -86,6 +86,7 @@ def test_every_world_gets_byte_equal_packs_and_every_token_once(written, method)
         assert all_rows(ranks) == alone
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 def test_a_run_resumes_after_every_batch(written, method, epoch_end):
@@ -116,6 +117,7 @@ def test_a_smaller_batch_goes_on_with_the_same_packs(written):
     assert all_rows(ranks, state["position"]) == rest
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_format", sorted(set(FORMATS) - {"llama_factory"}))
 def test_threads_and_one_process_give_the_same_batches_in_every_format(written, batch_format):
     def batches(**options: Any) -> list[Any]:
@@ -301,6 +303,7 @@ def test_iterables_have_one_length():
         IterableStream([[1, 2, 3]], max_seq_len=64)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_world_continues_where_another_stopped(written, data):

@@ -49,6 +49,7 @@ def parcels_of(dataset: PackedStreamingDataset) -> Iterator[Any]:
         yield read(plan)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_format", FORMATS)
 def test_what_comes_out_is_what_the_dataset_yields(stream: Any, batch_format: str) -> None:
     expected = list(dataset_of(stream, batch_format))
@@ -71,6 +72,7 @@ def test_tokens_alone_are_sent(stream: Any, batch_format: str, convert: Any) -> 
         assert num_bytes < sum(array.nbytes for array in arrays if array is not None) + 2000
 
 
+@pytest.mark.thorough
 def test_large_batches_are_the_same_through_shared_memory(
     stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
