@@ -395,11 +395,11 @@ class RunEngine(PlanEngine):
         running = self._chapters[number]
         slots = self.run.num_slots(number)
         left = None if slots is None else slots // size - steps
-        rest = replace(running, weights=dict(weights), until=None, steps=left, stop_after=None)
         if left == 0:
             raise ConfigError(
                 f"chapters[{number}] ends with this global batch; amend in the next chapter"
             )
+        rest = replace(running, weights=dict(weights), until=None, steps=left, stop_after=None)
         before = [replace(running, stop_after=steps)] if steps else []
         chapters = [*self._chapters[:number], *before, rest, *self._chapters[number + 1 :]]
         runs = [recipe.lane_run for recipe in self.run.recipes]

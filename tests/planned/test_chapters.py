@@ -219,6 +219,18 @@ def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make
         assert keys(resumed) == got[number:]
 
 
+@pytest.mark.parametrize("at", [41, 47, 87])
+def test_a_chapter_is_not_amended_in_its_last_global_batch_but_in_the_next_chapter(make, at):
+    loader = PackedDataLoader(make())
+    for number, _ in enumerate(loader, start=1):
+        if number == at:
+            with pytest.raises(ConfigError, match=r"chapters\[\d\] ends with this global batch"):
+                loader.amend(weights={"math": 1, "web": 1})
+        if number == at + 8:
+            loader.amend(weights={"math": 1, "web": 1})
+    assert len(loader.state_dict()["chapters"]) == 5
+
+
 def saved(make, number: int, **options) -> Any:
     loader = PackedDataLoader(make(**options))
     for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
