@@ -221,6 +221,9 @@ class Demo:
     steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = (
         NUM_DEMO_STEPS
     )
+    chapters: Annotated[
+        bool, Option("--chapters", help="Show a run that changes instead: killed, edited, resumed.")
+    ] = False
 
 
 VERBS: dict[str, type] = {

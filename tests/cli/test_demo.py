@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from streampack import ConfigError, StreampackError
 from streampack.cli.app import build_app
-from streampack.cli.demo import prepare, show
+from streampack.cli.demo import prepare
 from streampack.cli.demo.prepare import SOURCES
+from streampack.cli.demo.processes import report_until
 from streampack.cli.demo.train import (
     SAVE_EVERY,
     Decoder,
@@ -156,13 +157,13 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path):
 
 
 @pytest.fixture
-def training(tmp_path, monkeypatch):
-    """Put a script in place of the training, which takes seconds to start."""
+def training(tmp_path):
+    """The command of a script instead of the training, which takes seconds to start."""
 
     def replace(source):
         script = tmp_path / "script.py"
         script.write_text("import json, sys, time\n" + source)
-        monkeypatch.setattr(show, "TRAINING", [sys.executable, str(script)])
+        return [sys.executable, str(script)]
 
     return replace
 
@@ -174,28 +175,30 @@ for step in range(1, 100):
 
 
 def test_a_process_is_killed_by_a_signal_at_the_step_that_was_asked_for(training, tmp_path):
-    training(REPORTS + "time.sleep(60)")
+    command = training(REPORTS + "time.sleep(60)")
 
-    reports, code = show.train_until(7, [], tmp_path / "log", lambda _: None)
+    reports, code = report_until(7, command, tmp_path / "log")
 
     assert code == -signal.SIGKILL
-    assert [report["step"] for report in reports] == list(range(1, 8))
+    steps = [report["step"] for report in reports]
+    assert steps[:7] == list(range(1, 8))
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_process_that_is_left_alone_reports_to_its_end(training, tmp_path):
-    training(REPORTS)
+    command = training(REPORTS)
 
-    reports, code = show.train_until(None, [], tmp_path / "log", lambda _: None)
+    reports, code = report_until(None, command, tmp_path / "log")
 
     assert (len(reports), code) == (99, 0)
 
 
 def test_a_process_that_fails_by_itself_is_an_error_that_names_its_log(training, tmp_path):
-    training('print(json.dumps({"step": 1}), flush=True); sys.exit("out of luck")')
+    command = training('print(json.dumps({"step": 1}), flush=True); sys.exit("out of luck")')
 
     log = tmp_path / "training.log"
     with pytest.raises(StreampackError, match=r"exit code 1 after 1 steps; .*training.log says"):
-        show.train_until(None, [], log, lambda _: None)
+        report_until(None, command, log)
     assert "out of luck" in log.read_text()
 
 
@@ -218,3 +221,14 @@ def test_the_whole_demo_goes_on_bit_for_bit(tmp_path, monkeypatch):
     assert "was killed: SIGKILL" in done.output
     assert "bit for bit, those of a run that never stopped" in done.output.replace("\n", " ")
     assert (tmp_path / "demo-output" / "packs.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_run_of_chapters_is_killed_edited_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    done = CliRunner().invoke(build_app(), ["demo", "--config", str(CONFIG), "--chapters"])
+
+    assert done.exception is None, done.output
+    assert f"then was killed: {signal.SIGKILL.name}" in done.output
+    assert "those of a run of the edited chapters" in done.output.replace("\n", " ")

@@ -13,15 +13,11 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -30,7 +26,9 @@ from rich.table import Table
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
+from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
+from streampack.cli.demo.processes import Report, report_until
 from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
@@ -55,12 +53,9 @@ PACKS_PRINTED = 12
 BAR_WIDTH = 96
 MARGIN = 16  # columns next to a bar, for the number of its segments
 
-Report = dict[str, Any]
-"""The training's report on a step: its number, the loss, the batch's digest."""
-
 
 def run(options: Demo) -> None:
-    """Write, look, train, kill, resume and compare.
+    """Write, look, train, kill, resume and compare; or read a run of chapters that changes.
 
     Raises:
         StreampackError: If a batch after the resume differs from the unbroken run's.
@@ -70,6 +65,9 @@ def run(options: Demo) -> None:
     described = read_config(config)
     console.rule("1  real text, written as streams", align="left")
     write_streams(described, out, console)
+    if options.chapters:
+        change(described, out, console)
+        return
     console.rule("2  mixed and packed", align="left")
     unbroken = look(config, out, steps, console)
     console.rule("3  trained, killed, resumed", align="left")
@@ -155,14 +153,14 @@ def crash_and_resume(
         def _show(report: Report) -> None:
             status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
 
-        before, code = train_until(kill_after, arguments, log, _show)
+        before, code = report_until(kill_after, [*TRAINING, *arguments], log, _show)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         console.print(
             f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
             f"then was killed: {name}"
         )
         status.update("starting another process")
-        after, _ = train_until(None, arguments, log, _show)
+        after, _ = report_until(None, [*TRAINING, *arguments], log, _show)
     console.print(
         f"process 2 resumed at step {after[0]['step'] - 1}, trained steps {after[0]['step']}-"
         f"{after[-1]['step']}, {_losses(after)}"
@@ -174,39 +172,6 @@ def _losses(reports: list[Report]) -> str:
     """Return the loss at both ends of a run, each a mean over a few steps to reduce noise."""
     losses = [report["loss"] for report in reports]
     return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
-
-
-def train_until(
-    kill_after: int | None, arguments: list[str], log: Path, show: Callable[[Report], None]
-) -> tuple[list[Report], int]:
-    """Start a training process and show its reports; kill it with SIGKILL after a step.
-
-    Returns:
-        The reports, and the exit code: minus the signal's number if a signal ended it.
-
-    Raises:
-        StreampackError: If the training itself fails.
-    """
-    command = [*TRAINING, *arguments]
-    reports: list[Report] = []
-    is_killed = False
-    with (
-        log.open("a", encoding="utf-8") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-    ):
-        for line in process.stdout or ():
-            reports.append(json.loads(line))
-            show(reports[-1])
-            if reports[-1]["step"] == kill_after:
-                process.kill()
-                is_killed = True
-                break
-    if process.returncode and not is_killed:
-        raise StreampackError(
-            f"the training ended with exit code {process.returncode} after {len(reports)} steps; "
-            f"{log} says why"
-        )
-    return reports, process.returncode
 
 
 def compare(

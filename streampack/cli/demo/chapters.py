@@ -1,0 +1,171 @@
+"""A run that changes: the code behind ``streampack demo --chapters``.
+
+::
+
+    1 read      two chapters, in a process that is killed in the second
+    2 edit      the YAML: the second chapter ends later, and a third one follows
+    3 resume    in a new process, from the saved state
+    4 compare   every batch with those of a run of the edited YAML that never stopped
+
+Cost: a few seconds, once the streams are written.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from streampack.cli.build import build_streams
+from streampack.cli.config import RunConfig
+from streampack.cli.demo.processes import Report, report_until
+from streampack.cli.demo.read import read
+from streampack.errors import StreampackError
+from streampack.streams import open_stream
+
+READING = [sys.executable, "-m", "streampack.cli.demo.read"]
+BATCH_SIZE, GLOBAL_BATCH_SIZE = 4, 16
+KILL_AFTER = 46  # of 4 x 16 batches: in the second chapter, inside a global batch
+
+WRITTEN: list[dict[str, Any]] = [
+    {"weights": {"code": 0.25, "manuals": 0.20, "docstrings": 0.55}, "steps": 8},
+    {"weights": {"code": 0.60, "docstrings": 0.40}, "steps": 8},
+]
+EDITED: list[dict[str, Any]] = [
+    WRITTEN[0],
+    WRITTEN[1] | {"steps": 12},
+    {"weights": {"manuals": {"start": 0.2, "stop": 0.8}, "code": {"start": 0.8, "stop": 0.2}}}
+    | {"steps": 8},
+]
+
+
+def change(described: RunConfig, out: Path, console: Console) -> None:
+    """Read, kill, edit, resume and compare a run of chapters.
+
+    Args:
+        described: The demo's config, whose streams are written.
+        out: Folder of the YAML, the state and the log.
+        console: Where to print.
+
+    Raises:
+        StreampackError: If a batch differs from the unbroken run's, or a sample is used again
+            before all others of its stream were.
+    """
+    config, state, log = out / "chapters.yaml", out / "chapters.json", out / "chapters.log"
+    for file in (state, log):
+        file.unlink(missing_ok=True)
+    arguments = [str(config), str(state)]
+    console.rule("2  read in two chapters, killed in the second", align="left")
+    write_chapters(described, WRITTEN, config)
+    with console.status("reading"):
+        before, code = report_until(KILL_AFTER, [*READING, *arguments], log)
+    console.print(
+        f"process 1 read batches 1-{before[-1]['step']}, then was killed: "
+        f"{signal.Signals(-code).name}\n"
+    )
+    console.rule("3  the YAML edited, the run resumed", align="left")
+    write_chapters(described, EDITED, config)
+    console.print(yaml.safe_dump({"chapters": EDITED}, default_flow_style=None, sort_keys=False))
+    with console.status("reading on"):
+        after, _ = report_until(None, [*READING, *arguments], log)
+    console.print(
+        f"process 2 resumed after batch {after[0]['step'] - 1}, read batches {after[0]['step']}-"
+        f"{after[-1]['step']}\n"
+    )
+    console.rule("4  compared with a run that never stopped", align="left")
+    unbroken = list(read(config))
+    console.print(share_table(unbroken, EDITED))
+    compare(unbroken, before, after)
+    opened = [open_stream(stream, n) for n, stream in enumerate(build_streams(described))]
+    samples = {stream.name: stream.num_samples for stream in opened}
+    console.print(use_table(unbroken, samples))
+    console.print(
+        f"[green]all {len(before)} + {len(after)} batches are, bit for bit, those of a run of the "
+        "edited chapters that never stopped[/]"
+    )
+
+
+def write_chapters(described: RunConfig, chapters: list[dict[str, Any]], config: Path) -> None:
+    """Write the YAML of a run of chapters over the demo's streams."""
+    run = {
+        "streams": [{"name": s.name, "local": s.local} for s in described.streams],
+        "packing": {"max_seq_len": described.packing.max_seq_len, "eos_id": 0},
+        "mixing": {
+            "batching_method": "stratified",
+            "weight_unit": "tokens",
+            "global_batch_size": GLOBAL_BATCH_SIZE,
+        },
+        "order": {"seed": described.order.seed, "num_lanes": 1},
+        "batch_size": BATCH_SIZE,
+        "chapters": chapters,
+    }
+    config.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
+
+
+def share_table(reports: list[Report], chapters: list[dict[str, Any]]) -> Table:
+    """Return a table of the tokens of each chapter, with delivered shares and those asked for."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("chapter", "batches", "stream", "asked", "delivered"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    for number, chapter in enumerate(chapters):
+        own = [report for report in reports if report["chapter"] == number]
+        tokens: Counter[str] = Counter()
+        for report in own:
+            tokens.update(report["tokens"])
+        head = [str(number), str(len(own))]
+        for name, weight in chapter["weights"].items():
+            asked = weight if isinstance(weight, float) else (weight["start"] + weight["stop"]) / 2
+            share = tokens[name] / tokens.total()
+            table.add_row(*head, name, f"{asked:.1%}", f"{share:.1%}")
+            head = ["", ""]
+        table.add_section()
+    return table
+
+
+def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
+    """Return a table of how often samples were used.
+
+    Raises:
+        StreampackError: If one was used again before all others of its stream were.
+    """
+    uses = Counter((name, sample) for report in reports for name, sample in report["begun"])
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("stream", "samples", "used", "most uses of one"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    for stream, num in num_samples.items():
+        own = [count for (name, _), count in uses.items() if name == stream]
+        most, least = max(own), min(own) if len(own) == num else 0
+        if most > least + 1:
+            raise StreampackError(
+                f"a sample of {stream!r} was used {most} times, but another {least} times"
+            )
+        table.add_row(stream, f"{num:,}", f"{len(own):,}", str(most))
+    return table
+
+
+def compare(unbroken: list[Report], before: list[Report], after: list[Report]) -> None:
+    """Check that both processes read the batches of the unbroken run.
+
+    Raises:
+        StreampackError: If a batch differs, or one is missing.
+    """
+    differing = [
+        report["step"]
+        for report in [*before, *after]
+        if report["batch"] != unbroken[report["step"] - 1]["batch"]
+    ]
+    if differing:
+        raise StreampackError(f"batches {differing} differ from the unbroken run's")
+    if after[-1]["step"] != len(unbroken) or after[0]["step"] > len(before) + 1:
+        raise StreampackError(
+            f"batches {after[0]['step']}-{after[-1]['step']} were read after the resume, and the "
+            f"unbroken run has {len(unbroken)}"
+        )
