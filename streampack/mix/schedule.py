@@ -45,7 +45,7 @@ WINDOW = 1024  # minimum number of slots computed together
 FAR = 1 << 44  # more slots than any schedule has
 HORIZON = 64  # minimum number of slots for which deadlines are checked ahead, with lanes
 PER_WINDOW = 64  # windows between two places from which a schedule can resume
-OWED_STEP = 28  # there, debts of lanes are rounded to 2**-4 of a unit
+OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 2**-4 of a unit
 
 
 Rates: TypeAlias = tuple[Int64Array, npt.NDArray[np.float64]]
@@ -449,5 +449,10 @@ class Schedule:
         now.slot += num_slots
         now.lags += self._shares.due(first, now.slot)
         if self._is_resumable and now.slot % self.resumable_slots == 0:
-            now.owed = (now.owed + (1 << OWED_STEP - 1)) >> OWED_STEP << OWED_STEP
+            now.owed = rounded_debts(now.owed)
         return first
+
+
+def rounded_debts(owed: Int64Array) -> Int64Array:
+    """Return debts of lanes as a state keeps them: rounded to 2**-4 of a unit."""
+    return (owed + (1 << OWED_STEP - 1)) >> OWED_STEP << OWED_STEP

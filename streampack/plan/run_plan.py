@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streampack.mix import SchedulePlace
-from streampack.mix.schedule import OWED_STEP
+from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.device import expected_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import first_limits, limits_after
@@ -91,7 +91,8 @@ def place_after(end: WalkPlace, before: Recipe, after: Recipe) -> WalkPlace:
     if schedule is not None:
         is_alike = choice_tokens(before) == choice_tokens(after)
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
-        schedule = SchedulePlace(lags=lags, owed=schedule.owed.copy())
+        # A state may keep this place, and it keeps rounded debts.
+        schedule = SchedulePlace(lags=lags, owed=rounded_debts(schedule.owed))
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)
     limits = limits_after(end.limits, end.served, before, after)
     return WalkPlace(slot=0, served=end.served.copy(), turn=turn, schedule=schedule, limits=limits)

@@ -230,19 +230,11 @@ def rows_of_steps(batches: list) -> dict[tuple[int, int], Counter]:
 
 
 HISTORIES = 30
-# Batches differ, or the state's snapshots are refused, in about a third of these histories.
-KNOWN = pytest.mark.xfail(reason="a known defect of edits with batches of one stream", strict=False)
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=[] if METHODS[seed % 4] == "random" else [KNOWN])
-        for seed in range(HISTORIES)
-    ],
-)
+@pytest.mark.parametrize("seed", range(HISTORIES))
 def test_after_any_history_every_batch_is_that_of_a_run_that_never_stopped(folders, tmp_path, seed):
     history = History(seed, folders, tmp_path)
     got = history.play()
