@@ -187,7 +187,7 @@ def _look_ahead(
         rates: As in `_spread_over_lanes`.
         lags: As there.
         rooms: As there.
-        place: The slot, slots per block, and slots that are left in the schedule.
+        place: The slot, slots per block, and slots left for which shares are known.
         tight: The result for the block before.
     """
     slot, block, num_left = place
@@ -225,7 +225,7 @@ def _spread_over_lanes(
         rooms: Ring buffer of a power of 2, to be overwritten: slack before the end of block b, at b
             modulo its length. At 0, nothing that is due later may be served before that end.
         shape: First slot, which starts a block; slots per block; consecutive slots per lane; slots
-            that are left in the schedule.
+            left for which shares are known.
         out: Whole blocks.
     """
     shares, slopes = rates
@@ -269,7 +269,7 @@ class FixedShares:
 
     def __init__(self, amounts: Sequence[int]) -> None:
         self.shares = scaled_shares(amounts, SCALE)
-        self.num_slots = FAR
+        self.num_slots = self.horizon = FAR
 
     def at(self, slot: int) -> Rates:  # noqa: ARG002 - as in LinearShares
         """Return the amount due in any slot; it never changes."""
@@ -305,6 +305,8 @@ class LinearShares:
         self._ramp_slots = ramp_slots or self.num_slots
         self._begin, self._end = list(begin), list(end)
         self._is_fixed = self._begin == self._end
+        self.horizon = FAR if self._is_fixed else self._ramp_slots
+        """Slots for which shares are known; `num_slots` may be fewer."""
 
     def at(self, slot: int) -> Rates:
         """Return the amount due in a slot, and half of its change per slot."""
@@ -407,31 +409,41 @@ class Schedule:
         num_ahead = max(HORIZON, 2 * self._num_lanes * self._run) // self._block + 1
         rooms = np.zeros(1 << num_ahead.bit_length(), np.int64)
         while (left := self._shares.num_slots - self.now.slot) > 0:
-            out = np.empty(min(self._width, left), np.int64)
-            out = self._spread(rooms, left, out) if self._num_lanes > 1 else self._in_order(out)
-            yield out.reshape(-1, self._block)
+            num_slots = min(self._width, left)
+            find = self._spread if self._num_lanes > 1 else self._in_order
+            yield find(rooms, num_slots).reshape(-1, self._block)
 
-    def _in_order(self, out: Int64Array) -> Int64Array:
+    def _in_order(self, _rooms: Int64Array, num_slots: int) -> Int64Array:
         """Return the next slots, shuffled as far as the bound allows."""
-        now, windows = self.now, np.empty((len(out), 2), np.int64)
+        now, first = self.now, self.now.slot
+        # Neighbours are swapped over a whole window, even where the schedule ends inside it: a
+        # chapter that is lengthened, or ends early, keeps the slots that it has in common.
+        known = self._shares.horizon - first
+        out = np.empty(min(self._width, known) if self._block == 1 else num_slots, np.int64)
+        windows = np.empty((len(out), 2), np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
-        _earliest_deadline(self._shares.at(now.slot), now.lags, units, out, windows)
-        first = self._move(len(out))
+        _earliest_deadline(self._shares.at(first), now.lags.copy(), units, out, windows)
         if self._block > 1:
             bits = random_bits(len(out), self._seed, *self._place, "block", first)
             order = np.argsort(bits.reshape(-1, self._block), axis=1, kind="stable")
-            return np.take_along_axis(out.reshape(-1, self._block), order, axis=1)
-        if len(out) > 1:
+            out = np.take_along_axis(out.reshape(-1, self._block), order, axis=1).ravel()
+        elif len(out) > 1:
             bits = random_bits(4 * len(out), self._seed, *self._place, "swap", first)
             order = ((bits >> np.uint64(1)) % np.uint64(len(out) - 1)).astype(np.int64)
             _swap_neighbours(out, windows, order, (bits & np.uint64(1)).astype(np.int64))
+        out = out[:num_slots]
+        now.lags -= np.bincount(out, minlength=len(now.lags)) * SCALE
+        self._move(num_slots)
         return out
 
-    def _spread(self, rooms: Int64Array, num_left: int, out: Int64Array) -> Int64Array:
+    def _spread(self, rooms: Int64Array, num_slots: int) -> Int64Array:
         """Return the next slots, which rotate over lanes."""
         now, run = self.now, self._run
+        out = np.empty(num_slots, np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
-        shape = (now.slot, self._block, run, num_left)
+        # Not what is left in the schedule: a chapter that is lengthened, or ends early, keeps the
+        # slots that it has in common.
+        shape = (now.slot, self._block, run, self._shares.horizon - now.slot)
         rates = self._shares.at(now.slot)
         _spread_over_lanes(rates, now.lags, now.owed, units, rooms, shape, out)
         first = self._move(len(out))
