@@ -323,7 +323,12 @@ class EpochSequence:
             slots = self._columns.know(slots, len(slots), batch_size)
             self._dealt = self._dealer.deal(self._columns.gather(slots, batch_size))
             self._dealt_from, self._quiet_until = first, 0
-        return self._dealt.take((self.position - first) // self._window, most)
+        number = (self.position - first) // self._window
+        if first + size >= self._quiet_until:
+            # Snapshots may change at the global batch's end, and those of a state inside it must
+            # not: its last batch is planned alone.
+            most = max(min(most, size // self._window - 1 - number), 1)
+        return self._dealt.take(number, most)
 
     def _no_packs(self) -> AlikeBatches:
         """Return a batch of padding, in packs of the length that was served last."""

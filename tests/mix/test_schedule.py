@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.mix import LinearShares, Schedule, SchedulePlace
+from streampack.mix.schedule import SCALE
 
 amounts = st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any)
 
@@ -172,3 +173,33 @@ def test_a_schedule_continues_from_its_places_as_if_it_had_not_stopped():
             assert all(
                 (a == b).all() for a, b in zip(resumed.windows(), windows[number:], strict=True)
             )
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize("block", [1, 12])
+@pytest.mark.parametrize("run", [1, 2])
+@pytest.mark.parametrize("is_ramp", [False, True])
+def test_slots_do_not_depend_on_where_the_schedule_ends(num_lanes, block, run, is_ramp):
+    begin = [Fraction(5, 8), Fraction(2, 8), Fraction(1, 8)]
+    end = begin[::-1] if is_ramp else begin
+
+    def slots(num_slots: int) -> tuple[np.ndarray, np.ndarray]:
+        shares = LinearShares(begin, end, num_slots, ramp_slots=1200)
+        owed = np.zeros((num_lanes, 3), np.int64)
+        schedule = Schedule(
+            shares,
+            block=block,
+            seed=3,
+            place=("chapter", 0),
+            num_lanes=num_lanes,
+            run=run,
+            start=SchedulePlace(lags=np.zeros(3, np.int64), owed=owed),
+        )
+        return np.concatenate(list(schedule.blocks())), schedule.now.lags
+
+    whole, _ = slots(1200)
+    for num_slots in range(12, 1200, 132):
+        got, lags = slots(num_slots)
+        np.testing.assert_array_equal(got, whole[:num_slots])
+        due = LinearShares(begin, end, 1200).due(0, num_slots)
+        np.testing.assert_array_equal(lags, due - np.bincount(got, minlength=3) * SCALE)

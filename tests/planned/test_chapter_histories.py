@@ -230,11 +230,17 @@ def rows_of_steps(batches: list) -> dict[tuple[int, int], Counter]:
 
 
 HISTORIES = 30
+FAILED_ONCE = (1, 2, 3, 21)
 
 
-@pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=() if seed in FAILED_ONCE else pytest.mark.slow)
+        for seed in range(HISTORIES)
+    ],
+)
 def test_after_any_history_every_batch_is_that_of_a_run_that_never_stopped(folders, tmp_path, seed):
     history = History(seed, folders, tmp_path)
     got = history.play()
