@@ -374,7 +374,7 @@ class Recipe:
             return 0, 0
         chosen = self.chosen_tokens if self.is_mixed else self.streams[column].chosen_tokens
         share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
-        in_pass = sum([self._samples_in(number, lane) for number in self.streams_in(column)])
+        in_pass = self._samples_in_pass(lane, column)
         num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[column])
         return max(num_packs, 1), max(min(int(num_samples * share), in_pass), 1)
 
@@ -384,11 +384,17 @@ class Recipe:
         A chunk, or a window of shuffled packs if that is larger. As such a window, it is at most
         half a shuffle block and one pass.
         """
-        numbers = self.streams_in(column)
-        in_pass = sum([self._samples_in(number, lane) for number in numbers])
+        in_pass = self._samples_in_pass(lane, column)
         _, num_samples = self.window(lane, column)
         half_block = -(-self.order.block_size // 2)
         return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
+
+    def _samples_in_pass(self, lane: int, column: int) -> int:
+        # Of a chapter, only streams with a share: another one that is passed changes nothing.
+        numbers = self.streams_in(column)
+        if self.chapter is not None and self.is_mixed:
+            numbers = [number for number in numbers if self.chapter.uses(number)]
+        return sum([self._samples_in(number, lane) for number in numbers])
 
     def max_consecutive_drops(self, column: int) -> int | None:
         """Return how many samples in a row a column may drop; None if its order ends anyway."""

@@ -1,4 +1,4 @@
-"""Fit the state of a run of chapters to streams that were added, removed or put in another order.
+"""Fit the state of a run of chapters to streams that were added or removed.
 
 ::
 

@@ -233,12 +233,28 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
                 f"Stream(name={name + '2'!r}, shards=slice(n, None)) with the former number n of "
                 "shards"
             )
+    _check_order(saved_names(state), run.recipes[0].names)
     for key, value in own.items():
         if key != "streams" and as_text(saved.get(key)) != as_text(value):
             raise ResumeError(
                 f"the run began with {key}={saved.get(key)!r:.200}, but this dataset has "
                 f"{value!r:.200}; it holds for all chapters: set what the run began with"
             )
+
+
+def _check_order(saved: Sequence[str], own: Sequence[str]) -> None:
+    """Check that streams of a state and of a dataset are in the same order; others may be between.
+
+    Raises:
+        ResumeError: If they are not. Names the order of the state.
+    """
+    before = [name for name in saved if name in own]
+    if before != [name for name in own if name in saved]:
+        raise ResumeError(
+            f"the state was saved with streams in another order: {', '.join(map(repr, before))}; "
+            "pass them in that order, as it decides between streams that are due at the same time; "
+            "new streams may stand anywhere"
+        )
 
 
 def _is_same_stream(saved: str, own: str) -> bool:
