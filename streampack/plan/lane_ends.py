@@ -51,7 +51,7 @@ def count_slots(recipe: Recipe, epoch: int) -> int:
     for lane in range(recipe.num_lanes):
         for column, num_packs in enumerate(count_packs(recipe, epoch, lane)):
             totals[column] += shapes.slots_of(column, num_packs, is_all=True)
-    if shapes.is_uniform or recipe.mixing.batching_method != "per_stream":
+    if not shapes.is_pure or recipe.mixing.batching_method != "per_stream":
         return sum(totals)
     return sum(shapes.whole(total, recipe.global_batch_size) for total in totals)
 
@@ -114,16 +114,15 @@ class LaneEndFinder:
         self._closed = Event()
 
     def refine(self, lane: int, column: int) -> tuple[int, bool]:
-        """Refine the bound of a column. Return its slots, and whether that count is exact."""
+        """Refine the bound of a column. Return its packs, and whether that count is exact."""
         least = self._least.get((lane, column))
         if least is None:
             least = _LeastPacks(self._recipe, self._epoch, lane, column)
             self._least[lane, column] = least
         if least.is_final:
-            num_packs = self._count(lane, column).result()
-            return self._recipe.shapes.slots_of(column, num_packs, is_all=True), True
+            return self._count(lane, column).result(), True
         least.grow()
-        return self._recipe.shapes.slots_of(column, least.num_packs, is_all=False), False
+        return least.num_packs, False
 
     def look_ahead(self, served: Int64Array) -> None:
         """Start counting, in a thread, columns whose known packs are mostly served."""

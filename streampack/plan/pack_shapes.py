@@ -10,6 +10,9 @@ A pack must lie in one device batch, and a batch holds packs of one length. So t
 are delivered in whole runs. Where a column ends inside a run, "pad" completes the run with empty
 packs, and "drop" leaves it out.
 
+Where packs have one length, device batches of one stream are whole runs too, except with "pad":
+there the last runs of a column are filled by other streams.
+
 Cost: none where all packs have one length.
 """
 
@@ -38,17 +41,33 @@ class PackShapes:
     slots_per_pack: Int64Array
     """Slots that a pack of each column takes, shape (num_columns,)."""
     run: int
-    """Slots of a column that are delivered together; 1 if all packs have one length."""
+    """Slots of a column that are delivered together."""
     is_padded: bool
     """Whether a column's last run is completed with empty packs. Otherwise it is left out."""
     is_uniform: bool
     """Whether all packs have one length, that of a slot."""
+    is_pure: bool
+    """Whether no batch that a stream is chosen for ever holds another one."""
 
     @staticmethod
     def of(
-        packing: Packing, slots_per_pack: Sequence[int], *, run: int, is_padded: bool
+        packing: Packing,
+        slots_per_pack: Sequence[int],
+        *,
+        run: int,
+        is_padded: bool,
+        is_pure: bool = False,
     ) -> PackShapes:
-        """Return the shapes of columns whose packs take this many slots each."""
+        """Return the shapes of columns whose packs take this many slots each.
+
+        Args:
+            packing: The packing of packs of one slot.
+            slots_per_pack: Slots that a pack of each column takes.
+            run: Slots delivered together if packs have several lengths, or `is_pure`.
+            is_padded: Whether empty packs complete a column's last run.
+            is_pure: Whether batches of one stream stay so where a column ends. They always do if
+                packs have several lengths.
+        """
         packings = tuple(
             packing if slots == 1 else replace(packing, max_seq_len=slots * packing.max_seq_len)
             for slots in slots_per_pack
@@ -57,9 +76,10 @@ class PackShapes:
         return PackShapes(
             packings=packings,
             slots_per_pack=np.array(slots_per_pack, np.int64),
-            run=1 if is_uniform else run,
+            run=1 if is_uniform and not is_pure else run,
             is_padded=is_padded,
             is_uniform=is_uniform,
+            is_pure=is_pure or not is_uniform,
         )
 
     def slots_of(self, column: int, num_packs: int, *, is_all: bool) -> int:

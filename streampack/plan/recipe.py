@@ -315,6 +315,8 @@ class Recipe:
     """Whether a pack may hold samples of several streams."""
     chosen_tokens: int = field(init=False, repr=False)
     """Tokens that an epoch is expected to take from all streams."""
+    mixes_last: bool = False
+    """Whether the last batches of streams mix, as in runs begun before version 5 of states."""
     shapes: PackShapes = field(init=False, repr=False)
     """The length of each column's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
@@ -335,8 +337,22 @@ class Recipe:
         object.__setattr__(self, "chosen_tokens", chosen_tokens)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
         is_padded = self.mixing.epoch_end == "pad"
-        shapes = PackShapes.of(packing, slots, run=self.lane_run, is_padded=is_padded)
+        is_uniform = max(slots, default=1) == 1
+        # A global batch of one stream may take single packs of lanes, if they have one length.
+        is_global = self.mixing.batching_method == "per_stream" and is_uniform
+        run = 1 if is_global else self.lane_run
+        shapes = PackShapes.of(
+            packing, slots, run=run, is_padded=is_padded, is_pure=self.keeps_last_apart
+        )
         object.__setattr__(self, "shapes", shapes)
+
+    @property
+    def keeps_last_apart(self) -> bool:
+        """Whether batches of one stream hold no other, also where streams end."""
+        if len(self.streams) == 1 or self.mixes_last or self.chapter is not None:
+            return False
+        methods = ("device_per_stream", "per_stream")
+        return self.mixing.batching_method in methods and self.mixing.epoch_end != "pad"
 
     @property
     def order_seed(self) -> int:

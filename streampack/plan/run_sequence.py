@@ -112,6 +112,7 @@ class RunSequence:
         epoch: The current chapter.
         position: Packs of the chapter before the next step, over all ranks.
         num_skipped: Steps that were skipped.
+        num_omitted: 0, as chapters are whole global batches.
 
     Args:
         run: The chapters.
@@ -143,6 +144,7 @@ class RunSequence:
         self._skips = sorted(skips)
         self._substituted = 0
         self.num_skipped = 0
+        self.num_omitted = 0
         counted = counted_lanes(run.recipes[chapter], views[chapter])
         self._columns = RunQueues(run, chapter, snapshots or [], counted)
         self._begin(chapter, position, place)

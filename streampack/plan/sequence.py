@@ -31,7 +31,6 @@ from streampack.plan.device import (
     touched_lanes,
 )
 from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
-from streampack.plan.pack_queue import PackQueue
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.shard_window import ShardDelta, ShardTracker
@@ -111,6 +110,8 @@ class EpochSequence:
         self._num_looked = -1  # num_changes when shards_ahead last compared
         self._ends = LaneEndFinder(recipe, epoch)
         self._watch = ShardTracker(recipe)
+        # Packs of columns that were extended.
+        self._num_packs = np.zeros((recipe.num_lanes, recipe.num_columns), np.int64)
 
     @property
     def is_finished(self) -> bool:
@@ -125,6 +126,17 @@ class EpochSequence:
             return 0
         asked = self._slots[: self._asked - self._first_slot, SUBSTITUTED]
         return self._substituted + int(asked.sum())
+
+    @property
+    def num_omitted(self) -> int:
+        """Packs that epoch_end="drop" leaves out, over all ranks; 0 until the end is known."""
+        if self._total is None or self._recipe.mixing.epoch_end != "drop":
+            return 0
+        served = self._walk.served.sum(axis=0)
+        omitted = self._slots[self._total - self._first_slot :, COLUMN]
+        served -= np.bincount(omitted, minlength=len(served))
+        packs = self._num_packs.sum(axis=0) - served // self._recipe.shapes.slots_per_pack
+        return int(packs.sum())
 
     @property
     def buffered_tokens(self) -> int:
@@ -251,7 +263,9 @@ class EpochSequence:
             for column in range(self._recipe.num_columns):
                 queue = self._columns.queue(lane, column)
                 if not self._is_carry:
-                    self._walk.known[lane, column] = self._slots_known(column, queue)
+                    self._walk.known[lane, column] = self._recipe.shapes.slots_of(
+                        column, queue.num_known, is_all=queue.is_complete
+                    )
 
     def _extend_column(self, lane: int, column: int) -> None:
         """Plan a column further if it is this device's, otherwise refine its bound."""
@@ -259,15 +273,12 @@ class EpochSequence:
         if lane in self._own_lanes:
             self._note_passed()
             queue = self._columns.extend(lane, column)
-            walk.known[lane, column] = self._slots_known(column, queue)
-            walk.complete[lane, column] = queue.is_complete
+            num_packs, is_all = queue.num_known, queue.is_complete
         else:
-            walk.known[lane, column], walk.complete[lane, column] = self._ends.refine(lane, column)
-
-    def _slots_known(self, column: int, queue: PackQueue) -> int:
-        """Return the slots that the known packs of a column serve."""
-        is_all = queue.is_complete
-        return self._recipe.shapes.slots_of(column, queue.num_known, is_all=is_all)
+            num_packs, is_all = self._ends.refine(lane, column)
+        self._num_packs[lane, column] = num_packs
+        walk.known[lane, column] = self._recipe.shapes.slots_of(column, num_packs, is_all=is_all)
+        walk.complete[lane, column] = is_all
 
     def _set_total(self, num_packs: int) -> None:
         self._total = num_packs

@@ -70,19 +70,19 @@ def _serve_turn(
     columns: Int64Array,
     turn: Int64Array,
     wanted: int,
-    sizes: tuple[int, int, int],
-    is_uniform: bool,
+    sizes: tuple[int, int, int, int],
+    is_pure: bool,
 ) -> tuple[int, int]:
     """Return as `_serve` the column that serves a slot of the current lane.
 
-    Unless packs are of uniform length, it serves a whole run. If the stream is chosen for a global
-    batch, no other one then takes its place.
+    A column serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
+    one that is chosen for a global batch.
     """
-    lane_run, holds, _ = sizes
-    if not is_uniform and turn[LEFT] < lane_run:
+    _, run, holds, _ = sizes
+    if turn[LEFT] < run:
         return turn[SERVING], -1
     lane = turn[TURN]
-    if is_uniform or not holds:
+    if not is_pure or not holds:
         return _serve(columns, lane, wanted)
     if columns[SERVED, lane, wanted] < columns[KNOWN, lane, wanted]:
         return wanted, -1
@@ -135,8 +135,8 @@ def _choose(columns: Int64Array, wanted: int, least: int) -> tuple[int, int, int
 @kernel_holding_gil
 def _walk(
     wanted: Int64Array,
-    sizes: tuple[int, int, int],
-    is_uniform: bool,
+    sizes: tuple[int, int, int, int],
+    is_pure: bool,
     turn: Int64Array,
     columns: Int64Array,
     out: Int64Array,
@@ -145,11 +145,12 @@ def _walk(
 
     Args:
         wanted: Columns, shape (n,).
-        sizes: Slots of a lane's run; slots over all lanes for which a choice of stream holds, or 0
-            if slots choose separately; the least slots of a stream for which it is chosen.
-        is_uniform: Whether all packs have one length. If not, one column serves all slots of a
-            run, and columns are known in whole runs. A choice of stream then skips lanes without
-            packs of it. If no lane has any, empty packs complete the global batch.
+        sizes: Slots of a lane's run; of these, slots that one column serves together, which are 1
+            or all, and in which columns are known; slots over all lanes for which a choice of
+            stream holds, or 0 if slots choose separately; the least slots of a stream for which it
+            is chosen.
+        is_pure: Whether a choice of stream skips lanes without packs of it. If no lane has any,
+            empty packs complete the global batch.
         turn: Cursor of the walk. Updated.
         columns: Four numbers per column. Updated.
         out: Filled.
@@ -157,7 +158,7 @@ def _walk(
     Returns the number of slots filled, and the lane and column to learn about before the next one.
     These are -1 if all slots are filled. The lane is DRY if all lanes are dry.
     """
-    lane_run, holds, least = sizes
+    lane_run, _, holds, least = sizes
     num_lanes = columns.shape[1]
     num_dry = 0
     filled = 0
@@ -174,7 +175,7 @@ def _walk(
             turn[TURN] = (turn[TURN] + 1) % num_lanes
             turn[LEFT] = lane_run
         lane = turn[TURN]
-        column, unknown = _serve_turn(columns, turn, asked, sizes, is_uniform)
+        column, unknown = _serve_turn(columns, turn, asked, sizes, is_pure)
         if unknown >= 0:
             return filled, lane, unknown
         if column < 0:
@@ -182,7 +183,7 @@ def _walk(
             if num_dry < num_lanes:
                 turn[LEFT] = 0
                 continue
-            if is_uniform or not holds:
+            if not is_pure or not holds:
                 return filled, DRY, -1
             column = asked
         num_dry = 0
@@ -250,8 +251,8 @@ class SlotWalker:
         self._extend_column = extend_column
         is_whole = recipe.mixing.batching_method == "per_stream"
         size, shapes = recipe.global_batch_size, recipe.shapes
-        least = 1 if shapes.is_uniform or shapes.is_padded else size
-        self._sizes = (recipe.lane_run, size if is_whole else 0, least)
+        least = size if shapes.is_pure and not shapes.is_padded else 1
+        self._sizes = (recipe.lane_run, shapes.run, size if is_whole else 0, least)
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
         self._asked = np.zeros(0, np.int64)  # wanted columns of the next slots
         self.places: deque[WalkPlace] = deque(maxlen=KEPT_PLACES)
@@ -306,7 +307,7 @@ class SlotWalker:
             filled, lane, column = _walk(
                 self._asked,
                 self._sizes,
-                self._recipe.shapes.is_uniform,
+                self._recipe.shapes.is_pure,
                 self._turn,
                 self._columns,
                 out[done : done + len(self._asked)],

@@ -30,10 +30,12 @@ from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
 STATE_VERSION = 4  # incremented when the same config gives different packs
-READABLE = (2, 3, 4)
+APART = 5  # of runs in which the last batches of streams do not mix
+READABLE = (2, 3, 4, 5)
 UNSHUFFLED = (2, 3)  # before packs were shuffled
 NO_WINDOW = [0, 0]
 PACK_LENGTHS = "max_seq_len_of_streams"
+LAST_BATCHES = "last_batches"
 RETURNED = "load what state_dict() or state_after(batch) returned"
 CHECKS = FieldChecks("the state's ", f"{RETURNED}, unchanged")
 # Fields that do not change which segments lie in which pack. They are not in the fingerprint.
@@ -68,6 +70,7 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
         **_defaults(recipe.packing, recipe.order),
         **_lengths_of_packs(recipe),
+        **({LAST_BATCHES: "apart"} if recipe.keeps_last_apart else {}),
         **_cost(recipe.packing),
         "shares": _shares(recipe),
     }
@@ -109,7 +112,7 @@ def _shares(recipe: Recipe) -> list[int] | None:
 def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
     """Return the state of a run at this position."""
     return {
-        "version": STATE_VERSION,
+        "version": APART if recipe.keeps_last_apart else STATE_VERSION,
         "epoch": progress.epoch,
         "position": progress.position,
         "num_lanes": recipe.num_lanes,
@@ -282,7 +285,7 @@ def check_version(state: State) -> None:
     version = state["version"]
     if type(version) is not int or version not in READABLE:
         raise ResumeError(
-            f"the state has version {version!r:.80}, this release reads {STATE_VERSION}; "
+            f"the state has version {version!r:.80}, this release reads {APART}; "
             f"{RETURNED}, with the release that saved it"
         )
 
@@ -306,6 +309,11 @@ def run_method(state: State) -> Method | None:
     method = saved_fingerprint(state).get("method")
     is_known = isinstance(method, str) and method in get_args(Method)
     return cast(Method, method) if is_known else None
+
+
+def run_mixes_last(state: State) -> bool:
+    """Return whether the last batches of streams may mix in the run of a checked state."""
+    return int(state["version"]) < APART
 
 
 def nearest_divisors(position: int, size: int) -> str:

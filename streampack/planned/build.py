@@ -31,6 +31,7 @@ from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
+from streampack.planned.refusals import check_whole_batches
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
@@ -212,7 +213,11 @@ def _shard_tokens(lengths: _Lengths, stream: MdsStream, quota: Quota) -> Int64Ar
 
 
 def build_recipe(
-    spec: DatasetSpec, shape: tuple[int, int, int] | None = None, method: Method | None = None
+    spec: DatasetSpec,
+    shape: tuple[int, int, int] | None = None,
+    method: Method | None = None,
+    *,
+    mixes_last: bool = False,
 ) -> Recipe:
     """Return the recipe of a dataset's sequence.
 
@@ -220,6 +225,7 @@ def build_recipe(
         spec: The specification of the dataset.
         shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
         method: Packing method of a run that resumes, used if the dataset asks for none.
+        mixes_last: Whether the last batches of streams mix in a run that resumes.
 
     Raises:
         ConfigError: If weights, batch sizes and lanes are incompatible.
@@ -253,8 +259,10 @@ def build_recipe(
         num_lanes=num_lanes,
         lane_run=lane_run,
         global_batch_size=global_batch_size,
+        mixes_last=mixes_last,
     )
     check_pack_lengths(recipe, spec.batch_size)
+    check_whole_batches(recipe)
     check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from streampack.types import Int64Array, State
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Losses:
-    """Samples dropped and slots substituted."""
+    """Samples dropped, slots substituted and packs omitted."""
 
     dropped: Int64Array
     """Dropped samples per stream, shape (num_streams,)."""
@@ -35,12 +35,15 @@ class Losses:
     """Slots that another stream served."""
     skipped: int = 0
     """Steps that were not delivered."""
+    omitted: int = 0
+    """Packs that the ends of epochs omitted."""
 
     def __add__(self, other: Losses) -> Losses:
         return Losses(
             dropped=self.dropped + other.dropped,
             substituted=self.substituted + other.substituted,
             skipped=self.skipped + other.skipped,
+            omitted=self.omitted + other.omitted,
         )
 
     @classmethod
@@ -115,6 +118,7 @@ class IterationPlans:
         self._before = Losses(dropped=sequence.overlong, substituted=sequence.substituted)
         self._no_drops = np.zeros_like(self._before.dropped)
         self.waiting: deque[PlannedBatches] = deque()
+        self._planned_last: PlannedBatches | None = None
         self._num_asked, self._num_delivered = 0, 0
         self._num_of_first = 0  # delivered batches of the oldest plan
         self.most_waiting = 0
@@ -129,25 +133,29 @@ class IterationPlans:
         if plan is None:
             if self._starts_epoch and not self._num_asked:
                 check_not_empty(self._recipe, sequence.epoch)
+            elif self._planned_last:
+                # Only now it is known where the epoch ends.
+                last = self._planned_last
+                last.losses = replace(last.losses, omitted=sequence.num_omitted)
             return None
         finished = self.ahead.look()
         losses = Losses(
             dropped=self._dropped(),
             substituted=sequence.substituted - self._before.substituted,
             skipped=sequence.num_skipped,
+            omitted=sequence.num_omitted,
         )
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
-        self.waiting.append(
-            PlannedBatches(
-                plan=plan,
-                snapshots=sequence.snapshots(),
-                losses=losses,
-                packer_tokens=sequence.buffered_tokens,
-                straggler=sequence.straggler,
-                finished=finished,
-            )
+        self._planned_last = PlannedBatches(
+            plan=plan,
+            snapshots=sequence.snapshots(),
+            losses=losses,
+            packer_tokens=sequence.buffered_tokens,
+            straggler=sequence.straggler,
+            finished=finished,
         )
+        self.waiting.append(self._planned_last)
         return plan
 
     def one_by_one(self) -> Iterator[DevicePlan]:

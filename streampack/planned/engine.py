@@ -42,6 +42,7 @@ from streampack.plan import (
     nearest_divisors,
     pack_state,
     run_method,
+    run_mixes_last,
     run_shape,
     slots_in,
     unpack_state,
@@ -393,11 +394,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             )
         size = self._spec.mixing.global_batch_size or shape[2]
         try:
-            method = run_method(state)
-            saved = build_recipe(self._spec, shape, method)
+            method, mixes_last = run_method(state), run_mixes_last(state)
+            saved = build_recipe(self._spec, shape, method, mixes_last=mixes_last)
             recipe = saved
             if size != shape[2]:
-                recipe = build_recipe(self._spec, (*shape[:2], size), method)
+                shape = *shape[:2], size
+                recipe = build_recipe(self._spec, shape, method, mixes_last=mixes_last)
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
         progress = unpack_state(state, saved, self._digests)
@@ -405,7 +407,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         check_balance(state, saved, self._view, lambda: _packs_in(saved, progress.epoch))
         is_of_worker = check_saving_worker(state, self._view)
         self._use_recipe(recipe)
-        self._saved_size = shape[2]
+        self._saved_size = saved.global_batch_size
         if is_of_worker:
             self._worker_start, self.at, self._current = progress, None, None
         else:
@@ -422,8 +424,9 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         if not is_set:
             return
         if tuple(shape) != _shape(self.recipe):
-            method = METHODS[shape[3]]
-            self._use_recipe(build_recipe(self._spec, (shape[0], shape[1], shape[2]), method))
+            sizes, method = (shape[0], shape[1], shape[2]), METHODS[shape[3]]
+            mixes_last = bool(shape[4])
+            self._use_recipe(build_recipe(self._spec, sizes, method, mixes_last=mixes_last))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)
 
@@ -435,7 +438,8 @@ def _packs_in(recipe: Recipe, epoch: int) -> int:
     return count_slots(recipe, epoch)
 
 
-def _shape(recipe: Recipe) -> tuple[int, int, int, int]:
+def _shape(recipe: Recipe) -> tuple[int, int, int, int, int]:
     """Return what a run keeps, as integers for its workers."""
     method = METHODS.index(recipe.packing.method)
-    return recipe.num_lanes, recipe.lane_run, recipe.global_batch_size, method
+    sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
+    return *sizes, method, int(recipe.mixes_last)

@@ -322,6 +322,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return self._tally.stats(losses.dropped.tolist()) | {
             "substituted": losses.substituted,
             "skipped": losses.skipped,
+            "omitted_packs": losses.omitted,
             "digest": digest_of(self.engine.fingerprint()),
             "straggler": straggler and dict(zip(("planned", "dealt"), straggler, strict=True)),
             "shards": self._shards(),

@@ -61,7 +61,6 @@ def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
             "stream's max_seq_len out"
         )
     _check_batch_size(recipe, batch_size, math.lcm(*slots), own)
-    _check_ends(recipe)
 
 
 def _check_batch_size(recipe: Recipe, batch_size: int, multiple: int, own: str) -> None:
@@ -90,21 +89,3 @@ def _check_batch_size(recipe: Recipe, batch_size: int, multiple: int, own: str) 
             f"is not both a multiple of {multiple} and a divisor of {name}={size}; set it to "
             f"{' or '.join(map(str, sizes))}, on any number of ranks"
         )
-
-
-def _check_ends(recipe: Recipe) -> None:
-    """Refuse streams of which epoch_end="drop" would leave out everything."""
-    if recipe.mixing.epoch_end != "drop":
-        return
-    slots = recipe.num_lanes * recipe.lane_run
-    if recipe.mixing.batching_method == "per_stream":
-        slots = recipe.global_batch_size
-    least = slots * recipe.packing.max_seq_len
-    for stream in recipe.streams:
-        if 0 < stream.chosen_tokens < least:
-            raise ConfigError(
-                f"stream {stream.name!r}: with packs of several lengths, epoch_end='drop' delivers "
-                f"whole batches of each stream, and an epoch takes about {stream.chosen_tokens} of "
-                f"its tokens, less than the {least} of its first batches; set epoch_end to 'carry' "
-                "or 'pad', or raise its share"
-            )

@@ -31,6 +31,30 @@ def check_not_empty(recipe: Recipe, epoch: int) -> None:
         )
 
 
+def check_whole_batches(recipe: Recipe) -> None:
+    """Refuse streams that epoch_end="drop" would leave out: they fill no batch of their own.
+
+    Raises:
+        ConfigError: If there is one. Names the tokens that it needs.
+    """
+    if recipe.mixing.epoch_end != "drop" or not recipe.shapes.is_pure:
+        return
+    lanes, run = recipe.num_lanes, recipe.lane_run
+    is_whole = recipe.mixing.batching_method == "per_stream"
+    batch = "global batch" if is_whole else "run of batch_size packs in one lane"
+    for stream in recipe.streams:
+        # With one pack more than this, some lane fills a run.
+        slots = recipe.global_batch_size - 1 if is_whole else lanes * (run - stream.slots_per_pack)
+        least = slots * recipe.packing.max_seq_len + 1
+        if 0 < stream.chosen_tokens < least:
+            raise ConfigError(
+                f"stream {stream.name!r} may never appear: epoch_end='drop' delivers whole "
+                f"batches of each stream, and an epoch takes about {stream.chosen_tokens} of its "
+                f"tokens, less than the {least} that fill a {batch}; set epoch_end to 'carry' or "
+                "'pad', or raise its share"
+            )
+
+
 def check_saving_worker(state: State, view: DeviceView) -> bool:
     """Return whether a state was saved in a worker; refuse it outside of that worker.
 

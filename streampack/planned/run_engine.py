@@ -383,7 +383,7 @@ class RunEngine(PlanEngine):
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
         self.go_to(0)
-        self.counter.run = [1, progress.epoch, progress.position, *([0] * 4)]
+        self.counter.run = [1, progress.epoch, progress.position, *([0] * 5)]
 
     # Changes at run time.
 

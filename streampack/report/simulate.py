@@ -57,6 +57,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
             number of steps. Time of a global batch over the ideal one: `planned` without balance,
             `dealt` with it, by the cost model of the dataset's `balance`, or of ``Balance()`` if
             it has none (`is_dealt`). `note` says where nothing can be gained.
+        - `omitted_packs`: Packs that ``epoch_end="drop"`` leaves out.
         - `padding_packs`: Packs of padding, of the packing's max_seq_len.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
@@ -173,7 +174,7 @@ class _Run:
         self._waits = waits
         self._delivery = DeliveryStats(recipe)
         self._dropped = np.zeros(len(recipe.streams), np.int64)
-        self._substituted = 0
+        self._substituted = self._omitted = 0
         self._global_batches = 0
         self._snapshots: list[State] = []  # of lanes that carry over from epoch to epoch
         self.num_epochs = 0
@@ -198,6 +199,7 @@ class _Run:
         if self._recipe.packing.overflow == "drop":
             self._dropped += sequence.overlong - before
         self._substituted += sequence.substituted
+        self._omitted += sequence.num_omitted
         self._global_batches += -(-position // self._recipe.global_batch_size)
         if self._recipe.mixing.epoch_end == "carry":
             self._snapshots = sequence.snapshots()
@@ -214,6 +216,7 @@ class _Run:
         slots = self.num_steps * self._num_devices * self._view.batch_size
         return stats | {
             "substituted": self._substituted,
+            "omitted_packs": self._omitted,
             "straggler": self._waits.numbers(),
             "epochs": self.num_epochs,
             "steps": self.num_steps,

@@ -119,4 +119,6 @@ def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
     ]
     if stats["substituted"]:
         facts.append(f"{stats['substituted']:,} packs of another stream, as one had run out")
+    if stats.get("omitted_packs"):
+        facts.append(f"{stats['omitted_packs']:,} packs left out at the end")
     return " · ".join(facts)

@@ -26,7 +26,7 @@ from streampack.types import Int64Array
 
 MAX_WORKERS = 1000
 NEXT, RUN = 0, 1  # words before the workers': the next epoch, and the contents of `run`
-NUM_RUN = 7
+NUM_RUN = 8
 HEAD = RUN + NUM_RUN
 EPOCH_BITS = 31  # MAX_EPOCH + 1 fits
 
@@ -71,7 +71,7 @@ class SharedEpochCounter:
 
     @property
     def run(self) -> list[int]:
-        """Seven integers for the workers, such as the position to resume from."""
+        """Eight integers for the workers, such as the position to resume from."""
         return [int(word) for word in self._view[RUN:HEAD]]
 
     @run.setter

@@ -237,11 +237,13 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
     lanes = draw(st.sampled_from([1, 2, 3, 6]), "lanes")
+    # One stream fills no global batch, so per_stream with drop refuses it; see test_last_batches.
+    ends = ["pad", "carry"] if method == "per_stream" else ["pad", "drop", "carry"]
     options = {
         "mixing": {
             "batching_method": method,
             "global_batch_size": GLOBAL_BATCH,
-            "epoch_end": draw(st.sampled_from(["pad", "drop", "carry"]), "epoch_end"),
+            "epoch_end": draw(st.sampled_from(ends), "epoch_end"),
         },
         "order": {"num_lanes": lanes},
     }
@@ -457,7 +459,7 @@ def test_streams_may_move(written, state, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, r"version 1, this release reads 4"),
+        ({"version": 1}, r"version 1, this release reads 5"),
         ({"version": None}, r"version None"),
         ({"epoch": -1}, r"epoch is -1, not an integer of at least 0"),
         ({"epoch": True}, r"epoch is True"),

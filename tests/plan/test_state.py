@@ -344,9 +344,9 @@ def test_a_state_without_fingerprint_is_refused(fingerprint):
         unpack_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
 
 
-@pytest.mark.parametrize("version", [None, 0, 1, 5, "4"])
+@pytest.mark.parametrize("version", [None, 0, 1, 6, "4"])
 def test_a_state_of_another_version_is_refused_with_both(version):
-    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 4"):
+    with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 5"):
         run_shape(state_of(make(), version=version))
 
 
@@ -481,7 +481,7 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
         load()
 
 
-@pytest.mark.parametrize("state", [{"version": 5}, {"version": True}])
+@pytest.mark.parametrize("state", [{"version": 6}, {"version": True}])
 def test_what_is_no_state_of_this_version_is_refused(state):
     with pytest.raises(ResumeError, match=r"version"):
         run_shape(state)

@@ -1,0 +1,315 @@
+"""A batch of one stream never mixes, also where a stream ends inside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import (
+    Balance,
+    ConfigError,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    World,
+)
+from streampack.plan import EpochSequence, count_slots
+from streampack.report import simulate
+from streampack.types import SAMPLE, START, STREAM
+from tests.helpers.builders import write_stream_files
+from tests.helpers.planning import all_packs, device_batches, recipe, world_views
+
+SIZE, RUN = 64, 12
+METHODS = ["device_per_stream", "per_stream"]
+LENGTHS = [
+    np.random.default_rng(seed).integers(1, longest + 1, num)
+    for seed, (num, longest) in enumerate([(2500, 60), (1300, 150), (50, 90)])
+]
+
+methods = st.sampled_from(METHODS)
+lanes = st.sampled_from([1, 2, 3, 4])
+
+
+def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
+    """A recipe of three streams, of which the last is small."""
+    return recipe(
+        options.pop("lengths", LENGTHS),
+        mixing=Mixing(batching_method=method, epoch_end=epoch_end),
+        packing=options.pop("packing", Packing(max_seq_len=SIZE)),
+        num_lanes=num_lanes,
+        lane_run=RUN,
+        global_batch_size=2 * num_lanes * RUN,
+        **options,
+    )
+
+
+def streams_of(packs: list[list]) -> set[int]:
+    return {row[STREAM] for pack in packs for row in pack}
+
+
+def chunks(packs: list, size: int) -> list[list]:
+    return [packs[first : first + size] for first in range(0, len(packs), size)]
+
+
+@settings(max_examples=40)
+@given(
+    method=methods,
+    epoch_end=st.sampled_from(["drop", "carry"]),
+    num_lanes=lanes,
+    num_devices=st.integers(1, 5),
+    batch_size=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    epoch=st.integers(0, 2),
+    pack_shuffle=st.sampled_from([0, 64]),
+    overflow=st.sampled_from(["split", "truncate", "drop"]),
+)
+def test_no_batch_mixes_streams_in_any_world(
+    method, epoch_end, num_lanes, num_devices, batch_size, epoch, pack_shuffle, overflow
+):
+    r = make(
+        method,
+        epoch_end,
+        num_lanes,
+        packing=Packing(max_seq_len=SIZE, overflow=overflow),
+        order=Order(seed=epoch, pack_shuffle=pack_shuffle),
+    )
+    packs = all_packs(r, world_views(1, RUN), epoch)
+    assert packs
+    assert len(packs) % r.global_batch_size == 0
+
+    unit = RUN if method == "device_per_stream" else r.global_batch_size
+    assert all(len(streams_of(batch)) == 1 for batch in chunks(packs, unit))
+    for view in world_views(num_devices, batch_size):
+        for plan in device_batches(r, view, epoch):
+            rows = [plan.packs[pack].tolist() for pack in range(len(plan.packs))]
+            assert len(streams_of(rows)) <= 1
+    if (r.global_batch_size // batch_size) % num_devices == 0:
+        assert all_packs(r, world_views(num_devices, batch_size), epoch) == packs
+
+
+@settings(max_examples=20)
+@given(method=methods, num_lanes=lanes, seed=st.integers(0, 9))
+def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
+    method, num_lanes, seed
+):
+    order = Order(seed=seed)
+    every = all_packs(make(method, "pad", num_lanes, order=order), world_views(1, RUN))
+    r = make(method, "drop", num_lanes, order=order)
+    kept = all_packs(r, world_views(1, RUN))
+
+    of_all, of_kept = (Counter(pack[0][STREAM] for pack in some) for some in (every, kept))
+    last = r.global_batch_size  # of the epoch, or of each stream
+    lost = [of_all[stream] - of_kept[stream] for stream in range(3)]
+    if method == "per_stream":
+        assert all(0 <= each < last for each in lost)
+    else:
+        assert min(lost) >= 0
+        assert sum(lost) < 3 * num_lanes * (RUN - 1) + last
+    pieces = Counter((row[STREAM], row[SAMPLE], row[START]) for pack in kept for row in pack)
+    assert set(pieces.values()) == {1}
+
+    for view in world_views(2, RUN):  # each knows the lanes of the other by its count of packs
+        sequence = EpochSequence(r, view, epoch=0)
+        while sequence.next() is not None:
+            pass
+        assert sequence.num_omitted == sum(lost)
+        sequence.close()
+
+
+@settings(max_examples=20)
+@given(method=methods, num_lanes=lanes, epochs=st.integers(2, 4))
+def test_carry_takes_each_stream_from_where_the_epoch_before_stopped(method, num_lanes, epochs):
+    r = make(method, "carry", num_lanes)
+    seen: Counter = Counter()
+    for epoch in range(epochs):
+        for pack in all_packs(r, world_views(1, RUN), epoch):
+            seen.update((row[STREAM], row[1], row[SAMPLE], row[START]) for row in pack)
+    assert set(seen.values()) == {1}
+
+
+@settings(max_examples=15)
+@given(method=methods, epoch_end=st.sampled_from(["drop", "carry"]), num_lanes=lanes)
+def test_a_run_resumes_near_the_ends_of_its_streams(method, epoch_end, num_lanes):
+    r = make(method, epoch_end, num_lanes)
+    view = world_views(1, RUN)[0]
+    plans = device_batches(r, view)
+    sequence = EpochSequence(r, view, epoch=0)
+    for number, plan in enumerate(plans):
+        sequence.next()
+        if number < len(plans) - 8:
+            continue
+        rest = device_batches(r, view, position=plan.position, snapshots=sequence.snapshots())
+        assert [p.packs.segments.tolist() for p in rest] == [
+            p.packs.segments.tolist() for p in plans[number + 1 :]
+        ]
+    sequence.close()
+
+
+@st.composite
+def uneven_recipes(draw):
+    """Recipes with a tiny stream, longer packs, and lanes without samples of a stream."""
+    num_lanes, run = draw(st.sampled_from([1, 2, 3, 8])), draw(st.sampled_from([2, 4, 6]))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    sizes = draw(st.integers(200, 900)), draw(st.integers(100, 500)), draw(st.integers(1, 40))
+    method = draw(st.sampled_from(["exact_fit", "best_fit_decreasing"]))
+    return recipe(
+        [rng.integers(1, most, num) for most, num in zip((60, 150, 90), sizes, strict=True)],
+        packing=Packing(max_seq_len=SIZE, method=method),
+        mixing=Mixing(
+            batching_method=draw(methods),
+            epoch_end=draw(st.sampled_from(["drop", "carry"])),
+            sampling_method=draw(st.sampled_from(["balanced", "fixed"])),
+        ),
+        order=Order(seed=1, pack_shuffle=draw(st.sampled_from([0, 64]))),
+        num_lanes=num_lanes,
+        lane_run=run,
+        global_batch_size=run * num_lanes * draw(st.integers(1, 3)),
+        slots_per_pack=draw(st.sampled_from([None, [1, 2, 1]])),
+    )
+
+
+@settings(max_examples=30)
+@given(r=uneven_recipes(), epoch=st.integers(0, 1), data=st.data())
+def test_other_worlds_and_resumes_deliver_the_same_whole_batches(r, epoch, data):
+    slots_of = r.shapes.slots_per_pack
+    packs = all_packs(r, world_views(1, r.lane_run), epoch)
+    served = np.array([pack[0][STREAM] for pack in packs], np.int64)
+    begins = np.cumsum(slots_of[served]) - slots_of[served]
+    slots = np.repeat(served, slots_of[served])
+
+    is_whole = r.mixing.batching_method == "per_stream"
+    unit = r.global_batch_size if is_whole else r.lane_run
+    assert len(slots) % r.global_batch_size == 0
+    assert (slots.reshape(-1, unit) == slots[::unit, None]).all()
+    if r.mixing.epoch_end == "drop":
+        assert count_slots(r, epoch) // r.global_batch_size * r.global_batch_size == len(slots)
+
+    batch_size = data.draw(st.sampled_from([r.lane_run, 2]))
+    num_batches = r.global_batch_size // batch_size
+    num_devices = data.draw(st.sampled_from([n for n in range(1, 9) if num_batches % n == 0]))
+    views = world_views(num_devices, batch_size)
+    position = data.draw(st.integers(0, len(slots) // views[0].window)) * views[0].window
+    rest = packs[int(np.searchsorted(begins, position)) :]
+    assert all_packs(r, views, epoch, position=position) == rest
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    path = tmp_path_factory.mktemp("last")
+    for number, lengths in enumerate(LENGTHS):
+        write_stream_files(path / str(number), lengths.tolist(), seed=number)
+    return path
+
+
+def dataset(folders, method: str = "device_per_stream", epoch_end: str = "drop", **options):
+    """A dataset of the streams; `batch_size` is 4."""
+    return PackedStreamingDataset(
+        [Stream(local=str(folders / str(n)), name=str(n)) for n in options.pop("streams", (0, 1))],
+        packing=Packing(max_seq_len=SIZE),
+        mixing=Mixing(
+            batching_method=method,
+            epoch_end=epoch_end,
+            global_batch_size=options.pop("global_batch_size", 8),
+        ),
+        order=Order(seed=3, num_lanes=options.pop("num_lanes", 2)),
+        batch_size=options.pop("batch_size", 4),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "options", [{"prefetch_threads": 0}, {"prefetch_threads": 2}, {"num_workers": 2}]
+)
+def test_what_drop_leaves_out_is_in_the_stats_and_in_the_simulation(folders, method, options):
+    every = simulate(dataset(folders, method, "pad"))
+    expected = simulate(dataset(folders, method))
+    loader = PackedDataLoader(dataset(folders, method), **options)
+
+    assert len(list(loader)) == len(loader) == expected["steps"]
+    assert expected["omitted_packs"] == every["packs"] - expected["packs"] > 0
+    assert loader.stats()["omitted_packs"] == expected["omitted_packs"]
+    assert every["omitted_packs"] == 0
+
+
+def streams_in(batch) -> set[int]:
+    """The streams of a batch's segments."""
+    return set(batch["segments"][:, 1].tolist())
+
+
+@pytest.mark.parametrize("within", ["rank", "node", "batch"])
+def test_ranks_with_balance_get_batches_of_one_stream(folders, within):
+    for rank in range(2):
+        data = dataset(
+            folders,
+            world=World(rank=rank, num_ranks=2, ranks_per_node=2),
+            balance=Balance(within=within),
+            global_batch_size=16,
+        )
+        assert {len(streams_in(batch)) for batch in PackedDataLoader(data)} == {1}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_run_that_began_before_version_5_goes_on_as_it_did(folders, num_workers):
+    state = dataset(folders).state_dict()
+    assert state["version"] == 5
+    loader = PackedDataLoader(dataset(folders), num_workers=num_workers)
+    loader.load_state_dict({**state, "version": 4})
+    batches = list(loader)
+
+    assert {len(streams_in(batch)) for batch in batches} == {1, 2}
+    # Before, "drop" delivered what "pad" does, without the last global batch.
+    padded = list(PackedDataLoader(dataset(folders, epoch_end="pad")))
+    assert len(batches) == sum(len(batch["tokens"]) for batch in padded[:-1]) // 8 * 2
+    for batch, other in zip(batches, padded, strict=False):
+        assert batch["tokens"].tolist() == other["tokens"].tolist()
+    assert loader.state_dict()["version"] == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_began_before_version_5_has_another_digest(folders, method):
+    loader = PackedDataLoader(dataset(folders, method))
+    digest = loader.stats()["digest"]
+    loader.load_state_dict({**dataset(folders, method).state_dict(), "version": 4})
+    assert loader.stats()["digest"] != digest
+
+
+def test_a_padded_epoch_mixes_last_batches_and_counts_them(folders):
+    loader = PackedDataLoader(dataset(folders, epoch_end="pad"))
+    num_mixed = sum(len(streams_in(batch)) > 1 for batch in loader)
+    stats = loader.stats()
+    assert 0 < num_mixed <= stats["substituted"]
+    assert stats["omitted_packs"] == 0
+
+
+def test_a_stream_that_would_never_appear_is_refused_with_the_way_out(folders):
+    with pytest.raises(ConfigError, match=r"stream '2' may never appear.* 'carry' or 'pad'"):
+        dataset(folders, streams=(0, 2), batch_size=32, global_batch_size=32)
+    for epoch_end in ("carry", "pad"):
+        options = {"streams": (0, 2), "batch_size": 32, "global_batch_size": 32}
+        data = dataset(folders, "device_per_stream", epoch_end, **options)
+        assert simulate(data, steps=100)["streams"]["2"]["samples"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stream_that_is_just_accepted_appears(folders, method):
+    def with_batches_of(size):
+        # Stream 2 has about 35 packs, in two lanes.
+        packs = {"batch_size": size, "global_batch_size": 2 * size, "streams": (0, 2)}
+        return simulate(dataset(folders, method, **packs))["streams"]["2"]["samples"]
+
+    sizes = []
+    for size in range(1, 40):
+        try:
+            assert with_batches_of(size), f"with batches of {size}"
+            sizes.append(size)
+        except ConfigError as error:
+            assert "stream '2' may never appear" in str(error)  # noqa: PT017 - some are accepted
+    assert sizes == list(range(1, max(sizes) + 1))
+    assert 10 < max(sizes) < 39
