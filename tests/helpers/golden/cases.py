@@ -100,6 +100,15 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
     ),
     "drop": planned(mixing=Mixing(epoch_end="drop", epoch_size=300)),
+    "per_stream-drop": planned(
+        mixing=Mixing(batching_method="per_stream", epoch_end="drop", global_batch_size=2)
+    ),
+    "device_per_stream-drop": planned(
+        mixing=Mixing(batching_method="device_per_stream", epoch_end="drop", epoch_size=300)
+    ),
+    "device_per_stream-carry": planned(
+        mixing=Mixing(batching_method="device_per_stream", epoch_end="carry", epoch_size=60)
+    ),
     "repeat": planned(weights={"chat": 1}, mixing=Mixing(epoch_size=2000)),
     "unshuffled": planned(order=Order(shuffle=False)),
     "knapsack": planned(packing=Packing(max_seq_len=512, method="knapsack", overflow="truncate")),
