@@ -7,7 +7,7 @@
     ├── DataError     the stored bytes, or access to them
     │   └── BadRowsError   more bad rows of an input than may be skipped
     ├── ResumeError   a state and a dataset that do not belong together
-    └── WorkerError   a process or thread that died: the machine
+    └── WorkerError   a process, thread or rank that died: the machine
 
 ``ConfigError`` is also a ``ValueError``, so pydantic reports it as a validation error.
 """
@@ -74,7 +74,7 @@ class ResumeError(StreampackError):
 
 
 class WorkerError(StreampackError):
-    """A worker process that died, or a thread that ended without a result."""
+    """A worker process that died, a thread without a result, or another rank that failed."""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

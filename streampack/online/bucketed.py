@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from streampack.config import Bucketing, Buffers, Mixing, Order
 from streampack.errors import ConfigError
 from streampack.online.dataset import FlowDataset, check_fields, check_options, flow_plan
+from streampack.online.even_steps import Steps, check_steps
 from streampack.runtime.arguments import check_configs, with_hints
 from streampack.streams import IterableStream
 from streampack.streams.registry import check_streams
@@ -38,6 +39,7 @@ class BucketedIterableDataset(FlowDataset):
         buffers: Memory limits.
         world: This process's rank; None: from torch.distributed if it is initialised, or from
             torchrun's variables.
+        steps: Where a loop ends on all ranks, a number or "equal"; as in `PackedIterableDataset`.
 
     Raises:
         ConfigError: If the arguments cannot work together.
@@ -51,7 +53,7 @@ class BucketedIterableDataset(FlowDataset):
     there are tokens. `position` counts batches over all ranks and workers as if they advanced in
     step. Iterate with `PackedDataLoader`, torchdata's ``StatefulDataLoader`` or torch's
     ``DataLoader(dataset, batch_size=None)``. States are exact after any batch, with the same number
-    of ranks and workers. Ranks may take unequal numbers of steps, as with `PackedIterableDataset`.
+    of ranks and workers. Without `steps`, ranks may take unequal numbers of steps.
 
     >>> dataset = BucketedIterableDataset(
     ...     [IterableStream([[1, 2, 3], [4, 5], [6]])], bucketing=Bucketing(max_tokens=6))
@@ -69,6 +71,7 @@ class BucketedIterableDataset(FlowDataset):
         order: Order | None = None,
         buffers: Buffers | None = None,
         world: World | None = None,
+        steps: Steps | None = None,
     ) -> None:
         if not isinstance(bucketing, Bucketing):
             raise ConfigError(
@@ -97,5 +100,6 @@ class BucketedIterableDataset(FlowDataset):
             order,
             batch_size=1,
             bucketing=bucketing,
+            steps=check_steps(steps, mixing),
         )
         super().__init__(plan, buffers, world)

@@ -26,6 +26,7 @@ from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.online.engine import OnlineEngine
 from streampack.online.epoch_quota import epoch_amounts
+from streampack.online.even_steps import Steps, check_steps
 from streampack.online.plan import FlowPlan
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
@@ -83,6 +84,10 @@ class PackedIterableDataset(FlowDataset):
         world: This process's rank; None: from torch.distributed if it is initialised, or from
             torchrun's variables. With `context_parallel`, each rank packs whole rows and delivers
             its slice of them, so the ranks that share rows must have the same sources.
+        steps: Where a loop ends, so that all ranks take as many steps. A number: after that many.
+            "equal": when the first rank has delivered its epoch, agreed upon through
+            torch.distributed at every step. The next loop continues where it ended, and nothing
+            is lost. None: with the epoch of each rank.
 
     Raises:
         ConfigError: If the arguments cannot work together.
@@ -94,9 +99,9 @@ class PackedIterableDataset(FlowDataset):
     `PackedDataLoader`, torchdata's ``StatefulDataLoader`` or torch's ``DataLoader(dataset,
     batch_size=None)``.
 
-    Ranks may take unequal numbers of steps in an epoch: each packs its own samples, and the number
-    of packs they fill is not known in advance. Where ranks synchronise at every step (DDP, FSDP),
-    end the epoch after a step count that all ranks reach, or stop all ranks when the first ends.
+    Without `steps`, ranks may take unequal numbers of steps in an epoch: each packs its own
+    samples, and the number of packs they fill is not known in advance. Where ranks synchronise at
+    every step (DDP, FSDP), set `steps` and iterate with `PackedDataLoader`.
 
     >>> dataset = PackedIterableDataset(
     ...     [IterableStream([[1, 2, 3], [4, 5]])], packing=Packing(max_seq_len=4), batch_size=2)
@@ -116,6 +121,7 @@ class PackedIterableDataset(FlowDataset):
         batch_size: int = 1,
         batch_format: BatchFormat = "native",
         world: World | None = None,
+        steps: Steps | None = None,
     ) -> None:
         check_streams(streams, IterableStream)
         check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
@@ -127,6 +133,7 @@ class PackedIterableDataset(FlowDataset):
             mixing or Mixing(),
             order,
             batch_size=check_batch_size(batch_size, packing.max_seq_len),
+            steps=check_steps(steps, mixing),
         )
         super().__init__(plan, buffers, world, check_format(batch_format, packing, plan.batch_size))
 
@@ -139,6 +146,7 @@ def flow_plan(
     *,
     batch_size: int,
     bucketing: Bucketing | None = None,
+    steps: Steps | None = None,
 ) -> FlowPlan:
     """Build the plan; without an order, samples are read in stored order."""
     is_shuffled, order = order is not None and order.shuffle, order or Order()
@@ -166,6 +174,7 @@ def flow_plan(
         seed=order.seed,
         shuffle_block_size=order.block_size if is_shuffled else None,
         bucketing=bucketing,
+        steps=steps,
     )
 
 

@@ -26,6 +26,7 @@ from streampack.config import Buffers
 from streampack.errors import ConfigError, ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.online.byte_budget import HeldBytes, added_bytes, batch_bytes, format_bytes
+from streampack.online.even_steps import EvenSteps, Loops
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice
@@ -106,11 +107,15 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """In a loader's worker: the epoch of the iteration that the loader began."""
         self.num_moves = 0
         """Number of times a state was loaded or the epoch set."""
+        self.loops = Loops(plan.steps)
+        """This rank's place in loops of `steps`."""
+        self._even_steps: EvenSteps | None = None  # of a loop over the dataset itself
         max_prefetch(buffers, self.footprint(0), 1)
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in the process that created them.
-        return super().__getstate__() | {"_slices": None, "_reading": None}
+        own = {"_slices": None, "_reading": None, "_even_steps": None}
+        return super().__getstate__() | own | {"loops": copy.copy(self.loops)}
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the options that decide the batches, as JSON; a state loads only if equal."""
@@ -121,6 +126,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         recipe = {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}
         world = self.world
         recipe |= {"context_parallel": [world.context_parallel, world.context_layout]}
+        recipe |= {"steps": self.plan.steps}
         return {"streams": [], "recipe": recipe}
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
@@ -185,8 +191,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def batches(self) -> Iterator[Any]:
         # A worker begins immediately: its state may be requested before its first batch.
         if get_worker_info() is not None:
+            self.loops.refuse_torch_workers()
             return self._batches_and_notes(self.begin())
         self.check_world()
+        if self.plan.steps is not None:
+            if self._even_steps is None:
+                self._even_steps = EvenSteps(self.loops, self, self.world)
+            return self._even_steps.loop()
         self.ask()
         return self._batches_and_notes(None)
 
@@ -304,6 +315,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     # State.
 
     def set_epoch(self, epoch: int) -> None:
+        is_next = self.loops.is_next(epoch)
+        self.loops.go_to(epoch)
+        if not is_next:
+            self.restart(epoch)
+
+    def restart(self, epoch: int) -> None:
+        """Read from the start of an epoch."""
         self._resume_from(epoch, None)
 
     def _resume_from(self, epoch: int, start: State | None) -> None:
@@ -330,7 +348,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             )
         state = self.state_here()
         # In a worker, no copy is needed: torch pickles the state into a pipe at every batch.
-        return state if info else copy.deepcopy(state)
+        return state if info else copy.deepcopy(state) | self.loops.state_dict()
 
     def state_here(self) -> State:
         """Return the state of this process's own iteration, without a copy or a check."""
@@ -346,4 +364,34 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def load_state_dict(self, state: State) -> None:
         self.check(state, self._place_here())
+        loop = self.loops.read(state)
         self._resume_from(int(state["epoch"]), copy.deepcopy(state))
+        self.loops.go_to(*loop)
+
+    # What `EvenSteps` reads from.
+
+    @property
+    def next_epoch(self) -> int:
+        return self.counter.next_epoch
+
+    def position(self) -> State:
+        return self.state_here()
+
+    def set_position(self, position: State) -> None:
+        self.at = position
+
+    def epoch_read(self) -> int:
+        return int(self.state_here()["epoch"])
+
+    def read_epoch(self) -> Generator[Any, None, None]:
+        return self._batches_and_notes(None)
+
+    def reload(self) -> None:
+        self.check_not_moved_away()
+        if self.at is not None:  # a reading that failed, or another loop over this dataset
+            self._resume_from(int(self.at["epoch"]), copy.deepcopy(self.at))
+
+    def check_not_moved_away(self) -> None:
+        """Refuse to continue a loop of a loader's workers; only they know where it ended."""
+        if self._has_moved_away:
+            raise self.loops.elsewhere()

@@ -15,6 +15,7 @@ Cost: the batch transfer, and a state of a few KB per batch.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from torch.utils.data import get_worker_info
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
 from streampack.online.engine import OnlineEngine
+from streampack.online.even_steps import EvenSteps
 from streampack.online.state import KIND
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
@@ -58,6 +60,7 @@ class _At:
         return _At(states, (worker + 1) % len(states))
 
 
+Place = tuple[_At, list[State | None]]  # a position, and the workers' latest states for the stats
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
 
 
@@ -114,16 +117,26 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._num_moves = engine.num_moves  # as of these two
         # The latest state of each worker, for the stats; kept until the next epoch's first batch.
         self._flows: list[State | None] = [None] * max(options.num_workers, 1)
+        self._even_steps: EvenSteps | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_even_steps": None}
 
     def __len__(self) -> int:
+        steps = self.engine.plan.steps
+        if isinstance(steps, int):
+            return steps
         raise TypeError(f"a {self.engine.kind} has no len(): its samples are not known ahead")
 
     def state_dict(self) -> State:
         """Return this rank's state after the last delivered batch, as JSON."""
+        return self._state(self._position())
+
+    def _position(self) -> _At:
         if not self.num_workers:
-            return self._state(_At([self.engine.state_here()]))
+            return _At([self.engine.state_here()])
         self._follow()
-        return self._state(self._at or self._next())
+        return self._at or self._next()
 
     def _state(self, at: _At) -> State:
         workers = copy.deepcopy(at.states)
@@ -133,6 +146,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             "num_workers": self.num_workers,
             "next_worker": at.next_worker,
             "workers": workers,
+            **self.engine.loops.state_dict(),
         }
 
     def _next(self) -> _At:
@@ -172,12 +186,18 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         engine = self.engine
         for worker, worker_state in enumerate(state["workers"]):
             engine.check(worker_state, engine.place(worker, len(self._flows)))
+        loop = engine.loops.read(state)
         self._num_begun += 1  # a running iteration no longer sets the position
+        self._resume(state)
+        engine.loops.go_to(*loop)
+
+    def _resume(self, state: State) -> None:
+        engine = self.engine
         self._flows = [part["flow"] for part in state["workers"]]
         if not self.num_workers:
             engine.load_state_dict(state["workers"][0])
             return
-        engine.set_epoch(max(int(part["epoch"]) for part in state["workers"]))
+        engine.restart(max(int(part["epoch"]) for part in state["workers"]))
         self._follow()
         self._start = copy.deepcopy(state)
         if any(part["flow"] for part in state["workers"]):
@@ -201,6 +221,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Iterate over the next epoch, or resume from the loaded state."""
         self._num_begun += 1
         self._follow()
+        if self.engine.plan.steps is not None:
+            return close_at_exit(self._deliver(self._num_begun))
         if self._at is not None:
             self._start = None  # a batch was delivered since
         self._at = None
@@ -211,10 +233,24 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
         self._check_turn(number)
-        for batch in self._from_workers() if self.num_workers else self._from_here():
+        for batch in self._loop() if self.engine.plan.steps else self.read_epoch():
             yield batch
             del batch  # free it before the next one is made
             self._check_turn(number)
+
+    def _loop(self) -> Generator[Any, None, None]:
+        if self._even_steps is None:
+            # A loader that is dropped ends its workers: what is suspended must not keep it alive.
+            reader = weakref.proxy(self)
+            self._even_steps = EvenSteps(self.engine.loops, reader, self.engine.world)
+        return self._even_steps.loop()
+
+    def read_epoch(self) -> Generator[Any, None, None]:
+        """Read the next epoch of this rank, or from the loaded state."""
+        here = weakref.proxy(self)
+        if self.num_workers:
+            return OnlineLoading._from_workers(here)
+        return OnlineLoading._from_here(here)
 
     def _from_here(self) -> Generator[Any, None, None]:
         engine = self.engine
@@ -256,20 +292,59 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 self._undo(before)
             raise
         if self._num_moves == engine.num_moves:
-            engine.set_epoch(1 + max(int(state["epoch"]) for state in at.states))
+            engine.restart(1 + max(int(state["epoch"]) for state in at.states))
             self._num_moves = engine.num_moves
             self._start = self._at = None
         if start is not None and not num_batches:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
-            yield from self._from_workers()
+            yield from self.read_epoch()
 
     def _undo(self, before: _At) -> None:
         """Restore the position from before a failed start."""
-        flows = self._flows
+        flows, loops = self._flows, self.engine.loops
+        at, following = loops.at, loops.next
         with suppress(ResumeError):  # the start may have failed on this very state
             self.load_state_dict(self._state(before))
+        loops.at, loops.next = at, following
         self._flows = flows
         self._end_workers()
+
+    # What `EvenSteps` reads from, with `read_epoch`.
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that is read next."""
+        return self.engine.counter.next_epoch
+
+    @property
+    def num_moves(self) -> int:
+        """Number of times that a state was loaded or the epoch set."""
+        return self.engine.num_moves
+
+    def epoch_read(self) -> int:
+        """Return the epoch of the batch last read."""
+        return max(int(state["epoch"]) for state in self._position().states)
+
+    def position(self) -> Place:
+        """Return the position after the batch last read."""
+        return self._position(), self._flows
+
+    def set_position(self, position: Place) -> None:
+        """Go to a position without reading."""
+        at, self._flows = position
+        if self.num_workers:
+            self._at = at
+        else:
+            self.engine.set_position(at.states[0])
+
+    def reload(self) -> None:
+        """Let `read_epoch` continue at the position, if an epoch was left there."""
+        if not self.num_workers:
+            self.engine.reload()
+        elif self._at is not None:
+            self._resume(self._state(self._at))
+        elif self._start is None:
+            self.engine.check_not_moved_away()
 
     def _check_turn(self, number: int) -> None:
         # The workers, the sources and the saved state belong to one iteration only.

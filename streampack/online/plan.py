@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from streampack.config import Bucketing, Mixing, Packing
 from streampack.online.epoch_quota import EpochQuotas
+from streampack.online.even_steps import Steps
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.pack import make_packer
 from streampack.pack.length_buckets import LengthBucketPacker
@@ -37,6 +38,8 @@ class FlowPlan:
     """Samples shuffled together in indexed sources; None: stored order."""
     bucketing: Bucketing | None = None
     """Length bucketing, whose batches each count as one pack; None: packing."""
+    steps: Steps | None = None
+    """Where a loop ends, on all ranks; None: with this rank's epoch."""
 
     def packer(self) -> Packer:
         """Return an empty packer."""

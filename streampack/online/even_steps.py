@@ -1,0 +1,311 @@
+"""Loops of equally many steps on every rank, over sources of unequal length.
+
+::
+
+    what rank 0 reads    [ epoch 0: 41 batches ][ epoch 1: 41 batches ] ...
+    what rank 1 reads    [ epoch 0: 36 batches ][ epoch 1: 36 batches ] ...
+
+    steps=30        loops of 30 batches on both
+    steps="equal"   a loop ends when the first rank has delivered its epoch of that number: 36 steps
+
+A rank reads its sources epoch after epoch, as it would alone. The next loop continues where the
+last one ended, so no batch is lost and none is repeated. Reading is only suspended in between, and
+a generator is not iterated again. The batch that was read when a loop ended opens the next one.
+Until then, the state is that before it.
+
+Cost: none with a number of steps; with "equal", see `runtime.step_agreement`. Memory: one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from streampack._checks import read_count
+from streampack._state import MAX_EPOCH, FieldChecks
+from streampack.config import Mixing
+from streampack.errors import ConfigError, DataError, ResumeError, WorkerError
+from streampack.runtime.at_exit import close_at_exit
+from streampack.runtime.step_agreement import StepAgreement
+from streampack.types import State
+from streampack.world import World
+
+Steps: TypeAlias = int | Literal["equal"]
+"""Steps of a loop: as many on every rank, or until the first rank has delivered its epoch."""
+CHECKS = FieldChecks("the state's loop.")
+MAX_STEP = 2**63 - 1
+_END = object()
+
+
+class LoopPosition(NamedTuple):
+    """A place in the loops of a rank."""
+
+    epoch: int
+    """Number of the loop; what the sources are at may lag behind."""
+    step: int
+    """Batches of the loop that were delivered."""
+
+
+class Reader(Protocol):
+    """What a loop reads from: one epoch of the rank after the other."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that `read_epoch` would read."""
+
+    @property
+    def num_moves(self) -> int:
+        """Number of times that a state was loaded or the epoch set."""
+
+    def position(self) -> Any:
+        """Return the position after the batch last read."""
+
+    def set_position(self, position: Any) -> None:
+        """Go back to an earlier position, or on to a later one, without reading."""
+
+    def epoch_read(self) -> int:
+        """Return the epoch of the batch last read."""
+
+    def read_epoch(self) -> Generator[Any, None, None]:
+        """Read the next epoch, or from a loaded state."""
+
+    def reload(self) -> None:
+        """Let `read_epoch` continue at the position, if an epoch was left there."""
+
+
+class Loops:
+    """The place of a rank in its loops, as its states hold it."""
+
+    def __init__(self, steps: Steps | None) -> None:
+        self.steps = steps
+        self.at = LoopPosition(0, 0)
+        """Where the last loop is."""
+        self.next = LoopPosition(0, 0)
+        """Where the next loop begins."""
+
+    def go_to(self, epoch: int, step: int = 0) -> None:
+        """Let the next loop begin there."""
+        self.at = self.next = LoopPosition(epoch, step)
+
+    def is_next(self, epoch: int) -> bool:
+        """Return whether the next loop is this one, from its start."""
+        return self.steps is not None and self.next == (epoch, 0)
+
+    def refuse_torch_workers(self) -> None:
+        """Refuse torch's worker processes, which know nothing of each other.
+
+        Raises:
+            ConfigError: With `steps`.
+        """
+        if self.steps is not None:
+            raise ConfigError(
+                f"steps={self.steps!r} is counted in the process of the training loop, not in "
+                "torch's workers; iterate with PackedDataLoader, or set num_workers=0"
+            )
+
+    def elsewhere(self) -> ConfigError:
+        """Return the error for a loop that another loader's workers would have to continue."""
+        return ConfigError(
+            f"with steps={self.steps!r} a loop continues where the last one ended, which only the "
+            "workers of the loader that ran it know; iterate that loader again, load its "
+            "state_dict() into this one, or call dataset.set_epoch(n)"
+        )
+
+    def state_dict(self) -> State:
+        """Return the key of a state; none without `steps`."""
+        if self.steps is None:
+            return {}
+        return {"loop": {"epoch": self.at.epoch, "step": self.at.step, "steps": self.steps}}
+
+    def read(self, state: State) -> LoopPosition:
+        """Return the position in a state of one worker, or of a loader.
+
+        A state that was saved without `steps` is in the loop of its epoch.
+
+        Raises:
+            ResumeError: If it is damaged, or the loops ended by another rule.
+        """
+        loop = state.get("loop")
+        if loop is None:
+            workers = state.get("workers", [state])
+            epoch = max(int(worker["epoch"]) for worker in workers)
+            flows = [each["flow"] for each in workers if each["flow"] and each["epoch"] == epoch]
+            return LoopPosition(epoch, sum(int(flow["num_batches"]) for flow in flows))
+        CHECKS.mapping("loop", loop)
+        saved = loop.get("steps")
+        if self.steps is not None and (saved == "equal") != (self.steps == "equal"):
+            raise ResumeError(
+                f"the state was saved with steps={saved!r:.80}, but this dataset has steps="
+                f"{self.steps!r}; ranks would be in epochs of other numbers, so resume with "
+                f"{'steps=' + repr('equal') if saved == 'equal' else 'a number of steps'}"
+            )
+        return LoopPosition(
+            CHECKS.integer("epoch", loop.get("epoch"), 0, MAX_EPOCH),
+            CHECKS.integer("step", loop.get("step"), 0, MAX_STEP),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A batch that was read and is not delivered."""
+
+    batch: Any
+    after: Any
+    """The reader's position after it."""
+    epoch: int
+
+
+class EvenSteps:
+    """Reads a rank's epochs and delivers them in loops.
+
+    Args:
+        loops: The rank's place in its loops.
+        reader: What it reads.
+        world: This rank.
+    """
+
+    def __init__(self, loops: Loops, reader: Reader, world: World) -> None:
+        self._loops = loops
+        self._reader = reader
+        self._world = world
+        self._agreement = StepAgreement(world)
+        self._reading: Iterator[Any] | None = None
+        self._has_read = False  # a batch of the epoch that is being read
+        self._held: _Held | None = None
+        self._num_moves = reader.num_moves  # as of these
+
+    def loop(self) -> Generator[Any, None, None]:
+        """Yield the batches of the next loop.
+
+        Raises:
+            ConfigError: If the ranks cannot agree.
+            DataError: If a rank has no batch in an epoch, or as its sources.
+            ResumeError: If the ranks are at different steps.
+            WorkerError: If another rank failed.
+        """
+        if self._loops.steps == "equal":
+            self._agreement.check()
+        self._follow()
+        (epoch, step), has_delivered = self._loops.next, False
+        while True:
+            if self._has_next(epoch, step):
+                step, has_delivered = step + 1, True
+                yield self._deliver(epoch, step)
+            elif step and not has_delivered:
+                # The state was taken after the loop's last batch, so continue with the next one.
+                epoch, step = epoch + 1, 0
+            else:
+                break
+        if self._is_current:
+            self._loops.go_to(epoch + 1)
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether no state was loaded and no epoch set since."""
+        return self._num_moves == self._reader.num_moves
+
+    def _follow(self) -> None:
+        """Begin to read elsewhere if a state was loaded or an epoch set, or reading failed."""
+        if not self._is_current:
+            self._reading = self._held = None
+        if self._reading is None and self._held is None:
+            self._reader.reload()
+        self._num_moves = self._reader.num_moves
+
+    def _deliver(self, epoch: int, step: int) -> Any:
+        held, self._held = self._held, None
+        if held is None:
+            raise RuntimeError("no batch was read")
+        if self._is_current:
+            self._reader.set_position(held.after)
+            self._loops.at, self._loops.next = LoopPosition(epoch, step), LoopPosition(epoch + 1, 0)
+        return held.batch
+
+    def _has_next(self, epoch: int, step: int) -> bool:
+        """Return whether all ranks take the next step."""
+        steps = self._loops.steps
+        if steps != "equal":
+            return step < (steps or 0) and self._read(None)
+        try:
+            has_batch = self._read(epoch)
+        except Exception:
+            self._tell_failure(epoch, step)
+            raise
+        num_having = self._agreement.all_have(has_batch, epoch, step)
+        if num_having < self._world.num_ranks and not step:
+            num = self._world.num_ranks - num_having
+            raise DataError(
+                f"steps='equal': epoch {epoch} would have no step, since {num} of "
+                f"{self._world.num_ranks} ranks have no batch{'' if has_batch else ', this one'}; "
+                "give each rank and worker at least batch_size packs of samples, use fewer "
+                "workers, or set Mixing(epoch_end='pad')"
+            )
+        return num_having == self._world.num_ranks
+
+    def _tell_failure(self, epoch: int, step: int) -> None:
+        try:
+            self._agreement.tell_failure(epoch, step)
+        except WorkerError:
+            return  # the failure itself matters more
+
+    def _read(self, last_epoch: int | None) -> bool:
+        """Read the next batch, unless one is held; return whether it belongs to the loop.
+
+        Args:
+            last_epoch: The last epoch of the rank that does; None: every one.
+
+        Raises:
+            DataError: If the sources have no batch in an epoch that has to give some.
+        """
+        reader = self._reader
+        while self._held is None:
+            if self._reading is None:
+                if last_epoch is not None and reader.next_epoch > last_epoch:
+                    return False
+                self._reading, self._has_read = close_at_exit(reader.read_epoch()), False
+            before, moves = reader.position(), reader.num_moves
+            reading, self._reading = self._reading, None  # it stays so if reading fails
+            batch = next(reading, _END)
+            self._num_moves += reader.num_moves - moves  # by the reading itself
+            if batch is not _END:
+                self._held = _Held(batch, reader.position(), reader.epoch_read())
+                self._reading, self._has_read = reading, True
+                if self._is_current:
+                    reader.set_position(before)
+            elif not self._has_read and last_epoch is None:
+                raise DataError(
+                    f"steps={self._loops.steps}: rank {self._world.rank} has no batch in a whole "
+                    "epoch, so it can take no steps; give each rank and worker at least batch_size "
+                    "packs of samples, use fewer workers, or set Mixing(epoch_end='pad')"
+                )
+        return last_epoch is None or self._held.epoch <= last_epoch
+
+
+def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
+    """Return `steps` as an int, "equal" or None.
+
+    Raises:
+        ConfigError: If it is none of these, or does not go with the mixing.
+
+    >>> check_steps("equal", None), check_steps(1000, None)
+    ('equal', 1000)
+    """
+    if steps is None:
+        return None
+    mixing = mixing or Mixing()
+    number: Steps = "equal"
+    if steps != "equal":
+        number = read_count("steps", steps, "write a number of steps, such as 1000, or 'equal'")
+    elif mixing.stop == "repeat":
+        raise ConfigError(
+            "steps='equal' ends a loop with the first rank whose sources end, and with "
+            "stop='repeat' they never do; set steps to a number, such as steps=1000"
+        )
+    if mixing.batching_method == "per_stream" and mixing.stop != "repeat":
+        raise ConfigError(
+            f"batching_method='per_stream' gives all ranks the same stream at each step, but with "
+            f"steps={steps!r} ranks begin their epochs at different steps; set "
+            "Mixing(stop='repeat') and steps to a number, or batching_method='device_per_stream'"
+        )
+    return number

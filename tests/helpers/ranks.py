@@ -1,0 +1,74 @@
+"""Runs a function on every rank of a real gloo group, one forked process for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+from torch.multiprocessing import start_processes
+
+from streampack.errors import StreampackError
+
+TIMEOUT = timedelta(seconds=60)  # of the default group
+
+
+def run_rank(
+    rank: int,
+    folder: Path,
+    load: Callable[..., Any],
+    num_ranks: int,
+    backend: str,
+    options: dict[str, Any],
+) -> None:
+    """Write down what `load` returns on one rank, or the error it raises."""
+    distributed.init_process_group(
+        backend,
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=TIMEOUT,
+    )
+    try:
+        seen = load(rank, folder, **options)
+    except StreampackError as error:
+        seen = f"{type(error).__name__}: {error}"
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    # A rank that ended first would break off what others still do.
+    distributed.barrier(None if backend == "gloo" else distributed.new_group(backend="gloo"))
+    distributed.destroy_process_group()
+
+
+def on_ranks(
+    folder: Path,
+    load: Callable[..., Any],
+    num_ranks: int,
+    *,
+    backend: str = "gloo",
+    **options: Any,
+) -> list[Any]:
+    """What `load(rank, folder, **options)` returns on each rank, or the error it raises."""
+    (folder / "meeting").unlink(missing_ok=True)
+    arguments = (folder, load, num_ranks, backend, options)
+    start_processes(run_rank, arguments, nprocs=num_ranks, start_method="fork")
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def on_ranks_that_die(folder: Path, load: Callable[..., Any], num_ranks: int) -> list[Any]:
+    """As `on_ranks`, where no launcher ends the others; None for a rank that left nothing."""
+    (folder / "meeting").unlink(missing_ok=True)
+    ranks = start_processes(
+        run_rank,
+        (folder, load, num_ranks, "gloo", {}),
+        nprocs=num_ranks,
+        start_method="fork",
+        join=False,
+    )
+    for process in ranks.processes:
+        process.join(TIMEOUT.total_seconds())
+        assert process.exitcode is not None, "a rank waits for ever"
+    files = [folder / f"{rank}.json" for rank in range(num_ranks)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
