@@ -47,6 +47,7 @@ from tests.helpers.words import words
 
 COMPLETE = ("loader/loader.py", "planned/dataset.py", "plan/pack_queue.py", "online/loading.py")
 COMPLETE += ("online/samples.py", "online/state.py", "planned/pack_lengths.py")
+COMPLETE += ("online/even_steps.py",)
 COMPLETE += ("write/chat.py", "write/chat_spans.py", "write/lengths.py")
 State = dict[str, Any]
 
@@ -933,12 +934,81 @@ LENGTHS = {
     ),
 }
 
+
+def stepped(steps: Any, **options: Any) -> None:
+    assert list(online(steps=steps, **options))
+
+
+def short(steps: Any, epoch_end: str) -> None:
+    """Fewer packs than a batch has."""
+    stepped(steps, batch_size=64, mixing=Mixing(epoch_end=epoch_end))
+
+
+def in_torch(num_workers: int) -> None:
+    assert list(DataLoader(online(steps=2).dataset, batch_size=None, num_workers=num_workers))
+
+
+STEPS = {
+    "ranks without a process group": Remedy(
+        lambda _: stepped("equal", world=World(num_ranks=2)),
+        r"init_process_group .*set steps to a number, such as steps=(\d+)$",
+        lambda _, steps: stepped(int(steps), world=World(num_ranks=2)),
+    ),
+    "sources that never end": Remedy(
+        lambda _: stepped("equal", mixing=Mixing(stop="repeat")),
+        r"stop='(\w+)' they never do; .* such as steps=(\d+)$",
+        lambda _, stop, steps: stepped(int(steps), mixing=Mixing(stop=stop)),
+    ),
+    "the same stream on all ranks": Remedy(
+        lambda _: stepped(2, mixing=Mixing(batching_method="per_stream")),
+        r"set Mixing\(stop='(\w+)'\) and steps to a number, or batching_method='(\w+)'$",
+        lambda _, stop, method: [
+            stepped(2, mixing=Mixing(batching_method="per_stream", stop=stop)),
+            stepped(2, mixing=Mixing(batching_method=method)),
+        ],
+    ),
+    "a number that is none": Remedy(
+        lambda _: stepped(0),
+        r"such as (\d+), or '(\w+)'$",
+        lambda _, number, word: [stepped(int(number)), stepped(word)],
+    ),
+    "an epoch without a batch": Remedy(
+        lambda _: short(2, "drop"),
+        r"steps=2: .*set Mixing\(epoch_end='(\w+)'\)$",
+        lambda _, end: short(2, end),
+    ),
+    "a loop without a step": Remedy(
+        lambda _: short("equal", "drop"),
+        r"no step, .*set Mixing\(epoch_end='(\w+)'\)$",
+        lambda _, end: short("equal", end),
+    ),
+    "a state of a number": Remedy(
+        lambda _: resume_online(saved_online(steps=5), steps="equal"),
+        r"saved with steps=(\d+), .*resume with a number of steps$",
+        lambda _, steps: resume_online(saved_online(steps=5), steps=int(steps) + 1),
+    ),
+    "a state of equal steps": Remedy(
+        lambda _: resume_online(saved_online(steps="equal"), steps=5),
+        r"resume with steps='(\w+)'$",
+        lambda _, steps: resume_online(saved_online(steps="equal"), steps=steps),
+    ),
+    "torch's workers": Remedy(
+        lambda _: in_torch(1),
+        r"iterate with (PackedDataLoader), or set num_workers=(\d)",
+        lambda _, loader, workers: [
+            list(getattr(streampack, loader)(online(steps=2).dataset)),
+            in_torch(int(workers)),
+        ],
+    ),
+}
+
 GROUPS = {
     "states": STATES,
     "epochs": EPOCHS,
     "loaders": LOADERS,
     "resumed": RESUMED,
     "iterables": ITERABLES,
+    "steps": STEPS,
     "chats": CHATS,
     "lengths": LENGTHS,
 }
