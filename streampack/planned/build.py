@@ -31,7 +31,6 @@ from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
-from streampack.planned.refusals import check_whole_batches
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
@@ -262,7 +261,6 @@ def build_recipe(
         mixes_last=mixes_last,
     )
     check_pack_lengths(recipe, spec.batch_size)
-    check_whole_batches(recipe)
     check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(

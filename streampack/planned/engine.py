@@ -56,7 +56,11 @@ from streampack.planned.cache_budget import (
     planner_limits,
 )
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
-from streampack.planned.refusals import check_not_empty, check_saving_worker
+from streampack.planned.refusals import (
+    check_not_empty,
+    check_saving_worker,
+    check_whole_batches,
+)
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
@@ -241,6 +245,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             return self._sequence(start)
         epoch = self.counter.begin(worker, key)
         if epoch != self._start.epoch or not self._start.position:
+            # Not in the constructor: a loaded state may have another lane_run.
+            check_whole_batches(self.recipe)
             return self._sequence(self._start_of(epoch))
         sequence = self._sequence(self._start)
         slots, size = sequence.num_slots, self._saved_size

@@ -25,7 +25,7 @@ from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.run_sequence import RunSequence
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.device_view import device_view
-from streampack.planned.refusals import check_not_empty
+from streampack.planned.refusals import check_not_empty, check_whole_batches
 from streampack.planned.run_engine import RunEngine
 from streampack.report.chapters import describe_run
 from streampack.runtime.resumable import engine_of
@@ -72,6 +72,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
     engine, world = engine_of(dataset), dataset.world
     if isinstance(engine, RunEngine):
         return describe_run(dataset) if steps is None else _simulate_run(engine, steps)
+    check_whole_batches(engine.recipe)
     # A single device gets the batches of all ranks, one after another.
     view = DeviceView(batch_size=dataset.batch_size)
     waits = _Waits(engine.recipe, dataset)

@@ -24,6 +24,7 @@ from streampack.plan import EpochSequence, count_slots
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
+from tests.helpers.conformance import rows
 from tests.helpers.planning import all_packs, device_batches, recipe, world_views
 
 SIZE, RUN = 64, 12
@@ -289,12 +290,23 @@ def test_a_padded_epoch_mixes_last_batches_and_counts_them(folders):
 
 
 def test_a_stream_that_would_never_appear_is_refused_with_the_way_out(folders):
-    with pytest.raises(ConfigError, match=r"stream '2' may never appear.* 'carry' or 'pad'"):
-        dataset(folders, streams=(0, 2), batch_size=32, global_batch_size=32)
+    refused = dataset(folders, streams=(0, 2), batch_size=32, global_batch_size=32)
+    for start in (simulate, lambda data: next(iter(data))):
+        with pytest.raises(ConfigError, match=r"stream '2' may never appear.* 'carry' or 'pad'"):
+            start(refused)
     for epoch_end in ("carry", "pad"):
         options = {"streams": (0, 2), "batch_size": 32, "global_batch_size": 32}
         data = dataset(folders, "device_per_stream", epoch_end, **options)
         assert simulate(data, steps=100)["streams"]["2"]["samples"]
+
+
+def test_larger_batches_resume_a_run_that_would_be_refused_with_them(folders):
+    small = dataset(folders, streams=(0, 2), batch_size=8, global_batch_size=32)
+    before = [row for batch in small for row in rows(batch)]
+    small.set_epoch(0)
+    large = dataset(folders, streams=(0, 2), batch_size=32, global_batch_size=32)
+    large.load_state_dict(small.state_dict())
+    assert [row for batch in large for row in rows(batch)] == before
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,6 +7,7 @@ byte for byte, pack by pack.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.plan import DeviceView
 from streampack.planned.dataset import PackedStreamingDataset
@@ -133,7 +135,15 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     ]
     for rank in ranks:
         rank.load_state_dict(start)
-    assert all_rows(ranks) == all_rows([first])
+    try:
+        expected = all_rows([first])
+    except ConfigError as error:
+        # With "drop", a small stream may fill no batch of its own: every rank refuses it.
+        for rank in ranks:
+            with pytest.raises(ConfigError, match=re.escape(str(error))):
+                next(iter(rank))
+        return
+    assert all_rows(ranks) == expected
 
 
 @pytest.mark.parametrize("replication", [2, 4])
