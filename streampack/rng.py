@@ -7,7 +7,16 @@
 This uses only the raw bits of Philox, which NumPy guarantees across versions. NumPy does not
 guarantee the output of ``Generator`` or ``default_rng``.
 
-Cost: about 10 ns an element (one vectorised sort).
+A permutation sorts distinct keys: random high bits, the index in the low bits. Because the keys are
+uniform, as many buckets as keys nearly sort them. One insertion sort finishes the job::
+
+    keys in 8 buckets    |6 .|.|9 a 3|. .|  ...      bucket: the leading bits
+    insertion sort       |. 6|.|3 9 a|. .|  ...      keys move by a place or two
+
+For a few elements, the call and the generator object cost a hundred times the work. Many small
+permutations are therefore made in one call, and `_small_order` generates the Philox bits itself.
+
+Cost: about 10 ns an element, most of it for the random bits.
 """
 
 from __future__ import annotations
@@ -18,10 +27,18 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from streampack._numba import compiled, kernel_allocating
 from streampack.types import Int64Array
 
+ONE = np.uint64(1)
+WORD = np.uint64(64)
+MAX_SMALL = 128  # elements of a permutation that is made in one call with others
+MAX_BITS = 22  # of a bucket's number: caps the number of buckets for long inputs
 
-def random_bits(length: int, seed: int, *place: int | str) -> npt.NDArray[np.uint64]:
+UInt64Array = npt.NDArray[np.uint64]
+
+
+def random_bits(length: int, seed: int, *place: int | str) -> UInt64Array:
     """Return `length` random 64-bit words, the same for the same (seed, place).
 
     >>> random_bits(2, 17, "here").tolist() == random_bits(2, 17, "here").tolist()
@@ -32,7 +49,7 @@ def random_bits(length: int, seed: int, *place: int | str) -> npt.NDArray[np.uin
     return np.random.Philox(key=key).random_raw(length)
 
 
-def random_keys(ends: Iterable[str], seed: int, *place: int | str) -> npt.NDArray[np.uint64]:
+def random_keys(ends: Iterable[str], seed: int, *place: int | str) -> UInt64Array:
     """Return the Philox keys of many places, shape (n, 2).
 
     Each place is `place`, of at least one part, and one of `ends`: an integer, or several joined
@@ -59,3 +76,219 @@ def permutation(length: int, seed: int, *place: int | str) -> Int64Array:
     keys |= np.arange(length, dtype=np.uint64)
     keys.sort()
     return (keys & ((np.uint64(1) << shift) - np.uint64(1))).astype(np.int64)
+
+
+@compiled
+def _sort(bits: UInt64Array, num_bits: int, keys: UInt64Array, ends: npt.NDArray[np.int32]) -> None:
+    """Write to `keys`, sorted, the bits above `num_bits` with the index in the low bits.
+
+    `ends` is scratch space for the buckets; its length is a power of 2.
+    """
+    low = (ONE << np.uint64(num_bits)) - ONE
+    num_buckets = len(ends)
+    down = WORD
+    while num_buckets > 1:
+        num_buckets >>= 1
+        down -= ONE
+    ends[:] = 0
+    for place in range(len(bits)):
+        ends[bits[place] >> down] += np.int32(1)
+    before = np.int32(0)
+    for bucket in range(len(ends)):
+        size = ends[bucket]
+        ends[bucket] = before
+        before += size
+    for place in range(len(bits)):
+        bucket_of = bits[place] >> down
+        keys[ends[bucket_of]] = (bits[place] & ~low) | np.uint64(place)
+        ends[bucket_of] += np.int32(1)
+    for place in range(1, len(bits)):
+        key = keys[place]
+        hole = place
+        while hole > 0 and keys[hole - 1] > key:
+            keys[hole] = keys[hole - 1]
+            hole -= 1
+        keys[hole] = key
+
+
+@kernel_allocating
+def _deal_places(bits: UInt64Array, num_bits: int, counts: Int64Array, places: Int64Array) -> None:
+    keys = np.empty(len(bits), np.uint64)
+    _sort(bits, num_bits, keys, np.empty(1 << min(num_bits, MAX_BITS), np.int32))
+    low = (ONE << np.uint64(num_bits)) - ONE
+    owners = np.empty(len(bits), np.int32)
+    nexts = np.empty(len(counts), np.int64)
+    first = 0
+    for owner in range(len(counts)):
+        nexts[owner] = first
+        for item in range(first, first + counts[owner]):
+            owners[item] = owner
+        first += counts[owner]
+    for place in range(len(bits)):
+        owner_of = owners[keys[place] & low]
+        places[nexts[owner_of]] = place
+        nexts[owner_of] += 1
+
+
+@compiled
+def _shuffle_rows(
+    bits: UInt64Array,
+    num_bits: int,
+    scratch: tuple[UInt64Array, npt.NDArray[np.int32]],
+    rows: Int64Array,
+    out: Int64Array,
+) -> None:
+    keys, ends = scratch
+    _sort(bits, num_bits, keys, ends[: 1 << min(num_bits, MAX_BITS)])
+    low = (ONE << np.uint64(num_bits)) - ONE
+    for place in range(len(bits)):
+        row = keys[place] & low
+        out[place, 0] = rows[row, 0]
+        out[place, 1] = rows[row, 1]
+
+
+@compiled
+def _high_word(a: np.uint64, b: np.uint64) -> np.uint64:
+    """Return the upper 64 bits of the 128-bit product."""
+    half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a0, a1, b0, b1 = a & low, a >> half, b & low, b >> half
+    middle = a1 * b0 + ((a0 * b0) >> half)
+    other = a0 * b1 + (middle & low)
+    return a1 * b1 + (middle >> half) + (other >> half)
+
+
+@compiled
+def _philox(counter: np.uint64, key: UInt64Array, words: UInt64Array) -> None:
+    """Write the four words of one counter: Philox4x64-10, as in ``np.random.Philox(key=...)``."""
+    c0, c1, c2, c3 = counter, np.uint64(0), np.uint64(0), np.uint64(0)
+    k0, k1 = key[0], key[1]
+    for _ in range(10):
+        high0 = _high_word(np.uint64(0xD2E7470EE14C6C93), c0)
+        high1 = _high_word(np.uint64(0xCA5A826395121157), c2)
+        low0, low1 = np.uint64(0xD2E7470EE14C6C93) * c0, np.uint64(0xCA5A826395121157) * c2
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 += np.uint64(0x9E3779B97F4A7C15)
+        k1 += np.uint64(0xBB67AE8584CAA73B)
+    words[0], words[1], words[2], words[3] = c0, c1, c2, c3
+
+
+@compiled
+def _small_order(key: UInt64Array, num: int, keys: UInt64Array, words: UInt64Array) -> None:
+    """Write a shuffled ``arange(num)`` to `keys`, equal to `_sort` on the same key's bits."""
+    num_bits = np.uint64(0)
+    while (num - 1) >> np.int64(num_bits) > 0:
+        num_bits += ONE
+    low = (ONE << num_bits) - ONE
+    for place in range(num):
+        if place % 4 == 0:
+            _philox(np.uint64(place // 4 + 1), key, words)
+        bits = (words[place % 4] & ~low) | np.uint64(place)
+        hole = place
+        while hole > 0 and keys[hole - 1] > bits:
+            keys[hole] = keys[hole - 1]
+            hole -= 1
+        keys[hole] = bits
+    for place in range(num):
+        keys[place] &= low
+
+
+@compiled
+def _shuffle_blocks(
+    blocks: Int64Array,
+    rows: Int64Array,
+    stops: Int64Array,
+    keys: tuple[UInt64Array, UInt64Array],
+    scratch: UInt64Array,
+    out: Int64Array,
+) -> None:
+    """Write blocks of shuffled passes; see `shuffle_blocks`."""
+    part_keys, block_keys = keys
+    size, words, order, line = out.shape[1], scratch[0], scratch[1], scratch[2]
+    for turn in range(len(blocks)):
+        first = blocks[turn] * size
+        num = min(size, len(rows) - first)
+        if len(part_keys):
+            _small_order(part_keys[turn], len(stops), order, words)
+            at = 0
+            for place in range(len(stops)):
+                part = np.int64(order[place])
+                begin = stops[part - 1] if part > 0 else 0
+                for row in range(begin, stops[part]):
+                    line[at] = np.uint64(row)
+                    at += 1
+        if len(block_keys):
+            _small_order(block_keys[turn], num, order, words)
+        for place in range(num):
+            row_of = first + (np.int64(order[place]) if len(block_keys) else place)
+            if len(part_keys):
+                row_of = np.int64(line[row_of])
+            out[turn, place, 0] = rows[row_of, 0]
+            out[turn, place, 1] = rows[row_of, 1]
+
+
+def shuffle_blocks(
+    blocks: Int64Array,
+    rows: Int64Array,
+    stops: Int64Array,
+    part_keys: UInt64Array,
+    block_keys: UInt64Array,
+    size: int,
+) -> Int64Array:
+    """Return blocks of shuffled passes: first parts are shuffled, then the rows of each block.
+
+    Args:
+        blocks: Index of each block within its pass, shape (n,).
+        rows: The rows of one pass, shape (num_rows, 2); at most MAX_SMALL rows with `part_keys`.
+        stops: End of each part of the rows, shape (num_parts,).
+        part_keys: Philox key of each block's pass, shape (n, 2). (0, 2): parts stay in order.
+        block_keys: Philox key of each block, shape (n, 2). (0, 2): its rows stay in order.
+        size: Rows per block, at most MAX_SMALL.
+
+    Returns:
+        Shape (n, size, 2). The tail of a shorter last block is uninitialised.
+    """
+    out = np.empty((len(blocks), size, 2), np.int64)
+    scratch = np.empty((3, MAX_SMALL), np.uint64)
+    _shuffle_blocks(blocks, rows, stops, (part_keys, block_keys), scratch, out)
+    return out
+
+
+def _num_bits(length: int) -> int:
+    return max(length - 1, 1).bit_length()
+
+
+def deal_places(counts: Int64Array, seed: int, *place: int | str) -> Int64Array:
+    """Shuffle items of several owners, and return the sorted places of each owner's items.
+
+    `counts` has the number of items of each owner. The places of the first owner's items come
+    first, in ascending order, then the next owner's; shape (sum(counts),).
+
+    >>> places = deal_places(np.array([2, 1]), 17, "here").tolist()
+    >>> sorted(places), places[0] < places[1]
+    ([0, 1, 2], True)
+    """
+    length = int(counts.sum())
+    places = np.empty(length, np.int64)
+    _deal_places(random_bits(length, seed, *place), _num_bits(length), counts, places)
+    return places
+
+
+class Scratch:
+    """Reusable buffers to sort at most `length` rows. Fresh memory would double the cost."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.rows = np.empty((length, 2), np.int64)
+        self.sorting = (
+            np.empty(length, np.uint64),
+            np.empty(1 << min(_num_bits(length), MAX_BITS), np.int32),
+        )
+
+
+def shuffle_rows(
+    length: int, scratch: Scratch, out: Int64Array, seed: int, *place: int | str
+) -> None:
+    """Shuffle the first `length` rows of ``scratch.rows`` into `out`, shape (length, 2)."""
+    _shuffle_rows(
+        random_bits(length, seed, *place), _num_bits(length), scratch.sorting, scratch.rows, out
+    )

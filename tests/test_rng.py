@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.rng import permutation, random_bits
+from streampack import rng
+from streampack.rng import Scratch, deal_places, permutation, random_bits, shuffle_rows
 
 seeds = st.integers(-(2**70), 2**70)
 places = st.lists(st.one_of(st.integers(0, 2**40), st.text(max_size=5)), max_size=4)
@@ -80,3 +81,46 @@ def test_every_number_is_equally_likely_in_every_place():
     expected = num_orders / length
     # Chi-square with 25 degrees of freedom: above 60 once in ten thousand seeds.
     assert ((counts - expected) ** 2 / expected).sum() < 60
+
+
+@given(length=st.integers(1, 600), seed=st.integers(0, 99), more=st.integers(0, 50))
+def test_rows_are_shuffled_by_the_permutation_of_the_same_place(length, seed, more):
+    scratch = Scratch(length + more)  # one that served a larger block before
+    rows = np.arange(2 * length).reshape(length, 2) * 7
+    scratch.rows[:length] = rows
+    out = np.empty((length, 2), np.int64)
+
+    shuffle_rows(length, scratch, out, seed, "here", 3)
+
+    assert (out == rows[permutation(length, seed, "here", 3)]).all()
+
+
+@given(counts=st.lists(st.integers(0, 90), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_places_are_those_of_shuffled_items_owner_after_owner(counts, seed):
+    owners = np.repeat(np.arange(len(counts)), counts)
+    shuffled = owners[permutation(len(owners), seed, "here")]
+
+    places = deal_places(np.array(counts), seed, "here")
+
+    assert places.tolist() == np.argsort(shuffled, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("length", [4096, 4097, 70_000])
+def test_long_permutations_are_equal_too(length):
+    scratch = Scratch(length)
+    scratch.rows[:] = np.arange(length)[:, None]
+    out = np.empty((length, 2), np.int64)
+
+    shuffle_rows(length, scratch, out, 5, "here")
+
+    assert (out[:, 0] == permutation(length, 5, "here")).all()
+
+
+def test_more_keys_than_buckets_share_them():
+    bits = np.random.default_rng(0).integers(0, 2**63, 5000).astype(np.uint64) * np.uint64(2)
+    keys = np.empty(5000, np.uint64)
+
+    rng._sort(bits, 13, keys, np.empty(16, np.int32))
+
+    low = np.uint64(2**13 - 1)
+    assert keys.tolist() == sorted((bits & ~low | np.arange(5000, dtype=np.uint64)).tolist())

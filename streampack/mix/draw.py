@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from streampack._numba import compiled
-from streampack._permute import deal_places
 from streampack.mix.apportion import parts
+from streampack.rng import deal_places
 from streampack.types import Int64Array
 
 CHUNK = 4096

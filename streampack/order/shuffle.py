@@ -23,9 +23,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from streampack._numba import compiled
-from streampack._permute import MAX_SMALL, Scratch, shuffle_blocks, shuffle_rows
 from streampack.order.lanes import Extents
-from streampack.rng import permutation, random_keys
+from streampack.rng import (
+    MAX_SMALL,
+    Scratch,
+    permutation,
+    random_keys,
+    shuffle_blocks,
+    shuffle_rows,
+)
 from streampack.types import Int64Array, IntArray
 
 

@@ -35,7 +35,6 @@ GROUND = (
     "_checks",
     "_numba",
     "_paths",
-    "_permute",
     "_state",
     "_threads",
 )

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from streampack import _permute
+from streampack import rng
 from streampack.config import Mixing, Order, Packing
 from streampack.order import shuffle
 from streampack.plan import Recipe, sample_order
@@ -78,7 +78,7 @@ def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
         (shuffle, "shuffle_rows"),
         (shuffle, "shuffle_blocks"),
         (shuffle, "random_keys"),
-        (_permute, "random_bits"),
+        (rng, "random_bits"),
         (sample_order, "draw_by_tokens"),
     ):
         counted(module, name)
