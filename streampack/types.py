@@ -30,10 +30,8 @@ NUM_COLUMNS = 6
 IGNORED = -100
 """Label of a token that is not a training target. Losses ignore it."""
 
-
-def no_segments() -> Int64Array:
-    """Return an empty array of segment rows, shape (0, 6)."""
-    return np.zeros((0, NUM_COLUMNS), np.int64)
+NO_SEGMENTS: Int64Array = np.zeros((0, NUM_COLUMNS), np.int64)
+"""No segment rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,17 +67,15 @@ class Packs:
         return Packs(segments=self.segments[begin : begin + num_segments], ends=ends)
 
     @staticmethod
-    def none() -> Packs:
-        """Return an empty sequence of packs."""
-        return Packs(segments=no_segments(), ends=np.zeros(0, np.int64))
-
-    @staticmethod
     def join(parts: list[Packs]) -> Packs:
         """Concatenate packs."""
         parts = [part for part in parts if len(part.ends)]
         if len(parts) < 2:
-            return parts[0] if parts else Packs.none()
+            return parts[0] if parts else NO_PACKS
         before = np.cumsum([0] + [len(part.segments) for part in parts[:-1]])
         ends = np.concatenate([part.ends for part in parts])
         ends += np.repeat(before, [len(part.ends) for part in parts])
         return Packs(segments=np.concatenate([part.segments for part in parts]), ends=ends)
+
+
+NO_PACKS = Packs(segments=NO_SEGMENTS, ends=np.zeros(0, np.int64))

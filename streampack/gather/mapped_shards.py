@@ -43,7 +43,6 @@ class _MappedShard:
     shard: OpenShard
     row: Int64Array
     tables: tuple[Int64Array, ...]
-    uri: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,14 +90,15 @@ class MappedShards:
         read, now_ns = np.flatnonzero(np.bincount(rows)), time.monotonic_ns()
         due = read[self.checked_ns[read] < now_ns - CHECK_NS]
         if len(due):
-            shards = list(self.shards.values())
-            for mapped in (shards[row] for row in due.tolist()):
-                if is_cut(mapped.shard.data):
+            mapped = list(self.shards.values())
+            for row in due.tolist():
+                shard = mapped[row].shard
+                if is_cut(shard.data):
                     raise DataError(
-                        f"{mapped.uri}: was cut short while it was read; put the whole file back "
+                        f"{shard.uri}: was cut short while it was read; put the whole file back "
                         "or write the stream again, and start again: write a new version of a "
                         "stream to another path, never over one that is being read",
-                        uri=mapped.uri,
+                        uri=shard.uri,
                     )
         # Only once all are intact: a group that failed is read again batch by batch.
         self.checked_ns[due] = now_ns
@@ -111,8 +111,9 @@ class ShardLookup:
         self.pid = os.getpid()
         self._streams = streams
         # bases: index of each stream's first shard in first_samples; (num_streams + 1,).
-        self._bases = np.cumsum([0] + [len(stream.first_sample) for stream in streams])
-        self._first_samples = np.concatenate([stream.first_sample for stream in streams])
+        first_samples = [stream.first_sample for stream in streams]
+        self._bases = np.cumsum([0, *map(len, first_samples)])
+        self._first_samples = np.concatenate(first_samples)
         self._mapped = MappedShards.of(len(self._first_samples), {}, {})
         self._batches = count(1)
         self._shifted: dict[int, bool] = {}
@@ -183,8 +184,7 @@ class ShardLookup:
             row[column + kernels.CODE] = kernels.NO_COLUMN
             if places is not None:
                 tables += (_put_column(row, column, places, where),)
-        uri = stream.cache.uri(stream.index.shards[shard_number].raw.basename)
-        return _MappedShard(shard=shard, row=row, tables=tables, uri=uri)
+        return _MappedShard(shard=shard, row=row, tables=tables)
 
     def _is_shifted(self, number: int) -> bool:
         stream = self._streams[number]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,16 +75,16 @@ class Shard:
     compression: str | None
     """The compression, e.g. "zstd" or "zstd:7"."""
     layout: Layout
+    stored: Part = field(init=False)
+    """The file that a store holds: the compressed one, else the raw one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stored", self.packed or self.raw)
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The shard's files: the raw one, and the compressed one if there is one."""
         return (self.raw,) if self.packed is None else (self.raw, self.packed)
-
-    @property
-    def stored(self) -> Part:
-        """The file that a store holds: the compressed one, else the raw one."""
-        return self.packed or self.raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,10 +185,10 @@ def _short(value: object) -> str:
 def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
     if not isinstance(entry, dict):
         raise DataError(f"{where} is {_short(entry)}, but a shard is an object")
-    for field, expected in (("version", 2), ("format", "mds")):
-        if entry.get(field) != expected:
+    for key, expected in (("version", 2), ("format", "mds")):
+        if entry.get(key) != expected:
             raise DataError(
-                f"{where}.{field} is {_short(entry.get(field))}, but must be {expected!r}; "
+                f"{where}.{key} is {_short(entry.get(key))}, but must be {expected!r}; "
                 "only MDS streams can be read"
             )
     layout = _parse_layout(entry, where)

@@ -28,6 +28,7 @@ from streampack.online.stream_mixer import StreamMixer, Window
 from streampack.streams import IterableSample
 from streampack.types import (
     LENGTH,
+    NO_SEGMENTS,
     SAMPLE,
     START,
     STREAM,
@@ -35,7 +36,6 @@ from streampack.types import (
     Int64Array,
     Packs,
     State,
-    no_segments,
 )
 
 TRUNCATED, DROPPED = 3, 4  # columns of the counts
@@ -167,7 +167,7 @@ class Lane:
         """Encode a stream's next sample and cut it into segments; None if it is dropped."""
         source = self._mixer.samplers[stream].ready
         pass_, number, _ = source.place(0)
-        key, rows = (stream, pass_, number), no_segments()
+        key, rows = (stream, pass_, number), NO_SEGMENTS
         ready = encode_sample(self._plan, self._mixer, stream, source.tokens[0].sample)
         self._mixer.samplers[stream].take(1)
         try:

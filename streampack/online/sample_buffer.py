@@ -44,7 +44,7 @@ from streampack.online.sample_buffer_kernels import (
     take_out,
 )
 from streampack.online.samples import EncodedSample, Extras, SampleKey, special_ids
-from streampack.types import IGNORED, LENGTH, START, STREAM, Int64Array, Packs, no_segments
+from streampack.types import IGNORED, LENGTH, NO_SEGMENTS, START, STREAM, Int64Array, Packs
 
 FEWEST_LINES = 256  # initial capacity
 FEWEST_TOKENS = 1 << 14
@@ -347,5 +347,5 @@ def _lists(placed: dict[str, list[tuple[Any, int, int, int]]]) -> dict[str, Any]
 
 def joined(packs: Sequence[Int64Array]) -> Packs:
     """Join packs, each given as its segment rows."""
-    segments = np.concatenate([no_segments(), *packs])
+    segments = np.concatenate([NO_SEGMENTS, *packs])
     return Packs(segments=segments, ends=np.cumsum([len(pack) for pack in packs], dtype=np.int64))

@@ -17,7 +17,7 @@ Cost: O(shards) a lane. No sample is read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -36,11 +36,11 @@ class Extents:
     """Index within the shard of each part's first sample, shape (n,)."""
     counts: Int64Array
     """Number of samples of each part, all positive, shape (n,)."""
+    num_samples: int = field(init=False)
+    """Number of samples in all parts."""
 
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in all parts."""
-        return int(self.counts.sum())
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_samples", int(self.counts.sum()))
 
     def num_bytes(self, samples: Int64Array, raw_bytes: Int64Array) -> int:
         """Return the bytes of all parts. A cut shard counts in proportion to its samples.

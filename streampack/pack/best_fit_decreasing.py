@@ -40,7 +40,7 @@ from streampack.config import Packing
 from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
 from streampack.pack.cost import sizes_in_pack
 from streampack.pack.kernels import Limits
-from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
+from streampack.types import LENGTH, NO_PACKS, NUM_COLUMNS, Int64Array, Packs, State
 
 # Columns of a pack: free tokens, number of segments, the row that opened it, and the pack before it
 # in the list of those with as much room.
@@ -163,7 +163,7 @@ class BestFitDecreasingPacker(BufferedPacker):
         multiple, num_held = self._limits.multiple, len(self._buffered)
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)
         if not len(rows):
-            return Packs.none()
+            return NO_PACKS
         lengths = np.ascontiguousarray(sizes_in_pack(rows[:, LENGTH], self._packing))
         order = np.argsort(-lengths, kind="stable")
         is_held = order < num_held

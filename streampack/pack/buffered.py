@@ -24,6 +24,8 @@ from streampack.pack import kernels
 from streampack.pack.kernels import NO_LIMIT, Limits, Work
 from streampack.types import (
     LENGTH,
+    NO_PACKS,
+    NO_SEGMENTS,
     NUM_COLUMNS,
     SAMPLE,
     START,
@@ -32,7 +34,6 @@ from streampack.types import (
     Int64Array,
     Packs,
     State,
-    no_segments,
 )
 
 WINDOW_TOKENS = 8192
@@ -71,7 +72,7 @@ class BufferedPacker(ABC):
     def __init__(self, method: str, limits: Limits):
         self._method = method
         self._limits = limits
-        self._buffered = no_segments()
+        self._buffered = NO_SEGMENTS
         # Packs emitted since each buffered segment arrived, shape (n,).
         self._waited = np.zeros(0, np.int64)
         self._high_water = (0, 0)
@@ -118,7 +119,7 @@ class BufferedPacker(ABC):
             DataError: If a segment is empty or longer than a pack.
         """
         if not len(segments):
-            return Packs.none()
+            return NO_PACKS
         if misfit := self._misfit(segments):
             raise DataError(f"{misfit}: pass samples through fit_samples first")
         return self._pack(segments, final=False)
@@ -138,7 +139,7 @@ class BufferedPacker(ABC):
 
     def flush(self) -> Packs:
         """Pack the whole buffer and leave it empty."""
-        return self._pack(no_segments(), final=True)
+        return self._pack(NO_SEGMENTS, final=True)
 
     def state_dict(self) -> State:
         """Return the buffer as plain integers: sample addresses, no tokens."""

@@ -20,6 +20,7 @@ from streampack._numba import compiled
 from streampack.errors import DataError
 from streampack.types import (
     LENGTH,
+    NO_SEGMENTS,
     NUM_COLUMNS,
     PASS,
     SAMPLE,
@@ -27,7 +28,6 @@ from streampack.types import (
     STREAM,
     TOTAL,
     Int64Array,
-    no_segments,
 )
 
 TOKENS = 3
@@ -77,7 +77,7 @@ def fit_samples(
     [[0, 0, 7, 0, 4, 5], [0, 0, 7, 4, 1, 5]]
     """
     if not len(samples):
-        return no_segments()
+        return NO_SEGMENTS
     num_empty, num_long, num_pieces = _count(samples, max_seq_len)
     if num_empty:
         empty = samples[int(samples[:, TOKENS].argmin())]

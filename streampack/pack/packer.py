@@ -85,5 +85,5 @@ def make_packer(packing: Packing) -> Packer:
     >>> make_packer(Packing(max_seq_len=8, method="next_fit")).num_buffered_tokens
     0
     """
-    method = packing.resolved(is_shuffled=False).method
+    method = packing.method or packing.resolved(is_shuffled=False).method
     return METHODS[method or DEFAULT_METHOD](packing)

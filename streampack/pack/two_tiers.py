@@ -28,13 +28,13 @@ from streampack.pack.buffered import TOLERANCE, BufferedPacker, KernelPacker, li
 from streampack.pack.kernels import NO_LIMIT, Limits, Tier, Tiers
 from streampack.types import (
     LENGTH,
+    NO_SEGMENTS,
     NUM_COLUMNS,
     SAMPLE,
     TOTAL,
     Int64Array,
     Packs,
     State,
-    no_segments,
 )
 
 
@@ -166,7 +166,7 @@ class TwoTiersPacker(BufferedPacker):
         turn[: len(self._buffered)] = self._buffered
         sizes = np.array([len(item) for item in self._items], np.int64)
         bounds = np.cumsum([0, *sizes])
-        items[: bounds[-1]] = np.concatenate([no_segments(), *self._items])
+        items[: bounds[-1]] = np.concatenate([NO_SEGMENTS, *self._items])
         spans[: len(sizes)] = np.stack([bounds[:-1], bounds[1:]], axis=1)
         counts = np.zeros(kernels.NUM_COUNTS, np.int64)
         counts[kernels.TURN] = len(self._buffered)

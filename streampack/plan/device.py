@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan.recipe import Recipe
-from streampack.types import Int64Array, Packs
+from streampack.types import NO_PACKS, Int64Array, Packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,11 @@ class DevicePlan:
     """For each batch: slots of the epoch delivered over all ranks after its step."""
     slots_per_pack: int = 1
     """Length of these packs, in units of the packing's max_seq_len."""
+    num_batches: int = field(init=False)
+    """Number of batches."""
 
-    @property
-    def num_batches(self) -> int:
-        """Number of batches."""
-        return len(self.positions)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_batches", len(self.positions))
 
     @property
     def position(self) -> int:
@@ -125,11 +125,6 @@ class BatchPacks:
         ends = np.append(np.flatnonzero(np.diff(slots_per_pack)) + 1, len(slots_per_pack))
         self._ends: list[int] = np.repeat(ends, np.diff(ends, prepend=0)).tolist()
 
-    @staticmethod
-    def none() -> BatchPacks:
-        """Return no batches."""
-        return BatchPacks(Packs.none(), np.zeros(0, np.int64), 1)
-
     def __len__(self) -> int:
         return len(self._slots)
 
@@ -146,6 +141,9 @@ class BatchPacks:
         if num_slots is not None:
             end = min(end, begin + num_slots // slots)
         return AlikeBatches(self.packs.slice(begin, end), last - first, slots)
+
+
+NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), 1)
 
 
 def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:

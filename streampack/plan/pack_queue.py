@@ -38,7 +38,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks, make_sample_sequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
-from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State, no_segments
+from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, NUM_COLUMNS, Int64Array, Packs, State
 
 
 @kernel_holding_gil
@@ -132,7 +132,7 @@ class PackQueue:
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = self._make_arrivals(epoch)
         self._packer = make_packer(self._packing)
-        self._hold(Packs.none())
+        self._hold(NO_PACKS)
         self.first_known = 0
         self._snapshots: deque[Snapshot] = deque()
         self.is_complete = False
@@ -196,7 +196,7 @@ class PackQueue:
 
     def _segments_before(self) -> Int64Array:
         """Return segments that precede the samples of a window, shape (n, 6)."""
-        return no_segments()
+        return NO_SEGMENTS
 
     def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
         """Return the next samples, where this many packs of the column are planned."""

@@ -82,7 +82,7 @@ class PackQueues:
         if self._num_counted == self.num_changes:
             return
         self._num_counted = self.num_changes
-        self._high_water = sum(queue.high_water_tokens for queue in self)
+        self._high_water = sum([queue.high_water_tokens for queue in self._queues.values()])
         self._overlong = np.zeros(len(self._recipe.streams), np.int64)
         for (lane, _), queue in self._queues.items():
             if lane in self._counted_lanes:

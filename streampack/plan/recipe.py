@@ -121,7 +121,7 @@ class LaneStream:
                     weigh=self._weigh,
                     shard_tokens=self.stream.shard_tokens,
                 ),
-                block_size=recipe.order.block_size,
+                block_size=recipe.block_size,
                 seed=recipe.order_seed,
                 place=(recipe.key_of(number), lane if shares is not None else "shared"),
             )
@@ -315,6 +315,14 @@ class Recipe:
     """Whether a pack may hold samples of several streams."""
     chosen_tokens: int = field(init=False, repr=False)
     """Tokens that an epoch is expected to take from all streams."""
+    chosen_slots: int = field(init=False, repr=False)
+    """Slots of packs that an epoch is expected to fill."""
+    packs_per_carry_epoch: int = field(init=False, repr=False)
+    """Packs per epoch with epoch_end="carry"."""
+    block_size: int = field(init=False, repr=False)
+    """Samples shuffled together."""
+    pack_window: tuple[int, int] = field(init=False, repr=False)
+    """Packs and samples of a window of shuffled packs, of all lanes and columns together."""
     mixes_last: bool = False
     """Whether the last batches of streams mix, as in runs begun before version 5 of states."""
     shapes: PackShapes = field(init=False, repr=False)
@@ -329,12 +337,19 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        packing = self.packing.resolved(is_shuffled=bool(self.order.pack_window[0]))
+        object.__setattr__(self, "block_size", self.order.block_size)
+        object.__setattr__(self, "pack_window", self.order.pack_window)
+        packing = self.packing.resolved(is_shuffled=bool(self.pack_window[0]))
         object.__setattr__(self, "packing", packing)
         object.__setattr__(self, "names", [stream.name for stream in self.streams])
         object.__setattr__(self, "is_mixed", self.mixing.batching_method == "random")
         chosen_tokens = sum([stream.chosen_tokens for stream in self.streams])
         object.__setattr__(self, "chosen_tokens", chosen_tokens)
+        chosen_slots = sum([stream.chosen_slots for stream in self.streams])
+        object.__setattr__(self, "chosen_slots", chosen_slots)
+        size = self.global_batch_size
+        per_epoch = chosen_slots // (size * packing.row_tokens) * size
+        object.__setattr__(self, "packs_per_carry_epoch", per_epoch)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
         is_padded = self.mixing.epoch_end == "pad"
         is_uniform = max(slots, default=1) == 1
@@ -368,24 +383,13 @@ class Recipe:
         """Columns per lane: one if packs mix streams, otherwise one per stream."""
         return 1 if self.is_mixed else len(self.streams)
 
-    @property
-    def chosen_slots(self) -> int:
-        """Slots of packs that an epoch is expected to fill."""
-        return sum(stream.chosen_slots for stream in self.streams)
-
-    @property
-    def packs_per_carry_epoch(self) -> int:
-        """Packs per epoch with epoch_end="carry"."""
-        per_batch = self.global_batch_size * self.packing.row_tokens
-        return self.chosen_slots // per_batch * self.global_batch_size
-
     def window(self, lane: int, column: int) -> tuple[int, int]:
         """Return the packs and samples of a window of a column, whichever ends it; 0, 0: no window.
 
         All lanes and columns together hold what `Order.pack_shuffle` says. No window is longer than
         a pass: samples would wait for others that are used again.
         """
-        num_packs, num_samples = self.order.pack_window
+        num_packs, num_samples = self.pack_window
         if not num_packs:
             return 0, 0
         chosen = self.chosen_tokens if self.is_mixed else self.streams[column].chosen_tokens
@@ -402,7 +406,7 @@ class Recipe:
         """
         in_pass = self._samples_in_pass(lane, column)
         _, num_samples = self.window(lane, column)
-        half_block = -(-self.order.block_size // 2)
+        half_block = -(-self.block_size // 2)
         return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
 
     def _samples_in_pass(self, lane: int, column: int) -> int:

@@ -29,7 +29,7 @@ from streampack.pack.overflow import fit_segments
 from streampack.plan.pack_queue import PackQueue, Snapshot
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import RunSamples
-from streampack.types import NUM_COLUMNS, STREAM, Int64Array, State, no_segments
+from streampack.types import NO_SEGMENTS, NUM_COLUMNS, STREAM, Int64Array, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,7 +70,7 @@ class RunPackQueue(PackQueue):
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
         super().__init__(recipe, lane, column, 0)
         self._place = ("packs", "all" if recipe.is_mixed else recipe.key_of(column), lane)
-        self._pending = self._waiting = no_segments()
+        self._pending = self._waiting = NO_SEGMENTS
         self._begin = 0
 
     def _make_arrivals(self, epoch: int) -> RunSamples:  # noqa: ARG002 - a run has no epochs
@@ -99,7 +99,7 @@ class RunPackQueue(PackQueue):
             self._hold(self._queue.slice(0, kept))
             self._pack_again(rest)
         elif recipe.is_mixed and self._has_changed():
-            self._pack_again(no_segments())
+            self._pack_again(NO_SEGMENTS)
         self.is_complete = False
         self.num_moves += 1
 
@@ -160,7 +160,7 @@ class RunPackQueue(PackQueue):
         )
 
     def _segments_before(self) -> Int64Array:
-        pending, self._pending = self._pending, no_segments()
+        pending, self._pending = self._pending, NO_SEGMENTS
         return pending
 
     def _next_rows(self, num_planned: int) -> Int64Array:
@@ -223,7 +223,7 @@ def text_as_rows(text: str) -> Int64Array:
         ResumeError: If the text is not of such rows.
     """
     if not text:
-        return no_segments()
+        return NO_SEGMENTS
     try:
         steps = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i8")
         rows = np.cumsum(steps.reshape(NUM_COLUMNS, -1), axis=1).T

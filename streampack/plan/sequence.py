@@ -22,8 +22,8 @@ import numpy as np
 from streampack.errors import ResumeError
 from streampack.plan.deal import Dealer
 from streampack.plan.device import (
+    NO_BATCHES,
     AlikeBatches,
-    BatchPacks,
     DevicePlan,
     DeviceView,
     counted_lanes,
@@ -35,7 +35,7 @@ from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.shard_window import ShardDelta, ShardTracker
 from streampack.plan.slots import COLUMN, ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, SlotWalker
-from streampack.types import Int64Array, Packs, State
+from streampack.types import NO_PACKS, Int64Array, State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no column has to be planned for it
 TOGETHER = 512  # maximum number of packs gathered together, in whole batches
@@ -100,10 +100,10 @@ class EpochSequence:
         self._window = view.window
         self._substituted = 0  # substitutions before _first_slot
         self._last_column = 0  # of the last slot that was walked
-        self._gathered = BatchPacks.none()  # this device's batches from _gathered_from on
+        self._gathered = NO_BATCHES  # this device's batches from _gathered_from on
         self._gathered_from = 0
         self._dealer = None if view.balance is None else Dealer(recipe, view, view.balance)
-        self._dealt = BatchPacks.none()  # this device's part of the global batch at _dealt_from
+        self._dealt = NO_BATCHES  # this device's part of the global batch at _dealt_from
         self._dealt_from = -1
         self._quiet_until = 0  # slots that can be released before a snapshot changes
         self._saved: list[State] = []
@@ -344,7 +344,7 @@ class EpochSequence:
     def _no_packs(self) -> AlikeBatches:
         """Return a batch of padding, in packs of the length that was served last."""
         slots_per_pack = int(self._recipe.shapes.slots_per_pack[self._last_column])
-        return AlikeBatches(Packs.none(), 1, slots_per_pack)
+        return AlikeBatches(NO_PACKS, 1, slots_per_pack)
 
     def _batches(self, most: int) -> AlikeBatches:
         """Return the next batches, in order; at least one."""

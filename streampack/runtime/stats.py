@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from streampack.plan import Recipe
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs, no_segments
+from streampack.types import LENGTH, NO_SEGMENTS, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs
 
 MAX_UNCOUNTED = 64  # runs of packs that were planned together; about 10 KB each
 
@@ -104,7 +104,7 @@ class DeliveryStats:
 
     def _count(self) -> None:
         delivered = self._uncounted
-        segments = np.concatenate([no_segments(), *(packs.segments for packs in delivered)])
+        segments = np.concatenate([NO_SEGMENTS, *(packs.segments for packs in delivered)])
         self._uncounted = []
         num = len(self._samples)
         streams = segments[:, STREAM]

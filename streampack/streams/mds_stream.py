@@ -201,11 +201,15 @@ class MdsStream:
             DataError: If the shard cannot be fetched or is damaged, a sample has no tokens, or its
                 labels or loss mask differ in length from its tokens.
         """
-        info = self.index.shards[shard]
-        with attach_uri(self.cache.uri(info.raw.basename), info.raw.basename):
+        info, pool = self.index.shards[shard], shard_pool()
+        uri = self.cache.uri(info.raw.basename)
+        with attach_uri(uri, info.raw.basename):
             # Neither path nor index.json distinguish two versions of a file.
-            opened = shard_pool().get((self.cache.file(info), self.digest))
-            return self._open_shard(shard) if opened is None else opened
+            opened = pool.get((self.cache.file(info), self.digest))
+            if opened is None:
+                opened = self._open_shard(shard, uri)
+                pool.put(opened)
+            return opened
 
     @property
     def needs_fetch(self) -> bool:
@@ -266,11 +270,11 @@ class MdsStream:
     def _samples_of(self, shard: int) -> tuple[int, int]:
         return int(self.first_sample[shard]), int(self.first_sample[shard + 1])
 
-    def _open_shard(self, shard: int) -> OpenShard:
+    def _open_shard(self, shard: int, uri: str) -> OpenShard:
         info = self.index.shards[shard]
         mapped = self.cache.map(info)
         try:
-            opened = self._parse(shard, mapped)
+            opened = self._parse(shard, mapped, uri)
         except DataError as error:
             # Our copy may have been damaged on disk or in transit: fetch it once more.
             if not self.cache.remove_damaged(info, mapped.file):
@@ -278,20 +282,19 @@ class MdsStream:
             logger.warning("%s; the copy in %s is fetched again", error, self.cache.folder)
             mapped = self.cache.map(info)
             try:
-                opened = self._parse(shard, mapped)
+                opened = self._parse(shard, mapped, uri)
             except DataError as second:
                 raise DataError(
-                    f"{second}; {self.cache.uri(info.raw.basename)} was fetched again with the "
+                    f"{second}; {uri} was fetched again with the "
                     "same fault, so it is damaged at its origin: write it again there, and start "
                     "again"
                 ) from second
         self._check(opened, shard, mapped.file)
-        shard_pool().put(opened)
         return opened
 
-    def _parse(self, shard: int, mapped: MappedShard) -> OpenShard:
+    def _parse(self, shard: int, mapped: MappedShard, uri: str) -> OpenShard:
         info, data = self.index.shards[shard], mapped.data
-        where = f"stream {self.name!r}, shard {shard} ({self.cache.uri(info.raw.basename)})"
+        where = f"stream {self.name!r}, shard {shard} ({uri})"
         check_columns(data, info, where)
 
         def places(option: str) -> Places:
@@ -301,6 +304,7 @@ class MdsStream:
 
         return OpenShard(
             key=(mapped.file, self.digest),
+            uri=uri,
             data=data,
             tokens=places("tokens"),
             labels=places("labels") if self.columns.labels else None,

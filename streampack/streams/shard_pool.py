@@ -34,6 +34,8 @@ class OpenShard:
 
     key: Hashable
     """Identifies the version of its file, and the columns that are read."""
+    uri: str
+    """Its origin, for messages."""
     data: ByteArray
     """The raw shard, mapped from its file, shape (num_bytes,)."""
     tokens: Places

@@ -15,7 +15,7 @@ from streampack.plan import ShardDelta
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import FileLocks
 from streampack.streams import MdsStream, Stream, open_streams
-from streampack.types import SAMPLE, STREAM, Packs
+from streampack.types import NO_PACKS, SAMPLE, STREAM, Packs
 from tests.helpers import builders
 
 LENGTHS = [40] * 200  # about 8 shards of 4 KB
@@ -292,7 +292,7 @@ def test_a_batch_waits_for_the_shards_of_its_samples_in_every_stream_and_no_othe
     here = {(n, i) for n in (0, 2) for i in range(streams[n].num_shards) if streams[n].is_here(i)}
     assert here == expected
     assert fetcher.stats()["fetched"] == len(expected)
-    fetcher.wait_for_packs(Packs.none())
+    fetcher.wait_for_packs(NO_PACKS)
     fetcher.close()
 
 

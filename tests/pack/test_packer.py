@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streampack.config import OPTION_METHODS, Method, Packing
 from streampack.errors import DataError, ResumeError
 from streampack.pack import Packer, make_packer
-from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Packs, no_segments
+from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, TOTAL, Packs
 from tests.helpers import oracles
 from tests.helpers.oracles import rows_of
 
@@ -306,7 +306,7 @@ def test_adding_leaves_the_callers_rows_alone(method):
 def test_no_segments_give_no_packs(method):
     packer = make_packer(packing_of(method, 8))
 
-    assert len(packer.add(no_segments())) == 0
+    assert len(packer.add(NO_SEGMENTS)) == 0
     assert len(packer.flush()) == 0
     assert packer.state_dict()["buffered"] == []
 

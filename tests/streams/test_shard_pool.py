@@ -21,6 +21,7 @@ def shard_of(key: int | str, num_samples: int, is_gone=None) -> OpenShard:
     )
     return OpenShard(
         key=key,
+        uri=str(key),
         data=np.zeros(8, np.uint8),
         tokens=places,
         labels=None,
