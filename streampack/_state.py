@@ -33,32 +33,34 @@ class FieldChecks:
         """Return the error for this reason."""
         return ResumeError(f"{self.part}{reason}; {self.way_out}")
 
-    def error(self, name: str, value: Any, wanted: str) -> ResumeError:
+    def error(self, name: str, value: Any, *, wanted: str) -> ResumeError:
         """Return the error of a wrong value."""
         return self.failure(f"{name} is {value!r:.80}, not {wanted}")
 
     def integer(self, name: str, value: Any, least: int, most: int) -> int:
         """Return a value that must be an integer from `least` to `most`; a bool is none."""
         if type(value) is not int or not least <= value <= most:
-            raise self.error(name, value, f"an integer of at least {least} and at most {most}")
+            raise self.error(
+                name, value, wanted=f"an integer of at least {least} and at most {most}"
+            )
         return value
 
     def items(self, name: str, value: Any, length: int) -> list[Any]:
         """Return a value that must be a list of `length`."""
         if not isinstance(value, list | tuple) or len(value) != length:
-            raise self.error(name, value, f"a list of {length}")
+            raise self.error(name, value, wanted=f"a list of {length}")
         return list(value)
 
     def up_to(self, name: str, value: Any, most: int) -> list[Any]:
         """Return a value that must be a list of at most `most`."""
         if not isinstance(value, list) or len(value) > most:
-            raise self.error(name, value, f"a list of at most {most}")
+            raise self.error(name, value, wanted=f"a list of at most {most}")
         return value
 
     def mapping(self, name: str, value: Any) -> dict[str, Any]:
         """Return a value that must be a dict."""
         if not isinstance(value, dict):
-            raise self.error(name, value, "a dict")
+            raise self.error(name, value, wanted="a dict")
         return value
 
 

@@ -164,8 +164,8 @@ class Chapter:
             )
         if self.ramps and self.until is None and self.steps is None:
             raise ConfigError(
-                "a Ramp is linear over its chapter, and this chapter has no end; set until or "
-                "steps, or write a number instead of the Ramp"
+                f"weights={self.weights}: a Ramp is linear over its chapter, and this "
+                "chapter has no end; set until or steps, or write a number instead of the Ramp"
             )
 
 
@@ -196,7 +196,9 @@ def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
     if isinstance(chapters, Chapter) or not isinstance(chapters, list | tuple):
         raise ConfigError(f"chapters={chapters!r:.80} is not a list; write [Chapter(...), ...]")
     if not chapters:
-        raise ConfigError("chapters=[] is empty; leave it out, or pass at least one Chapter")
+        raise ConfigError(
+            f"chapters={chapters!r} is empty; leave it out, or pass at least one Chapter"
+        )
     for number, chapter in enumerate(chapters):
         if not isinstance(chapter, Chapter):
             raise ConfigError(

@@ -126,8 +126,8 @@ def _check_edges(batch: dict[str, Any]) -> None:
         )
     if int(lengths.max()) < 2:
         raise ConfigError(
-            "the check is inconclusive: every segment has a single token, so no earlier token can "
-            "change its logits; take a batch with longer samples"
+            f"the check is inconclusive: each of {len(rows)} segments has a single token, so no "
+            "earlier token can change its logits; take a batch with longer samples"
         )
 
 

@@ -345,7 +345,7 @@ def test_a_tolerance_over_the_real_change_tells_nothing() -> None:
     [
         ([[20], [7]], r"no row of the batch has two segments \(2 segments in 2 rows\)"),
         ([[], []], r"no row of the batch has two segments \(0 segments in 2 rows\)"),
-        ([[1, 1, 1]], "every segment has a single token"),
+        ([[1, 1, 1]], "each of 3 segments has a single token"),
     ],
 )
 def test_a_batch_without_edges_tells_nothing(rows: list[list[int]], message: str) -> None:

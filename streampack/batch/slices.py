@@ -208,8 +208,8 @@ def _check_slices(slices: Sequence[Mapping[str, Any]]) -> None:
         check_keys(own, "native", ("tokens", *COMMON), "merge_slices")
         if CHUNKS not in own:
             raise ConfigError(
-                "merge_slices takes slices, but a batch has no 'chunks', so it is whole; use it as "
-                "it is, or set World(context_parallel=...)"
+                f"merge_slices takes slices, but a batch has no {CHUNKS!r}, so it is whole; use it "
+                "as it is, or set World(context_parallel=...)"
             )
         for key in COMMON:
             if not torch.equal(torch.as_tensor(own[key]), torch.as_tensor(slices[0][key])):

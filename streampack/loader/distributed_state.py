@@ -56,8 +56,9 @@ def join_states(states: Sequence[State]) -> State:
     for rank, state in enumerate(states):
         if "snapshots" not in state:
             raise ResumeError(
-                "states of a dataset of iterables are each rank's own and cannot be joined; save "
-                "loader.state_dict() of every rank, and load it in the same rank"
+                f"the state of rank {rank} is of a dataset of iterables: they are each rank's own "
+                "and cannot be joined; save loader.state_dict() of every rank, and load it in the "
+                "same rank"
             )
         for key, value in first.items():
             if key != "snapshots" and state.get(key) != value:

@@ -313,7 +313,7 @@ def _ndarray(value: Any, dtype: str, sides: tuple[int, ...] | None) -> bytes:
 
 def _shape(shape: tuple[int, ...]) -> bytes:
     if not shape:
-        raise ValueError("an array without axes; use a scalar column")
+        raise ValueError(f"an array without axes, of shape {shape}; use a scalar column")
     longest = max(shape)
     _, letter, code = next(entry for entry in SHAPE_TYPES if longest < entry[0])
     return struct.pack(f"<B{len(shape)}{letter}", len(shape) << 2 | code, *shape)

@@ -61,7 +61,7 @@ def check_weights(weights: Sequence[Weight]) -> None:
         ConfigError: If they are invalid. Names the stream, the value and a fix.
     """
     if not weights:
-        raise ConfigError("streams=[] is empty; pass at least one Stream")
+        raise ConfigError(f"streams={weights!r} is empty; pass at least one Stream")
     for number, weight in enumerate(weights):
         asked = {
             key: value
@@ -122,7 +122,7 @@ def exact_share(value: object) -> Fraction:
         case Integral():
             return Fraction(int(value))  # arithmetic on numpy's integers would wrap around
         case Decimal() if value.is_finite() and abs(value.adjusted()) > MAX_DIGITS:
-            raise ValueError("this many digits would take all memory")
+            raise ValueError(f"its {abs(value.adjusted())} digits would take all memory")
         case Rational() | Decimal():
             return Fraction(value)
         case np.floating():

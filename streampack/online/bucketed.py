@@ -88,11 +88,12 @@ class BucketedIterableDataset(FlowDataset):
                 "leave context_parallel out of World"
             )
         check_fields(streams, bucketing.packing())
-        if any("seq_lens" in {*stream.token_fields, *stream.payloads} for stream in streams):
-            raise ConfigError(
-                "a stream has an extra field 'seq_lens', which is a key of every batch already; "
-                "give it another name in the source"
-            )
+        for stream in streams:
+            if "seq_lens" in {*stream.token_fields, *stream.payloads}:
+                raise ConfigError(
+                    f"stream {stream.name!r} has an extra field 'seq_lens', which is a key of "
+                    "every batch already; give it another name in the source"
+                )
         plan = flow_plan(
             streams,
             bucketing.packing(),

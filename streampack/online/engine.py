@@ -189,6 +189,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     # Iteration.
 
     def batches(self) -> Iterator[Any]:
+        """Iterate the next epoch; in a torch worker, its slice of the sources."""
         # A worker begins immediately: its state may be requested before its first batch.
         if get_worker_info() is not None:
             self.loops.refuse_torch_workers()
@@ -315,6 +316,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     # State.
 
     def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be this epoch; without effect if it is the next one anyway."""
         is_next = self.loops.is_next(epoch)
         self.loops.go_to(epoch)
         if not is_next:
@@ -339,6 +341,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return pack_state(self._fingerprint, place, epoch, None)
 
     def state_dict(self) -> State:
+        """Return a copy of the state of this process: its sources, packers and loops."""
         info = get_worker_info()
         if self.is_elsewhere or (info is None and self._has_moved_away):
             raise ResumeError(
@@ -363,6 +366,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         check_state(state, self._fingerprint, place)
 
     def load_state_dict(self, state: State) -> None:
+        """Resume from a copy of `state`; refuse one of another worker, world or dataset."""
         self.check(state, self._place_here())
         loop = self.loops.read(state)
         self._resume_from(int(state["epoch"]), copy.deepcopy(state))
@@ -372,21 +376,27 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     @property
     def next_epoch(self) -> int:
+        """The epoch that the next iteration reads."""
         return self.counter.next_epoch
 
     def position(self) -> State:
+        """Return the state after the batch last read."""
         return self.state_here()
 
     def set_position(self, position: State) -> None:
+        """Let the state be an earlier or later one, without reading."""
         self.at = position
 
     def epoch_read(self) -> int:
+        """Return the epoch of the batch last read."""
         return int(self.state_here()["epoch"])
 
     def read_epoch(self) -> Generator[Any, None, None]:
+        """Read the next epoch, or the rest of the one in a loaded state."""
         return self._batches_and_notes(None)
 
     def reload(self) -> None:
+        """Let `read_epoch` continue where an earlier reading was left."""
         self.check_not_moved_away()
         if self.at is not None:  # a reading that failed, or another loop over this dataset
             self._resume_from(int(self.at["epoch"]), copy.deepcopy(self.at))

@@ -299,8 +299,8 @@ def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
         number = read_count("steps", steps, "write a number of steps, such as 1000, or 'equal'")
     elif mixing.stop == "repeat":
         raise ConfigError(
-            "steps='equal' ends a loop with the first rank whose sources end, and with "
-            "stop='repeat' they never do; set steps to a number, such as steps=1000"
+            f"steps={steps!r} ends a loop with the first rank whose sources end, and with "
+            f"stop={mixing.stop!r} they never do; set steps to a number, such as steps=1000"
         )
     if mixing.batching_method == "per_stream" and mixing.stop != "repeat":
         raise ConfigError(

@@ -26,7 +26,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
-from streampack.errors import ConfigError, ResumeError
+from streampack.errors import ConfigError, ResumeError, short_text
 from streampack.online.engine import OnlineEngine
 from streampack.online.even_steps import EvenSteps
 from streampack.online.state import KIND
@@ -171,9 +171,9 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """
         if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
             raise ResumeError(
-                "the state is not of a PackedDataLoader over a PackedIterableDataset or "
-                "BucketedIterableDataset; load what "
-                "its state_dict() returned, unchanged"
+                f"the state, {short_text(state)}, is not of a PackedDataLoader over a "
+                "PackedIterableDataset or BucketedIterableDataset; load what its state_dict() "
+                "returned, unchanged"
             )
         saved = state.get("num_workers")
         if saved != self.num_workers:

@@ -118,7 +118,7 @@ def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -
     saved_fields = saved_fingerprint(state)
     flow = state.get("flow", "missing")
     if not isinstance(flow, dict | None):
-        raise CHECKS.error("flow", flow, "None or a dict")
+        raise CHECKS.error("flow", flow, wanted="None or a dict")
     for key, name, own in (
         ("device", "rank (of those with batches of their own)", [place.device, place.num_devices]),
         ("worker", "worker", [place.worker, place.num_workers]),
@@ -157,7 +157,9 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     for key in (*TOTALS, *MARKS):
         FLOW_CHECKS.integer(key, flow.get(key), 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
-        raise FLOW_CHECKS.error("epoch", flow.get("epoch"), f"{epoch}, which is the state's epoch")
+        raise FLOW_CHECKS.error(
+            "epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch"
+        )
     num_tokens = sum(row[1] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # Every batch has a pack, and every pack a token.
@@ -179,6 +181,6 @@ def _check_source(where: str, source: Any) -> None:
     if base is None:
         return
     if not isinstance(base, dict):
-        raise FLOW_CHECKS.error(f"{where}.base", base, "None or a dict")
+        raise FLOW_CHECKS.error(f"{where}.base", base, wanted="None or a dict")
     for key in ("pass", "taken", *(("raw",) if "source" in base else ())):
         FLOW_CHECKS.integer(f"{where}.base.{key}", base.get(key), 0, MAX_NUMBER)

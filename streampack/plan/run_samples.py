@@ -173,6 +173,7 @@ class RunSamples:
         ]
 
         def blocks_there() -> Blocks:
+            """Return the block at each cursor, as [first, last) by stream."""
             found = {stream.number: stream.block_of(cursor) for stream, cursor in places}
             return {number: (block, block + 1) for number, block in found.items() if block >= 0}
 

@@ -135,8 +135,9 @@ def check_kind(state: State) -> None:
         raise ResumeError(f"this is not a state of a PackedStreamingDataset; {UNCHANGED}")
     if state.get("kind") != KIND:
         raise ResumeError(
-            "the state is of a run without chapters, and this dataset has chapters=...; resume "
-            "without them, or begin a run of chapters without the state"
+            f"the state, in epoch {state.get('epoch')!r:.80}, is of a run without chapters, and "
+            "this dataset has chapters=...; resume without them, or begin a run of chapters "
+            "without the state"
         )
     if state["version"] != STATE_VERSION:
         raise ResumeError(
@@ -169,9 +170,9 @@ def saved_names(state: State) -> list[str]:
     """
     names = CHECKS.up_to("streams", state.get("streams"), MAX_STREAMS)
     if not names or not all(isinstance(name, str) for name in names):
-        raise CHECKS.error("streams", names, "a list of names")
+        raise CHECKS.error("streams", names, wanted="a list of names")
     if len(set(names)) < len(names):
-        raise CHECKS.error("streams", names, "a list of different names")
+        raise CHECKS.error("streams", names, wanted="a list of different names")
     return names
 
 
@@ -309,6 +310,6 @@ def text_as_place(text: Any, recipe: Recipe, num_streams: int) -> WalkPlace | No
             lags, owed = rest[1 : 1 + columns], rest[1 + columns :].reshape(lanes, columns)
             schedule = SchedulePlace(slot=int(rest[0]), lags=lags.copy(), owed=owed << OWED_STEP)
     except (TypeError, ValueError, IndexError, zlib.error) as error:
-        raise CHECKS.error("walk", text, f"a place of this run ({error})") from error
+        raise CHECKS.error("walk", text, wanted=f"a place of this run ({error})") from error
     limits = np.where(left < 0, ENDLESS, served + left)
     return WalkPlace(slot=slot, served=served, turn=turn.copy(), schedule=schedule, limits=limits)

@@ -324,6 +324,7 @@ class SampleSequence:
         places = [(part, part.cursor, part.offset) for part in self._draw.chosen]
 
         def blocks_there() -> Blocks:
+            """Return the blocks in use at these positions, as [first, last) by stream."""
             found = {
                 part.lane_stream.number: part.blocks_at(cursor, offset)
                 for part, cursor, offset in places
@@ -354,6 +355,7 @@ def make_sample_sequence(recipe: Recipe, lane: int, column: int, epoch: int) -> 
     lane_streams = [recipe.lane_stream(number, lane) for number in recipe.streams_in(column)]
 
     def draw(epoch: int) -> DrawPolicy:
+        """Return how the samples of an epoch are drawn."""
         chosen = [StreamCursor(lane_stream, recipe, epoch) for lane_stream in lane_streams]
         if not recipe.is_mixed:
             return StreamDraw(*chosen)

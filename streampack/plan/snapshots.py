@@ -48,7 +48,7 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
     checked = parse_snapshots(snapshots)
     for snapshot in checked:
         if not isinstance(snapshot, dict) or snapshot.keys() != KEYS | RUN_KEYS:
-            raise CHECKS.error("one", snapshot, f"a dict of {sorted(KEYS | RUN_KEYS)}")
+            raise CHECKS.error("one", snapshot, wanted=f"a dict of {sorted(KEYS | RUN_KEYS)}")
         own = CHECKS.integer("chapter", snapshot["chapter"], 0, chapter)
         recipe = recipes[own]
         CHECKS.integer("begin", snapshot["begin"], 0, MAX_INTEGER)
@@ -64,7 +64,7 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
         _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
         for name in ("pending", "waiting"):
             if not isinstance(snapshot[name], str):
-                raise CHECKS.error(name, snapshot[name], "packed rows")
+                raise CHECKS.error(name, snapshot[name], wanted="packed rows")
     _check_distinct(checked)
     return checked
 
@@ -98,9 +98,9 @@ def parse_snapshots(snapshots: Any) -> list[State]:
         try:
             snapshots = json.loads(snapshots)
         except (ValueError, RecursionError) as error:
-            raise CHECKS.error("the text", snapshots, f"JSON ({error})") from error
+            raise CHECKS.error("the text", snapshots, wanted=f"JSON ({error})") from error
     if not isinstance(snapshots, list):
-        raise CHECKS.error("the value", snapshots, "a list")
+        raise CHECKS.error("the value", snapshots, wanted="a list")
     return snapshots
 
 
@@ -118,7 +118,7 @@ def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
     checked = parse_snapshots(snapshots)
     for snapshot in checked:
         if not isinstance(snapshot, dict) or snapshot.keys() != KEYS:
-            raise CHECKS.error("one", snapshot, f"a dict of {sorted(KEYS)}")
+            raise CHECKS.error("one", snapshot, wanted=f"a dict of {sorted(KEYS)}")
         column = _check_place(snapshot, recipe)
         _check_arrivals(snapshot["arrivals"], recipe, epoch)
         _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
@@ -146,9 +146,9 @@ def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:
 
 def _check_packer(packer: Any, recipe: Recipe, column: int, method: str | None) -> None:
     if not isinstance(packer, dict) or not PACKER_KEYS <= packer.keys() <= ALL_PACKER_KEYS:
-        raise CHECKS.error("packer", packer, f"a dict of {sorted(PACKER_KEYS)}")
+        raise CHECKS.error("packer", packer, wanted=f"a dict of {sorted(PACKER_KEYS)}")
     if not isinstance(packer["method"], str) or packer["method"] != method:
-        raise CHECKS.error("packer.method", packer["method"], repr(method))
+        raise CHECKS.error("packer.method", packer["method"], wanted=repr(method))
     for mark in CHECKS.items("high_water", packer["high_water"], 2):
         CHECKS.integer("high_water", mark, 0, MAX_INTEGER)
     num_rows = _check_rows("buffered", packer["buffered"], recipe, column)

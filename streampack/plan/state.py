@@ -374,5 +374,5 @@ def saving_worker(state: State) -> list[int] | None:
         return None
     is_pair = isinstance(saved_in, list | tuple) and len(saved_in) == 2
     if not is_pair or not all(type(number) is int for number in saved_in):
-        raise FieldChecks("the state's ").error("worker", saved_in, "[worker, workers]")
+        raise FieldChecks("the state's ").error("worker", saved_in, wanted="[worker, workers]")
     return list(saved_in)

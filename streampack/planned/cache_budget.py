@@ -80,6 +80,7 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
     ranks = ranks_of_node(world)
 
     def bytes_of(readers: list[World], epoch: int) -> int:
+        """Return the bytes that these ranks need together in an epoch."""
         is_carry = recipe.mixing.epoch_end == "carry"
         before = epoch * recipe.packs_per_carry_epoch if is_carry else 0
         lanes = set()

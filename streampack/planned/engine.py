@@ -129,11 +129,13 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self._latest: EpochSequence | None = None
 
     def fingerprint(self) -> dict[str, Any]:
+        """Return the plan's fingerprint, and the shape that a run keeps."""
         recipe = self.recipe
         shape = ("num_lanes", "lane_run", "global_batch_size")
         return fingerprint(recipe, self._digests) | {key: getattr(recipe, key) for key in shape}
 
     def rank_view(self) -> RankView:
+        """Return the streams and options that every rank must share."""
         streams = []
         names, opened = self.recipe.names, self._spec.streams
         for name, stream, text in zip(names, opened, self._digests, strict=True):
@@ -296,10 +298,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         return False
 
     def abandon(self) -> None:
+        """Note that an iteration failed: the next one plans from its start."""
         self._latest = None  # planning may have stopped halfway
         super().abandon()
 
     def batches(self) -> Iterator[Batch]:
+        """Iterate the next epoch; in a torch worker, every num_workers-th batch of it."""
         info = get_worker_info()
         num_workers = info.num_workers if info else 0
         footprint = self.footprint(num_workers, plans_in_workers=info is not None)
@@ -345,9 +349,11 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     # State.
 
     def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin at the start of an epoch."""
         self._resume_from(Progress(epoch=epoch))
 
     def state_dict(self) -> State:
+        """Return the state after the batch last delivered; in a torch worker, that worker's own."""
         if self.is_elsewhere:
             raise ResumeError(
                 "batches were delivered by a loader, so the dataset cannot know its position; "
@@ -391,6 +397,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         return self._state_of(progress)
 
     def load_state_dict(self, state: State) -> None:
+        """Resume from `state`, with its run's lanes and packing method."""
         shape = run_shape(state)
         own_lanes = self._spec.order.num_lanes
         if own_lanes not in (None, shape[0]):

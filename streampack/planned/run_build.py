@@ -40,8 +40,9 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
     mixing = spec.mixing
     if mixing.global_batch_size is None and not all(c.global_batch_size for c in spec.chapters):
         raise ConfigError(
-            "chapters need Mixing(global_batch_size=...), or one in every chapter: chapters end at "
-            "global batches, and the default would depend on the number of ranks"
+            f"global_batch_size={mixing.global_batch_size}: chapters end at global batches, and "
+            "the default would depend on the number of ranks; set Mixing(global_batch_size=...), "
+            "or one in every chapter"
         )
     for name in ("epoch_size", "epoch_end", "sampling_method"):
         value, default = getattr(mixing, name), getattr(Mixing(), name)
@@ -144,8 +145,8 @@ def _ended(recipes: list[Recipe], number: int, steps: int) -> list[Recipe]:
     last = recipes[number]
     if last.chapter is None or not (number or steps):
         raise ConfigError(
-            "a stream with on_exhausted='end' ends the run before its first step; raise its "
-            "max_passes, or lower its weight"
+            "a stream with on_exhausted='end' ends the run before its first step (step "
+            f"{steps} of chapter {number}); raise its max_passes, or lower its weight"
         )
     kept = recipes[:number]
     if steps:

@@ -94,6 +94,7 @@ class RunEngine(PlanEngine):
         return [device_view(spec.world, spec.batch_size, spec.balance) for spec in specs]
 
     def fingerprint(self) -> dict[str, Any]:
+        """Return what the chapters share, and a record of each."""
         records = [chapter_record(recipe) for recipe in self.run.recipes]
         common = run_fingerprint(self.run, self._digests)
         return common | {"num_lanes": self.recipe.num_lanes, "chapters": records}
@@ -108,7 +109,9 @@ class RunEngine(PlanEngine):
         """
         slots = [self.run.num_slots(number) for number in range(len(self.run))]
         if None in slots:
-            raise TypeError("the run's last chapter has no end, so it has no length")
+            raise TypeError(
+                f"chapter {len(slots) - 1}, the run's last, has no end, so the run has no length"
+            )
         pairs = zip(slots, self._views(), strict=True)
         return sum((num_slots or 0) // view.window for num_slots, view in pairs)
 
@@ -164,7 +167,8 @@ class RunEngine(PlanEngine):
         self._reads_all = True
         if self.counter.begin(worker, key):
             raise ResumeError(
-                "a second loop under torch's DataLoader cannot know where the first was left; use "
+                f"worker {worker}: a second loop under torch's DataLoader cannot know where the "
+                "first was left; use "
                 "PackedDataLoader, or load dataset.state_after(batch) before the loop"
             )
         self.at = None
@@ -213,6 +217,7 @@ class RunEngine(PlanEngine):
         return lambda plan: readers[plan.epoch](plan)
 
     def set_epoch(self, epoch: int) -> None:
+        """Accept 0, for trainers that always call it; a run has no epochs."""
         if epoch:
             raise ConfigError(
                 f"set_epoch({epoch}): a run of chapters has no epochs; leave it out, the next loop "
@@ -231,6 +236,7 @@ class RunEngine(PlanEngine):
         return state | more | {"amended": amended}
 
     def state_dict(self) -> State:
+        """Return the state of the run; only the training process knows it."""
         if get_worker_info() is not None:
             raise ResumeError(
                 "a worker does not know where a run of chapters stands; save "
@@ -239,6 +245,7 @@ class RunEngine(PlanEngine):
         return super().state_dict()
 
     def state_here(self) -> State:
+        """Return the state after the batch last delivered by this process."""
         return self._state_of(self._reached)
 
     @property
@@ -247,6 +254,7 @@ class RunEngine(PlanEngine):
         return self._after_edge(self._reached).epoch
 
     def load_state_dict(self, state: State) -> None:
+        """Resume from `state`; later chapters, skips and streams may differ from its own."""
         current, records = saved_chapters(state)
         lanes = state["num_lanes"]
         if self._whole.order.num_lanes not in (None, lanes):
@@ -455,7 +463,7 @@ def _as_recorded(chapter: Chapter, record: Mapping[str, Any]) -> Chapter:
             first, last = Fraction(begin), Fraction(end)
             weights[name] = first if first == last else Ramp(first, last)
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise CHECKS.error("weights", record.get("weights"), "shares by name") from error
+        raise CHECKS.error("weights", record.get("weights"), wanted="shares by name") from error
     steps, ramp_steps = record.get("steps"), record.get("ramp_steps")
     stop = steps if ramp_steps is not None and ramp_steps != steps else None
     return replace(chapter, weights=weights, until=None, steps=ramp_steps or steps, stop_after=stop)

@@ -70,6 +70,7 @@ def with_hints(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        """Refuse unknown keyword arguments, then call the `__init__`."""
         for name, value in kwargs.items():
             if name not in known:
                 raise ConfigError(
@@ -127,7 +128,7 @@ def check_batch_size(batch_size: object, max_seq_len: int = 1) -> int:
     4
     """
     if batch_size is None:
-        raise ConfigError("batch_size=None is not a number of packs; leave it out for 1")
+        raise ConfigError(f"batch_size={batch_size} is not a number of packs; leave it out for 1")
     count = read_count("batch_size", batch_size, "leave it out for the default")
     if count * max_seq_len > MAX_BATCH_TOKENS:
         raise ConfigError(

@@ -76,6 +76,7 @@ class SharedEpochCounter:
 
     @run.setter
     def run(self, values: list[int]) -> None:
+        """Store eight integers for the workers."""
         self._view[RUN:HEAD] = values
 
     def word(self, worker: int) -> int:

@@ -127,6 +127,7 @@ def flatten(value: Any) -> FlatBatch:
     end = 0
 
     def place(leaf: Any) -> Any:
+        """Give a tensor the next aligned bytes of the block; leave any other leaf."""
         nonlocal end
         if not is_plain(leaf):
             return leaf

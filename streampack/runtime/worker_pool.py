@@ -265,8 +265,9 @@ class Pool:
             )
         if number != self._num_begun:
             raise ConfigError(
-                "a later iteration of this loader has begun, and num_workers > 0 serve one at a "
-                "time; end one before the next, or make a PackedDataLoader for each"
+                "a later iteration of this loader has begun, and num_workers="
+                f"{self._options.num_workers} serve one at a time; end one before the next, "
+                "or make a PackedDataLoader for each"
             )
 
 

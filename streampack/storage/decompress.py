@@ -123,7 +123,7 @@ def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 
         if piece:
             yield piece
         elif not packed and reader.can_accept_more_data():
-            raise EOFError("the file ends before its data do")
+            raise EOFError(f"the file ends after {file.tell()} bytes, before its data do")
 
 
 def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:

@@ -213,7 +213,7 @@ class LocalFilesystem:
         try:
             lock.acquire()
         except Timeout as error:
-            raise LockBusyError(str(path)) from error
+            raise LockBusyError(f"{path} is locked") from error
         try:
             yield
         finally:

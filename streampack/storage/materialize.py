@@ -201,6 +201,7 @@ class ShardMaterializer:
         failures: list[OSError] = []
 
         def check(path: Path) -> None:
+            """Refuse a damaged file, so that the download tries again."""
             failures.clear()
             try:
                 problem = self.verifier.problem(path, part)

@@ -116,6 +116,7 @@ class StreamMetadata:
         downloads: list[bytes] = []
 
         def check(fetched: Path) -> None:
+            """Refuse an index.json that cannot be parsed, so that the download tries again."""
             # An invalid index must not get its final name: the next start would find it there.
             downloads.append(self._read(fetched) or b"")
             try:

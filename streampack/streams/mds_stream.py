@@ -298,6 +298,7 @@ class MdsStream:
         check_columns(data, info, where)
 
         def places(option: str) -> Places:
+            """Return where the values of a column are."""
             names, dtype = self.columns.names_of(option), self.columns.dtype_of(option)
             column = find_column(info.layout, names, dtype, f"stream {self.name!r}", option)
             return sample_places(data, info.num_samples, info.layout, column, where)

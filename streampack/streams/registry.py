@@ -102,7 +102,7 @@ def check_streams(streams: object, stream_type: type) -> None:
             way_out = f"pass a list of {kind}: [{kind}(...), ...]"
         raise ConfigError(f"streams={short_text(streams)} is not a list of streams; {way_out}")
     if not streams:
-        raise ConfigError("streams=[] is empty; pass at least one Stream")
+        raise ConfigError(f"streams={streams!r} is empty; pass at least one Stream")
     for number, stream in enumerate(streams):
         if not isinstance(stream, stream_type):
             raise ConfigError(

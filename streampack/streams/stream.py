@@ -103,7 +103,9 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         **others: Any,
     ) -> None:
         if remote is None and local is None:
-            raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
+            raise ConfigError(
+                f"remote={remote} and local={local}: set one of them to the stream's folder"
+            )
         _check_names(others)
         _check_weights(others)
         _check_download(others)

@@ -225,6 +225,7 @@ def _reporter(pipe: Connection, number: int) -> Callable[[PartCounts], None]:
     last = time.monotonic()
 
     def report(counts: PartCounts) -> None:
+        """Send the counts, at most once every REPORT_S seconds."""
         nonlocal last
         now = time.monotonic()
         if now - last >= REPORT_S:

@@ -85,6 +85,7 @@ def _index_folder(
     index = parse_index(text, str(file))
 
     def shards() -> Iterator[ByteArray]:
+        """Yield the bytes of each raw shard in the folder."""
         for shard in index.shards:
             yield _read_shard(folder, shard, index.uri)
             if progress is not None:

@@ -65,7 +65,9 @@ def write_remote_lengths(
             cannot be written. A finished length file is then kept, and the error names it.
     """
     if keep_local and local is None:
-        raise ConfigError("keep_local=True, but local=None; set local= to the folder to keep it in")
+        raise ConfigError(
+            f"keep_local={keep_local}, but local={local}; set local= to the folder to keep it in"
+        )
     columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
     with ExitStack() as stack:
         # First, so that missing write access is noticed before anything is read.
@@ -81,6 +83,7 @@ def write_remote_lengths(
         cache.check(index)
 
         def shards() -> Iterator[ByteArray]:
+            """Yield the bytes of each raw shard, and remove it afterwards if `local` is None."""
             for shard in index.shards:
                 path = Path(cache.file(shard).path)
                 yield map_file(path)

@@ -110,7 +110,7 @@ def to_hf_flash(
     """
     if dense:
         raise ConfigError(
-            "batch_format='hf_flash' with dense=True: flash attention takes no dense mask but "
+            f"batch_format='hf_flash' with dense={dense}: flash attention takes no dense mask but "
             "cu_seq_lens; leave dense out, or use batch_format='hf' with sdpa or eager"
         )
     check_restarts(batch, "hf_flash")

@@ -164,7 +164,10 @@ def read_text(
     data = b"".join(pieces).removeprefix(BOM)
     try:
         if wanted.option != "text_field":
-            raise BadValueError("a text file is one text; set tokenizer=, or leave it out")
+            raise BadValueError(
+                f"a text file is one text, and {wanted.option} is for columns; set tokenizer= to "
+                "tokenize it, or leave it out"
+            )
         if wanted.keep:
             raise BadValueError(
                 f"a text file has no column {wanted.keep[0]!r}; leave out extra_fields=, or name "

@@ -39,8 +39,8 @@ def as_text(value: Any) -> str:
             raise BadValueError(f"is not valid UTF-8 at its byte {error.start}") from error
     if isinstance(value, list):
         raise BadValueError(
-            "is a list, but must be text; leave out tokenizer= if it holds token ids, or name it "
-            "with chat_field= if it is a conversation"
+            f"is a list of {len(value)}, but must be text; leave out tokenizer= if it holds "
+            "token ids, or name it with chat_field= if it is a conversation"
         )
     raise BadValueError(
         f"is {_kind(value)}, but must be text; name another column with text_field="
