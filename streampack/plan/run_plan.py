@@ -45,6 +45,11 @@ class RunPlan:
         """Return the packs of a chapter; None: it has no end."""
         return self.chapters[chapter].num_slots
 
+    def steps_before(self, chapter: int) -> int:
+        """Return the steps of the run before a chapter."""
+        sizes = [recipe.global_batch_size for recipe in self.recipes[:chapter]]
+        return sum((self.num_slots(number) or 0) // size for number, size in enumerate(sizes))
+
     def start(self, chapter: int) -> WalkPlace:
         """Return the place at which a chapter begins; walks those before it if needed."""
         if chapter not in self._starts:

@@ -216,7 +216,7 @@ class RunSequence:
         """Pass over steps that are skipped; return the batches that may follow, up to `most`."""
         part = self._part
         size = self._run.recipes[part.epoch].global_batch_size
-        before = self.steps_before(part.epoch)
+        before = self._run.steps_before(part.epoch)
         for first, stop in self._skips:
             step = before + part.position // size
             # A step that has begun is delivered to its end.
@@ -232,11 +232,6 @@ class RunSequence:
             left = (nexts[0] - before) * size - part.position
             most = min(most, max(left // self._views[part.epoch].window, 1))
         return most
-
-    def steps_before(self, chapter: int) -> int:
-        """Return the steps of the run before a chapter."""
-        sizes = [recipe.global_batch_size for recipe in self._run.recipes[:chapter]]
-        return sum((self._run.num_slots(number) or 0) // size for number, size in enumerate(sizes))
 
     def _turn(self) -> None:
         """Begin the next chapter."""
