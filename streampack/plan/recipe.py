@@ -12,6 +12,7 @@ shard and about 500 a lane.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -215,13 +216,6 @@ class LaneStream:
             prepare(self.shards_in(block))
             self._prepared = block
 
-    def tokens_in_pass(self) -> int:
-        """Return the tokens of the lane's part of one pass."""
-        if self._passes is None:
-            return 0
-        tokens = self._passes.tokens_in_pass()
-        return tokens if self._shares is not None else tokens // self._num_lanes
-
     @property
     def samples_in_pass(self) -> int:
         """Samples of one pass that lie in this lane, rounded up."""
@@ -233,10 +227,27 @@ class LaneStream:
     @property
     def most_samples(self) -> int:
         """Samples that a run of chapters may draw here."""
-        if self.stream.max_passes is None or self._passes is None:
+        passes = self.stream.max_passes
+        if passes is None or self._passes is None:
             return MAX_CURSOR
-        most = int(self.stream.max_passes * self._passes.num_samples)
-        return most if self._shares is not None else most // self._num_lanes
+        if self._shares is None:
+            return int(passes * self._passes.num_samples) // self._num_lanes
+        if self._recipe.is_mixed:
+            return int(passes * self._passes.num_samples)
+        # Packs are limited by tokens, see plan/run_limits.py: a part of a pass may take any samples
+        # of it, and packs of other lengths may drop others.
+        if self._recipe.packing.overflow != "split":
+            return MAX_CURSOR
+        return math.ceil(passes) * self._passes.num_samples
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a run of chapters may draw here, at most; the stream has `max_passes`."""
+        if self._passes is None:
+            return 0
+        if self._shares is None:  # small, and no lane gets the same samples in every pass
+            return int(self._weigh(self.take(0, self.most_samples).lengths).sum())
+        return int((self.stream.max_passes or 0) * self._passes.tokens_in_pass())
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
         """Cache the result of `find_tokens` for the epoch that begins there."""

@@ -13,7 +13,9 @@ Cost: O(streams x lanes).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,8 +39,8 @@ def first_limits(recipe: Recipe) -> Int64Array:
         if stream.max_passes is None:
             continue
         for lane in range(recipe.num_lanes):
-            tokens = recipe.lane_stream(number, lane).tokens_in_pass()
-            limits[lane, number] = int(stream.max_passes * tokens) // recipe.packing.max_seq_len
+            tokens = recipe.lane_stream(number, lane).most_tokens
+            limits[lane, number] = tokens // recipe.packing.max_seq_len
     return limits
 
 
@@ -53,10 +55,27 @@ def limits_after(
         before: The recipe of the chapter before.
         after: The recipe of the chapter.
     """
-    is_limited = limits < ENDLESS
-    left = np.where(is_limited, limits - served, 0) * before.packing.max_seq_len
-    packs: Int64Array = np.where(is_limited, served + left // after.packing.max_seq_len, ENDLESS)
+    old, new = before.packing.max_seq_len, after.packing.max_seq_len
+    packs = limits.copy()
+    if old == new:
+        return packs
+    for lane, column in np.argwhere(limits < ENDLESS).tolist():
+        left = int(limits[lane, column] - served[lane, column]) * old
+        if before.packing.overflow != "split":  # packs of another length hold other tokens
+            whole, held = (
+                recipe.lane_stream(column, lane).most_tokens for recipe in (before, after)
+            )
+            left = left * held // max(whole, 1)
+        packs[lane, column] = served[lane, column] + left // new
     return packs
+
+
+def limits_at(recipes: Sequence[Recipe], chapter: int) -> Int64Array:
+    """Return the limits in a chapter of columns that served nothing before, as `first_limits`."""
+    limits = first_limits(recipes[0])
+    for before, after in pairwise(recipes[: chapter + 1]):
+        limits = limits_after(limits, np.zeros_like(limits), before, after)
+    return limits
 
 
 def token_share(recipe: Recipe, number: int, num_slots: int) -> Fraction:

@@ -63,7 +63,7 @@ class RunSamples:
     def next(self) -> Int64Array:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4)."""
         part = self.part
-        if len(self._streams) == 1:
+        if not self._recipe.is_mixed:  # of one stream; not where others may be listed later
             counts = np.minimum(self._left(), self._chunk_size)
             places = np.arange(counts[0])
         elif not self._left().any():

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -29,6 +29,7 @@ from streampack.chapters import SHAPES
 from streampack.errors import ResumeError
 from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.renumber import Renumbering
+from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
@@ -89,7 +90,11 @@ def run_fingerprint(
         for number, (stream, digest) in enumerate(zip(first.streams, digests, strict=True))
         if any(recipe.chapter and recipe.chapter.uses(number) for recipe in recipes)
     }
-    limits = {s.name: str(s.max_passes) for s in first.streams if s.max_passes is not None}
+    limits = {
+        stream.name: str(stream.max_passes)
+        for stream in first.streams
+        if stream.name in streams and stream.max_passes is not None
+    }
     return {"streams": streams, **packing, **mixing, **order, "max_passes": limits}
 
 
@@ -171,6 +176,16 @@ def saved_names(state: State) -> list[str]:
     return names
 
 
+def saved_streams(state: State) -> dict[str, Any]:
+    """Return the digests of the streams of a state that had a share in a chapter that ran.
+
+    Raises:
+        ResumeError: If they are damaged.
+    """
+    fingerprint = CHECKS.mapping("fingerprint", state.get("fingerprint"))
+    return CHECKS.mapping("streams", fingerprint.get("streams"))
+
+
 def check_past(records: Sequence[dict[str, Any]], run: RunPlan, state: State) -> None:
     """Check that the chapters before a state's position are those of this run.
 
@@ -213,9 +228,9 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
         ResumeError: If something differs. Names it.
     """
     saved = CHECKS.mapping("fingerprint", state.get("fingerprint"))
-    own = run_fingerprint(run, digests)
+    own = run_fingerprint(run, digests, state["epoch"])
     own_streams = dict(zip(run.recipes[0].names, digests, strict=True))
-    for name, digest in CHECKS.mapping("streams", saved.get("streams")).items():
+    for name, digest in saved_streams(state).items():
         if name not in own_streams:
             raise ResumeError(
                 f"stream {name!r} had a share in a chapter that ran, and this dataset has "
@@ -229,7 +244,8 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
                 f"Stream(name={name + '2'!r}, shards=slice(n, None)) with the former number n of "
                 "shards"
             )
-    _check_order(saved_names(state), run.recipes[0].names)
+    ran = [name for name in saved_names(state) if name in saved_streams(state)]
+    _check_order(ran, run.recipes[0].names)
     for key, value in own.items():
         if key != "streams" and as_text(saved.get(key)) != as_text(value):
             raise ResumeError(
@@ -238,16 +254,15 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
             )
 
 
-def _check_order(saved: Sequence[str], own: Sequence[str]) -> None:
-    """Check that streams of a state and of a dataset are in the same order; others may be between.
+def _check_order(ran: Sequence[str], own: Sequence[str]) -> None:
+    """Check that streams that ran are in the same order as then; others may be between.
 
     Raises:
         ResumeError: If they are not. Names the order of the state.
     """
-    before = [name for name in saved if name in own]
-    if before != [name for name in own if name in saved]:
+    if list(ran) != [name for name in own if name in ran]:
         raise ResumeError(
-            f"the state was saved with streams in another order: {', '.join(map(repr, before))}; "
+            f"the state was saved with streams in another order: {', '.join(map(repr, ran))}; "
             "pass them in that order, as it decides between streams that are due at the same time; "
             "new streams may stand anywhere"
         )
@@ -266,6 +281,8 @@ def unpack_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkPlace | 
     renumbering = Renumbering(names, recipe.names)
     if renumbering.is_needed:
         snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
-        place = place and renumbering.place(place, run.start(0))
+    if place is not None:
+        unused = replace(run.start(0), limits=limits_at(run.recipes, current))
+        place = renumbering.place(place, unused, saved_streams(state))
     snapshots = check_run_snapshots(snapshots, run.recipes, current)
     return Progress(epoch=current, position=state["position"], snapshots=snapshots), place

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
@@ -25,10 +26,11 @@ def run_plan(
     num_lanes: int = 1,
     lane_run: int = 1,
     global_batch_size: int = 8,
+    max_passes: Mapping[str, Fraction] | None = None,
 ) -> RunPlan:
     """The plan of a run over streams of these lengths."""
     streams = [
-        replace(plan_stream(own, number), name=name)
+        replace(plan_stream(own, number), name=name, max_passes=(max_passes or {}).get(name))
         for number, (name, own) in enumerate(lengths.items())
     ]
     return RunPlan(
