@@ -362,7 +362,7 @@ class Recipe:
         per_epoch = chosen_slots // (size * packing.row_tokens) * size
         object.__setattr__(self, "packs_per_carry_epoch", per_epoch)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
-        is_padded = self.mixing.epoch_end == "pad"
+        is_padded = self.mixing.epoch_end == "pad" and self.chapter is None
         is_uniform = max(slots, default=1) == 1
         # A global batch of one stream may take single packs of lanes, if they have one length.
         is_global = self.mixing.batching_method == "per_stream" and is_uniform
@@ -375,10 +375,11 @@ class Recipe:
     @property
     def keeps_last_apart(self) -> bool:
         """Whether batches of one stream hold no other, also where streams end."""
-        if len(self.streams) == 1 or self.mixes_last or self.chapter is not None:
+        if self.mixing.batching_method not in ("device_per_stream", "per_stream"):
             return False
-        methods = ("device_per_stream", "per_stream")
-        return self.mixing.batching_method in methods and self.mixing.epoch_end != "pad"
+        if self.chapter is not None:
+            return True
+        return len(self.streams) > 1 and not self.mixes_last and self.mixing.epoch_end != "pad"
 
     @property
     def order_seed(self) -> int:

@@ -25,7 +25,7 @@ from streampack.plan.device import (
     touched_lanes,
 )
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan, set_ends
+from streampack.plan.run_plan import RunPlan, exhausted, set_ends
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
@@ -82,6 +82,12 @@ class ChapterSequence(EpochSequence):
         self._note_passed()
         self._open_columns()
         self._check_snapshots()
+
+    def _set_total(self, num_packs: int) -> None:
+        plan = self._recipe.chapter
+        if plan is not None and num_packs != plan.num_slots:
+            raise exhausted(self._recipe, num_packs)
+        super()._set_total(num_packs)
 
     def _open_columns(self) -> None:
         for lane in self._own_lanes:
