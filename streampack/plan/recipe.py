@@ -12,6 +12,7 @@ shard and about 500 a lane.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -215,13 +216,6 @@ class LaneStream:
             prepare(self.shards_in(block))
             self._prepared = block
 
-    def tokens_in_pass(self) -> int:
-        """Return the tokens of the lane's part of one pass."""
-        if self._passes is None:
-            return 0
-        tokens = self._passes.tokens_in_pass()
-        return tokens if self._shares is not None else tokens // self._num_lanes
-
     @property
     def samples_in_pass(self) -> int:
         """Samples of one pass that lie in this lane, rounded up."""
@@ -233,10 +227,27 @@ class LaneStream:
     @property
     def most_samples(self) -> int:
         """Samples that a run of chapters may draw here."""
-        if self.stream.max_passes is None or self._passes is None:
+        passes = self.stream.max_passes
+        if passes is None or self._passes is None:
             return MAX_CURSOR
-        most = int(self.stream.max_passes * self._passes.num_samples)
-        return most if self._shares is not None else most // self._num_lanes
+        if self._shares is None:
+            return int(passes * self._passes.num_samples) // self._num_lanes
+        if self._recipe.is_mixed:
+            return int(passes * self._passes.num_samples)
+        # Packs are limited by tokens, see plan/run_limits.py: a part of a pass may take any samples
+        # of it, and packs of other lengths may drop others.
+        if self._recipe.packing.overflow != "split":
+            return MAX_CURSOR
+        return math.ceil(passes) * self._passes.num_samples
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a run of chapters may draw here, at most; the stream has `max_passes`."""
+        if self._passes is None:
+            return 0
+        if self._shares is None:  # small, and no lane gets the same samples in every pass
+            return int(self._weigh(self.take(0, self.most_samples).lengths).sum())
+        return int((self.stream.max_passes or 0) * self._passes.tokens_in_pass())
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
         """Cache the result of `find_tokens` for the epoch that begins there."""
@@ -351,7 +362,7 @@ class Recipe:
         per_epoch = chosen_slots // (size * packing.row_tokens) * size
         object.__setattr__(self, "packs_per_carry_epoch", per_epoch)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
-        is_padded = self.mixing.epoch_end == "pad"
+        is_padded = self.mixing.epoch_end == "pad" and self.chapter is None
         is_uniform = max(slots, default=1) == 1
         # A global batch of one stream may take single packs of lanes, if they have one length.
         is_global = self.mixing.batching_method == "per_stream" and is_uniform
@@ -364,10 +375,11 @@ class Recipe:
     @property
     def keeps_last_apart(self) -> bool:
         """Whether batches of one stream hold no other, also where streams end."""
-        if len(self.streams) == 1 or self.mixes_last or self.chapter is not None:
+        if self.mixing.batching_method not in ("device_per_stream", "per_stream"):
             return False
-        methods = ("device_per_stream", "per_stream")
-        return self.mixing.batching_method in methods and self.mixing.epoch_end != "pad"
+        if self.chapter is not None:
+            return True
+        return len(self.streams) > 1 and not self.mixes_last and self.mixing.epoch_end != "pad"
 
     @property
     def order_seed(self) -> int:

@@ -12,7 +12,7 @@ Cost: O(snapshots).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from streampack.mix import SchedulePlace
 from streampack.plan.run_queue import rows_as_text, text_as_rows
 from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import CHECKS
-from streampack.types import STREAM, Int64Array, State
+from streampack.types import STREAM, State
 
 
 class Renumbering:
@@ -33,6 +33,7 @@ class Renumbering:
     """
 
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
+        self._before = list(before)
         self._num_before = len(before)
         self._new = [after.index(name) if name in after else -1 for name in before]
         self._num_after = len(after)
@@ -88,23 +89,27 @@ class Renumbering:
                 new[number] = value
         return new
 
-    def place(self, place: WalkPlace, first: WalkPlace) -> WalkPlace:
-        """Return a place with the new numbers; new streams are as at the run's `first` place."""
-        if place.schedule is None or first.schedule is None:
+    def place(self, place: WalkPlace, unused: WalkPlace, ran: Collection[str]) -> WalkPlace:
+        """Return a place with the new numbers.
+
+        Args:
+            place: The place.
+            unused: A place with the new numbers at which no stream was used yet.
+            ran: The names of streams that were used before the place.
+        """
+        if place.schedule is None or unused.schedule is None:
             return place
-        kept = [(old, new) for old, new in enumerate(self._new) if new >= 0]
-        old, new = (list(numbers) for numbers in zip(*kept, strict=True)) if kept else ([], [])
-        served = first.served.copy()
-        served[:, new] = place.served[:, old]
-        lags, owed = first.schedule.lags.copy(), first.schedule.owed.copy()
+        pairs = zip(self._before, self._new, strict=True)
+        old = [number for number, name in enumerate(self._before) if name in ran]
+        new = [number for name, number in pairs if name in ran]
+        served, limits = unused.served.copy(), unused.limits.copy()
+        lags, owed = unused.schedule.lags.copy(), unused.schedule.owed.copy()
+        served[:, new], limits[:, new] = place.served[:, old], place.limits[:, old]
         lags[new], owed[:, new] = place.schedule.lags[old], place.schedule.owed[:, old]
-        limits = first.limits.copy()
-        limits[:, new] = place.limits[:, old]
-        turn: Int64Array = place.turn
         return WalkPlace(
             slot=place.slot,
             served=served,
-            turn=turn,
+            turn=place.turn,
             schedule=SchedulePlace(slot=place.schedule.slot, lags=lags, owed=owed),
             limits=limits,
         )

@@ -13,7 +13,10 @@ Cost: O(streams x lanes).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,8 +40,8 @@ def first_limits(recipe: Recipe) -> Int64Array:
         if stream.max_passes is None:
             continue
         for lane in range(recipe.num_lanes):
-            tokens = recipe.lane_stream(number, lane).tokens_in_pass()
-            limits[lane, number] = int(stream.max_passes * tokens) // recipe.packing.max_seq_len
+            tokens = recipe.lane_stream(number, lane).most_tokens
+            limits[lane, number] = tokens // recipe.packing.max_seq_len
     return limits
 
 
@@ -53,10 +56,27 @@ def limits_after(
         before: The recipe of the chapter before.
         after: The recipe of the chapter.
     """
-    is_limited = limits < ENDLESS
-    left = np.where(is_limited, limits - served, 0) * before.packing.max_seq_len
-    packs: Int64Array = np.where(is_limited, served + left // after.packing.max_seq_len, ENDLESS)
+    old, new = before.packing.max_seq_len, after.packing.max_seq_len
+    packs = limits.copy()
+    if old == new:
+        return packs
+    for lane, column in np.argwhere(limits < ENDLESS).tolist():
+        left = int(limits[lane, column] - served[lane, column]) * old
+        if before.packing.overflow != "split":  # packs of another length hold other tokens
+            whole, held = (
+                recipe.lane_stream(column, lane).most_tokens for recipe in (before, after)
+            )
+            left = left * held // max(whole, 1)
+        packs[lane, column] = served[lane, column] + left // new
     return packs
+
+
+def limits_at(recipes: Sequence[Recipe], chapter: int) -> Int64Array:
+    """Return the limits in a chapter of columns that served nothing before, as `first_limits`."""
+    limits = first_limits(recipes[0])
+    for before, after in pairwise(recipes[: chapter + 1]):
+        limits = limits_after(limits, np.zeros_like(limits), before, after)
+    return limits
 
 
 def token_share(recipe: Recipe, number: int, num_slots: int) -> Fraction:
@@ -151,23 +171,65 @@ def _margin(recipe: Recipe) -> int:
 
 
 def _check_enough(recipes: list[Recipe]) -> None:
-    """Refuse chapters in which every stream would be exhausted."""
-    needed = Fraction(0)
+    """Refuse chapters that could begin or end without packs, as all their streams are limited."""
     for number, recipe in enumerate(recipes):
-        plan = recipe.chapter
-        used = [s for n, s in enumerate(recipe.streams) if plan is not None and plan.uses(n)]
-        if plan is None or any(stream.max_passes is None for stream in used):
+        plan, used = recipe.chapter, _used_in(recipe)
+        if plan is None or any(recipe.streams[n].max_passes is None for n in used):
             continue
-        held = sum((stream.max_passes or 0) * stream.num_tokens for stream in used)
         if plan.num_slots is None:
             raise ConfigError(
                 f"chapters[{number}] has no end, and each of its streams has max_passes; set its "
                 "until or steps, or give one of them on_exhausted='end'"
             )
-        needed += plan.num_slots * recipe.packing.max_seq_len
-        if needed > held:
+        needed = plan.num_slots * recipe.packing.max_seq_len
+        spent = sum(_most_spent(recipes, before, used) for before in range(number))
+        left = max(_held(recipes[: number + 1], used) - spent, 0)
+        if needed > left:
             raise ConfigError(
-                f"chapters[{number}] ends {int(needed)} tokens in chapters whose streams all have "
-                f"max_passes, and these hold {int(held)} in that many passes; shorten it, raise "
-                "max_passes, or give one of them on_exhausted='end'"
+                f"chapters[{number}] takes {needed} tokens, and its streams all have max_passes: "
+                f"whole packs of {left} are sure to be left of them; shorten it, raise max_passes, "
+                "or give a weight to a stream without it"
             )
+
+
+def _used_in(recipe: Recipe) -> set[int]:
+    return {n for n in range(len(recipe.streams)) if recipe.chapter and recipe.chapter.uses(n)}
+
+
+def _held(recipes: list[Recipe], streams: set[int]) -> int:
+    """Return the least tokens that limited streams give in the last of some chapters, if unused."""
+    first, last = recipes[0], recipes[-1]
+    max_seq_len, num_lanes = last.packing.max_seq_len, last.num_lanes
+    if last.is_mixed:  # lanes take turns, so the one with the least counts
+        least = min(
+            sum(first.lane_stream(number, lane).most_tokens for number in streams)
+            for lane in range(num_lanes)
+        )
+        return num_lanes * (least - last.lane_run * max_seq_len)
+    limits = limits_at(recipes, len(recipes) - 1)[:, sorted(streams)]
+    # Less than a run is left in each lane, or less than a global batch in all.
+    whole = limits // last.shapes.run * last.shapes.run
+    rest = 0
+    if last.mixing.batching_method == "per_stream":
+        rest = len(streams) * (last.global_batch_size - 1)
+    return max(int(whole.sum()) - rest, 0) * max_seq_len
+
+
+def _most_spent(recipes: list[Recipe], number: int, streams: set[int]) -> int:
+    """Return the most tokens that a chapter takes of some streams."""
+    recipe = recipes[number]
+    plan, used = recipe.chapter, _used_in(recipe)
+    if plan is None or not used & streams:
+        return 0
+    slots = plan.num_slots or 0
+    whole = slots * recipe.packing.max_seq_len
+    if used <= streams or any(_ends_by(recipes, n, number) for n in used):
+        return whole
+    share = sum(token_share(recipe, n, slots) for n in used & streams)
+    return min(math.ceil(share * whole) + _margin(recipe), whole)
+
+
+def _ends_by(recipes: list[Recipe], number: int, chapter: int) -> bool:
+    """Whether a stream may be exhausted by the end of a chapter."""
+    place = exhausted_at(recipes[: chapter + 1], number, margin=_margin(recipes[0]))
+    return place is not None

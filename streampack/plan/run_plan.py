@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from streampack.errors import DataError
 from streampack.mix import SchedulePlace
 from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.device import expected_packs
@@ -45,12 +46,19 @@ class RunPlan:
         """Return the packs of a chapter; None: it has no end."""
         return self.chapters[chapter].num_slots
 
+    def steps_before(self, chapter: int) -> int:
+        """Return the steps of the run before a chapter."""
+        sizes = [recipe.global_batch_size for recipe in self.recipes[:chapter]]
+        return sum((self.num_slots(number) or 0) // size for number, size in enumerate(sizes))
+
     def start(self, chapter: int) -> WalkPlace:
         """Return the place at which a chapter begins; walks those before it if needed."""
         if chapter not in self._starts:
             before = chapter - 1
             walker = make_walker(self.recipes[before], self.start(before))
-            self.note_end(before, walk_to(walker, self.num_slots(before) or 0))
+            self.note_end(
+                before, walk_to(walker, self.recipes[before], self.num_slots(before) or 0)
+            )
         return self._starts[chapter]
 
     def note_end(self, chapter: int, end: WalkPlace) -> None:
@@ -125,8 +133,11 @@ def make_walker(recipe: Recipe, start: WalkPlace) -> SlotWalker:
 
 def set_ends(walker: SlotWalker, recipe: Recipe, start: WalkPlace) -> None:
     """Note where columns end: at their limits, or before they begin if they have no share."""
-    walker.known[:] = start.limits
-    walker.complete[:] = start.limits < ENDLESS
+    is_limited = start.limits < ENDLESS
+    run = recipe.shapes.run  # slots of a stream that are delivered together
+    whole = start.served + (start.limits - start.served) // run * run
+    walker.known[:] = np.where(is_limited, whole, ENDLESS)
+    walker.complete[:] = is_limited
     for lane, column in np.ndindex(*walker.known.shape):
         if not recipe.is_used(lane, column):
             walker.known[lane, column] = 0
@@ -137,12 +148,30 @@ def _extend_nothing(lane: int, column: int) -> None:
     raise AssertionError(f"column {column} of lane {lane} has no end")
 
 
-def walk_to(walker: SlotWalker, num_slots: int) -> WalkPlace:
-    """Walk to a slot of the chapter, and return the place there."""
+def walk_to(walker: SlotWalker, recipe: Recipe, num_slots: int) -> WalkPlace:
+    """Walk to a slot of a recipe's chapter, and return the place there.
+
+    Raises:
+        DataError: If its streams are exhausted before.
+    """
     left = num_slots - walker.place().slot
     if walker.place().schedule is None and left:
         walker.skip(left)
         left = 0
     while left:
-        left -= len(walker.next(min(left, PIECE)))
+        walked = len(walker.next(min(left, PIECE)))
+        if not walked:
+            raise exhausted(recipe, walker.place().slot)
+        left -= walked
     return walker.place()
+
+
+def exhausted(recipe: Recipe, slot: int) -> DataError:
+    """Return the error of a chapter that has no packs left at a slot."""
+    plan = recipe.chapter
+    names = [s.name for n, s in enumerate(recipe.streams) if plan is not None and plan.uses(n)]
+    return DataError(
+        f"chapters[{plan.number if plan else 0}] has no packs left at its step "
+        f"{slot // recipe.global_batch_size}: {', '.join(map(repr, names))} reached max_passes; "
+        "end it before, raise max_passes, or give a weight to a stream without it"
+    )

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack.errors import ResumeError
+from streampack.errors import DataError, ResumeError
 from streampack.pack import make_packer
 from streampack.pack.overflow import fit_segments
 from streampack.plan.pack_queue import PackQueue, Snapshot
@@ -102,6 +102,21 @@ class RunPackQueue(PackQueue):
             self._pack_again(NO_SEGMENTS)
         self.is_complete = False
         self.num_moves += 1
+
+    def know(self, number: int, keep: int = 0) -> bool:
+        """Plan until pack `number` is known; see `PackQueue.know`.
+
+        Raises:
+            DataError: If the streams are exhausted before it.
+        """
+        if super().know(number, keep):
+            return True
+        names = [self._recipe.names[n] for n in self._recipe.streams_in(self._column)]
+        raise DataError(
+            f"chapters[{self.chapter}] has no packs left in lane {self._lane}: those of "
+            f"{', '.join(map(repr, names))} with a share reached max_passes; end it before, raise "
+            "max_passes, or give a weight to a stream without it"
+        )
 
     def _has_changed(self) -> bool:
         """Whether the packer holds segments of streams that left, or some that wait return."""

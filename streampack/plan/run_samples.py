@@ -20,7 +20,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from streampack.errors import DataError
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places
 from streampack.mix.schedule import SCALE
 from streampack.plan.recipe import MAX_CURSOR, LaneStream, Recipe
@@ -61,24 +60,20 @@ class RunSamples:
         self._fixed: list[Fraction] | None = None
 
     def next(self) -> Int64Array:
-        """Return the next rows (stream, pass, sample, tokens), shape (n, 4)."""
+        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
         part = self.part
-        if len(self._streams) == 1:
+        if not self._recipe.is_mixed:  # of one stream; not where others may be listed later
             counts = np.minimum(self._left(), self._chunk_size)
             places = np.arange(counts[0])
-        elif not self._left().any():
-            names = [stream.stream.name for stream in self._streams]
-            raise DataError(
-                f"streams {names}: lane {self._lane} has used all of them as often as max_passes "
-                "allows; shorten the run, or raise max_passes"
-            )
+        elif not any(shares := self._shares(part)):
+            counts, places = np.zeros(len(self._streams), np.int64), np.zeros(0, np.int64)
         elif self._recipe.mixing.weight_unit == "samples":
-            counts = self._count(self._shares(part))
+            counts = self._count(shares)
             place = ("run", self._lane)
             places = draw_places(counts, self._chunk, self._recipe.order.seed, place)
             self._chunk += 1
         else:
-            counts, places = self._draw_by_tokens(self._shares(part))
+            counts, places = self._draw_by_tokens(shares)
         rows = np.empty((int(counts.sum()), 4), np.int64)
         first = 0
         for number in np.flatnonzero(counts).tolist():

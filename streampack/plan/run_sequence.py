@@ -25,7 +25,7 @@ from streampack.plan.device import (
     touched_lanes,
 )
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan, set_ends
+from streampack.plan.run_plan import RunPlan, exhausted, set_ends
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
@@ -82,6 +82,12 @@ class ChapterSequence(EpochSequence):
         self._note_passed()
         self._open_columns()
         self._check_snapshots()
+
+    def _set_total(self, num_packs: int) -> None:
+        plan = self._recipe.chapter
+        if plan is not None and num_packs != plan.num_slots:
+            raise exhausted(self._recipe, num_packs)
+        super()._set_total(num_packs)
 
     def _open_columns(self) -> None:
         for lane in self._own_lanes:
@@ -216,7 +222,7 @@ class RunSequence:
         """Pass over steps that are skipped; return the batches that may follow, up to `most`."""
         part = self._part
         size = self._run.recipes[part.epoch].global_batch_size
-        before = self.steps_before(part.epoch)
+        before = self._run.steps_before(part.epoch)
         for first, stop in self._skips:
             step = before + part.position // size
             # A step that has begun is delivered to its end.
@@ -232,11 +238,6 @@ class RunSequence:
             left = (nexts[0] - before) * size - part.position
             most = min(most, max(left // self._views[part.epoch].window, 1))
         return most
-
-    def steps_before(self, chapter: int) -> int:
-        """Return the steps of the run before a chapter."""
-        sizes = [recipe.global_batch_size for recipe in self._run.recipes[:chapter]]
-        return sum((self._run.num_slots(number) or 0) // size for number, size in enumerate(sizes))
 
     def _turn(self) -> None:
         """Begin the next chapter."""

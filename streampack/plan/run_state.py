@@ -18,26 +18,23 @@ Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
-
-import numpy as np
 
 from streampack._state import UNCHANGED, FieldChecks, as_text
 from streampack.chapters import SHAPES
 from streampack.errors import ResumeError
-from streampack.mix import SchedulePlace
-from streampack.mix.schedule import OWED_STEP
 from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.renumber import Renumbering
+from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.slots import ENDLESS, WalkPlace
-from streampack.plan.snapshots import MAX_INTEGER
-from streampack.plan.state import STATE_VERSION, Progress
+from streampack.plan.slots import WalkPlace
+from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
+from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
+from streampack.plan.walk_text import place_as_text, text_as_place
 from streampack.types import State
 
 KIND = "chapters"
@@ -93,7 +90,11 @@ def run_fingerprint(
         for number, (stream, digest) in enumerate(zip(first.streams, digests, strict=True))
         if any(recipe.chapter and recipe.chapter.uses(number) for recipe in recipes)
     }
-    limits = {s.name: str(s.max_passes) for s in first.streams if s.max_passes is not None}
+    limits = {
+        stream.name: str(stream.max_passes)
+        for stream in first.streams
+        if stream.name in streams and stream.max_passes is not None
+    }
     return {"streams": streams, **packing, **mixing, **order, "max_passes": limits}
 
 
@@ -176,6 +177,16 @@ def saved_names(state: State) -> list[str]:
     return names
 
 
+def saved_streams(state: State) -> dict[str, Any]:
+    """Return the digests of the streams of a state that had a share in a chapter that ran.
+
+    Raises:
+        ResumeError: If they are damaged.
+    """
+    fingerprint = CHECKS.mapping("fingerprint", state.get("fingerprint"))
+    return CHECKS.mapping("streams", fingerprint.get("streams"))
+
+
 def check_past(records: Sequence[dict[str, Any]], run: RunPlan, state: State) -> None:
     """Check that the chapters before a state's position are those of this run.
 
@@ -218,15 +229,15 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
         ResumeError: If something differs. Names it.
     """
     saved = CHECKS.mapping("fingerprint", state.get("fingerprint"))
-    own = run_fingerprint(run, digests)
+    own = run_fingerprint(run, digests, state["epoch"])
     own_streams = dict(zip(run.recipes[0].names, digests, strict=True))
-    for name, digest in CHECKS.mapping("streams", saved.get("streams")).items():
+    for name, digest in saved_streams(state).items():
         if name not in own_streams:
             raise ResumeError(
                 f"stream {name!r} had a share in a chapter that ran, and this dataset has "
                 f"{', '.join(map(repr, own_streams))}; pass it too, with no share it only rests"
             )
-        if not _is_same_stream(str(digest), own_streams[name]):
+        if not is_same_stream(str(digest), own_streams[name]):
             raise ResumeError(
                 f"since the state was saved stream {name!r} holds other data, lengths or columns; "
                 "resume with what the run began with. If shards were appended, pass "
@@ -234,7 +245,8 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
                 f"Stream(name={name + '2'!r}, shards=slice(n, None)) with the former number n of "
                 "shards"
             )
-    _check_order(saved_names(state), run.recipes[0].names)
+    ran = [name for name in saved_names(state) if name in saved_streams(state)]
+    _check_order(ran, run.recipes[0].names)
     for key, value in own.items():
         if key != "streams" and as_text(saved.get(key)) != as_text(value):
             raise ResumeError(
@@ -243,73 +255,35 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
             )
 
 
-def _check_order(saved: Sequence[str], own: Sequence[str]) -> None:
-    """Check that streams of a state and of a dataset are in the same order; others may be between.
+def _check_order(ran: Sequence[str], own: Sequence[str]) -> None:
+    """Check that streams that ran are in the same order as then; others may be between.
 
     Raises:
         ResumeError: If they are not. Names the order of the state.
     """
-    before = [name for name in saved if name in own]
-    if before != [name for name in own if name in saved]:
+    if list(ran) != [name for name in own if name in ran]:
         raise ResumeError(
-            f"the state was saved with streams in another order: {', '.join(map(repr, before))}; "
+            f"the state was saved with streams in another order: {', '.join(map(repr, ran))}; "
             "pass them in that order, as it decides between streams that are due at the same time; "
             "new streams may stand anywhere"
         )
 
 
-def _is_same_stream(saved: str, own: str) -> bool:
-    contents, _, lengths = saved.partition(":")
-    own_contents, _, own_lengths = own.partition(":")
-    return contents == own_contents and (not lengths or not own_lengths or lengths == own_lengths)
-
-
-def place_as_text(place: WalkPlace) -> str:
-    """Return a place of a walk in a compact form."""
-    # Lanes get nearly the same of each stream, so differences between them are small.
-    base = place.served.min(axis=0)
-    parts = [place.turn, np.array([place.slot, *place.served.shape]), base]
-    left = np.where(place.limits < ENDLESS, place.limits - place.served, -1)
-    parts += [(place.served - base).ravel(), left.ravel()]
-    if place.schedule is not None:
-        owed = place.schedule.owed
-        rounded = owed >> OWED_STEP
-        parts += [np.array([place.schedule.slot]), place.schedule.lags, rounded.ravel()]
-    numbers = np.concatenate(parts).astype("<i8")
-    # Byte by byte: most of the higher bytes are equal.
-    planes = numbers.view(np.uint8).reshape(-1, 8).T.tobytes()
-    return base64.b64encode(zlib.compress(planes, 9)).decode()
-
-
-def text_as_place(text: Any, recipe: Recipe, num_streams: int) -> WalkPlace | None:
-    """Return the place of `place_as_text`; None if there is none.
-
-    Args:
-        text: The state's value.
-        recipe: The recipe of the state's chapter.
-        num_streams: Streams of the run that saved it.
+def unpack_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkPlace | None]:
+    """Return where a state stands, and a place from which its walk resumes, by this run's streams.
 
     Raises:
-        ResumeError: If the text is not of a place in such a run.
+        ResumeError: If a value is damaged.
     """
-    if not text:
-        return None
-    lanes, columns = recipe.num_lanes, 1 if recipe.is_mixed else num_streams
-    try:
-        planes = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), np.uint8)
-        numbers = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").ravel().astype(np.int64)
-        turn, slot, shape = numbers[:5], int(numbers[5]), tuple(numbers[6:8].tolist())
-        base, deltas = numbers[8 : 8 + columns], numbers[8 + columns :]
-        served = base + deltas[: lanes * columns].reshape(lanes, columns)
-        left = deltas[lanes * columns : 2 * lanes * columns].reshape(lanes, columns)
-        rest = deltas[2 * lanes * columns :]
-        if shape != (lanes, columns) or slot < 0 or (served < 0).any():
-            raise ValueError(f"it is of {shape} lanes and columns")
-        schedule = None
-        if not recipe.is_mixed:
-            lags, owed = rest[1 : 1 + columns], rest[1 + columns :].reshape(lanes, columns)
-            schedule = SchedulePlace(slot=int(rest[0]), lags=lags.copy(), owed=owed << OWED_STEP)
-    except (TypeError, ValueError, IndexError, zlib.error) as error:
-        raise CHECKS.error("walk", text, wanted=f"a place of this run ({error})") from error
-    limits = np.where(left < 0, ENDLESS, served + left)
-    return WalkPlace(slot=slot, served=served, turn=turn.copy(), schedule=schedule, limits=limits)
+    current, names = state["epoch"], saved_names(state)
+    recipe = run.recipes[current]
+    snapshots = parse_snapshots(state.get("snapshots"))
+    place = text_as_place(state.get("walk"), recipe, len(names))
+    renumbering = Renumbering(names, recipe.names)
+    if renumbering.is_needed:
+        snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
+    if place is not None:
+        unused = replace(run.start(0), limits=limits_at(run.recipes, current))
+        place = renumbering.place(place, unused, saved_streams(state))
+    snapshots = check_run_snapshots(snapshots, run.recipes, current)
+    return Progress(epoch=current, position=state["position"], snapshots=snapshots), place

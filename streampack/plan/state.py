@@ -161,13 +161,13 @@ def _are_same_streams(saved: Any, own: list[str]) -> bool:
     """Whether streams have the same contents, and the same lengths where both digests have them."""
     if not isinstance(saved, list | tuple) or len(saved) != len(own):
         return False
-    return all(_is_same_stream(*pair) for pair in zip(saved, own, strict=True))
+    return all(is_same_stream(*pair) for pair in zip(saved, own, strict=True))
 
 
-def _is_same_stream(saved: Any, own: str) -> bool:
+def is_same_stream(saved: Any, own: str) -> bool:
     """Compare two digests.
 
-    >>> _is_same_stream("a", "a:1"), _is_same_stream("a:2", "a:1"), _is_same_stream("b", "a:1")
+    >>> is_same_stream("a", "a:1"), is_same_stream("a:2", "a:1"), is_same_stream("b", "a:1")
     (True, False, False)
     """
     contents, _, lengths = str(saved).partition(":")
@@ -229,7 +229,7 @@ def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
     changed = [
         f"{name!r} (streams[{number}])"
         for number, name in enumerate(names)
-        if not _is_same_stream(saved[number], own[number])
+        if not is_same_stream(saved[number], own[number])
     ]
     if all(
         str(a).partition(":")[0] == b.partition(":")[0] for a, b in zip(saved, own, strict=True)

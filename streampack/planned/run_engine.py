@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -22,29 +21,27 @@ from torch.utils.data import get_worker_info
 from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.batch.slices import context_slice
-from streampack.chapters import Chapter, Ramp
+from streampack.chapters import Chapter
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import DevicePlan, DeviceView, Progress, nearest_divisors
-from streampack.plan.renumber import Renumbering
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
-    CHECKS,
     chain,
     chapter_record,
     check_common,
-    check_past,
     pack_run_state,
     run_fingerprint,
     saved_chapters,
-    saved_names,
-    text_as_place,
+    unpack_run_state,
 )
 from streampack.plan.slots import WalkPlace
-from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
+from streampack.plan.snapshots import MAX_INTEGER
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.run_build import build_run, chapter_spec
+from streampack.planned.run_chapters import RunChapters
+from streampack.planned.run_resume import fitting_run, read_skips
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.streams import MdsStream
 from streampack.types import State
@@ -55,10 +52,7 @@ class RunEngine(PlanEngine):
 
     def _build(self) -> None:
         self._whole = self._spec
-        self._chapters = list(self._spec.chapters)
-        # The written chapter that each comes from, and whether it was amended since.
-        self._origins = list(range(len(self._chapters)))
-        self._is_amended = [False] * len(self._chapters)
+        self._written = self._running_chapters = RunChapters.written(self._spec.chapters)
         self._skips = list(self._spec.skip)
         self._use_run(build_run(self._whole, self._chapters))
         for number in range(len(self.run) - 1, -1, -1):  # ends with the first
@@ -84,6 +78,10 @@ class RunEngine(PlanEngine):
         self.size = f"max_seq_len={spec.packing.max_seq_len}"
         self._use_recipe(self.run.recipes[number])
         self.__dict__.pop("_view", None)  # made again for this batch size
+
+    @property
+    def _chapters(self) -> tuple[Chapter, ...]:
+        return self._running_chapters.chapters
 
     def _shape(self, number: int) -> tuple[Any, ...]:
         spec = chapter_spec(self._whole, self._chapters[number])
@@ -230,10 +228,8 @@ class RunEngine(PlanEngine):
         state = pack_run_state(self.run, self._digests, progress, self._place_at(progress))
         view = self._views()[progress.epoch]
         state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
-        num = len(self.run)
-        amended = [n for n, is_amended in enumerate(self._is_amended[:num]) if is_amended]
-        more = {"skip": [list(skip) for skip in self._skips], "origins": self._origins[:num]}
-        return state | more | {"amended": amended}
+        skips = {"skip": [list(skip) for skip in self._skips]}
+        return state | skips | self._running_chapters.record(len(self.run))
 
     def state_dict(self) -> State:
         """Return the state of the run; only the training process knows it."""
@@ -263,57 +259,26 @@ class RunEngine(PlanEngine):
                 f"{self._whole.order.num_lanes}; a run keeps its num_lanes: set {lanes}, or leave "
                 "it out"
             )
-        skips = _read_skips(state)
-        chapters, origins, run = self._fitting(state, records)
+        skips = read_skips(state)
+        chapters, run = fitting_run(self._whole, self._written, state, records)
         check_common(state, run, self._digests)
-        own = chapter_spec(self._whole, chapters[current])
+        own = chapter_spec(self._whole, chapters.chapters[current])
         view = device_view(own.world, own.batch_size, own.balance)
         num_packs = run.num_slots(current) or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
-        names, recipe = saved_names(state), run.recipes[current]
-        snapshots = parse_snapshots(state.get("snapshots"))
-        place = text_as_place(state.get("walk"), recipe, len(names))
-        renumbering = Renumbering(names, recipe.names)
-        if renumbering.is_needed:
-            snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
-            place = place and renumbering.place(place, run.start(0))
-        snapshots = check_run_snapshots(snapshots, run.recipes, current)
-        progress = Progress(epoch=current, position=state["position"], snapshots=snapshots)
+        progress, place = unpack_run_state(state, run)
         if progress.position % own.batch_size:
             raise ResumeError(
                 f"the state's position {progress.position} is not a multiple of batch_size="
                 f"{own.batch_size}; set batch_size to "
                 f"{nearest_divisors(progress.position, own.batch_size)}, on any number of ranks"
             )
-        self._chapters, self._origins = chapters, origins
-        self._is_amended = [False] * len(chapters)
-        if chapters != list(self._whole.chapters):
-            for number in state["amended"]:
-                self._is_amended[number] = True
+        self._running_chapters = chapters
         self._skips = sorted({*self._skips, *skips})
         self._use_run(run)
         self._place = place
         self._use_chapter(current)
         self._resume_from(progress)
-
-    def _fitting(
-        self, state: State, records: Sequence[dict[str, Any]]
-    ) -> tuple[list[Chapter], list[int], RunPlan]:
-        """Return the chapters that a state belongs to, where each was written, and their plan.
-
-        Raises:
-            ResumeError: If it belongs to other chapters. Names the first difference.
-        """
-        errors = []
-        for chapters, origins in self._candidates(state, records):
-            try:
-                run = self._resumed(chapters, records, state["num_lanes"])
-                check_past(list(records), run, state)
-            except ResumeError as error:
-                errors.append(error)
-            else:
-                return chapters, origins, run
-        raise errors[-1]
 
     @property
     def skips(self) -> list[tuple[int, int]]:
@@ -332,61 +297,9 @@ class RunEngine(PlanEngine):
             ResumeError: If it does not. Names the chapter and the field.
         """
         current, records = saved_chapters(state)
-        _, _, run = self._fitting(state, records)
+        _, run = fitting_run(self._whole, self._written, state, records)
         check_common(state, run, self._digests)
         return current, state["position"]
-
-    def _candidates(
-        self, state: State, records: Sequence[dict[str, Any]]
-    ) -> list[tuple[list[Chapter], list[int]]]:
-        """Return the chapters that a state may belong to: as amended since, and as written."""
-        written = list(self._whole.chapters)
-        candidates = [(written, list(range(len(written))))]
-        origins = CHECKS.items("origins", state.get("origins"), len(records))
-        for origin in origins:
-            CHECKS.integer("origins", origin, 0, len(records))
-        amended = CHECKS.up_to("amended", state.get("amended"), len(records))
-        for number in amended:
-            CHECKS.integer("amended", number, 0, len(records) - 1)
-        if not amended or max(origins[n] for n in amended) >= len(written):
-            return candidates
-        last = max(amended)
-        replayed = [
-            _as_recorded(written[origin], record) if n in amended else written[origin]
-            for n, (origin, record) in enumerate(zip(origins, records, strict=True))
-            if n <= last
-        ]
-        if self._are_written(records[: last + 1], state["num_lanes"]):
-            return candidates  # the amendments were written into the chapters
-        rest = range(origins[last] + 1, len(written))
-        replayed += [written[origin] for origin in rest]
-        return [(replayed, [*origins[: last + 1], *rest]), *candidates]
-
-    def _are_written(self, records: Sequence[dict[str, Any]], num_lanes: int) -> bool:
-        """Whether the first chapters are written as a state records them, amendments included."""
-        chapters = self._whole.chapters[: len(records)]
-        if len(chapters) < len(records):
-            return False
-        runs = [record["lane_run"] for record in records]
-        run = build_run(self._whole, chapters, num_lanes=num_lanes, lane_runs=runs)
-        return [chapter_record(recipe) for recipe in run.recipes] == list(records)
-
-    def _resumed(
-        self, chapters: Sequence[Chapter], records: Sequence[dict[str, Any]], lanes: int
-    ) -> RunPlan:
-        """Return the plan of a run that resumes: chapters that stay keep their lane_run."""
-        try:
-            plain = build_run(self._whole, chapters, num_lanes=lanes)
-            runs: list[int | None] = []
-            for number, record in enumerate(records[: len(chapters)]):
-                own = chapter_record(plain.recipes[number])
-                is_same = all(
-                    own[key] == record.get(key) for key in own if key not in ("lane_run", "steps")
-                )
-                runs.append(record["lane_run"] if is_same else None)
-            return build_run(self._whole, chapters, num_lanes=lanes, lane_runs=runs)
-        except ConfigError as error:
-            raise ResumeError(f"the state does not fit this dataset: {error}") from error
 
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
@@ -400,28 +313,20 @@ class RunEngine(PlanEngine):
         progress = self._after_edge(self._reached)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
-        running = self._chapters[number]
         slots = self.run.num_slots(number)
         left = None if slots is None else slots // size - steps
         if left == 0:
             raise ConfigError(
                 f"chapters[{number}] ends with this global batch; amend in the next chapter"
             )
-        rest = replace(running, weights=dict(weights), until=None, steps=left, stop_after=None)
-        before = [replace(running, stop_after=steps)] if steps else []
-        chapters = [*self._chapters[:number], *before, rest, *self._chapters[number + 1 :]]
+        amended = self._running_chapters.amend(number, weights, after=steps, left=left)
         runs = [recipe.lane_run for recipe in self.run.recipes]
-        runs.insert(number, runs[number])
-        if not before:
-            del runs[number]
+        if steps:
+            runs.insert(number, runs[number])
         lanes = self.recipe.num_lanes
-        run = build_run(self._whole, chapters, num_lanes=lanes, lane_runs=runs)
+        run = build_run(self._whole, amended.chapters, num_lanes=lanes, lane_runs=runs)
         place = self._place_at(progress)
-        self._is_amended[number] = True
-        if before:
-            self._origins.insert(number, self._origins[number])
-            self._is_amended.insert(number, True)
-        self._chapters = chapters
+        self._running_chapters = amended
         self._start = self.at = self._reached
         self._use_run(run)
         self._place = place
@@ -431,9 +336,7 @@ class RunEngine(PlanEngine):
         """Skip the next global batches, from the next edge on."""
         progress = self._after_edge(self._reached)
         size = self.run.recipes[progress.epoch].global_batch_size
-        sizes = [recipe.global_batch_size for recipe in self.run.recipes[: progress.epoch]]
-        before = sum((self.run.num_slots(n) or 0) // size for n, size in enumerate(sizes))
-        first = before + -(-progress.position // size)
+        first = self.run.steps_before(progress.epoch) + -(-progress.position // size)
         self._skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
         place = self._place_at(self._reached)
         self._start = self.at = self._reached
@@ -443,27 +346,3 @@ class RunEngine(PlanEngine):
     def chain(self) -> str:
         """The hash of the chapters before the current one."""
         return chain(self.run, self._reached.epoch)
-
-
-def _read_skips(state: State) -> list[tuple[int, int]]:
-    skips = CHECKS.up_to("skip", state.get("skip", []), 10**6)
-    read = []
-    for skip in skips:
-        first, stop = CHECKS.items("skip", skip, 2)
-        first = CHECKS.integer("skip", first, 0, 2**62)
-        read.append((first, CHECKS.integer("skip", stop, first, 2**62)))
-    return read
-
-
-def _as_recorded(chapter: Chapter, record: Mapping[str, Any]) -> Chapter:
-    """Return a written chapter with the weights and the length that a state records."""
-    weights: dict[str, Any] = {}
-    try:
-        for name, (begin, end) in CHECKS.mapping("weights", record.get("weights")).items():
-            first, last = Fraction(begin), Fraction(end)
-            weights[name] = first if first == last else Ramp(first, last)
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise CHECKS.error("weights", record.get("weights"), wanted="shares by name") from error
-    steps, ramp_steps = record.get("steps"), record.get("ramp_steps")
-    stop = steps if ramp_steps is not None and ramp_steps != steps else None
-    return replace(chapter, weights=weights, until=None, steps=ramp_steps or steps, stop_after=stop)

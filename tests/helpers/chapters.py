@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
 
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
@@ -25,10 +28,11 @@ def run_plan(
     num_lanes: int = 1,
     lane_run: int = 1,
     global_batch_size: int = 8,
+    max_passes: Mapping[str, Fraction] | None = None,
 ) -> RunPlan:
     """The plan of a run over streams of these lengths."""
     streams = [
-        replace(plan_stream(own, number), name=name)
+        replace(plan_stream(own, number), name=name, max_passes=(max_passes or {}).get(name))
         for number, (name, own) in enumerate(lengths.items())
     ]
     return RunPlan(
@@ -80,3 +84,18 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
         batch = plan.part(number, number + 1).packs
         packs += [(plan.epoch, first + row, batch[row].tolist()) for row in range(len(batch))]
     return packs
+
+
+def drawn_segments(sequence: RunSequence, views: Sequence[DeviceView]) -> Int64Array:
+    """All that a device's lanes draw to the run's end: what is delivered, and what still waits."""
+    rows = [np.array(pack) for _, _, pack in device_packs(sequence, views, most=8)]
+    sequence._part.end()
+    columns = sequence._columns
+    for lane, column in list(columns._loaded):  # those that rest
+        columns.queue(lane, column)
+    columns.know_passed()
+    for queue in columns:
+        passed = int(columns.passed[queue._lane, queue._column])
+        rest = queue._queue.slice(passed - queue.first_known, len(queue._queue))
+        rows += [rest.segments, queue._packer.buffered, queue._pending, queue._waiting]
+    return np.concatenate(rows)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ class History:
         self.rng = np.random.default_rng(seed)
         self.folders, self.tmp_path = folders, tmp_path
         self.chapters = random_chapters(self.rng)
+        self.names: list[str] = []
+        self.list_streams(())
         self.method = METHODS[seed % 4]
         self.is_balanced = seed % 5 == 1
         self.is_limited = seed % 3 == 1
@@ -84,6 +87,17 @@ class History:
         self.skip: list[tuple[int, int]] = []
         self.calls: dict[int, list[tuple[str, Any]]] = {}  # by the batches delivered before
         self.num_loaders = 0
+
+    def list_streams(self, ran: Collection[str]) -> None:
+        """Pass the streams of the chapters, and some that rest; those that ran keep their order."""
+        used = {name for chapter in self.chapters for name in chapter.weights}
+        ran_in_order = iter([name for name in self.names if name in ran])
+        listed = [
+            name
+            for name in self.rng.permutation(NAMES).tolist()
+            if name in used or name in ran or self.rng.random() < 0.5
+        ]
+        self.names = [next(ran_in_order) if name in ran else name for name in listed]
 
     def loader(self, num_ranks: int = 1, rank: int = 0, *, whole: bool = False) -> PackedDataLoader:
         """A loader of the chapters as they are now; of the whole run: with nothing limited."""
@@ -102,7 +116,7 @@ class History:
                     Stream(name=name, remote=self.folders[name], local=str(cache / name))
                     if is_limited
                     else Stream(name=name, local=self.folders[name])
-                    for name in NAMES
+                    for name in self.names
                 ],
                 packing=Packing(max_seq_len=64),
                 chapters=self.chapters,
@@ -135,7 +149,7 @@ class History:
             self.calls.setdefault(num_batches, []).append(call)
 
     def edit(self, state: dict[str, Any]) -> None:
-        """Edit what comes after a state: other chapters, more steps, a range that is skipped."""
+        """Edit what comes after a state: chapters, streams, more steps, a range that is skipped."""
         current = state["origins"][state["epoch"]]
         running = self.chapters[current]
         if not state["amended"] and not running.ramps and self.rng.random() < 0.5:
@@ -146,6 +160,7 @@ class History:
             first = sum(record["steps"] for record in records[: state["epoch"] + 1])
             first += int(self.rng.integers(0, 3))
             self.skip = [*self.skip, (first, first + int(self.rng.integers(0, 2)))]
+        self.list_streams(state["fingerprint"]["streams"])
 
     def play(self) -> list:
         """Run in parts; return all batches, those of several ranks in turn."""

@@ -255,7 +255,7 @@ def test_streams_in_another_order_are_refused_by_name(make, method):
     # Ties between streams, and under "random" all draws, are decided by their order: samples would
     # come twice.
     whole = keys(PackedDataLoader(make(method=method)))
-    state = saved(make, 20, method=method)
+    state = saved(make, 60, method=method)
     with pytest.raises(ResumeError, match=r"streams in another order: .*; pass them in") as caught:
         make(method=method, names=("math", "other", "web", "code")).load_state_dict(state)
     # The way out.
@@ -263,6 +263,16 @@ def test_streams_in_another_order_are_refused_by_name(make, method):
     for added in (names, ("other", *names), (*names[:1], "other", *names[1:]), (*names, "other")):
         assert keys(PackedDataLoader(make(method=method, names=added))) == whole
         loader = PackedDataLoader(make(method=method, names=added))
+        loader.load_state_dict(state)
+        assert keys(loader) == whole[60:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_streams_that_never_ran_may_stand_anywhere(make, method):
+    state = saved(make, 20, method=method)  # math had no share yet
+    for names in (("math", "web", "code"), ("web", "math", "other", "code")):
+        whole = keys(PackedDataLoader(make(method=method, names=names)))
+        loader = PackedDataLoader(make(method=method, names=names))
         loader.load_state_dict(state)
         assert keys(loader) == whole[20:]
 

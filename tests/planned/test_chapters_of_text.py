@@ -21,7 +21,10 @@ from streampack import (
 )
 from streampack.cli.config import read_config
 from streampack.cli.demo.show import write_streams
+from streampack.plan.run_sequence import RunSequence
 from streampack.report.chapters import run_engine_of
+from streampack.types import SAMPLE, START, STREAM
+from tests.helpers.chapters import drawn_segments
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
 SIZE, LANES = 16, 2
@@ -46,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_short_samples_of_a_lane_are_used_equally_often_and_shares_are_as_written(folder):
+def test_samples_of_a_lane_are_drawn_equally_often_and_shares_are_as_written(folder):
     names = ["code", "manuals", "docstrings"]
     dataset = PackedStreamingDataset(
         [Stream(name=name, local=str(folder / name)) for name in names],
@@ -77,16 +80,18 @@ def test_short_samples_of_a_lane_are_used_equally_often_and_shares_are_as_writte
                 due = stop * (begin + (end - begin) * part / 2) + behind[name]
                 assert abs(own[:stop].count(name) - due) < 2
     assert all(max(counts.values()) == 1 for counts in drawn.values())
-    uses = Counter((name, sample) for (name, _), counts in drawn.items() for sample in counts)
-    recipe = run_engine_of(dataset).run.recipes[0]
-    for number, name in enumerate(names):
+    # What a lane drew: some of it waits in its packers, so what it delivered may differ by more.
+    engine = run_engine_of(dataset)
+    views = engine._views()
+    segments = drawn_segments(RunSequence(engine.run, views), views)
+    uses = Counter((row[STREAM], row[SAMPLE]) for row in segments.tolist() if row[START] == 0)
+    recipe = engine.run.recipes[0]
+    for number in range(len(names)):
         lanes = [
             set(recipe.lane_stream(number, lane).take(0, 10_000).samples.tolist())
             for lane in range(LANES)
         ]
         assert sum(map(len, lanes)) == len(set.union(*lanes))  # a sample is in one lane
         for lane in lanes:
-            own = [uses[name, sample] for sample in lane]
-            # Short samples leave the packer soon. Of the others only what was delivered is seen
-            # here: plan/test_run_sequence.py counts those that wait, too.
-            assert max(own) - min(own) <= 1 or name != "docstrings"
+            own = [uses[number, sample] for sample in lane]
+            assert max(own) - min(own) <= 1

@@ -1,0 +1,280 @@
+"""Histories of runs of chapters on plans: killed, edited, amended, and resumed in other worlds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from streampack.chapters import Chapter, Ramp
+from streampack.config import Order, Packing
+from streampack.plan import Progress, run_samples
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_sequence import RunSequence
+from streampack.plan.run_state import (
+    check_common,
+    check_past,
+    pack_run_state,
+    saved_chapters,
+    unpack_run_state,
+)
+from streampack.planned.run_chapters import RunChapters
+from streampack.types import STREAM
+from tests.helpers.chapters import plan_packs, run_packs, run_plan, views_of
+
+SIZE = 16  # packs of a global batch
+LIMITS = {"math": Fraction(1, 2), "code": Fraction(1, 8), "other": Fraction(1)}
+NAMES = ["web", "code", "math", "other"]
+METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of draws as small as these streams, so that plans are made in milliseconds."""
+    monkeypatch.setattr(run_samples, "CHUNK", 64)
+
+
+def made_lengths() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
+    return {name: rng.integers(1, most, num) for name, (num, most) in sizes.items()}
+
+
+LENGTHS = made_lengths()
+
+
+@st.composite
+def weights(draw) -> dict[str, Any]:
+    used = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
+    return {name: draw(st.integers(1, 5)) for name in used}
+
+
+@st.composite
+def chapters(draw) -> list[Chapter]:
+    """Up to three chapters of other weights, streams, lengths and sizes; the last may be open."""
+    made: list[Chapter] = []
+    num = draw(st.integers(1, 3))
+    while len(made) < num:
+        own, steps = draw(weights()), draw(st.integers(1, 6))
+        if len(own) > 1 and draw(st.booleans()):
+            first, last = list(own)[:2]
+            own |= {first: Ramp(own[first], own[last]), last: Ramp(own[last], own[first])}
+        elif len(made) == num - 1 and draw(st.booleans()):
+            steps = None
+        made.append(
+            Chapter(
+                weights=own,
+                steps=steps,
+                packing=draw(st.sampled_from([None, None, Packing(max_seq_len=128)])),
+                global_batch_size=draw(st.sampled_from([None, None, 8])),
+                batch_size=draw(st.sampled_from([None, None, 1])),
+            )
+        )
+    return made
+
+
+class History(RuleBasedStateMachine):
+    """A run of which only JSON survives each kill; at the end, the run that never stopped."""
+
+    @initialize(
+        run=chapters(),
+        order=st.permutations(NAMES),
+        method=st.sampled_from(METHODS),
+        unit=st.sampled_from(["samples", "tokens"]),
+        num_lanes=st.sampled_from([1, 2, 4]),
+        window=st.sampled_from([0, 64]),
+        is_limited=st.booleans(),
+    )
+    def begin(self, run, order, method, unit, num_lanes, window, is_limited) -> None:
+        self.options = {
+            "method": method,
+            "unit": unit,
+            "order": Order(seed=3, pack_shuffle=window),
+            "num_lanes": num_lanes,
+            "max_passes": LIMITS if is_limited else {},
+        }
+        self.run = self.with_enough(run)
+        self.names = [name for name in order if name in self.used]
+        self.skips: list[tuple[int, int]] = []
+        self.got: list = []
+        self.state = self.saved(self.plan(), Progress(epoch=0, position=0), None)
+
+    def with_enough(self, run) -> list[Chapter]:
+        """Chapters whose streams cannot all be exhausted."""
+        if not self.options["max_passes"]:
+            return list(run)
+        return [replace(chapter, weights={"web": 1, **chapter.weights}) for chapter in run]
+
+    def list_used(self) -> None:
+        self.names += [name for name in NAMES if name in self.used and name not in self.names]
+
+    @property
+    def used(self) -> set[str]:
+        return {name for chapter in self.run for name in chapter.weights}
+
+    def plan(self) -> RunPlan:
+        lengths = {name: LENGTHS[name] for name in self.names}
+        return run_plan(lengths, self.run, lane_run=2, global_batch_size=SIZE, **self.options)
+
+    def saved(self, plan: RunPlan, progress: Progress, place) -> dict[str, Any]:
+        return json.loads(json.dumps(pack_run_state(plan, self.names, progress, place)))
+
+    def resumed(self) -> tuple[RunPlan, Progress, Any]:
+        """The run as it is written now, where the state stands."""
+        plan = self.plan()
+        _, records = saved_chapters(self.state)
+        check_past(records, plan, self.state)
+        check_common(self.state, plan, self.names)
+        return plan, *unpack_run_state(self.state, plan)
+
+    @property
+    def current(self) -> int:
+        return self.state["epoch"]
+
+    def steps_begun(self, plan: RunPlan) -> int:
+        return -(-self.state["position"] // plan.recipes[self.current].global_batch_size)
+
+    def is_over(self) -> bool:
+        slots = self.plan().num_slots(self.current)
+        return self.state["position"] == slots and self.current + 1 == len(self.run)
+
+    @precondition(lambda self: not self.is_over())
+    @rule(
+        num_devices=st.sampled_from([1, 2, 4]),
+        num_batches=st.integers(1, 30),
+        is_small=st.booleans(),
+        keeps_snapshots=st.booleans(),
+        keeps_walk=st.booleans(),
+    )
+    def run_until_killed(
+        self, num_devices, num_batches, is_small, keeps_snapshots, keeps_walk
+    ) -> None:
+        plan, start, place = self.resumed()
+        batch_size = 1 if is_small or start.position % 2 else 2
+        if self.skips and start.position % (batch_size * num_devices):
+            num_devices = 1  # a step of more devices would hold a part of one that is skipped
+        ends, joined = set(), {}
+        for views in views_of([batch_size] * len(self.run), num_devices):
+            sequence = RunSequence(
+                plan,
+                views,
+                chapter=start.epoch,
+                position=start.position,
+                snapshots=start.snapshots,
+                place=place,
+                skips=self.skips,
+            )
+            end = start.epoch, start.position
+            for _ in range(num_batches):
+                batch = sequence.next()
+                if batch is None:
+                    end = sequence.epoch, sequence.num_slots
+                    break
+                self.got += self.by_name(plan_packs(batch, views[batch.epoch]), self.names)
+                end = batch.epoch, batch.position
+            ends.add(end)
+            for snapshot in sequence.snapshots():
+                joined.setdefault((snapshot["lane"], snapshot["column"]), snapshot)
+            place_there = sequence.place(*end)
+            sequence.close()
+        [(epoch, position)] = ends
+        snapshots = list(joined.values()) if keeps_snapshots else []
+        progress = Progress(epoch=epoch, position=position, snapshots=snapshots)
+        self.state = self.saved(plan, progress, place_there if keeps_walk else None)
+
+    @rule(run=chapters())
+    def edit_what_comes(self, run) -> None:
+        self.run = [*self.run[: self.current + 1], *self.with_enough(run)]
+        self.list_used()
+        running = self.run[self.current]
+        if running.is_open:
+            self.run[self.current] = replace(running, steps=self.steps_begun(self.plan()) + 1)
+
+    @precondition(lambda self: not self.run[self.current].ramps)
+    @precondition(lambda self: self.run[self.current].stop_after is None)
+    @rule(more=st.integers(0, 4))
+    def change_the_length_of_the_running_chapter(self, more) -> None:
+        steps = max(self.steps_begun(self.plan()) + more, 1)
+        self.run[self.current] = replace(self.run[self.current], steps=steps)
+
+    @rule(own=weights())
+    def amend(self, own) -> None:
+        self.names += [name for name in {"web": 1, **own} if name not in self.names]
+        plan, progress, place = self.resumed()
+        number, steps = progress.epoch, self.steps_begun(plan)
+        slots = plan.num_slots(number)
+        size = plan.recipes[number].global_batch_size
+        if slots is not None and steps * size == slots:
+            number, steps = number + 1, 0
+            if progress.position < slots or number == len(self.run):
+                return  # the chapter ends with this global batch
+            slots, size = plan.num_slots(number), plan.recipes[number].global_batch_size
+        left = None if slots is None else slots // size - steps
+        chapters = RunChapters.written(self.run)
+        amended = chapters.amend(number, own, after=steps, left=left).chapters
+        self.run = self.with_enough(amended)
+        self.state = self.saved(self.plan(), progress, place)
+
+    @rule(ahead=st.integers(0, 5), num=st.integers(1, 3))
+    def skip(self, ahead, num) -> None:
+        plan = self.plan()
+        first = plan.steps_before(self.current) + self.steps_begun(plan) + ahead
+        self.skips.append((first, first + num))
+
+    @rule(order=st.permutations(NAMES), num=st.integers(0, 4))
+    def list_other_streams(self, order, num) -> None:
+        """Pass streams that never ran, or leave them out; those that ran keep their order."""
+        ran = {name for chapter in self.run[: self.current + 1] for name in chapter.weights}
+        ran_in_order = iter([name for name in self.names if name in ran])
+        listed = [name for number, name in enumerate(order) if name in self.used or number < num]
+        self.names = [next(ran_in_order) if name in ran else name for name in listed]
+
+    def by_name(self, packs, names) -> list:
+        return [
+            (
+                chapter,
+                slot,
+                [(names[row[STREAM]], *row[:STREAM], *row[STREAM + 1 :]) for row in rows],
+            )
+            for chapter, slot, rows in packs
+        ]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        end = self.current, self.state["position"]
+        if self.run[-1].is_open:
+            self.run[-1] = replace(self.run[-1], steps=max(self.steps_begun(self.plan()), 1))
+        plan = self.plan()
+        whole = run_packs(plan, [2] * len(self.run), skips=self.skips)
+        whole = [pack for pack in self.by_name(whole, self.names) if pack[:2] < end]
+        assert sorted(self.got, key=lambda pack: pack[:2]) == whole
+
+
+def play(num_histories: int) -> None:
+    run_state_machine_as_test(
+        History, settings=settings(max_examples=num_histories, stateful_step_count=8)
+    )
+
+
+@pytest.mark.thorough
+def test_any_history_gives_what_the_run_that_never_stopped_does():
+    play(300)
+
+
+@pytest.mark.slow
+def test_so_do_ten_thousand_histories():
+    play(10_000)
