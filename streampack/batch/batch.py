@@ -29,14 +29,7 @@ import torch
 from torch import Tensor
 
 from streampack.batch.buffer_pool import BufferPool, cut
-from streampack.batch.kernels import (
-    END,
-    NUM_BOUNDS,
-    Int32Array,
-    fill_batches,
-    fill_slices,
-    lay_out,
-)
+from streampack.batch.kernels import END, NUM_BOUNDS, Int32Array, fill_batches, fill_slices, lay_out
 from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Rows
 from streampack.types import NUM_COLUMNS, Int64Array, IntArray, Packs

@@ -29,11 +29,7 @@ Average = Literal["tokens", "samples", "packs"]
 
 
 def loss_weights(
-    batch: Batch,
-    *,
-    average: Average = "tokens",
-    units: int | None = None,
-    num_ranks: int = 1,
+    batch: Batch, *, average: Average = "tokens", units: int | None = None, num_ranks: int = 1
 ) -> torch.Tensor:
     """Return the weight of each token's loss.
 

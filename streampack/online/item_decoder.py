@@ -24,11 +24,7 @@ from streampack.online.samples import encoded_length, encoded_lengths
 from streampack.online.source_slice import Items
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
-from streampack.streams.sample_fields import (
-    PLAIN_TYPES,
-    invalid_labels,
-    invalid_token_ids,
-)
+from streampack.streams.sample_fields import PLAIN_TYPES, invalid_labels, invalid_token_ids
 from streampack.streams.tokenization import encode_texts
 from streampack.types import Int64Array
 

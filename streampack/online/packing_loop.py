@@ -40,14 +40,7 @@ from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
 from streampack.online.stream_sampler import StreamSampler
 from streampack.pack.length_buckets import one_row_each
-from streampack.types import (
-    LENGTH,
-    PASS,
-    SAMPLE,
-    Int64Array,
-    Packs,
-    State,
-)
+from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 
 
 class OnlinePacker:

@@ -20,12 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._state import (
-    MAX_EPOCH,
-    FieldChecks,
-    field_difference,
-    saved_fingerprint,
-)
+from streampack._state import MAX_EPOCH, FieldChecks, field_difference, saved_fingerprint
 from streampack.errors import ResumeError
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import WorkerSlice

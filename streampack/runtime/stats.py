@@ -161,9 +161,5 @@ class DeliveryStats:
             "dropped": dropped,
         }
         return delivery_report(
-            recipe.names,
-            counts,
-            self._targets(),
-            packs=self._num_packs,
-            slots=self._slot_tokens,
+            recipe.names, counts, self._targets(), packs=self._num_packs, slots=self._slot_tokens
         )

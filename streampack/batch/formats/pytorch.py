@@ -30,11 +30,7 @@ TitanBatch: TypeAlias = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 def to_torchtune(
-    batch: Batch,
-    *,
-    shifted: bool = False,
-    mask: Mask = "bool",
-    padding: PaddingMask = "identity",
+    batch: Batch, *, shifted: bool = False, mask: Mask = "bool", padding: PaddingMask = "identity"
 ) -> dict[str, Any]:
     """Return the inputs of torchtune's recipes, which pop labels and call ``model(**batch)``.
 
