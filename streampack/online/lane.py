@@ -25,6 +25,7 @@ from streampack.online.restore import ReplayedSample, check_whole, key_of
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.samples import EncodedSample, SampleKey, prepare, segment_rows
 from streampack.online.stream_mixer import StreamMixer, Window
+from streampack.runtime.stats import DROPPED, TRUNCATED
 from streampack.streams import IterableSample
 from streampack.types import (
     LENGTH,
@@ -37,8 +38,6 @@ from streampack.types import (
     State,
     no_segments,
 )
-
-TRUNCATED, DROPPED = 3, 4  # columns of the counts
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Lane:
     """A packer with its input and output queues.
 
     `number` is the stream that it packs, unless it packs all. The rest is the worker's; `counts`
-    has shape (num_streams, 5).
+    has a column for each of `COUNTED`.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
@@ -34,7 +35,7 @@ from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import digest_of
-from streampack.runtime.stats import delivery_report
+from streampack.runtime.stats import COUNTED, delivery_report
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
@@ -368,13 +369,13 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return this rank's delivery statistics of the current epoch, or of the last one."""
         engine, flows = self.engine, [flow for flow in self._flows if flow]
         plan, footprint = engine.plan, engine.footprint(0)
-        streams = range(len(plan.names))
-        counts = {
-            key: [sum(flow["counts"][stream][column] for flow in flows) for stream in streams]
-            for column, key in enumerate(("samples", "tokens", "split", "truncated", "dropped"))
-        }
+        columns = np.zeros((len(COUNTED), len(plan.names)), np.int64)
+        for flow in flows:
+            columns += np.array(flow["counts"]).T
+        counts = dict(zip(COUNTED, columns.tolist(), strict=True))
         counts["skipped"] = [
-            sum(flow["sources"][stream]["bad"] for flow in flows) for stream in streams
+            sum(flow["sources"][stream]["bad"] for flow in flows)
+            for stream in range(len(plan.names))
         ]
         report = delivery_report(
             plan.names,

@@ -34,12 +34,12 @@ from streampack.online.lane import Lane, cut_sample, encode_sample
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_piece, key_of
 from streampack.online.sample_buffer import SampleBuffer, joined
-from streampack.online.sample_buffer_kernels import count_packed
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
 from streampack.online.stream_sampler import StreamSampler
 from streampack.pack.length_buckets import one_row_each
+from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 
 
@@ -78,8 +78,7 @@ class OnlinePacker:
         self.num_batches = 0
         self._served = [0] * num  # slots given to each stream, where slots are scheduled
         self._substituted = self._num_packs = self._num_slots = 0
-        # Columns: samples begun, tokens, samples split, truncated, dropped.
-        self._counts = np.zeros((num, 5), np.int64)
+        self._counts = np.zeros((num, len(COUNTED)), np.int64)
         self._lanes = [
             Lane(number, plan, self._mixer, self._held, self._bytes, self._counts)
             for number in range(1 if self._is_random else num)
@@ -98,7 +97,7 @@ class OnlinePacker:
         if not packs or (is_short and self._plan.mixing.epoch_end == "drop"):
             return None
         together, num_rows, row_tokens = self._shape(packs)
-        count_packed(together.segments, self._counts)
+        count_segments(together.segments, self._counts)
         waiting = self._held.payload_bytes
         rows, extras = self._held.pop_rows(together, num_rows, row_tokens)
         step = self.num_batches * self._place.num_workers + self._place.worker

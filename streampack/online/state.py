@@ -24,6 +24,7 @@ from streampack._state import MAX_EPOCH, FieldChecks, field_difference, saved_fi
 from streampack.errors import ResumeError
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import WorkerSlice
+from streampack.runtime.stats import COUNTED, TOKENS
 from streampack.types import State
 
 STATE_VERSION = 2
@@ -33,7 +34,6 @@ FLOW_CHECKS = FieldChecks("the state's flow.")
 MAX_NUMBER = 2**63 - 1
 TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
 MARKS = ("high_water_tokens", "high_water_bytes")
-NUM_COUNTS = 5  # per stream: samples begun, tokens, samples split, truncated, dropped
 PLACE = ("pass", "taken", "amount_taken", "bad")
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
@@ -147,13 +147,13 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     for number, count in enumerate(served):
         FLOW_CHECKS.integer(f"served.{number}", count, 0, MAX_NUMBER)
     for number, row in enumerate(counts):
-        for count in FLOW_CHECKS.items(f"counts.{number}", row, NUM_COUNTS):
+        for count in FLOW_CHECKS.items(f"counts.{number}", row, len(COUNTED)):
             FLOW_CHECKS.integer(f"counts.{number}", count, 0, MAX_NUMBER)
     for key in (*TOTALS, *MARKS):
         FLOW_CHECKS.integer(key, flow.get(key), 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
         raise FLOW_CHECKS.error("epoch", flow.get("epoch"), f"{epoch}, which is the state's epoch")
-    num_tokens = sum(row[1] for row in counts)
+    num_tokens = sum(row[TOKENS] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # Every batch has a pack, and every pack a token.
     most_packs = min(num_batches * fingerprint["batch_size"], num_tokens)
