@@ -167,10 +167,10 @@ class Lane:
         source = self._mixer.samplers[stream].ready
         pass_, number, _ = source.place(0)
         key, rows = (stream, pass_, number), no_segments()
-        ready = encode_sample(self._plan, self._mixer, stream, source.tokens[0].sample)
+        sample = source.tokens[0].sample
         self._mixer.samplers[stream].take(1)
         try:
-            rows = cut_sample(self._plan, key, ready)
+            ready, rows = encode_sample(self._plan, self._mixer, key, sample)
         except DataError as error:
             if self._plan.packing.overflow == "error":
                 raise
@@ -214,14 +214,11 @@ class Lane:
 
 
 def encode_sample(
-    plan: FlowPlan, mixer: StreamMixer, stream: int, sample: IterableSample
-) -> EncodedSample:
-    """Return a sample of a stream as it will be packed."""
+    plan: FlowPlan, mixer: StreamMixer, key: SampleKey, sample: IterableSample
+) -> tuple[EncodedSample, Int64Array]:
+    """Return a sample as it will be packed, and its segment rows, shape (n, 6)."""
+    stream = key[0]
     shifted = bool(mixer.samplers[stream].labels_shifted)
-    return prepare(sample, plan.packing, labels_shifted=shifted)
-
-
-def cut_sample(plan: FlowPlan, key: SampleKey, ready: EncodedSample) -> Int64Array:
-    """Return a sample's segment rows, shape (n, 6)."""
-    may_split = plan.streams[key[0]].split_payloads
-    return segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)
+    ready = prepare(sample, plan.packing, labels_shifted=shifted)
+    may_split = plan.streams[stream].split_payloads
+    return ready, segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)

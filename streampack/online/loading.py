@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
@@ -60,6 +59,16 @@ class _At:
         states = [*self.states[:worker], state, *self.states[worker + 1 :]]
         return _At(states, (worker + 1) % len(states))
 
+    @property
+    def epoch(self) -> int:
+        """The latest epoch of a worker."""
+        return max(int(state["epoch"]) for state in self.states)
+
+    @property
+    def flows(self) -> list[State | None]:
+        """The workers' packing loops; None: at the start of an epoch."""
+        return [state["flow"] for state in self.states]
+
 
 Place = tuple[_At, list[State | None]]  # a position, and the workers' latest states for the stats
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
@@ -72,17 +81,18 @@ class _WithStates:
         self._engine = engine
         self._ahead = ahead
 
-    def __call__(self, given: tuple[State | None, int]) -> Callable[[Any], list[Delivered]]:
-        """Begin an iteration in a worker, from a state or at the start of an epoch."""
-        return partial(_next_of, self._items(*given))
+    def __call__(self, given: tuple[_At | None, int]) -> Callable[[Any], list[Delivered]]:
+        """Begin an iteration in a worker, from a position or at the start of an epoch."""
+        items = self._items(*given)
+        return lambda _: list(islice(items, 1))
 
-    def _items(self, start: State | None, epoch: int) -> Iterator[Delivered]:
+    def _items(self, start: _At | None, epoch: int) -> Iterator[Delivered]:
         info, engine = get_worker_info(), self._engine
         worker = info.id if info else 0
         # A worker that missed an iteration would count one less than the others.
         engine.epoch_of_loader = epoch
         if start is not None:
-            engine.load_state_dict(start["workers"][worker])
+            engine.load_state_dict(start.states[worker])
         with engine.iteration() as iteration:
             for batch, state in engine.native_batches(iteration, self._ahead):
                 engine.note(iteration, state)
@@ -90,16 +100,8 @@ class _WithStates:
                 del batch  # free it before the next one is made
 
 
-def _next_of(items: Iterator[Delivered], _: Any) -> list[Delivered]:
-    return list(islice(items, 1))
-
-
 class OnlineLoading(LoaderSession[OnlineEngine]):
     """Iterates an online dataset with or without workers; see `PackedDataLoader`.
-
-    Args:
-        engine: The dataset's engine.
-        options: The worker options.
 
     Raises:
         ConfigError: If its buffers cannot hold one batch per worker.
@@ -112,8 +114,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._options = replace(options, prefetch_factor=self._ahead)
         self._source = _WithStates(engine, self._ahead)
         self._num_begun = 0
-        # With workers: the state of the next iteration's start, and the position once past it.
-        self._start: State | None = None
+        # With workers: where the next iteration starts, and the position once past it.
+        self._start: _At | None = None
         self._at: _At | None = None
         self._num_moves = engine.num_moves  # as of these two
         # The latest state of each worker, for the stats; kept until the next epoch's first batch.
@@ -153,7 +155,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _next(self) -> _At:
         """Return the position at which the workers' next iteration begins."""
         if self._start is not None:
-            return _At(self._start["workers"], self._start["next_worker"])
+            return self._start
         places = (self.engine.place(n, self.num_workers) for n in range(self.num_workers))
         return _At([self.engine.next_state(place) for place in places])
 
@@ -165,16 +167,11 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             self._end_workers()  # running workers would not see the change
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from `state` at the next iteration.
-
-        Raises:
-            ResumeError: If it belongs to another number of workers, rank, world or dataset.
-        """
+        """Resume from `state` at the next iteration; ResumeError if it belongs elsewhere."""
         if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
             raise ResumeError(
                 "the state is not of a PackedDataLoader over a PackedIterableDataset or "
-                "BucketedIterableDataset; load what "
-                "its state_dict() returned, unchanged"
+                "BucketedIterableDataset; load what its state_dict() returned, unchanged"
             )
         saved = state.get("num_workers")
         if saved != self.num_workers:
@@ -189,19 +186,19 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             engine.check(worker_state, engine.place(worker, len(self._flows)))
         loop = engine.loops.read(state)
         self._num_begun += 1  # a running iteration no longer sets the position
-        self._resume(state)
+        self._resume(_At(state["workers"], state["next_worker"]))
         engine.loops.go_to(*loop)
 
-    def _resume(self, state: State) -> None:
+    def _resume(self, at: _At) -> None:
         engine = self.engine
-        self._flows = [part["flow"] for part in state["workers"]]
+        self._flows = at.flows
         if not self.num_workers:
-            engine.load_state_dict(state["workers"][0])
+            engine.load_state_dict(at.states[0])
             return
-        engine.restart(max(int(part["epoch"]) for part in state["workers"]))
+        engine.restart(at.epoch)
         self._follow()
-        self._start = copy.deepcopy(state)
-        if any(part["flow"] for part in state["workers"]):
+        self._start = copy.deepcopy(at)
+        if any(at.flows):
             engine.move_away()
 
     def _check_layout(self, state: State) -> None:
@@ -268,15 +265,15 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             engine.note(iteration, None)
 
     def _from_workers(self) -> Generator[Any, None, None]:
-        engine, start, at = self.engine, self._start, self._next()
-        before, num_batches = _At(at.states, at.next_worker), 0
+        engine, start, num_batches = self.engine, self._start, 0
+        before = at = self._next()
         try:
             for worker, native, told in self._items(start, engine.counter.next_epoch):
                 batch = native
                 del native
                 batch = engine.convert(self._pinned(batch), self._ahead)
                 at = at.after(worker, told.state)
-                self._flows = [state["flow"] for state in at.states]
+                self._flows = at.flows
                 if not num_batches:
                     engine.move_away()
                     self._num_moves = engine.num_moves
@@ -293,7 +290,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 self._undo(before)
             raise
         if self._num_moves == engine.num_moves:
-            engine.restart(1 + max(int(state["epoch"]) for state in at.states))
+            engine.restart(1 + at.epoch)
             self._num_moves = engine.num_moves
             self._start = self._at = None
         if start is not None and not num_batches:
@@ -324,7 +321,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def epoch_read(self) -> int:
         """Return the epoch of the batch last read."""
-        return max(int(state["epoch"]) for state in self._position().states)
+        return self._position().epoch
 
     def position(self) -> Place:
         """Return the position after the batch last read."""
@@ -343,7 +340,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         if not self.num_workers:
             self.engine.reload()
         elif self._at is not None:
-            self._resume(self._state(self._at))
+            self._resume(self._at)
         elif self._start is None:
             self.engine.check_not_moved_away()
 
@@ -356,13 +353,13 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 "a loader for each"
             )
 
-    def _items(self, start: State | None, epoch: int) -> Iterator[Delivered]:
+    def _items(self, start: _At | None, epoch: int) -> Iterator[Delivered]:
         if self._workers is None:
             self._workers = Pool(self._source, self._options)
         first = 0
         if start is not None:
             self._workers.end()  # running workers must no longer write to the epoch counter
-            first = start["next_worker"]
+            first = start.next_worker
         return self._workers.results(repeat(None), first=first, given=(start, epoch))
 
     def stats(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import ResumeError, StreampackError
 from streampack.mix import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
-from streampack.online.lane import Lane, cut_sample, encode_sample
+from streampack.online.lane import Lane, encode_sample
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_piece, key_of
 from streampack.online.sample_buffer import SampleBuffer, joined
@@ -139,15 +139,12 @@ class OnlinePacker:
                 self._served[stream] += 1
                 found = self._lanes[stream].take(size if one_stream else 1)
                 # The last batch of a stream may be short: pad it, or drop it.
-                if found and (len(found) == size or not one_stream or self._pads):
+                pads = self._plan.mixing.epoch_end == "pad"
+                if found and (len(found) == size or not one_stream or pads):
                     packs += found
                     break
                 self._held.pop_rows(joined(found), size)  # dropped: release the tokens
         return packs
-
-    @property
-    def _pads(self) -> bool:
-        return self._plan.mixing.epoch_end == "pad"
 
     def _next_slots(self) -> Int64Array:
         """Return the stream of each slot in this worker's next batch."""
@@ -248,8 +245,8 @@ class OnlinePacker:
                 keys_of.get(number, ()),
             )
             for key, sample in again.items():
-                ready = encode_sample(self._plan, self._mixer, number, sample)
-                prepared[key] = ReplayedSample(key, ready, cut_sample(self._plan, key, ready))
+                encoded = encode_sample(self._plan, self._mixer, key, sample)
+                prepared[key] = ReplayedSample(key, *encoded)
         for address in [*state["held"], *state["last"]]:
             check_piece(address, prepared[key_of(address)], self._held, self._plan.streams)
         for address in state["held"]:
