@@ -37,17 +37,13 @@ from streampack.online.sample_buffer import SampleBuffer, joined
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
-from streampack.online.stream_sampler import StreamSampler
 from streampack.pack.length_buckets import one_row_each
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 
 
 class OnlinePacker:
-    """One worker's packing loop over an epoch.
-
-    `parts` are the worker's slices of the sources; `held_bytes` None: no bound.
-    """
+    """One worker's packing loop over an epoch; `parts` are its slices of the sources."""
 
     def __init__(
         self,
@@ -55,17 +51,16 @@ class OnlinePacker:
         place: WorkerSlice,
         parts: Sequence[SourceSlice],
         epoch: int,
-        held_bytes: HeldBytes | None = None,
+        held_bytes: HeldBytes,
     ) -> None:
         self._plan = plan
-        self._bytes = held_bytes or HeldBytes()
+        self._bytes = held_bytes
         self._place = place
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
         self._mixer = StreamMixer(plan, place, parts, epoch)
         self._samplers = self._mixer.samplers
-        self._streams = range(num)
         self._replays = not all(sampler.has_index for sampler in self._samplers)
         self._held = SampleBuffer(
             plan.packing,
@@ -197,9 +192,9 @@ class OnlinePacker:
         return {
             "epoch": self._epoch,
             "num_batches": self.num_batches,
-            "sources": list(
-                map(StreamSampler.state_dict, self._samplers, map(keys_of.get, self._streams))
-            ),
+            "sources": [
+                sampler.state_dict(keys_of.get(n)) for n, sampler in enumerate(self._samplers)
+            ],
             "deficits": mixing["deficits"],
             "lanes": list(map(Lane.state_dict, self._lanes)),
             "held": held,

@@ -47,12 +47,7 @@ log = logging.getLogger(__name__)
 class StreamSampler:
     """Samples of one stream in the order in which this worker takes them.
 
-    Args:
-        stream: The stream, which describes its items.
-        name: Its name in messages.
-        part: This worker's slice of the source.
-        packing: How long a pack is, and the ids that are added to a sample.
-        has_labels: Whether any stream has labels, so that the arrays of each sample include them.
+    With `has_labels`, any stream has labels, so that the arrays of each sample include them.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class StreamSampler:
         """Begin an epoch."""
         self._quota = quota
         # Once, not in every worker and epoch.
-        self._warns_next = epoch == 0 and self._part.is_first
+        self._warns_next = epoch == 0 and self._part.place.part == 0
         self.ready.clear()
         self._has_ended = quota.amount == 0
         self.amount_taken = self.num_bad = 0
@@ -186,10 +181,11 @@ class StreamSampler:
     def warn_of_end(self) -> None:
         """Warn, once, that the stream has ended while others continue."""
         # In the first worker only.
-        if self._stream.proportion is None or not self._part.is_first or self._part.has_warned:
+        part = self._part
+        if self._stream.proportion is None or part.place.part or part.has_warned:
             return
-        self._part.has_warned = True
-        again = "" if is_one_shot(self._part.source) else "stop='repeat' or epoch_size=, or "
+        part.has_warned = True
+        again = "" if is_one_shot(part.source) else "stop='repeat' or epoch_size=, or "
         log.warning(
             "stream %r has ended in pass %d and others continue without it, so their shares are no "
             "longer the proportions asked for; to keep these to the epoch's end set Mixing(%s"
@@ -300,12 +296,13 @@ class StreamSampler:
         if self.has_index:
             return True
         pass_, taken = self._position
-        return (pass_, taken - NEAR) <= (sample_pass, number // self._part.num_parts)
+        return (pass_, taken - NEAR) <= (sample_pass, number // self._part.place.num_parts)
 
     def _oldest(self, held: Iterable[SampleKey]) -> tuple[int, int]:
         """Return the position of the oldest buffered sample, or of the next one."""
         # A sample's number is its position times the number of slices, plus the slice's number.
-        places = [(pass_, number // self._part.num_parts) for _, pass_, number in held]
+        num_parts = self._part.place.num_parts
+        places = [(pass_, number // num_parts) for _, pass_, number in held]
         return min([self._position, *places])
 
     def _check_place(self, epoch: int, base: State | None, held: Iterable[SampleKey]) -> None:
