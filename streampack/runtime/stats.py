@@ -54,7 +54,7 @@ def delivery_report(
 
     Args:
         names: The streams' names.
-        counts: By key, the count of each stream; `samples` and `tokens` among them.
+        counts: By key, the count of each stream; those of `COUNTED` among them.
         targets: What the streams' shares are derived from.
         packs: Packs delivered.
         slots: Token slots in these packs.
@@ -78,11 +78,7 @@ def delivery_report(
 
 
 class DeliveryStats:
-    """Counts of samples, tokens and packs that this rank delivered.
-
-    Args:
-        recipe: Has the streams' names and their targets.
-    """
+    """Counts of samples, tokens and packs that this rank delivered."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -147,11 +143,7 @@ class DeliveryStats:
         ]
 
     def stats(self, dropped: list[int]) -> dict[str, Any]:
-        """Return the counts as plain numbers.
-
-        Args:
-            dropped: Dropped samples of each stream, which do not appear in plans.
-        """
+        """Return the counts; plans lack the samples `dropped`, counted by stream."""
         self._count()
         counts = dict(zip(COUNTED, self._counts.T.tolist(), strict=True))
         return delivery_report(
