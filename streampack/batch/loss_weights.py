@@ -72,11 +72,7 @@ def loss_weights(
 
 
 def count_units(batch: Batch, *, average: Average = "tokens") -> int:
-    """Return the tokens, samples or packs of a batch that have a target.
-
-    Args:
-        batch: A native batch.
-        average: What to count; see `loss_weights`.
+    """Return the tokens, samples or packs of a native batch that have a target.
 
     Raises:
         ConfigError: If `average` is unknown.

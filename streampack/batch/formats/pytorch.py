@@ -68,9 +68,6 @@ def to_torchtitan(batch: Batch) -> TitanBatch:
 
     Labels are shifted.
 
-    Args:
-        batch: A native batch.
-
     Returns:
         The inputs: input and positions, int64, shape (B, S); and the labels, int64, shape (B, S).
         Of a slice, shape (B, S / n): the parts that torchtitan's trainer cuts of whole rows. A mask
@@ -89,9 +86,6 @@ def to_torchtitan_flat(batch: Batch) -> TitanBatch:
     """Return the inputs and labels of torchtitan's newer trainer, all packs in one row, T = B * S.
 
     Labels are shifted.
-
-    Args:
-        batch: A native batch.
 
     Returns:
         The inputs: input and positions, int64, shape (T,); and the labels, int64, shape (T,). Of a
