@@ -29,7 +29,7 @@ from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
 from streampack.online.engine import OnlineEngine
 from streampack.online.even_steps import EvenSteps
-from streampack.online.state import KIND
+from streampack.online.state import LoaderPosition, read_position
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
@@ -47,30 +47,8 @@ class _InTransit:
     state: State
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _At:
-    """A position of the run: the state of each worker, and the worker of the next batch."""
-
-    states: list[State]
-    next_worker: int = 0
-
-    def after(self, worker: int, state: State) -> _At:
-        """Return the position after a batch of one worker."""
-        states = [*self.states[:worker], state, *self.states[worker + 1 :]]
-        return _At(states, (worker + 1) % len(states))
-
-    @property
-    def epoch(self) -> int:
-        """The latest epoch of a worker."""
-        return max(int(state["epoch"]) for state in self.states)
-
-    @property
-    def flows(self) -> list[State | None]:
-        """The workers' packing loops; None: at the start of an epoch."""
-        return [state["flow"] for state in self.states]
-
-
-Place = tuple[_At, list[State | None]]  # a position, and the workers' latest states for the stats
+Place = tuple[LoaderPosition, list[State | None]]  # with the workers' latest states, for the stats
+Start = tuple[LoaderPosition | None, int]  # a position, or None: the start of this epoch
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
 
 
@@ -81,12 +59,12 @@ class _WithStates:
         self._engine = engine
         self._ahead = ahead
 
-    def __call__(self, given: tuple[_At | None, int]) -> Callable[[Any], list[Delivered]]:
+    def __call__(self, given: Start) -> Callable[[Any], list[Delivered]]:
         """Begin an iteration in a worker, from a position or at the start of an epoch."""
         items = self._items(*given)
         return lambda _: list(islice(items, 1))
 
-    def _items(self, start: _At | None, epoch: int) -> Iterator[Delivered]:
+    def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
         info, engine = get_worker_info(), self._engine
         worker = info.id if info else 0
         # A worker that missed an iteration would count one less than the others.
@@ -115,8 +93,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._source = _WithStates(engine, self._ahead)
         self._num_begun = 0
         # With workers: where the next iteration starts, and the position once past it.
-        self._start: _At | None = None
-        self._at: _At | None = None
+        self._start: LoaderPosition | None = None
+        self._at: LoaderPosition | None = None
         self._num_moves = engine.num_moves  # as of these two
         # The latest state of each worker, for the stats; kept until the next epoch's first batch.
         self._flows: list[State | None] = [None] * max(options.num_workers, 1)
@@ -135,29 +113,21 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return this rank's state after the last delivered batch, as JSON."""
         return self._state(self._position())
 
-    def _position(self) -> _At:
+    def _position(self) -> LoaderPosition:
         if not self.num_workers:
-            return _At([self.engine.state_here()])
+            return LoaderPosition([self.engine.state_here()])
         self._follow()
         return self._at or self._next()
 
-    def _state(self, at: _At) -> State:
-        workers = copy.deepcopy(at.states)
-        return {
-            "version": workers[0]["version"],
-            "kind": KIND,
-            "num_workers": self.num_workers,
-            "next_worker": at.next_worker,
-            "workers": workers,
-            **self.engine.loops.state_dict(),
-        }
+    def _state(self, at: LoaderPosition) -> State:
+        return at.state_dict(self.num_workers) | self.engine.loops.state_dict()
 
-    def _next(self) -> _At:
+    def _next(self) -> LoaderPosition:
         """Return the position at which the workers' next iteration begins."""
         if self._start is not None:
             return self._start
         places = (self.engine.place(n, self.num_workers) for n in range(self.num_workers))
-        return _At([self.engine.next_state(place) for place in places])
+        return LoaderPosition([self.engine.next_state(place) for place in places])
 
     def _follow(self) -> None:
         """Drop the position if the dataset was given a state or an epoch since."""
@@ -168,28 +138,15 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state` at the next iteration; ResumeError if it belongs elsewhere."""
-        if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
-            raise ResumeError(
-                "the state is not of a PackedDataLoader over a PackedIterableDataset or "
-                "BucketedIterableDataset; load what its state_dict() returned, unchanged"
-            )
-        saved = state.get("num_workers")
-        if saved != self.num_workers:
-            raise ResumeError(
-                f"the state was saved with num_workers={saved}, but this loader has num_workers="
-                f"{self.num_workers}; samples in buffers belong to their worker, so resume with "
-                f"num_workers={saved}"
-            )
-        self._check_layout(state)
-        engine = self.engine
-        for worker, worker_state in enumerate(state["workers"]):
-            engine.check(worker_state, engine.place(worker, len(self._flows)))
+        engine, at = self.engine, read_position(state, self.num_workers)
+        for worker, worker_state in enumerate(at.states):
+            engine.check(worker_state, engine.place(worker, len(at.states)))
         loop = engine.loops.read(state)
         self._num_begun += 1  # a running iteration no longer sets the position
-        self._resume(_At(state["workers"], state["next_worker"]))
+        self._resume(at)
         engine.loops.go_to(*loop)
 
-    def _resume(self, at: _At) -> None:
+    def _resume(self, at: LoaderPosition) -> None:
         engine = self.engine
         self._flows = at.flows
         if not self.num_workers:
@@ -200,20 +157,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._start = copy.deepcopy(at)
         if any(at.flows):
             engine.move_away()
-
-    def _check_layout(self, state: State) -> None:
-        """Check for one state per worker: the state may come from a damaged file."""
-        num, workers, next_worker = len(self._flows), state["workers"], state.get("next_worker")
-        wrong = None
-        if not isinstance(workers, list) or len(workers) != num:
-            saved = len(workers) if isinstance(workers, list) else "no"
-            wrong = f"the state holds {saved} workers', but this loader has {num}"
-        elif type(next_worker) is not int or not 0 <= next_worker < num:
-            wrong = (
-                f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
-            )
-        if wrong:
-            raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the next epoch, or resume from the loaded state."""
@@ -297,7 +240,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             # The state was taken after the epoch's last batch, so continue with the next epoch.
             yield from self.read_epoch()
 
-    def _undo(self, before: _At) -> None:
+    def _undo(self, before: LoaderPosition) -> None:
         """Restore the position from before a failed start."""
         flows, loops = self._flows, self.engine.loops
         at, following = loops.at, loops.next
@@ -353,7 +296,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 "a loader for each"
             )
 
-    def _items(self, start: _At | None, epoch: int) -> Iterator[Delivered]:
+    def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
         if self._workers is None:
             self._workers = Pool(self._source, self._options)
         first = 0

@@ -118,7 +118,7 @@ class SourceSlice:
         replay: bool = False,
         shuffle: tuple[int, int, int] | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self.place = place
         self.has_warned = False  # whether the end-of-stream warning was logged
         self._part, self._num_parts = place.part, place.num_parts
@@ -235,7 +235,7 @@ class SourceSlice:
         """Refuse to restart a source that can be iterated only once."""
         if self._has_begun and is_one_shot(self._source):
             raise DataError(
-                f"stream {self._name!r}: its source ({type(self._source).__name__}) can be "
+                f"stream {self.name!r}: its source ({type(self._source).__name__}) can be "
                 f"iterated only once and was, so epoch {pass_} would lack its samples; pass "
                 "something that can be iterated again: a list, a dataset, or an object whose "
                 "__iter__ makes a new generator"
@@ -325,7 +325,7 @@ class SourceSlice:
         if number is None:
             number = self.taken * self._num_parts + self._part
         return DataError(
-            f"stream {self._name!r}: its source ({type(self._source).__name__}) raised "
+            f"stream {self.name!r}: its source ({type(self._source).__name__}) raised "
             f"{type(error).__name__}: {error}, instead of giving sample {number}"
         )
 
@@ -368,7 +368,7 @@ class SourceSlice:
             return
         if not self._has_state:
             raise ConfigError(
-                f"stream {self._name!r}: the state holds one of its source's own, but "
+                f"stream {self.name!r}: the state holds one of its source's own, but "
                 f"{type(self._source).__name__} has no load_state_dict (or replay=True is set); "
                 "pass the source that was saved"
             )

@@ -8,14 +8,15 @@
      "flow": {...}}                                   positions in the sources; None: at the start
 
 Unlike a planned run's state, it belongs to one worker of one rank: the packs depend on the samples
-that each worker reads.
+that each worker reads. A loader's state holds one for each of its workers.
 
 Cost: a few hundred integers per state; no tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import copy
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,70 @@ def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -
             raise ResumeError(field_difference(key, saved_fields.get(key), value))
     if flow is not None:
         _check_flow(flow, epoch, fingerprint)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoaderPosition:
+    """A loader's position: the state of each worker, and the worker of the next batch."""
+
+    states: list[State]
+    next_worker: int = 0
+
+    def after(self, worker: int, state: State) -> LoaderPosition:
+        """Return the position after a batch of one worker."""
+        states = [*self.states[:worker], state, *self.states[worker + 1 :]]
+        return LoaderPosition(states, (worker + 1) % len(states))
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch of a worker."""
+        return max(int(state["epoch"]) for state in self.states)
+
+    @property
+    def flows(self) -> list[State | None]:
+        """The state of each worker's packing loop; None: at the start of an epoch."""
+        return [state["flow"] for state in self.states]
+
+    def state_dict(self, num_workers: int) -> State:
+        """Return the state of a loader; without workers, `states` is that of the process."""
+        workers = copy.deepcopy(self.states)
+        return {
+            "version": workers[0]["version"],
+            "kind": KIND,
+            "num_workers": num_workers,
+            "next_worker": self.next_worker,
+            "workers": workers,
+        }
+
+
+def read_position(state: State, num_workers: int) -> LoaderPosition:
+    """Return the position in a loader's state; the states of its workers are checked elsewhere.
+
+    Raises:
+        ResumeError: If it is not of a loader with as many workers, or is damaged.
+    """
+    if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
+        raise ResumeError(
+            "the state is not of a PackedDataLoader over a PackedIterableDataset or "
+            "BucketedIterableDataset; load what its state_dict() returned, unchanged"
+        )
+    saved = state.get("num_workers")
+    if saved != num_workers:
+        raise ResumeError(
+            f"the state was saved with num_workers={saved}, but this loader has num_workers="
+            f"{num_workers}; samples in buffers belong to their worker, so resume with "
+            f"num_workers={saved}"
+        )
+    num, workers, next_worker = max(num_workers, 1), state["workers"], state.get("next_worker")
+    wrong = None
+    if not isinstance(workers, list) or len(workers) != num:
+        held = len(workers) if isinstance(workers, list) else "no"
+        wrong = f"the state holds {held} workers', but this loader has {num}"
+    elif type(next_worker) is not int or not 0 <= next_worker < num:
+        wrong = f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
+    if wrong:
+        raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
+    return LoaderPosition(workers, state["next_worker"])
 
 
 def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ encoded together, at most 64 or 64 KiB of text, and one more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
@@ -26,6 +26,7 @@ from streampack.errors import DataError, ResumeError
 from streampack.online.epoch_quota import WorkerQuota
 from streampack.online.item_decoder import ItemDecoder, has_invalid_values
 from streampack.online.ready_samples import ComplexSample, ReadySamples
+from streampack.online.restore import SAME_SAMPLES, read_again
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import Items, SourceSlice
 from streampack.streams import IterableSample, IterableStream
@@ -33,10 +34,6 @@ from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, un
 from streampack.streams.source_traits import is_one_shot, own_copy
 from streampack.types import Int64Array, State
 
-SAME_SAMPLES = (
-    "; a source must give the same samples in the same order each time: pass it, and its "
-    "tokenizer, as they were, or start again without the state"
-)
 NEAR = 64  # most items that are read again only to verify the last sample
 TEXTS_TOGETHER = 64
 CHARACTERS_TOGETHER = 65_536
@@ -351,7 +348,7 @@ class StreamSampler:
                 f"{state['size']} when the state was saved{SAME_SAMPLES}"
             )
         self._check_place(epoch, state["base"], held)
-        items = self._by_index(wanted) if self._part.has_index else self._replay(state, wanted)
+        items = read_again(self._part, self._position, state["base"], wanted)
         ids: Iterable[Any] = repeat(None)
         if self._stream.tokenizer is not None:
             ids = self._decoder.encode([(item, number) for _, number, item in items])
@@ -367,29 +364,4 @@ class StreamSampler:
                 f"stream {self._name!r}: the state holds sample {missing[0][2]} of pass "
                 f"{missing[0][1]}, which the source does not give again{SAME_SAMPLES}"
             )
-        return found
-
-    def _by_index(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, Any]]:
-        self._part.begin(*self._position)
-        return [(pass_, number, own_copy(self._part.get(number))) for pass_, number in wanted]
-
-    def _replay(
-        self, state: State, wanted: Container[tuple[int, int]]
-    ) -> list[tuple[int, int, Any]]:
-        """Read the source again up to the state's position; return the wanted items."""
-        part = self._part
-        part.resume(state["base"])
-        found: list[tuple[int, int, Any]] = []
-        while (part.pass_, part.taken) < self._position:
-            items = part.read()
-            if items is None:
-                pass_, taken = self._position
-                if part.pass_ >= pass_:
-                    raise DataError(
-                        f"stream {self._name!r}: the state is {taken} samples into pass "
-                        f"{pass_}, but the source gave {part.taken}{SAME_SAMPLES}"
-                    )
-                part.begin(part.pass_ + 1)
-            elif (items.pass_, items.numbers[0]) in wanted:
-                found.append((items.pass_, items.numbers[0], own_copy(items.values[0])))
         return found
