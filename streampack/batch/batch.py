@@ -29,14 +29,7 @@ import torch
 from torch import Tensor
 
 from streampack.batch.buffer_pool import BufferPool, cut
-from streampack.batch.kernels import (
-    END,
-    NUM_BOUNDS,
-    Int32Array,
-    fill_batches,
-    fill_slices,
-    lay_out,
-)
+from streampack.batch.kernels import END, NUM_BOUNDS, Int32Array, fill_batches, fill_slices, lay_out
 from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Rows
 from streampack.types import NUM_COLUMNS, Int64Array, IntArray, Packs
@@ -80,8 +73,7 @@ def make_compacts(
         chunks: in slices only, as in `make_batch`; next_tokens are then those after each piece of a
             segment, and the edges those of whole rows.
         segments: int64, shape (n, 6): row, stream, pass, sample, start, length.
-        positions: as given.
-        epoch, position: ints, as given.
+        positions, epoch, position: as given.
 
     >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
     >>> packs = Packs(segments=segments, ends=np.array([1]))
@@ -99,20 +91,16 @@ def make_compacts(
         read, _ = _pieces_of(rows, packs, rows.context).to_read(packs)
         ends = read.ends.reshape(len(steps), -1)[:-1, -1]
         next_tokens = [torch.from_numpy(own) for own in np.split(rows.next_tokens, ends)]
-    return [
-        {
-            "tokens": tokens[number],
-            **({} if labels is None else {"labels": labels[number]}),
-            "next_tokens": next_tokens[number],
-            **edges,
-            "positions": positions,
-            "epoch": epoch,
-            "position": position,
-        }
-        for number, ((epoch, position), edges) in enumerate(
-            zip(steps, _fields(rows, layout), strict=True)
-        )
-    ]
+    batches = []
+    for number, ((epoch, position), edges) in enumerate(
+        zip(steps, _fields(rows, layout), strict=True)
+    ):
+        batch: Batch = {"tokens": tokens[number]}
+        if labels is not None:
+            batch["labels"] = labels[number]
+        batch |= {"next_tokens": next_tokens[number], **edges, "positions": positions}
+        batches.append(batch | {"epoch": epoch, "position": position})
+    return batches
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ Cost: about 10 us per block. Memory: `KEPT` idle blocks, and those in use.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -36,6 +37,30 @@ ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
 Shape: TypeAlias = tuple[type[np.integer[Any]], tuple[int, ...]]
 
 
+class _Returned(weakref.ref["_Owner"]):
+    """A block on its way back to the pool: the callback of the reference to its owner."""
+
+    __slots__ = ("block",)
+    block: IntArray
+
+
+class _Owner:
+    """What arrays on a block refer to; with the last of them it returns the block to its pool.
+
+    Not in a `__del__`, in which Python would swallow the exception of a signal handler: the
+    callback of a weak reference is a C function, in which no handler runs.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_returned")
+
+    def __init__(self, block: IntArray, waiting: deque[IntArray | _Returned]) -> None:
+        # numpy reads this attribute; the array that it makes keeps a reference to this object.
+        self.__array_interface__ = block.__array_interface__
+        returned = _Returned(self, waiting.append)
+        returned.block = block if block.base is None else block.base
+        self._returned = returned  # last: an interrupt comes before, or the block returns
+
+
 class Scratch:
     """Temporary arrays that are reused after `give_back`; per process, thread-safe.
 
@@ -49,18 +74,19 @@ class Scratch:
 
     def __init__(self) -> None:
         # A full deque drops its oldest item; append and pop are thread-safe without a lock.
-        self._waiting: deque[IntArray] = deque(maxlen=KEPT)
+        self.waiting: deque[IntArray | _Returned] = deque(maxlen=KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_waiting": deque(maxlen=KEPT)}
+        return {"waiting": deque(maxlen=KEPT)}
 
     def take(self, dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> IntArray:
         """Return an uninitialised array of this type and shape, possibly part of a larger one."""
         while True:
             try:
-                array = self._waiting.pop()
+                found = self.waiting.pop()
             except IndexError:
                 return np.empty(shape, dtype)
+            array = found.block if isinstance(found, _Returned) else found
             # Drop smaller arrays: they belong to the first, smaller groups of batches.
             is_like = array.shape[1:] == shape[1:] and array.dtype == dtype
             if is_like and len(array) >= shape[0]:
@@ -68,23 +94,7 @@ class Scratch:
 
     def give_back(self, array: IntArray) -> None:
         """Return an array to the pool; do not use it afterwards."""
-        self._waiting.append(array if array.base is None else array.base)
-
-
-class _Lease:
-    """Owns a block while arrays refer to it, then returns it to the pool."""
-
-    _waiting: Scratch | None = None  # a signal handler may raise as __init__ begins
-
-    def __init__(self, block: IntArray, waiting: Scratch) -> None:
-        self._block = block
-        self._waiting = waiting
-        # numpy reads this attribute; the array that it makes keeps a reference to this object.
-        self.__array_interface__ = block.__array_interface__
-
-    def __del__(self) -> None:
-        if self._waiting is not None:
-            self._waiting.give_back(self._block)
+        self.waiting.append(array if array.base is None else array.base)
 
 
 class BufferPool:
@@ -106,7 +116,7 @@ class BufferPool:
 
     def __init__(self, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        self._waiting = Scratch()
+        self._scratch = Scratch()
 
     def take(self, *shapes: Shape, num_parts: int = 1) -> tuple[list[IntArray], list[list[Tensor]]]:
         """Return uninitialised arrays of these types and shapes, and tensors of their parts.
@@ -125,7 +135,8 @@ class BufferPool:
             arrays = [tensor.numpy() for tensor in whole]
             pieces = [tensor.chunk(num_parts) for tensor in whole]
         else:
-            block = np.asarray(_Lease(self._waiting.take(np.uint8, (num_bytes,)), self._waiting))
+            memory = self._scratch.take(np.uint8, (num_bytes,))
+            block = np.asarray(_Owner(memory, self._scratch.waiting))
             arrays = [
                 np.ndarray(shape, dtype, block, begin)
                 for (dtype, shape), begin in zip(shapes, begins, strict=True)

@@ -29,11 +29,7 @@ Average = Literal["tokens", "samples", "packs"]
 
 
 def loss_weights(
-    batch: Batch,
-    *,
-    average: Average = "tokens",
-    units: int | None = None,
-    num_ranks: int = 1,
+    batch: Batch, *, average: Average = "tokens", units: int | None = None, num_ranks: int = 1
 ) -> torch.Tensor:
     """Return the weight of each token's loss.
 
@@ -76,11 +72,7 @@ def loss_weights(
 
 
 def count_units(batch: Batch, *, average: Average = "tokens") -> int:
-    """Return the tokens, samples or packs of a batch that have a target.
-
-    Args:
-        batch: A native batch.
-        average: What to count; see `loss_weights`.
+    """Return the tokens, samples or packs of a native batch that have a target.
 
     Raises:
         ConfigError: If `average` is unknown.

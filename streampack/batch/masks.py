@@ -114,10 +114,6 @@ def additive_mask(
 def document_mask_mod(document_ids: torch.Tensor, *, padding: PaddingMask = "identity") -> MaskMod:
     """Return the same mask as a function, for FlexAttention's ``create_block_mask``.
 
-    Args:
-        document_ids: 1..n in a pack, 0 is padding; shape (B, S).
-        padding: "identity": padding sees only itself; "causal": also the padding before it.
-
     Returns:
         A function (batch, head, query, key) -> bool.
 
@@ -144,10 +140,6 @@ def block_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity")
 
     Make it in the training process, once per batch, after moving the batch to its device. All
     layers share it.
-
-    Args:
-        document_ids: 1..n in a pack, 0 is padding; shape (B, S).
-        padding: "identity": padding sees only itself; "causal": also the padding before it.
 
     Raises:
         ConfigError: In a worker of a data loader, which cannot send a BlockMask.

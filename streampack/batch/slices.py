@@ -19,7 +19,6 @@ Cost: `merge_slices` copies each tensor twice; `slice_batch` once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.formats.huggingface import to_hf, to_hf_flash, to_llama_factory
 from streampack.batch.formats.others import to_llm_foundry, to_megatron, to_olmo_core
 from streampack.batch.formats.pytorch import to_torchtitan_flat, to_torchtune
-from streampack.batch.formats.registry import Formatter
+from streampack.batch.formats.registry import Formatter, name_of, unwrapped
 from streampack.batch.layout import CARRIED, CHUNKS, check_keys, check_native, places
 from streampack.config import Packing
 from streampack.errors import ConfigError
@@ -56,12 +55,6 @@ def context_slice(
 ) -> ContextSlice | None:
     """Return the slice that a rank gets of each row; None if rows stay whole.
 
-    Args:
-        world: The rank.
-        packing: The packing of the rows.
-        convert: The batch format.
-        batch_size: Rows of a batch.
-
     Raises:
         ConfigError: If the rows or documents cannot be cut into equal chunks, or the format takes
             whole rows only.
@@ -73,8 +66,9 @@ def context_slice(
     """
     if world.context_parallel == 1:
         return None
-    bare = convert.func if isinstance(convert, partial) else convert
-    is_flat = bare is to_torchtitan_flat and not world.context_layout.endswith("per_document")
+    is_flat = unwrapped(convert)[0] is to_torchtitan_flat and not world.context_layout.endswith(
+        "per_document"
+    )
     context = ContextSlice.of(world, batch_size * packing.max_seq_len if is_flat else None)
     _check_format(world, convert)
     if context is not None:
@@ -84,14 +78,11 @@ def context_slice(
 
 def _check_format(world: World, convert: Formatter) -> None:
     """Refuse a format that takes whole rows only, or another layout."""
-    bare, options = convert, {}
-    if isinstance(convert, partial):
-        bare, options = convert.func, convert.keywords
-    name = getattr(bare, "__name__", "").removeprefix("to_")
+    bare, options = unwrapped(convert)
     for formatter, reason in WHOLE_ROWS:
         if bare is formatter:
             raise ConfigError(
-                f"batch_format={name!r} takes whole rows, but context_parallel="
+                f"batch_format={name_of(bare)!r} takes whole rows, but context_parallel="
                 f"{world.context_parallel} cuts them: {reason}; leave context_parallel out and "
                 "let the trainer cut the batch, or use 'native', 'compact', 'megatron', "
                 "'torchtitan' or 'torchtitan_flat'"

@@ -92,13 +92,10 @@ def added_bytes(converted: Any, batch: Batch) -> int:
 class HeldBytes:
     """Counts the bytes that a worker holds, and enforces the bound.
 
-    Args:
-        limit: The bound; None: no bound.
-        fixed: Bytes reserved for the tensors of all prefetched batches and the format.
-        ahead: Most batches finished but not yet delivered.
+    `fixed` bytes are reserved for tensors; `ahead` is the most batches not yet delivered.
     """
 
-    def __init__(self, limit: int | None = None, fixed: int = 0, ahead: int = 1) -> None:
+    def __init__(self, limit: int | None, fixed: int, ahead: int) -> None:
         self._limit = limit
         self._fixed = fixed
         # Of each batch that may be undelivered: tensors plus payloads, and payloads alone.
@@ -107,10 +104,7 @@ class HeldBytes:
         """Peak bytes of batches and payloads."""
 
     def check(self, payloads: int, where: str) -> None:
-        """Refuse buffered payloads of so many bytes that do not fit next to the prefetched batches.
-
-        `where` names the last sample.
-        """
+        """Refuse payloads, up to sample `where`, that do not fit beside the finished batches."""
         if self._limit is None:
             return
         payloads += sum(each for _, each in self._batches)

@@ -57,13 +57,7 @@ class OnlineIteration:
 class OnlineEngine(ResumableRun[OnlineIteration, State]):
     """Iterates over a process's slice of the sources, and resumes from its states.
 
-    Args:
-        plan: The options that decide the batches.
-        buffers: Memory limits.
-        world: This process's rank.
-        finds_world: Whether the rank was found in the process's surroundings.
-        convert: Converts a native batch to the requested format.
-        context: The slice of each row that this rank gets; None: whole rows.
+    `context` is the slice of each row that this rank gets; None: whole rows.
 
     Raises:
         ConfigError: If the buffers cannot hold one batch.
@@ -151,14 +145,10 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         )
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
-        """Convert a native batch to the requested format.
-
-        Args:
-            batch: A native batch.
-            ahead: Most batches resident together.
+        """Convert a native batch to the requested format; `ahead` batches are resident together.
 
         Raises:
-            ConfigError: If the format is a user's function and the tensors that it adds do not fit
+            ConfigError: If the tensors that a user's function adds do not fit
                 `Buffers.worker_bytes`.
         """
         converted, limit = self._convert(batch), self.buffers.worker_bytes
@@ -252,10 +242,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self, iteration: OnlineIteration, ahead: int = 1
     ) -> Generator[tuple[Batch, State], None, None]:
         """Yield the native batches of an iteration, each with the state after it.
-
-        Args:
-            iteration: An iteration of this process.
-            ahead: Most batches resident together.
 
         Raises:
             ConfigError: While iterating: if payloads do not fit `Buffers.worker_bytes`.

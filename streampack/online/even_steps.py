@@ -93,11 +93,7 @@ class Loops:
         return self.steps is not None and self.next == (epoch, 0)
 
     def refuse_torch_workers(self) -> None:
-        """Refuse torch's worker processes, which know nothing of each other.
-
-        Raises:
-            ConfigError: With `steps`.
-        """
+        """Refuse torch's worker processes with `steps`: they know nothing of each other."""
         if self.steps is not None:
             raise ConfigError(
                 f"steps={self.steps!r} is counted in the process of the training loop, not in "
@@ -157,13 +153,7 @@ class _Held:
 
 
 class EvenSteps:
-    """Reads a rank's epochs and delivers them in loops.
-
-    Args:
-        loops: The rank's place in its loops.
-        reader: What it reads.
-        world: This rank.
-    """
+    """Reads a rank's epochs and delivers them in loops."""
 
     def __init__(self, loops: Loops, reader: Reader, world: World) -> None:
         self._loops = loops
@@ -250,10 +240,7 @@ class EvenSteps:
             return  # the failure itself matters more
 
     def _read(self, last_epoch: int | None) -> bool:
-        """Read the next batch, unless one is held; return whether it belongs to the loop.
-
-        Args:
-            last_epoch: The last epoch of the rank that does; None: every one.
+        """Read the next batch, unless one is held; return whether its epoch belongs to the loop.
 
         Raises:
             DataError: If the sources have no batch in an epoch that has to give some.

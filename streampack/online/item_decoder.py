@@ -24,11 +24,7 @@ from streampack.online.samples import encoded_length, encoded_lengths
 from streampack.online.source_slice import Items
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
-from streampack.streams.sample_fields import (
-    PLAIN_TYPES,
-    invalid_labels,
-    invalid_token_ids,
-)
+from streampack.streams.sample_fields import PLAIN_TYPES, invalid_labels, invalid_token_ids
 from streampack.streams.tokenization import encode_texts
 from streampack.types import Int64Array
 
@@ -39,11 +35,8 @@ NDIM_OF, DTYPE_OF = attrgetter("ndim"), attrgetter("dtype")
 class ItemDecoder:
     """Converts items of one stream.
 
-    Args:
-        stream: The stream, which describes its items.
-        packing: How long a pack is, and the ids that are added to a sample.
-        is_kept: Whether the source keeps its items as they are, so that they need no copy and can
-            be parsed later.
+    With `is_kept`, the source keeps its items as they are: they need no copy, and can be parsed
+    later.
     """
 
     def __init__(self, stream: IterableStream, packing: Packing, *, is_kept: bool) -> None:
@@ -83,13 +76,7 @@ class ItemDecoder:
         self.decode_each(items, values, ready)
 
     def decode_each(self, items: Items, values: Sequence[Any], ready: ReadySamples) -> None:
-        """Append items to the samples that are ready, one after another.
-
-        Args:
-            items: The items.
-            values: The same, or the token ids of their texts, or errors.
-            ready: The samples.
-        """
+        """Append items one by one; `values` are theirs, or token ids of their texts, or errors."""
         stream, are_encoded = self._stream, values is not items.values
         may_be_plain = self._is_bare or stream.tokenizer is None
         for index, value in enumerate(values):
@@ -102,21 +89,17 @@ class ItemDecoder:
             if plain is not None:
                 if not self._is_kept and not are_encoded:
                     tokens, labels, mask = plain
-                    plain = (tokens.copy(), None, None)
-                    if not self._is_bare:
-                        plain = (plain[0], _copy(labels), _copy(mask))
+                    plain = (tokens.copy(), _copy(labels), _copy(mask))
                 length = len(plain[0])
                 if self._adds_ids:
                     length = encoded_length(plain[0], self._packing)
                 ready.append((items.pass_, number, items.taken + index, length), plain)
                 continue
-            place = (items.pass_, number, items.taken + index)
-            if self._is_kept:
-                ready.append_complex(place, ComplexSample(items.values[index]))
-            else:
+            more = ComplexSample(items.values[index])
+            if not self._is_kept:
                 ids = value if are_encoded else None
-                sample = self.parse(items.values[index], number, ids)
-                ready.append_complex(place, ComplexSample(None, sample))
+                more = ComplexSample(None, self.parse(items.values[index], number, ids))
+            ready.append((items.pass_, number, items.taken + index, 0), (more, None, None))
 
     def parse(
         self, item: Any, number: int, ids: Int64Array | DataError | None = None

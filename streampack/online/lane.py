@@ -25,6 +25,7 @@ from streampack.online.restore import ReplayedSample, check_whole, key_of
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.samples import EncodedSample, SampleKey, prepare, segment_rows
 from streampack.online.stream_mixer import StreamMixer, Window
+from streampack.runtime.stats import DROPPED, TRUNCATED
 from streampack.streams import IterableSample
 from streampack.types import (
     LENGTH,
@@ -37,8 +38,6 @@ from streampack.types import (
     Packs,
     State,
 )
-
-TRUNCATED, DROPPED = 3, 4  # columns of the counts
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Lane:
     """A packer with its input and output queues.
 
     `number` is the stream that it packs, unless it packs all. The rest is the worker's; `counts`
-    has shape (num_streams, 5).
+    has a column for each of `COUNTED`.
     """
 
     def __init__(
@@ -168,10 +167,10 @@ class Lane:
         source = self._mixer.samplers[stream].ready
         pass_, number, _ = source.place(0)
         key, rows = (stream, pass_, number), NO_SEGMENTS
-        ready = encode_sample(self._plan, self._mixer, stream, source.tokens[0].sample)
+        sample = source.tokens[0].sample
         self._mixer.samplers[stream].take(1)
         try:
-            rows = cut_sample(self._plan, key, ready)
+            ready, rows = encode_sample(self._plan, self._mixer, key, sample)
         except DataError as error:
             if self._plan.packing.overflow == "error":
                 raise
@@ -215,14 +214,11 @@ class Lane:
 
 
 def encode_sample(
-    plan: FlowPlan, mixer: StreamMixer, stream: int, sample: IterableSample
-) -> EncodedSample:
-    """Return a sample of a stream as it will be packed."""
+    plan: FlowPlan, mixer: StreamMixer, key: SampleKey, sample: IterableSample
+) -> tuple[EncodedSample, Int64Array]:
+    """Return a sample as it will be packed, and its segment rows, shape (n, 6)."""
+    stream = key[0]
     shifted = bool(mixer.samplers[stream].labels_shifted)
-    return prepare(sample, plan.packing, labels_shifted=shifted)
-
-
-def cut_sample(plan: FlowPlan, key: SampleKey, ready: EncodedSample) -> Int64Array:
-    """Return a sample's segment rows, shape (n, 6)."""
-    may_split = plan.streams[key[0]].split_payloads
-    return segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)
+    ready = prepare(sample, plan.packing, labels_shifted=shifted)
+    may_split = plan.streams[stream].split_payloads
+    return ready, segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)

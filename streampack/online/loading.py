@@ -19,22 +19,22 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
-from streampack.errors import ConfigError, ResumeError, short_text
+from streampack.errors import ConfigError, ResumeError
 from streampack.online.engine import OnlineEngine
 from streampack.online.even_steps import EvenSteps
-from streampack.online.state import KIND
+from streampack.online.state import LoaderPosition, read_position
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import digest_of
-from streampack.runtime.stats import delivery_report
+from streampack.runtime.stats import COUNTED, delivery_report
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
@@ -47,20 +47,8 @@ class _InTransit:
     state: State
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _At:
-    """A position of the run: the state of each worker, and the worker of the next batch."""
-
-    states: list[State]
-    next_worker: int = 0
-
-    def after(self, worker: int, state: State) -> _At:
-        """Return the position after a batch of one worker."""
-        states = [*self.states[:worker], state, *self.states[worker + 1 :]]
-        return _At(states, (worker + 1) % len(states))
-
-
-Place = tuple[_At, list[State | None]]  # a position, and the workers' latest states for the stats
+Place = tuple[LoaderPosition, list[State | None]]  # with the workers' latest states, for the stats
+Start = tuple[LoaderPosition | None, int]  # a position, or None: the start of this epoch
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
 
 
@@ -71,17 +59,18 @@ class _WithStates:
         self._engine = engine
         self._ahead = ahead
 
-    def __call__(self, given: tuple[State | None, int]) -> Callable[[Any], list[Delivered]]:
-        """Begin an iteration in a worker, from a state or at the start of an epoch."""
-        return partial(_next_of, self._items(*given))
+    def __call__(self, given: Start) -> Callable[[Any], list[Delivered]]:
+        """Begin an iteration in a worker, from a position or at the start of an epoch."""
+        items = self._items(*given)
+        return lambda _: list(islice(items, 1))
 
-    def _items(self, start: State | None, epoch: int) -> Iterator[Delivered]:
+    def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
         info, engine = get_worker_info(), self._engine
         worker = info.id if info else 0
         # A worker that missed an iteration would count one less than the others.
         engine.epoch_of_loader = epoch
         if start is not None:
-            engine.load_state_dict(start["workers"][worker])
+            engine.load_state_dict(start.states[worker])
         with engine.iteration() as iteration:
             for batch, state in engine.native_batches(iteration, self._ahead):
                 engine.note(iteration, state)
@@ -89,16 +78,8 @@ class _WithStates:
                 del batch  # free it before the next one is made
 
 
-def _next_of(items: Iterator[Delivered], _: Any) -> list[Delivered]:
-    return list(islice(items, 1))
-
-
 class OnlineLoading(LoaderSession[OnlineEngine]):
     """Iterates an online dataset with or without workers; see `PackedDataLoader`.
-
-    Args:
-        engine: The dataset's engine.
-        options: The worker options.
 
     Raises:
         ConfigError: If its buffers cannot hold one batch per worker.
@@ -111,9 +92,9 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._options = replace(options, prefetch_factor=self._ahead)
         self._source = _WithStates(engine, self._ahead)
         self._num_begun = 0
-        # With workers: the state of the next iteration's start, and the position once past it.
-        self._start: State | None = None
-        self._at: _At | None = None
+        # With workers: where the next iteration starts, and the position once past it.
+        self._start: LoaderPosition | None = None
+        self._at: LoaderPosition | None = None
         self._num_moves = engine.num_moves  # as of these two
         # The latest state of each worker, for the stats; kept until the next epoch's first batch.
         self._flows: list[State | None] = [None] * max(options.num_workers, 1)
@@ -132,29 +113,21 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return this rank's state after the last delivered batch, as JSON."""
         return self._state(self._position())
 
-    def _position(self) -> _At:
+    def _position(self) -> LoaderPosition:
         if not self.num_workers:
-            return _At([self.engine.state_here()])
+            return LoaderPosition([self.engine.state_here()])
         self._follow()
         return self._at or self._next()
 
-    def _state(self, at: _At) -> State:
-        workers = copy.deepcopy(at.states)
-        return {
-            "version": workers[0]["version"],
-            "kind": KIND,
-            "num_workers": self.num_workers,
-            "next_worker": at.next_worker,
-            "workers": workers,
-            **self.engine.loops.state_dict(),
-        }
+    def _state(self, at: LoaderPosition) -> State:
+        return at.state_dict(self.num_workers) | self.engine.loops.state_dict()
 
-    def _next(self) -> _At:
+    def _next(self) -> LoaderPosition:
         """Return the position at which the workers' next iteration begins."""
         if self._start is not None:
-            return _At(self._start["workers"], self._start["next_worker"])
+            return self._start
         places = (self.engine.place(n, self.num_workers) for n in range(self.num_workers))
-        return _At([self.engine.next_state(place) for place in places])
+        return LoaderPosition([self.engine.next_state(place) for place in places])
 
     def _follow(self) -> None:
         """Drop the position if the dataset was given a state or an epoch since."""
@@ -164,58 +137,26 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             self._end_workers()  # running workers would not see the change
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from `state` at the next iteration.
-
-        Raises:
-            ResumeError: If it belongs to another number of workers, rank, world or dataset.
-        """
-        if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
-            raise ResumeError(
-                f"the state, {short_text(state)}, is not of a PackedDataLoader over a "
-                "PackedIterableDataset or BucketedIterableDataset; load what its state_dict() "
-                "returned, unchanged"
-            )
-        saved = state.get("num_workers")
-        if saved != self.num_workers:
-            raise ResumeError(
-                f"the state was saved with num_workers={saved}, but this loader has num_workers="
-                f"{self.num_workers}; samples in buffers belong to their worker, so resume with "
-                f"num_workers={saved}"
-            )
-        self._check_layout(state)
-        engine = self.engine
-        for worker, worker_state in enumerate(state["workers"]):
-            engine.check(worker_state, engine.place(worker, len(self._flows)))
+        """Resume from `state` at the next iteration; ResumeError if it belongs elsewhere."""
+        engine, at = self.engine, read_position(state, self.num_workers)
+        for worker, worker_state in enumerate(at.states):
+            engine.check(worker_state, engine.place(worker, len(at.states)))
         loop = engine.loops.read(state)
         self._num_begun += 1  # a running iteration no longer sets the position
-        self._resume(state)
+        self._resume(at)
         engine.loops.go_to(*loop)
 
-    def _resume(self, state: State) -> None:
+    def _resume(self, at: LoaderPosition) -> None:
         engine = self.engine
-        self._flows = [part["flow"] for part in state["workers"]]
+        self._flows = at.flows
         if not self.num_workers:
-            engine.load_state_dict(state["workers"][0])
+            engine.load_state_dict(at.states[0])
             return
-        engine.restart(max(int(part["epoch"]) for part in state["workers"]))
+        engine.restart(at.epoch)
         self._follow()
-        self._start = copy.deepcopy(state)
-        if any(part["flow"] for part in state["workers"]):
+        self._start = copy.deepcopy(at)
+        if any(at.flows):
             engine.move_away()
-
-    def _check_layout(self, state: State) -> None:
-        """Check for one state per worker: the state may come from a damaged file."""
-        num, workers, next_worker = len(self._flows), state["workers"], state.get("next_worker")
-        wrong = None
-        if not isinstance(workers, list) or len(workers) != num:
-            saved = len(workers) if isinstance(workers, list) else "no"
-            wrong = f"the state holds {saved} workers', but this loader has {num}"
-        elif type(next_worker) is not int or not 0 <= next_worker < num:
-            wrong = (
-                f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
-            )
-        if wrong:
-            raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the next epoch, or resume from the loaded state."""
@@ -267,15 +208,15 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             engine.note(iteration, None)
 
     def _from_workers(self) -> Generator[Any, None, None]:
-        engine, start, at = self.engine, self._start, self._next()
-        before, num_batches = _At(at.states, at.next_worker), 0
+        engine, start, num_batches = self.engine, self._start, 0
+        before = at = self._next()
         try:
             for worker, native, told in self._items(start, engine.counter.next_epoch):
                 batch = native
                 del native
                 batch = engine.convert(self._pinned(batch), self._ahead)
                 at = at.after(worker, told.state)
-                self._flows = [state["flow"] for state in at.states]
+                self._flows = at.flows
                 if not num_batches:
                     engine.move_away()
                     self._num_moves = engine.num_moves
@@ -292,14 +233,14 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 self._undo(before)
             raise
         if self._num_moves == engine.num_moves:
-            engine.restart(1 + max(int(state["epoch"]) for state in at.states))
+            engine.restart(1 + at.epoch)
             self._num_moves = engine.num_moves
             self._start = self._at = None
         if start is not None and not num_batches:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
             yield from self.read_epoch()
 
-    def _undo(self, before: _At) -> None:
+    def _undo(self, before: LoaderPosition) -> None:
         """Restore the position from before a failed start."""
         flows, loops = self._flows, self.engine.loops
         at, following = loops.at, loops.next
@@ -323,7 +264,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def epoch_read(self) -> int:
         """Return the epoch of the batch last read."""
-        return max(int(state["epoch"]) for state in self._position().states)
+        return self._position().epoch
 
     def position(self) -> Place:
         """Return the position after the batch last read."""
@@ -342,7 +283,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         if not self.num_workers:
             self.engine.reload()
         elif self._at is not None:
-            self._resume(self._state(self._at))
+            self._resume(self._at)
         elif self._start is None:
             self.engine.check_not_moved_away()
 
@@ -355,26 +296,26 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 "a loader for each"
             )
 
-    def _items(self, start: State | None, epoch: int) -> Iterator[Delivered]:
+    def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
         if self._workers is None:
             self._workers = Pool(self._source, self._options)
         first = 0
         if start is not None:
             self._workers.end()  # running workers must no longer write to the epoch counter
-            first = start["next_worker"]
+            first = start.next_worker
         return self._workers.results(repeat(None), first=first, given=(start, epoch))
 
     def stats(self) -> dict[str, Any]:
         """Return this rank's delivery statistics of the current epoch, or of the last one."""
         engine, flows = self.engine, [flow for flow in self._flows if flow]
         plan, footprint = engine.plan, engine.footprint(0)
-        streams = range(len(plan.names))
-        counts = {
-            key: [sum(flow["counts"][stream][column] for flow in flows) for stream in streams]
-            for column, key in enumerate(("samples", "tokens", "split", "truncated", "dropped"))
-        }
+        columns = np.zeros((len(COUNTED), len(plan.names)), np.int64)
+        for flow in flows:
+            columns += np.array(flow["counts"]).T
+        counts = dict(zip(COUNTED, columns.tolist(), strict=True))
         counts["skipped"] = [
-            sum(flow["sources"][stream]["bad"] for flow in flows) for stream in streams
+            sum(flow["sources"][stream]["bad"] for flow in flows)
+            for stream in range(len(plan.names))
         ]
         report = delivery_report(
             plan.names,

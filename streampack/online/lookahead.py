@@ -19,13 +19,7 @@ from streampack.pack.packer import Packer
 
 
 class Lookahead:
-    """The tokens and samples that cannot close the last of the packs that a packer still owes.
-
-    Args:
-        packing: The packer's packing.
-        bucketing: Its length bucketing, if it has one.
-        most_packs: Most packs that are wanted in one call.
-    """
+    """The tokens and samples that cannot close the last of the packs that a packer still owes."""
 
     def __init__(self, packing: Packing, bucketing: Bucketing | None, most_packs: int) -> None:
         self._most_samples = packing.buffer_samples - 1

@@ -30,31 +30,20 @@ from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import ResumeError, StreampackError
 from streampack.mix import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
-from streampack.online.lane import Lane, cut_sample, encode_sample
+from streampack.online.lane import Lane, encode_sample
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_piece, key_of
 from streampack.online.sample_buffer import SampleBuffer, joined
-from streampack.online.sample_buffer_kernels import count_packed
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
-from streampack.online.stream_sampler import StreamSampler
 from streampack.pack.length_buckets import one_row_each
-from streampack.types import (
-    LENGTH,
-    PASS,
-    SAMPLE,
-    Int64Array,
-    Packs,
-    State,
-)
+from streampack.runtime.stats import COUNTED, count_segments
+from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 
 
 class OnlinePacker:
-    """One worker's packing loop over an epoch.
-
-    `parts` are the worker's slices of the sources; `held_bytes` None: no bound.
-    """
+    """One worker's packing loop over an epoch; `parts` are its slices of the sources."""
 
     def __init__(
         self,
@@ -62,17 +51,16 @@ class OnlinePacker:
         place: WorkerSlice,
         parts: Sequence[SourceSlice],
         epoch: int,
-        held_bytes: HeldBytes | None = None,
+        held_bytes: HeldBytes,
     ) -> None:
         self._plan = plan
-        self._bytes = held_bytes or HeldBytes()
+        self._bytes = held_bytes
         self._place = place
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
         self._mixer = StreamMixer(plan, place, parts, epoch)
         self._samplers = self._mixer.samplers
-        self._streams = range(num)
         self._replays = not all(sampler.has_index for sampler in self._samplers)
         self._held = SampleBuffer(
             plan.packing,
@@ -85,8 +73,7 @@ class OnlinePacker:
         self.num_batches = 0
         self._served = [0] * num  # slots given to each stream, where slots are scheduled
         self._substituted = self._num_packs = self._num_slots = 0
-        # Columns: samples begun, tokens, samples split, truncated, dropped.
-        self._counts = np.zeros((num, 5), np.int64)
+        self._counts = np.zeros((num, len(COUNTED)), np.int64)
         self._lanes = [
             Lane(number, plan, self._mixer, self._held, self._bytes, self._counts)
             for number in range(1 if self._is_random else num)
@@ -105,7 +92,7 @@ class OnlinePacker:
         if not packs or (is_short and self._plan.mixing.epoch_end == "drop"):
             return None
         together, num_rows, row_tokens = self._shape(packs)
-        count_packed(together.segments, self._counts)
+        count_segments(together.segments, self._counts)
         waiting = self._held.payload_bytes
         rows, extras = self._held.pop_rows(together, num_rows, row_tokens)
         step = self.num_batches * self._place.num_workers + self._place.worker
@@ -147,15 +134,12 @@ class OnlinePacker:
                 self._served[stream] += 1
                 found = self._lanes[stream].take(size if one_stream else 1)
                 # The last batch of a stream may be short: pad it, or drop it.
-                if found and (len(found) == size or not one_stream or self._pads):
+                pads = self._plan.mixing.epoch_end == "pad"
+                if found and (len(found) == size or not one_stream or pads):
                     packs += found
                     break
                 self._held.pop_rows(joined(found), size)  # dropped: release the tokens
         return packs
-
-    @property
-    def _pads(self) -> bool:
-        return self._plan.mixing.epoch_end == "pad"
 
     def _next_slots(self) -> Int64Array:
         """Return the stream of each slot in this worker's next batch."""
@@ -208,9 +192,9 @@ class OnlinePacker:
         return {
             "epoch": self._epoch,
             "num_batches": self.num_batches,
-            "sources": list(
-                map(StreamSampler.state_dict, self._samplers, map(keys_of.get, self._streams))
-            ),
+            "sources": [
+                sampler.state_dict(keys_of.get(n)) for n, sampler in enumerate(self._samplers)
+            ],
             "deficits": mixing["deficits"],
             "lanes": list(map(Lane.state_dict, self._lanes)),
             "held": held,
@@ -256,8 +240,8 @@ class OnlinePacker:
                 keys_of.get(number, ()),
             )
             for key, sample in again.items():
-                ready = encode_sample(self._plan, self._mixer, number, sample)
-                prepared[key] = ReplayedSample(key, ready, cut_sample(self._plan, key, ready))
+                encoded = encode_sample(self._plan, self._mixer, key, sample)
+                prepared[key] = ReplayedSample(key, *encoded)
         for address in [*state["held"], *state["last"]]:
             check_piece(address, prepared[key_of(address)], self._held, self._plan.streams)
         for address in state["held"]:

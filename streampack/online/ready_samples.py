@@ -23,7 +23,6 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.online.source_slice import Items
 from streampack.streams import IterableSample
-from streampack.streams.iterable_stream import Plain
 from streampack.types import Int64Array
 
 PASS_AT, NUMBER_AT, TAKEN_AT, LENGTH_AT = range(4)  # TAKEN_AT: items before it in its pass
@@ -65,27 +64,19 @@ class ReadySamples:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def append(self, line: tuple[int, int, int, int], plain: Plain) -> None:
-        """Add a plain sample.
+    def append(self, line: tuple[int, int, int, int], plain: tuple[Any, Any, Any]) -> None:
+        """Add a sample.
 
         Args:
             line: Its pass, its number, the items of the slice before it in that pass, and its
-                tokens, with BOS and EOS.
-            plain: Its arrays.
+                tokens, with BOS and EOS; 0: it is a `ComplexSample`.
+            plain: Its arrays, or the `ComplexSample` in place of its tokens.
         """
         self._table.extend(line)
         self.tokens.append(plain[0])
         if self._has_labels:
             self.labels.append(plain[1])
             self.masks.append(plain[2])
-
-    def append_complex(self, place: tuple[int, int, int], sample: ComplexSample) -> None:
-        """Add another sample."""
-        self._table.extend((*place, 0))
-        self.tokens.append(sample)
-        if self._has_labels:
-            self.labels.append(None)
-            self.masks.append(None)
 
     def extend(self, items: Items, lengths: Int64Array) -> None:
         """Add items that are arrays of token ids.

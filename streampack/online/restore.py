@@ -1,4 +1,4 @@
-"""Check that buffered samples, read again on resume, have not changed since the state was saved.
+"""Read buffered samples again on resume, and check that they have not changed.
 
 ::
 
@@ -8,22 +8,27 @@
 Without this check, a changed source would give rows of other tokens, or another sample's tokens
 under this sample's number.
 
-Cost: that of encoding the samples.
+Cost: that of reading up to the state's position, and of encoding the samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 from streampack.errors import DataError
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.sample_buffer_kernels import DIGEST
 from streampack.online.samples import EncodedSample, SampleKey
-from streampack.online.stream_sampler import SAME_SAMPLES
+from streampack.online.source_slice import SourceSlice
 from streampack.streams import IterableStream
-from streampack.types import START, TOTAL, Int64Array
+from streampack.streams.source_traits import own_copy
+from streampack.types import START, TOTAL, Int64Array, State
 
+SAME_SAMPLES = (
+    "; a source must give the same samples in the same order each time: pass it, and its "
+    "tokenizer, as they were, or start again without the state"
+)
 OTHERWISE = "has other tokens, labels or fields than when the state was saved"
 
 
@@ -39,6 +44,43 @@ class ReplayedSample(NamedTuple):
     def total(self) -> int:
         """Tokens of it that are packed."""
         return int(self.rows[-1, TOTAL])
+
+
+def read_again(
+    part: SourceSlice,
+    position: tuple[int, int],
+    base: State,
+    wanted: Collection[tuple[int, int]],
+) -> list[tuple[int, int, Any]]:
+    """Move a slice to a position; return the pass, number and item of the wanted samples.
+
+    Args:
+        part: The slice.
+        position: A pass, and the items taken of it.
+        base: Where to read from unless the source has an index; see `SourceSlice.base`.
+        wanted: Pass and number of each sample.
+
+    Raises:
+        DataError: If the source has fewer items than when the state was saved.
+    """
+    if part.has_index:
+        part.begin(*position)
+        return [(pass_, number, own_copy(part.get(number))) for pass_, number in wanted]
+    part.resume(base)
+    found: list[tuple[int, int, Any]] = []
+    while (part.pass_, part.taken) < position:
+        items = part.read()
+        if items is None:
+            pass_, taken = position
+            if part.pass_ >= pass_:
+                raise DataError(
+                    f"stream {part.name!r}: the state is {taken} samples into pass {pass_}, but "
+                    f"the source gave {part.taken}{SAME_SAMPLES}"
+                )
+            part.begin(part.pass_ + 1)
+        elif (items.pass_, items.numbers[0]) in wanted:
+            found.append((items.pass_, items.numbers[0], own_copy(items.values[0])))
+    return found
 
 
 def key_of(address: Sequence[int]) -> SampleKey:

@@ -88,7 +88,6 @@ class SampleBuffer:
 
     @property
     def _live(self) -> Int64Array:
-        """The lines with tokens left, shape (n, NUM_TABLE)."""
         lines = self._table[: self._num_lines]
         live: Int64Array = lines[lines[:, LEFT] > 0]
         return live
@@ -141,7 +140,7 @@ class SampleBuffer:
             self._labels[begin : begin + length] = labels
         line = self._table[number]
         line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
-        extras = ready.extras(start, start + length)
+        extras = ready.extras.part(start, start + length)
         line[DIGEST] = _digest(tokens, labels, after, extras, total)
         line[OFFSET], line[AFTER] = begin, after
         line[RANK] = next_rank if rank is None else rank
@@ -171,7 +170,7 @@ class SampleBuffer:
         It covers tokens, labels, token fields and payload spans, but not the payloads themselves,
         which may be any objects.
         """
-        extras = ready.extras(start, start + length)
+        extras = ready.extras.part(start, start + length)
         return _digest(*self._piece(ready, start, length, total), extras, total)
 
     def whole_digest(self, ready: EncodedSample) -> int:
@@ -179,7 +178,6 @@ class SampleBuffer:
         return self.digest(ready, 0, len(ready.tokens), len(ready.tokens))
 
     def _rank(self, key: SampleKey) -> int | None:
-        """Return the rank of a sample's first buffered piece; None if there is none."""
         live = self._live
         same = live[(live[:, :KEY] == key).all(axis=1)]
         return int(same[0, RANK]) if len(same) else None
@@ -226,10 +224,7 @@ class SampleBuffer:
     # State.
 
     def state_dict(self) -> list[list[int]]:
-        """Return the addresses of the buffered pieces.
-
-        An address is stream, pass, sample, start, length, tokens left, digest.
-        """
+        """Return the buffered pieces: stream, pass, sample, start, length, tokens left, digest."""
         live = self._live
         if (np.diff(live[:, RANK]) < 0).any():
             live = live[np.argsort(live[:, RANK], kind="stable")]
@@ -329,7 +324,6 @@ def _digest(
 
 
 def _resized(values: Int64Array, used: int, size: int) -> Int64Array:
-    """Return an array of `size` that begins with the first `used` values."""
     resized = np.empty(size, np.int64)
     resized[: min(used, size)] = values[: min(used, size)]
     return resized

@@ -314,20 +314,3 @@ def take_out(
             filled += -segments[segment, LENGTH] % multiple
             segment += 1
     return num_copies, -1
-
-
-@compiled
-def count_packed(segments: Int64Array, counts: Int64Array) -> None:
-    """Count what is packed into the rows of its streams.
-
-    Args:
-        segments: Segment rows, shape (n, 6).
-        counts: Of each stream: samples begun, tokens, samples split; then others, shape (m, 5).
-    """
-    for i in range(len(segments)):
-        stream, length = segments[i, STREAM], segments[i, LENGTH]
-        counts[stream, 1] += length
-        if segments[i, START] == 0:
-            counts[stream, 0] += 1
-            if length < segments[i, TOTAL]:
-                counts[stream, 2] += 1

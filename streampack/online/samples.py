@@ -34,12 +34,24 @@ PLACE_BYTES = 24  # row, first token and one past the last, in int64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extras:
-    """The extra fields of a piece of a sample."""
+    """The extra fields of a sample, or of a piece of one."""
 
     token_fields: dict[str, Any]
-    """Arrays with one value per token of the piece."""
+    """Arrays with one value per token."""
     payloads: dict[str, list[tuple[Any, int, int]]]
-    """Objects, each with its span in the piece: first token, and one past the last."""
+    """Objects, each with its span: first token, and one past the last."""
+
+    def part(self, start: int, stop: int) -> Extras | None:
+        """Return the extras of tokens [start, stop), a payload with its first token."""
+        if not (self.token_fields or self.payloads):
+            return None
+        return Extras(
+            token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
+            payloads={
+                name: [(o, a - start, b - start) for o, a, b in objects if start <= a < stop]
+                for name, objects in self.payloads.items()
+            },
+        )
 
     @property
     def payload_bytes(self) -> int:
@@ -50,31 +62,13 @@ class Extras:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedSample:
-    """A sample, or a piece of one, as it will be packed."""
+    """A sample as it will be packed."""
 
     tokens: Int64Array
     """Shape (n,)."""
     labels: Int64Array
     """Shifted, shape (n,)."""
-    token_fields: dict[str, Any]
-    """Arrays of shape (n,)."""
-    payloads: dict[str, list[tuple[Any, int, int]]]
-    """Objects, each with its span: first token, and one past the last."""
-
-    def extras(self, start: int, stop: int) -> Extras | None:
-        """Return the extras of tokens [start, stop).
-
-        A payload belongs to the piece that holds its first token.
-        """
-        if not (self.token_fields or self.payloads):
-            return None
-        return Extras(
-            token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
-            payloads={
-                name: [(o, a - start, b - start) for o, a, b in objects if start <= a < stop]
-                for name, objects in self.payloads.items()
-            },
-        )
+    extras: Extras
 
 
 def num_bytes(thing: Any) -> int:
@@ -158,7 +152,8 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
     }
     around = (lead, whole - lead - len(own))
     fields = {name: np.pad(values, around) for name, values in sample.token_fields.items()}
-    return EncodedSample(tokens=tokens, labels=labels, token_fields=fields, payloads=payloads)
+    extras = Extras(token_fields=fields, payloads=payloads)
+    return EncodedSample(tokens=tokens, labels=labels, extras=extras)
 
 
 def _row(values: Int64Array | None) -> Int64Array:
@@ -177,7 +172,7 @@ def segment_rows(
         DataError: If it does not fit a pack and may not be cut, or a span is longer than a pack.
     """
     length, size = len(ready.tokens), packing.max_seq_len
-    spans = [(a, b) for objects in ready.payloads.values() for _, a, b in objects]
+    spans = [(a, b) for each in ready.extras.payloads.values() for _, a, b in each]
     if length <= size or not spans or packing.overflow in ("drop", "error"):
         return fit_samples(np.array([[*key, length]]), size, packing.overflow, names)
     where = f"stream {names[key[0]]!r}, sample {key[2]} of {length} tokens"

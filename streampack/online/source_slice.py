@@ -118,9 +118,8 @@ class SourceSlice:
         replay: bool = False,
         shuffle: tuple[int, int, int] | None = None,
     ) -> None:
-        self._name = name
-        self._place = place
-        self.is_first = place.part == 0
+        self.name = name
+        self.place = place
         self.has_warned = False  # whether the end-of-stream warning was logged
         self._part, self._num_parts = place.part, place.num_parts
         self.source = source
@@ -163,12 +162,7 @@ class SourceSlice:
     def num_items(self) -> int | None:
         """Items of this slice per pass; None if the source has no length."""
         total = None if self._splits_itself else num_items(self._source)
-        return None if total is None else self._place.num_of(total)
-
-    @property
-    def num_parts(self) -> int:
-        """Number of slices; the nth item of slice p has the number nth * num_parts + p."""
-        return self._place.num_parts
+        return None if total is None else self.place.num_of(total)
 
     @property
     def indexed_size(self) -> int | None:
@@ -241,7 +235,7 @@ class SourceSlice:
         """Refuse to restart a source that can be iterated only once."""
         if self._has_begun and is_one_shot(self._source):
             raise DataError(
-                f"stream {self._name!r}: its source ({type(self._source).__name__}) can be "
+                f"stream {self.name!r}: its source ({type(self._source).__name__}) can be "
                 f"iterated only once and was, so epoch {pass_} would lack its samples; pass "
                 "something that can be iterated again: a list, a dataset, or an object whose "
                 "__iter__ makes a new generator"
@@ -281,8 +275,8 @@ class SourceSlice:
         return Items(self.pass_, taken, (taken * num_parts + part,), [value])
 
     def _read_by_index(self, most: int) -> Items | None:
-        total, step = len(self._source), self._place.num_parts
-        first = self.taken * step + self._place.part
+        total, step = len(self._source), self._num_parts
+        first = self.taken * step + self._part
         if first >= total:
             return None
         nths = range(first, min(first + most * step, total), step)
@@ -329,10 +323,9 @@ class SourceSlice:
 
     def _failure(self, error: Exception, number: int | None = None) -> DataError:
         if number is None:
-            place = self._place
-            number = self.taken * place.num_parts + place.part
+            number = self.taken * self._num_parts + self._part
         return DataError(
-            f"stream {self._name!r}: its source ({type(self._source).__name__}) raised "
+            f"stream {self.name!r}: its source ({type(self._source).__name__}) raised "
             f"{type(error).__name__}: {error}, instead of giving sample {number}"
         )
 
@@ -353,11 +346,9 @@ class SourceSlice:
         self._states.append((self.pass_, self.taken, self._num_raw, state))
 
     def base(self, pass_: int, taken: int) -> State:
-        """Return the saved position from which to replay, as JSON plus the source's own state.
+        """Return where to replay from, as JSON plus the source's own state.
 
-        Args:
-            pass_: Pass of the earliest item that may be needed again.
-            taken: Position of that item in the pass. Earlier states are dropped.
+        `taken` items into `pass_` is the earliest that may be needed; earlier states are dropped.
         """
         while len(self._states) > 1 and self._states[1][:2] <= (pass_, taken):
             self._states.popleft()
@@ -377,7 +368,7 @@ class SourceSlice:
             return
         if not self._has_state:
             raise ConfigError(
-                f"stream {self._name!r}: the state holds one of its source's own, but "
+                f"stream {self.name!r}: the state holds one of its source's own, but "
                 f"{type(self._source).__name__} has no load_state_dict (or replay=True is set); "
                 "pass the source that was saved"
             )

@@ -8,27 +8,24 @@
      "flow": {...}}                                   positions in the sources; None: at the start
 
 Unlike a planned run's state, it belongs to one worker of one rank: the packs depend on the samples
-that each worker reads.
+that each worker reads. A loader's state holds one for each of its workers.
 
 Cost: a few hundred integers per state; no tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import copy
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from streampack._state import (
-    MAX_EPOCH,
-    FieldChecks,
-    field_difference,
-    saved_fingerprint,
-)
-from streampack.errors import ResumeError
+from streampack._state import MAX_EPOCH, FieldChecks, field_difference, saved_fingerprint
+from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import WorkerSlice
+from streampack.runtime.stats import COUNTED, TOKENS
 from streampack.types import State
 
 STATE_VERSION = 2
@@ -38,7 +35,6 @@ FLOW_CHECKS = FieldChecks("the state's flow.")
 MAX_NUMBER = 2**63 - 1
 TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
 MARKS = ("high_water_tokens", "high_water_bytes")
-NUM_COUNTS = 5  # per stream: samples begun, tokens, samples split, truncated, dropped
 PLACE = ("pass", "taken", "amount_taken", "bad")
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
@@ -137,6 +133,71 @@ def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -
         _check_flow(flow, epoch, fingerprint)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoaderPosition:
+    """A loader's position: the state of each worker, and the worker of the next batch."""
+
+    states: list[State]
+    next_worker: int = 0
+
+    def after(self, worker: int, state: State) -> LoaderPosition:
+        """Return the position after a batch of one worker."""
+        states = [*self.states[:worker], state, *self.states[worker + 1 :]]
+        return LoaderPosition(states, (worker + 1) % len(states))
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch of a worker."""
+        return max(int(state["epoch"]) for state in self.states)
+
+    @property
+    def flows(self) -> list[State | None]:
+        """The state of each worker's packing loop; None: at the start of an epoch."""
+        return [state["flow"] for state in self.states]
+
+    def state_dict(self, num_workers: int) -> State:
+        """Return the state of a loader; without workers, `states` is that of the process."""
+        workers = copy.deepcopy(self.states)
+        return {
+            "version": workers[0]["version"],
+            "kind": KIND,
+            "num_workers": num_workers,
+            "next_worker": self.next_worker,
+            "workers": workers,
+        }
+
+
+def read_position(state: State, num_workers: int) -> LoaderPosition:
+    """Return the position in a loader's state; the states of its workers are checked elsewhere.
+
+    Raises:
+        ResumeError: If it is not of a loader with as many workers, or is damaged.
+    """
+    if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
+        raise ResumeError(
+            f"the state, {short_text(state)}, is not of a PackedDataLoader over a "
+            "PackedIterableDataset or BucketedIterableDataset; load what its state_dict() "
+            "returned, unchanged"
+        )
+    saved = state.get("num_workers")
+    if saved != num_workers:
+        raise ResumeError(
+            f"the state was saved with num_workers={saved}, but this loader has num_workers="
+            f"{num_workers}; samples in buffers belong to their worker, so resume with "
+            f"num_workers={saved}"
+        )
+    num, workers, next_worker = max(num_workers, 1), state["workers"], state.get("next_worker")
+    wrong = None
+    if not isinstance(workers, list) or len(workers) != num:
+        held = len(workers) if isinstance(workers, list) else "no"
+        wrong = f"the state holds {held} workers', but this loader has {num}"
+    elif type(next_worker) is not int or not 0 <= next_worker < num:
+        wrong = f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
+    if wrong:
+        raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
+    return LoaderPosition(workers, state["next_worker"])
+
+
 def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     """Check the positions and counts; each source checks its own state when it is loaded.
 
@@ -152,15 +213,13 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     for number, count in enumerate(served):
         FLOW_CHECKS.integer(f"served.{number}", count, 0, MAX_NUMBER)
     for number, row in enumerate(counts):
-        for count in FLOW_CHECKS.items(f"counts.{number}", row, NUM_COUNTS):
+        for count in FLOW_CHECKS.items(f"counts.{number}", row, len(COUNTED)):
             FLOW_CHECKS.integer(f"counts.{number}", count, 0, MAX_NUMBER)
     for key in (*TOTALS, *MARKS):
         FLOW_CHECKS.integer(key, flow.get(key), 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
-        raise FLOW_CHECKS.error(
-            "epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch"
-        )
-    num_tokens = sum(row[1] for row in counts)
+        raise FLOW_CHECKS.error("epoch", flow.get("epoch"), wanted=f"{epoch}, the state's epoch")
+    num_tokens = sum(row[TOKENS] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # Every batch has a pack, and every pack a token.
     most_packs = min(num_batches * fingerprint["batch_size"], num_tokens)

@@ -133,11 +133,8 @@ class StreamMixer:
     ) -> bool:
         """Add samples that were read before to a window; False if none can be added.
 
-        Args:
-            window: The window.
-            room: What it has room for, as in `Deficits.serve_waiting`; updated.
-            ahead: Samples of each stream in it; updated.
-            fixed: The only stream to add; None: the deficits decide.
+        `room`, as in `Deficits.serve_waiting`, and `ahead`, samples by stream, are updated. `fixed`
+        is the only stream to add; None: the deficits decide.
         """
         turns, first, last = self._deficits, 0, len(self.samplers)
         if fixed is not None:
@@ -231,11 +228,7 @@ class StreamMixer:
 def interleaved(
     columns: Mapping[int, Sequence[Sequence[Any]]], streams: Sequence[int]
 ) -> list[list[Any]]:
-    """Return columns of samples in the order of their streams.
-
-    Args:
-        columns: Of each stream, the columns of its samples.
-        streams: The stream of each sample.
+    """Return the columns of each stream's samples as columns in the order of `streams`.
 
     >>> interleaved({0: ["ab", "xy"], 1: ["c", "z"]}, [0, 1, 0])
     [['a', 'c', 'b'], ['x', 'z', 'y']]

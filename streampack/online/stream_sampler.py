@@ -15,7 +15,7 @@ encoded together, at most 64 or 64 KiB of text, and one more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
@@ -26,6 +26,7 @@ from streampack.errors import DataError, ResumeError
 from streampack.online.epoch_quota import WorkerQuota
 from streampack.online.item_decoder import ItemDecoder, has_invalid_values
 from streampack.online.ready_samples import ComplexSample, ReadySamples
+from streampack.online.restore import SAME_SAMPLES, read_again
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import Items, SourceSlice
 from streampack.streams import IterableSample, IterableStream
@@ -33,10 +34,6 @@ from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, un
 from streampack.streams.source_traits import is_one_shot, own_copy
 from streampack.types import Int64Array, State
 
-SAME_SAMPLES = (
-    "; a source must give the same samples in the same order each time: pass it, and its "
-    "tokenizer, as they were, or start again without the state"
-)
 NEAR = 64  # most items that are read again only to verify the last sample
 TEXTS_TOGETHER = 64
 CHARACTERS_TOGETHER = 65_536
@@ -47,12 +44,7 @@ log = logging.getLogger(__name__)
 class StreamSampler:
     """Samples of one stream in the order in which this worker takes them.
 
-    Args:
-        stream: The stream, which describes its items.
-        name: Its name in messages.
-        part: This worker's slice of the source.
-        packing: How long a pack is, and the ids that are added to a sample.
-        has_labels: Whether any stream has labels, so that the arrays of each sample include them.
+    With `has_labels`, any stream has labels, so that the arrays of each sample include them.
     """
 
     def __init__(
@@ -89,7 +81,7 @@ class StreamSampler:
         """Begin an epoch."""
         self._quota = quota
         # Once, not in every worker and epoch.
-        self._warns_next = epoch == 0 and self._part.is_first
+        self._warns_next = epoch == 0 and self._part.place.part == 0
         self.ready.clear()
         self._has_ended = quota.amount == 0
         self.amount_taken = self.num_bad = 0
@@ -186,10 +178,11 @@ class StreamSampler:
     def warn_of_end(self) -> None:
         """Warn, once, that the stream has ended while others continue."""
         # In the first worker only.
-        if self._stream.proportion is None or not self._part.is_first or self._part.has_warned:
+        part = self._part
+        if self._stream.proportion is None or part.place.part or part.has_warned:
             return
-        self._part.has_warned = True
-        again = "" if is_one_shot(self._part.source) else "stop='repeat' or epoch_size=, or "
+        part.has_warned = True
+        again = "" if is_one_shot(part.source) else "stop='repeat' or epoch_size=, or "
         log.warning(
             "stream %r has ended in pass %d and others continue without it, so their shares are no "
             "longer the proportions asked for; to keep these to the epoch's end set Mixing(%s"
@@ -300,12 +293,13 @@ class StreamSampler:
         if self.has_index:
             return True
         pass_, taken = self._position
-        return (pass_, taken - NEAR) <= (sample_pass, number // self._part.num_parts)
+        return (pass_, taken - NEAR) <= (sample_pass, number // self._part.place.num_parts)
 
     def _oldest(self, held: Iterable[SampleKey]) -> tuple[int, int]:
         """Return the position of the oldest buffered sample, or of the next one."""
         # A sample's number is its position times the number of slices, plus the slice's number.
-        places = [(pass_, number // self._part.num_parts) for _, pass_, number in held]
+        num_parts = self._part.place.num_parts
+        places = [(pass_, number // num_parts) for _, pass_, number in held]
         return min([self._position, *places])
 
     def _check_place(self, epoch: int, base: State | None, held: Iterable[SampleKey]) -> None:
@@ -354,7 +348,7 @@ class StreamSampler:
                 f"{state['size']} when the state was saved{SAME_SAMPLES}"
             )
         self._check_place(epoch, state["base"], held)
-        items = self._by_index(wanted) if self._part.has_index else self._replay(state, wanted)
+        items = read_again(self._part, self._position, state["base"], wanted)
         ids: Iterable[Any] = repeat(None)
         if self._stream.tokenizer is not None:
             ids = self._decoder.encode([(item, number) for _, number, item in items])
@@ -370,29 +364,4 @@ class StreamSampler:
                 f"stream {self._name!r}: the state holds sample {missing[0][2]} of pass "
                 f"{missing[0][1]}, which the source does not give again{SAME_SAMPLES}"
             )
-        return found
-
-    def _by_index(self, wanted: Iterable[tuple[int, int]]) -> list[tuple[int, int, Any]]:
-        self._part.begin(*self._position)
-        return [(pass_, number, own_copy(self._part.get(number))) for pass_, number in wanted]
-
-    def _replay(
-        self, state: State, wanted: Container[tuple[int, int]]
-    ) -> list[tuple[int, int, Any]]:
-        """Read the source again up to the state's position; return the wanted items."""
-        part = self._part
-        part.resume(state["base"])
-        found: list[tuple[int, int, Any]] = []
-        while (part.pass_, part.taken) < self._position:
-            items = part.read()
-            if items is None:
-                pass_, taken = self._position
-                if part.pass_ >= pass_:
-                    raise DataError(
-                        f"stream {self._name!r}: the state is {taken} samples into pass "
-                        f"{pass_}, but the source gave {part.taken}{SAME_SAMPLES}"
-                    )
-                part.begin(part.pass_ + 1)
-            elif (items.pass_, items.numbers[0]) in wanted:
-                found.append((items.pass_, items.numbers[0], own_copy(items.values[0])))
         return found

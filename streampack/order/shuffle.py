@@ -73,12 +73,7 @@ def _scratch(length: int) -> Scratch:
 
 @compiled
 def _put_rows(
-    rows: Int64Array,
-    places: Int64Array,
-    taken: Int64Array,
-    begin: int,
-    number: int,
-    passes: int,
+    rows: Int64Array, places: Int64Array, taken: Int64Array, begin: int, number: int, passes: int
 ) -> None:
     """Write stream, pass, and rows begin, begin + 1, ... of `taken` to `places` in `rows`."""
     for turn in range(len(places)):

@@ -104,10 +104,7 @@ class BatchReader:
     ) -> list[Any]:
         """Make the batches of a plan from its rows.
 
-        Args:
-            plan: The plan.
-            rows: Its rows.
-            tokens: The tensors that these consist of, one per batch, if batches keep them.
+        If batches keep the rows, `tokens` are the tensors that these consist of, one per batch.
         """
         steps = [(plan.epoch, position) for position in plan.positions]
         positions = self.packing.positions

@@ -93,12 +93,9 @@ class SharedEpochCounter:
         self._view[NEXT] = epoch
 
     def begin(self, worker: int, key: str, epoch: int | None = None) -> int:
-        """Begin an iteration and return its epoch.
+        """Begin an iteration and return its epoch: the next one, unless `epoch` is given.
 
-        Args:
-            worker: Index of the worker; 0 if there are none.
-            key: The same in all workers of the iteration, and in no other iteration.
-            epoch: Use this epoch, instead of the next.
+        `key` is the same in all workers of the iteration, and in no other iteration.
         """
         tag = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "little") | 1
         if epoch is None:

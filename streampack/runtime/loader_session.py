@@ -21,12 +21,7 @@ from streampack.runtime.worker_processes import WorkerOptions
 
 
 class LoaderSession(Generic[Engine]):
-    """Iterates over a dataset, one iteration at a time with worker processes.
-
-    Args:
-        engine: The dataset's engine.
-        options: Options of prefetching and workers.
-    """
+    """Iterates over a dataset, one iteration at a time with worker processes."""
 
     def __init__(self, engine: Engine, options: WorkerOptions) -> None:
         self.engine = engine

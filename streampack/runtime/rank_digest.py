@@ -49,11 +49,8 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
     """Compare the inputs to planning over all ranks of torch's process group; all must call it.
 
     Nothing is compared if torch.distributed is not initialised, if `world` differs from the process
-    group (as in an evaluation on one rank), or outside the main thread.
-
-    Args:
-        get_view: Returns this rank's inputs to planning; called only where they are compared.
-        world: This rank among those that share the data.
+    group (as in an evaluation on one rank), or outside the main thread. `get_view` is called only
+    where views are compared.
 
     Raises:
         DataError: Naming the ranks and the stream, if a stream differs.

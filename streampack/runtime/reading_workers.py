@@ -19,25 +19,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.runtime.worker_messages import Failed
 from streampack.runtime.worker_pool import SHARED_MEMORY
 
 
-class Read(Protocol):
-    """A worker's function, picklable together with its tasks."""
-
-    def __call__(self, task: Any, /) -> Any:
-        """Read one planned batch."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads:
     """Work of a `Pool`: reads a group of tasks, up to the first that fails."""
 
-    read: Read
+    read: Callable[[Any], Any]
+    """Reads one planned batch; picklable."""
 
     def __call__(self, _given: None) -> Callable[[tuple[Any, ...]], list[Any]]:
         """Begin an iteration; needs no setup."""
@@ -86,12 +80,7 @@ class SharedMemory:
 
     @classmethod
     def asked(cls, num_ranks: int, folder: Path = SHARED_MEMORY) -> SharedMemory:
-        """Query the system.
-
-        Args:
-            num_ranks: Ranks that share the folder.
-            folder: Torch's folder for shared memory.
-        """
+        """Query the system; `num_ranks` share torch's folder for shared memory."""
         free = None
         with suppress(OSError):
             status = os.statvfs(folder)
@@ -103,14 +92,7 @@ class SharedMemory:
         return self.free is None or self.num_ranks * num_bytes <= self.free
 
     def check(self, num_bytes: int) -> None:
-        """Refuse workers whose batches do not fit in shared memory.
-
-        Args:
-            num_bytes: Bytes of shared memory for a rank's batches.
-
-        Raises:
-            ConfigError: Naming the bytes needed, and those that are free.
-        """
+        """Refuse workers whose batches, of `num_bytes` in each rank, do not fit."""
         if not self.has(num_bytes):
             raise ConfigError(
                 f"{self.folder} has {self.free} bytes free, but workers hand batches over in it "

@@ -36,9 +36,7 @@ Position = TypeVar("Position")
 class ResumableRun(Generic[Iteration, Position]):
     """The iterations of a dataset: which one is current, its epoch and its position.
 
-    Args:
-        world: This process's rank.
-        finds_world: Whether the rank was found in the process's surroundings, which may change.
+    With `finds_world`, the rank was found in the process's surroundings, which may change.
     """
 
     size: str
@@ -188,13 +186,7 @@ Engine = TypeVar("Engine", bound=ResumableRun[Any, Any])
 
 
 class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
-    """Base of the datasets: what users call, on an engine.
-
-    Args:
-        engine: The dataset's engine.
-        streams: The streams, as users see them.
-        stream_names: Their names.
-    """
+    """Base of the datasets: what users call, on an engine."""
 
     def __init__(self, engine: Engine, streams: list[Any], stream_names: list[str]) -> None:
         super().__init__()

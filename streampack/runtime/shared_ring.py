@@ -56,11 +56,6 @@ class RingResult:
 class Ring:
     """Slots in shared memory, each for the rows of a batch; workers inherit the mapping.
 
-    Args:
-        num_slots: Batches that may be in flight.
-        reader: Reader of these batches.
-        num_rows: Rows of a batch.
-
     Raises:
         RuntimeError: From torch, if shared memory cannot hold them.
     """

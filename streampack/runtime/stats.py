@@ -10,10 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from streampack._numba import compiled
 from streampack.plan import Recipe
 from streampack.types import LENGTH, NO_SEGMENTS, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs
 
+COUNTED = ("samples", "tokens", "split", "truncated", "dropped")
+"""What is counted of each stream. A sample counts with its first segment."""
+SAMPLES, TOKENS, SPLIT, TRUNCATED, DROPPED = range(len(COUNTED))
 MAX_UNCOUNTED = 64  # runs of packs that were planned together; about 10 KB each
+
+
+@compiled
+def count_segments(segments: Int64Array, counts: Int64Array) -> None:
+    """Add the samples, tokens and splits of segments, shape (n, 6), to counts by stream."""
+    for i in range(len(segments)):
+        stream, length = segments[i, STREAM], segments[i, LENGTH]
+        counts[stream, TOKENS] += length
+        if segments[i, START] == 0:
+            counts[stream, SAMPLES] += 1
+            if length < segments[i, TOTAL]:
+                counts[stream, SPLIT] += 1
 
 
 def shares(counts: list[int]) -> list[float]:
@@ -38,7 +54,7 @@ def delivery_report(
 
     Args:
         names: The streams' names.
-        counts: By key, the count of each stream; `samples` and `tokens` among them.
+        counts: By key, the count of each stream; those of `COUNTED` among them.
         targets: What the streams' shares are derived from.
         packs: Packs delivered.
         slots: Token slots in these packs.
@@ -62,19 +78,11 @@ def delivery_report(
 
 
 class DeliveryStats:
-    """Counts of samples, tokens and packs that this rank delivered.
-
-    Args:
-        recipe: Has the streams' names and their targets.
-    """
+    """Counts of samples, tokens and packs that this rank delivered."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        num = len(recipe.streams)
-        self._samples = np.zeros(num, np.int64)
-        self._tokens = np.zeros(num, np.int64)
-        self._split = np.zeros(num, np.int64)
-        self._truncated = np.zeros(num, np.int64)
+        self._counts = np.zeros((len(recipe.streams), len(COUNTED)), np.int64)
         self._num_packs = 0
         self._num_slots = 0  # of these packs
         self._slot_tokens = 0  # tokens that they could hold
@@ -103,24 +111,13 @@ class DeliveryStats:
         return self._num_slots
 
     def _count(self) -> None:
-        delivered = self._uncounted
+        delivered, self._uncounted = self._uncounted, []
         segments = np.concatenate([NO_SEGMENTS, *(packs.segments for packs in delivered)])
-        self._uncounted = []
-        num = len(self._samples)
-        streams = segments[:, STREAM]
-        begins = segments[:, START] == 0
-        self._samples += np.bincount(streams[begins], minlength=num)
-        # A split sample is counted with its first segment, which ends before the sample does.
-        cut = begins & (segments[:, LENGTH] < segments[:, TOTAL])
-        self._split += np.bincount(streams[cut], minlength=num)
+        count_segments(segments, self._counts)
         if self._recipe.packing.overflow == "truncate":
-            # A truncated sample that is also split counts with its first segment, like all samples.
-            longest = [self._recipe.packing_of(number).max_seq_len for number in range(num)]
-            full = segments[:, TOTAL] == np.array(longest)[streams]
-            self._count_truncated(segments[begins & full])
-        self._tokens += np.bincount(streams, weights=segments[:, LENGTH], minlength=num).astype(
-            np.int64
-        )
+            longest = [self._recipe.packing_of(n).max_seq_len for n in range(len(self._counts))]
+            full = segments[:, TOTAL] == np.array(longest)[segments[:, STREAM]]
+            self._count_truncated(segments[(segments[:, START] == 0) & full])
 
     def _count_truncated(self, segments: Int64Array) -> None:
         """Count the full-length segments whose samples are longer."""
@@ -132,7 +129,7 @@ class DeliveryStats:
             for shard in np.unique(shards).tolist():
                 places = samples[shards == shard] - stream.first_sample[shard]
                 longer = stream.lengths_of(shard)[places] > longest
-                self._truncated[number] += int(longer.sum())
+                self._counts[number, TRUNCATED] += int(longer.sum())
 
     def _targets(self) -> list[int]:
         streams = self._recipe.streams
@@ -146,23 +143,12 @@ class DeliveryStats:
         ]
 
     def stats(self, dropped: list[int]) -> dict[str, Any]:
-        """Return the counts as plain numbers.
-
-        Args:
-            dropped: Dropped samples of each stream, which do not appear in plans.
-        """
+        """Return the counts; plans lack the samples `dropped`, counted by stream."""
         self._count()
-        recipe = self._recipe
-        counts = {
-            "samples": self._samples.tolist(),
-            "tokens": self._tokens.tolist(),
-            "split": self._split.tolist(),
-            "truncated": self._truncated.tolist(),
-            "dropped": dropped,
-        }
+        counts = dict(zip(COUNTED, self._counts.T.tolist(), strict=True))
         return delivery_report(
-            recipe.names,
-            counts,
+            self._recipe.names,
+            counts | {"dropped": dropped},
             self._targets(),
             packs=self._num_packs,
             slots=self._slot_tokens,

@@ -32,11 +32,7 @@ _groups: dict[str, Any] = {}  # torch's default group, and the group made for it
 
 
 class StepAgreement:
-    """The ranks of torch's process group that take their steps together.
-
-    Args:
-        world: This rank among those that share the data.
-    """
+    """The ranks of torch's process group that take their steps together."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -64,12 +60,7 @@ class StepAgreement:
         )
 
     def all_have(self, has_batch: bool, epoch: int, step: int) -> int:
-        """Return how many ranks have a batch. Collective: every rank must call it.
-
-        Args:
-            has_batch: Whether this rank has one.
-            epoch: The epoch that this rank is in.
-            step: Steps of it that this rank has taken.
+        """Return how many ranks have a batch after `step` steps of `epoch`; all must call it.
 
         Raises:
             WorkerError: If another rank failed, or does not answer.

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from streampack.batch.batch import Batch, make_batch
+from streampack.batch.batch import Batch, Step, make_batches
 from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter, to_native
 from streampack.errors import ConfigError
@@ -74,8 +74,7 @@ class BatchInputs:
     """Its tokens, which are not written to any more."""
     packs: Packs
     """The plan of these rows."""
-    epoch: int
-    position: int
+    step: Step
     positions: str
     """"restart" or "continue"."""
     convert: Formatter
@@ -83,13 +82,9 @@ class BatchInputs:
 
     def make(self) -> Any:
         """Make the batch."""
-        native = make_batch(
-            self.rows,
-            self.packs,
-            epoch=self.epoch,
-            position=self.position,
-            positions=self.positions,
-            blocks=_BLOCKS,
+        steps = [self.step]
+        [native] = make_batches(
+            self.rows, self.packs, steps=steps, positions=self.positions, blocks=_BLOCKS
         )
         if self.convert is to_native:
             return native
@@ -100,9 +95,7 @@ class BatchInputs:
 class CompactPickleBatch(dict[str, Any]):
     """A batch of a dataset, which other processes receive as a plain dict.
 
-    Args:
-        batch: The batch.
-        inputs: The inputs it was made of, if known.
+    `inputs` is what it was made of, if known.
 
     >>> import copy, pickle
     >>> batch = CompactPickleBatch({"epoch": 3})
@@ -125,12 +118,7 @@ class CompactPickleBatch(dict[str, Any]):
 
 
 def transferable(batch: Any, inputs: BatchInputs | None = None) -> Any:
-    """Wrap a batch so that it is not stacked and is sent in one piece, if it is a dict.
-
-    Args:
-        batch: A batch in any format.
-        inputs: The inputs it was made of, if known.
-    """
+    """Wrap a batch so that it is not stacked and is sent in one piece, if it is a dict."""
     if type(batch) is not dict:
         return batch
     _register()
@@ -177,8 +165,7 @@ class TransferReader:
         inputs = BatchInputs(
             rows=rows,
             packs=plan.packs,
-            epoch=plan.epoch,
-            position=plan.position,
+            step=(plan.epoch, plan.position),
             positions=read.packing.positions,
             convert=read.convert,
         )

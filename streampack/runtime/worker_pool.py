@@ -42,12 +42,7 @@ REASONS = {
 
 
 class _Session:
-    """Workers that serve consecutive iterations, until one dies or the session is torn.
-
-    Args:
-        serve: Makes the work of an iteration, in each worker.
-        options: How the workers are started.
-    """
+    """Workers that serve consecutive iterations, until one dies or the session is torn."""
 
     def __init__(self, serve: Serve, options: WorkerOptions) -> None:
         self.pid = os.getpid()

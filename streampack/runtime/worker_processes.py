@@ -51,12 +51,9 @@ class WorkerOptions:
 
 
 class WorkerProcesses:
-    """The processes of a session; all methods but `end` and `wait_until` run in the keeper.
+    """The processes of a session, which end when it is freed.
 
-    Args:
-        serve: Makes the work of an iteration, in each worker.
-        options: How the processes are started.
-        session: The loop's session; when it is freed, the processes end.
+    All methods but `end` and `wait_until` run in the keeper.
     """
 
     def __init__(self, serve: Serve, options: WorkerOptions, session: object) -> None:

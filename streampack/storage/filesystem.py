@@ -24,9 +24,10 @@ import shutil
 import stat
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -73,38 +74,44 @@ class FileState(NamedTuple):
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-class _Mapped:
-    """A file's mapped pages, unmapped once no array refers to them."""
+# munmap as the callback of a weak reference, which is its last argument: C ignores it.
+_unmap = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.py_object)(
+    ("munmap", _libc)
+)
+_NOT_MAPPED = 1  # no page begins there, so unmapping it does nothing; numpy refuses 0
 
-    _address: int | None = None  # a signal handler may raise as __init__ begins
+
+class _Mapped:
+    """A file's mapped pages, unmapped once no array refers to them.
+
+    A signal handler may raise between any two instructions of Python, also in a `__del__`. So the
+    address is kept, and the pages are unmapped, by C functions alone.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._size, self._address = 0, None
         self._path = os.fspath(path)
+        self._address = address = ctypes.c_void_p(_NOT_MAPPED)
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             state = os.fstat(number)
-            options = (mmap.PROT_READ, mmap.MAP_SHARED, number, 0)
-            address = _libc.mmap(None, state.st_size, *options) if state.st_size else None
-            if address == _MAP_FAILED:
+            self._size, self._file = state.st_size, (state.st_dev, state.st_ino)
+            self._end = weakref.ref(self, partial(_unmap, address, self._size))
+            if self._size:
+                keep = partial(setattr, address, "value")
+                options = (None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, number, 0)
+                list(map(keep, map(_libc.mmap, *zip(options))))
+            if address.value == _MAP_FAILED:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), self._path)
         finally:
             os.close(number)
-        self._size, self._address = state.st_size, address
-        self._file = (state.st_dev, state.st_ino)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        data = (self._address or 1, True)  # numpy rejects a null address, even for an empty file
+        data = (self._address.value, True)
         return {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": data}
-
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
-        if self._address is not None:
-            munmap(self._address, self._size)
 
     def is_cut(self) -> bool:
         """Return whether the file is now shorter than its mapping."""

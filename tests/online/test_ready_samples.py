@@ -64,7 +64,7 @@ def test_columns_are_a_queue_of_samples(steps, has_labels):
             if kind == "one":
                 ready.append((*place, num + 2), (tokens, None, tokens))
             else:
-                ready.append_complex(place, ComplexSample(tokens))
+                ready.append((*place, 0), (ComplexSample(tokens), None, None))
             expected.append((*place, num + 2 if kind == "one" else 0, tokens.tolist()))
         number += 10
 

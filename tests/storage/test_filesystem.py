@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -181,11 +180,3 @@ def test_the_boot_is_the_same_until_the_machine_starts_anew(tmp_path, monkeypatc
     assert LocalFilesystem().boot_id() == LocalFilesystem().boot_id()
     monkeypatch.setattr(disk_module, "BOOT_ID", Path(tmp_path / "none"))
     assert LocalFilesystem().boot_id() == ""
-
-
-def test_an_interrupt_as_a_file_is_mapped_leaves_nothing_to_be_told_of(monkeypatch):
-    # A signal handler may raise as __init__ begins; Python then drops the object, still empty.
-    told = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
-    disk_module._Mapped.__new__(disk_module._Mapped)
-    assert not told

@@ -178,9 +178,6 @@ def to_llm_foundry(batch: Batch) -> dict[str, Any]:
 
     Labels are unshifted. Set ``attn_uses_sequence_id`` in the model's config, or segments leak.
 
-    Args:
-        batch: A native batch.
-
     Returns:
         input_ids, labels: int64, shape (B, S).
         attention_mask: int64, shape (B, S): 0 for padding at a row's end.

@@ -30,11 +30,7 @@ TitanBatch: TypeAlias = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 def to_torchtune(
-    batch: Batch,
-    *,
-    shifted: bool = False,
-    mask: Mask = "bool",
-    padding: PaddingMask = "identity",
+    batch: Batch, *, shifted: bool = False, mask: Mask = "bool", padding: PaddingMask = "identity"
 ) -> dict[str, Any]:
     """Return the inputs of torchtune's recipes, which pop labels and call ``model(**batch)``.
 
@@ -72,9 +68,6 @@ def to_torchtitan(batch: Batch) -> TitanBatch:
 
     Labels are shifted.
 
-    Args:
-        batch: A native batch.
-
     Returns:
         The inputs: input and positions, int64, shape (B, S); and the labels, int64, shape (B, S).
         Of a slice, shape (B, S / n): the parts that torchtitan's trainer cuts of whole rows. A mask
@@ -93,9 +86,6 @@ def to_torchtitan_flat(batch: Batch) -> TitanBatch:
     """Return the inputs and labels of torchtitan's newer trainer, all packs in one row, T = B * S.
 
     Labels are shifted.
-
-    Args:
-        batch: A native batch.
 
     Returns:
         The inputs: input and positions, int64, shape (T,); and the labels, int64, shape (T,). Of a

@@ -88,6 +88,16 @@ def get_format(batch_format: BatchFormat) -> Formatter:
     return FORMATS[batch_format]
 
 
+def unwrapped(convert: Formatter) -> tuple[Formatter, dict[str, Any]]:
+    """Return a format's function and the options that ``functools.partial`` gives it."""
+    return (convert.func, convert.keywords) if isinstance(convert, partial) else (convert, {})
+
+
+def name_of(convert: Formatter) -> str:
+    """Return the name of one of `FORMATS`."""
+    return getattr(convert, "__name__", "").removeprefix("to_")
+
+
 def is_builtin(convert: Formatter) -> bool:
     """Whether a function is one of `FORMATS`.
 
@@ -115,9 +125,7 @@ def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 
             `packing` continues them, or it cannot tell the documents of several packs apart.
     """
     convert = get_format(batch_format)
-    bare, options = convert, {}
-    if isinstance(convert, partial):
-        bare, options = convert.func, convert.keywords
+    bare, options = unwrapped(convert)
     _check_varlen(bare, packing)
     if bare is to_llama_factory:
         if options.get("dense"):
@@ -126,7 +134,7 @@ def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 
     continues = packing.positions == "continue" and packing.overflow == "split"
     if continues and any(bare is formatter for formatter in EDGES_BY_POSITION):
         raise ConfigError(
-            f"batch_format={bare.__name__.removeprefix('to_')!r} shows edges by positions that "
+            f"batch_format={name_of(bare)!r} shows edges by positions that "
             "restart at 0, but with Packing(positions='continue') they continue where a sample "
             "was cut; set positions='restart'"
         )
@@ -137,10 +145,9 @@ def _check_varlen(convert: Formatter, packing: Packing) -> None:
     """Refuse packs of equal cost in a built-in format whose attention has a cost of its own."""
     if packing.max_cost is None or not is_builtin(convert) or any(convert is f for f in VARLEN):
         return
-    name = convert.__name__.removeprefix("to_")
-    usable = ", ".join(repr(f.__name__.removeprefix("to_")) for f in VARLEN)
+    usable = ", ".join(repr(name_of(varlen)) for varlen in VARLEN)
     raise ConfigError(
         f"Packing(max_cost={packing.max_cost}) is for varlen attention, whose cost is that of the "
-        f"samples; batch_format={name!r} computes whole rows: choose one of {usable}, or leave "
-        "max_cost out"
+        f"samples; batch_format={name_of(convert)!r} computes whole rows: choose one of {usable}, "
+        "or leave max_cost out"
     )
