@@ -218,7 +218,9 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     for key in (*TOTALS, *MARKS):
         FLOW_CHECKS.integer(key, flow.get(key), 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
-        raise FLOW_CHECKS.error("epoch", flow.get("epoch"), wanted=f"{epoch}, the state's epoch")
+        raise FLOW_CHECKS.error(
+            "epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch"
+        )
     num_tokens = sum(row[TOKENS] for row in counts)
     num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
     # Every batch has a pack, and every pack a token.
