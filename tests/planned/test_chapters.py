@@ -581,3 +581,26 @@ def test_an_exhausted_stream_ends_the_run_or_is_refused(folders, method):
     assert 0 < len(batches) == len(dataset) < 160
     with pytest.raises(ConfigError, match=r"stream 'math' reaches max_passes=2 at step \d+ of"):
         limited(folders, 2, method, on_exhausted="error")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_is_described_with_the_steps_at_which_streams_run_out(folders, method):
+    write_lengths(Path(folders["math"]))
+    described = report.describe_run(limited(folders, 3, method))
+    loader = PackedDataLoader(limited(folders, 3, method))
+    # The step from which on no more of it comes, and the packs that others gave for it.
+    last = 0
+    for number, batch in enumerate(loader):
+        names = loader.dataset.stream_names
+        last = number if "math" in {names[row[1]] for row in batch["segments"].tolist()} else last
+    step = described["exhausted"]["math"]
+    # Under "random", samples that were drawn long before may wait in the packer.
+    assert abs(last // 4 - step) <= 5 or method == "random"
+    assert list(described["exhausted"]) == ["math"]
+    assert described["ended_by"] is None
+    assert loader.stats()["substituted"] > 5
+    assert report.describe_run(limited(folders, 100, method))["exhausted"] == {}
+    ended = limited(folders, 5, method, on_exhausted="end")
+    described = report.describe_run(ended)
+    assert described["ended_by"] == "math"
+    assert sum(chapter["steps"] for chapter in described["chapters"]) * 4 == len(ended)
