@@ -24,6 +24,7 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import DevicePlan, DeviceView, Progress, nearest_divisors
+from streampack.plan.chapter_recipes import chapter_slots
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
@@ -305,7 +306,9 @@ class RunEngine(PlanEngine):
         progress = self._after_edge(self._reached)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
-        slots = self.run.num_slots(number)
+        # As written: a stream that ends the run may have no share in what is amended.
+        max_seq_len = self.run.recipes[number].packing.max_seq_len
+        slots = chapter_slots(self._chapters[number], max_seq_len, size)
         left = None if slots is None else slots // size - steps
         if left == 0:
             raise ConfigError(

@@ -604,3 +604,19 @@ def test_a_run_is_described_with_the_steps_at_which_streams_run_out(folders, met
     described = report.describe_run(ended)
     assert described["ended_by"] == "math"
     assert sum(chapter["steps"] for chapter in described["chapters"]) * 4 == len(ended)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_amendment_without_the_stream_that_ends_a_run_lets_it_go_on(folders, method):
+    write_lengths(Path(folders["math"]))
+    loader, got = PackedDataLoader(limited(folders, 5, method, on_exhausted="end")), []
+    before = len(loader)
+    for batch in loader:
+        got.append(key(batch))
+        if len(got) == 82:
+            loader.amend(weights={"web": 1})
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert before < len(got) == 160
+    resumed = PackedDataLoader(limited(folders, 5, method, on_exhausted="end"))
+    resumed.load_state_dict(state)
+    assert keys(resumed) == got[82:]
