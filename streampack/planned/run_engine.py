@@ -42,7 +42,7 @@ from streampack.planned.device_view import balance_in_state, check_balance, devi
 from streampack.planned.engine import PlanEngine
 from streampack.planned.run_build import build_run, chapter_spec
 from streampack.planned.run_chapters import RunChapters
-from streampack.planned.run_resume import fitting_run, read_skips
+from streampack.planned.run_resume import fitting_run, read_skips, skip_problem
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.streams import MdsStream
 from streampack.types import State
@@ -266,8 +266,11 @@ class RunEngine(PlanEngine):
                 f"{own.batch_size}; set batch_size to "
                 f"{nearest_divisors(progress.position, own.batch_size)}, on any number of ranks"
             )
+        skips = sorted({*self._skips, *skips})
+        if (problem := skip_problem(run, progress, view.window, skips)) is not None:
+            raise ResumeError(problem)
         self._running_chapters = chapters
-        self._skips = sorted({*self._skips, *skips})
+        self._skips = skips
         self._use_run(run)
         self._place = place
         self._use_chapter(current)
@@ -332,7 +335,11 @@ class RunEngine(PlanEngine):
         progress = self._after_edge(self._reached)
         size = self.run.recipes[progress.epoch].global_batch_size
         first = self.run.steps_before(progress.epoch) + -(-progress.position // size)
-        self._skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
+        skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
+        window = self._views()[progress.epoch].window
+        if (problem := skip_problem(self.run, progress, window, skips)) is not None:
+            raise ConfigError(problem)
+        self._skips = skips
         place = self._place_at(self._reached)
         self._start = self.at = self._reached
         self._running, self._place = None, place
