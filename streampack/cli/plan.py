@@ -22,6 +22,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Plan
 from streampack.errors import ConfigError
+from streampack.report.chapters import chapter_notes
 from streampack.world import World
 
 
@@ -38,12 +39,8 @@ def run(options: Plan) -> None:
         return
     console = Console()
     console.print(report.chapter_table(chapters))
-    console.print("steps and tokens are exact; passes are expected, for packs that are full")
-    if chapters["stands_at"]:
-        place = chapters["stands_at"]
-        console.print(
-            f"the state stands in chapter {place['chapter']}, at its step {place['step']}"
-        )
+    for note in chapter_notes(chapters):
+        console.print(note)
 
 
 def _read_state(path: Path) -> Any:

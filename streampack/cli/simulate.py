@@ -18,6 +18,7 @@ from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Simulate
+from streampack.report.chapters import chapter_notes
 from streampack.world import World
 
 
@@ -34,7 +35,12 @@ def run(options: Simulate) -> None:
         sys.stdout.write(json.dumps({"config": str(options.config), **stats}) + "\n")
         return
     if described.chapters is not None:
-        view = report.chapter_table(stats) if options.steps is None else report.stats_table(stats)
-        Console().print(view)
+        console = Console()
+        if options.steps is not None:
+            console.print(report.stats_table(stats))
+            return
+        console.print(report.chapter_table(stats))
+        for note in chapter_notes(stats):
+            console.print(note)
         return
     Console().print(report.simulation_view(stats, weight_unit=described.mixing.weight_unit))

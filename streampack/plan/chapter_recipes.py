@@ -61,14 +61,12 @@ def chapter_recipes(
             tuple(chapter.shares(at_end=at_end).get(name, Fraction(0)) for name in names)
             for at_end in (False, True)
         )
-        num_slots = _num_slots(chapter, own_packing.max_seq_len, size)
-        stop = chapter.stop_after
         plan = ChapterPlan(
             number=number,
             begin=begin,
             end=end,
-            num_slots=num_slots if stop is None else stop * size,
-            ramp_slots=num_slots or 0,
+            num_slots=chapter_slots(chapter, own_packing.max_seq_len, size),
+            ramp_slots=_ramp_slots(chapter, own_packing.max_seq_len, size) or 0,
         )
         recipes.append(
             Recipe(
@@ -88,9 +86,16 @@ def chapter_recipes(
     return recipes
 
 
-def _num_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
+def chapter_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
     """Return the packs of a chapter, whole global batches of `size`; None: it has no end."""
-    if chapter.is_open:
+    if chapter.stop_after is not None:
+        return chapter.stop_after * size
+    return _ramp_slots(chapter, max_seq_len, size)
+
+
+def _ramp_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
+    """Return the packs of a chapter that is not left before its end."""
+    if chapter.until is None and chapter.steps is None:
         return None
     tokens = int(chapter.until or 0)
     steps = chapter.steps or max((2 * tokens + size * max_seq_len) // (2 * size * max_seq_len), 1)

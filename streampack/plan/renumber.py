@@ -56,9 +56,9 @@ class Renumbering:
         if not is_mixed:
             new["column"] = self._new[snapshot["column"]]
         else:
-            chunk, *values = snapshot["arrivals"]
+            chunk, yielded, *values = snapshot["arrivals"]
             due, cursors = values[: self._num_before], values[self._num_before :]
-            new["arrivals"] = [chunk, *self._values(due), *self._values(cursors)]
+            new["arrivals"] = [chunk, yielded, *self._values(due), *self._values(cursors)]
         new["overlong"] = self._values(snapshot["overlong"])
         new["packer"] = self._packer(snapshot["packer"])
         for name in ("pending", "waiting"):

@@ -134,8 +134,8 @@ def _used(recipe: Recipe, number: int, steps: int) -> Fraction:
     return token_share(recipe, number, slots) * slots * recipe.packing.max_seq_len
 
 
-def check_limits(recipes: list[Recipe]) -> tuple[int, int] | None:
-    """Return the chapter and step at which a stream ends the run; None: none does.
+def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:
+    """Return the chapter and step at which a stream ends the run, and its name; None: none does.
 
     Raises:
         ConfigError: If a stream must not be exhausted and would be, or if a chapter has only
@@ -157,7 +157,7 @@ def check_limits(recipes: list[Recipe]) -> tuple[int, int] | None:
                 "weight, end the run before, or set on_exhausted to 'substitute' or 'end'"
             )
         if is_end:
-            ends.append(place)
+            ends.append((*place, stream.name))
     end = min(ends, default=None)
     _check_enough(recipes if end is None else recipes[: end[0]])
     return end

@@ -32,9 +32,11 @@ class RunPlan:
 
     Args:
         recipes: The recipe of each chapter. They have the same streams and lanes.
+        ended_by: The stream that ends the run before its last chapter does; None: none.
     """
 
-    def __init__(self, recipes: Sequence[Recipe]) -> None:
+    def __init__(self, recipes: Sequence[Recipe], ended_by: str | None = None) -> None:
+        self.ended_by = ended_by
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
         self._starts = {0: first_place(self.recipes[0])}

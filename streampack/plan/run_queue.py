@@ -81,6 +81,11 @@ class RunPackQueue(PackQueue):
         """The chapter whose packing and shares it has."""
         return self._recipe.chapter.number if self._recipe.chapter else 0
 
+    @property
+    def num_substituted(self) -> int:
+        """Draws of the column that went to other streams because theirs was exhausted."""
+        return self._arrivals.num_substituted
+
     def turn(self, recipe: Recipe, number: int) -> None:
         """Begin the next chapter after `number` packs of the column."""
         chapter = recipe.chapter

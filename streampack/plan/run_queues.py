@@ -16,6 +16,7 @@ from streampack.plan.pack_queue import PackQueue
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_queue import RunPackQueue
+from streampack.plan.run_samples import num_substituted
 from streampack.plan.slots import ENDLESS
 from streampack.types import State
 
@@ -44,6 +45,20 @@ class RunQueues(PackQueues):
             (saved["lane"], saved["column"]): dict(enumerate(saved["begins"], saved["chapter"] + 1))
             for saved in snapshots
         }
+
+    @property
+    def num_substituted(self) -> int:
+        """Draws of the counted lanes that went to other streams because theirs was exhausted."""
+        counted = self._counted_lanes
+        now = [
+            queue.num_substituted
+            for (lane, _), queue in self._queues.items()
+            if lane in counted and isinstance(queue, RunPackQueue)
+        ]
+        parked = [
+            num_substituted(s["arrivals"]) for s in self._loaded.values() if s["lane"] in counted
+        ]
+        return sum(now) + sum(parked)
 
     def begin_of(self, lane: int, column: int, chapter: int) -> int:
         """Return the packs of a column before a chapter."""

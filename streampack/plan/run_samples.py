@@ -26,6 +26,7 @@ from streampack.plan.recipe import MAX_CURSOR, LaneStream, Recipe
 from streampack.plan.sample_order import LOOKAHEAD, SPARE, Blocks
 from streampack.types import Int64Array
 
+YIELD_SCALE = 1 << 16
 LEAST_CHUNK = 32  # samples of one stream that are drawn together, however few there are
 
 
@@ -50,6 +51,7 @@ class RunSamples:
         in_pass = self._streams[0].samples_in_pass
         self._chunk_size = min(CHUNK, max(in_pass, LEAST_CHUNK))
         self._chunk = 0
+        self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
         self.part = Fraction(0)
         """The fraction of the chapter that is planned."""
         self.turn(recipe)
@@ -58,6 +60,7 @@ class RunSamples:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
         self._fixed: list[Fraction] | None = None
+        self._exhausted = Fraction(0)  # the share of streams that give way to others
 
     def next(self) -> Int64Array:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
@@ -74,6 +77,7 @@ class RunSamples:
             self._chunk += 1
         else:
             counts, places = self._draw_by_tokens(shares)
+        self._yielded += int(counts.sum() * self._exhausted * YIELD_SCALE)
         rows = np.empty((int(counts.sum()), 4), np.int64)
         first = 0
         for number in np.flatnonzero(counts).tolist():
@@ -89,13 +93,19 @@ class RunSamples:
             return self._fixed
         chapter = self._recipe.chapter
         shares = chapter.shares_at(part) if chapter else []
-        pairs = zip(self._streams, shares, strict=True)
+        pairs = list(zip(self._streams, shares, strict=True))
         left = self._left()
         own = [
             share if not stream.is_empty and left[number] else Fraction(0)
             for number, (stream, share) in enumerate(pairs)
         ]
         whole = sum(own)
+        gone = [
+            share
+            for number, (stream, share) in enumerate(pairs)
+            if not stream.is_empty and not left[number]
+        ]
+        self._exhausted = sum(gone, Fraction(0))
         own = [share / whole for share in own] if whole else own
         if chapter and chapter.begin == chapter.end and (self._most == MAX_CURSOR).all():
             self._fixed = own
@@ -158,6 +168,11 @@ class RunSamples:
         counts = np.bincount(draws, minlength=len(self._streams))
         return counts, np.argsort(draws, kind="stable")
 
+    @property
+    def num_substituted(self) -> int:
+        """Draws that went to other streams because theirs was exhausted, since the run began."""
+        return num_substituted(self.state())
+
     def blocks(self) -> Callable[[], Blocks]:
         """Return a callable that computes the current shuffle blocks of each stream in use."""
         chapter = self._recipe.chapter
@@ -187,8 +202,8 @@ class RunSamples:
         return next(stream for stream in self._streams if stream.number == number)
 
     def state(self) -> list[int]:
-        """Return the next chunk, what is due to each stream, and the cursors."""
-        return [self._chunk, *self._due.tolist(), *self._cursors.tolist()]
+        """Return the next chunk, draws that gave way, what each stream is due, and the cursors."""
+        return [self._chunk, self._yielded, *self._due.tolist(), *self._cursors.tolist()]
 
     def restore(self, state: list[int]) -> None:
         """Resume from a saved `state`.
@@ -197,8 +212,13 @@ class RunSamples:
             ValueError: If it has another number of values.
         """
         num = len(self._streams)
-        if len(state) != 1 + 2 * num:
-            raise ValueError(f"{len(state)} values where {1 + 2 * num} are needed")
-        self._chunk = state[0]
-        self._due = np.array(state[1 : 1 + num], np.int64)
-        self._cursors = np.array(state[1 + num :], np.int64)
+        if len(state) != 2 + 2 * num:
+            raise ValueError(f"{len(state)} values where {2 + 2 * num} are needed")
+        self._chunk, self._yielded = state[:2]
+        self._due = np.array(state[2 : 2 + num], np.int64)
+        self._cursors = np.array(state[2 + num :], np.int64)
+
+
+def num_substituted(state: Sequence[int]) -> int:
+    """Return the draws that went to other streams up to a `state` of samples."""
+    return state[1] // YIELD_SCALE

@@ -106,6 +106,11 @@ class ChapterSequence(EpochSequence):
         return self._walk.place()
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether packs mix streams."""
+        return self._recipe.is_mixed
+
+    @property
     def places(self) -> deque[WalkPlace]:
         """The last places from which the chapter's walk can resume."""
         return self._walk.places
@@ -191,7 +196,12 @@ class RunSequence:
 
     @property
     def substituted(self) -> int:
-        """Slots that went to another stream because theirs was exhausted."""
+        """Slots that went to another stream because theirs was exhausted; with "random", draws.
+
+        Draws count when they are planned, each on one device.
+        """
+        if self._part.is_mixed:
+            return self._columns.num_substituted
         return self._substituted + self._part.substituted
 
     @property

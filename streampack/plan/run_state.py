@@ -207,11 +207,33 @@ def check_past(records: Sequence[dict[str, Any]], run: RunPlan, state: State) ->
             if is_length and own["ramp_steps"] is None and saved.get("ramp_steps") is None:
                 _check_length(number, position, value, run.recipes[number].global_batch_size)
             elif as_text(saved.get(key)) != as_text(value):
+                field, before, now = _difference(key, saved.get(key), value)
+                way_out = f"restore it, and edit chapters after chapters[{current}]"
+                if number == current and saved.get("ramp_steps") is None:
+                    way_out += ", or set its until and add a chapter"
                 raise ResumeError(
-                    f"chapters[{number}] ran with {key}={saved.get(key)!r:.300}, but this run has "
-                    f"{value!r:.300}; what ran cannot change: restore it, and edit chapters after "
-                    f"chapters[{current}], or set its until and add a chapter"
+                    f"chapters[{number}] ran with {field}={before!r:.300}, but this run has "
+                    f"{now!r:.300}; what ran cannot change: {way_out}"
                 )
+
+
+def _difference(key: str, saved: Any, own: Any) -> tuple[str, Any, Any]:
+    """Return the first part of a chapter's field that differs, and both its values."""
+    if not isinstance(saved, dict) or not isinstance(own, dict):
+        return key, saved, own
+    parts = sorted({*saved, *own}, key=str)
+    part = next((part for part in parts if saved.get(part) != own.get(part)), "")
+    before, now = saved.get(part), own.get(part)
+    if key != "weights":
+        return f"{key}.{part}", before, now
+    return f"{key}[{part!r}]", *(_share_text(value) for value in (before, now))
+
+
+def _share_text(share: Any) -> Any:
+    """Return a share as a chapter has it: the same at its begin and its end, or a ramp."""
+    if share is None:
+        return "no share"
+    return share[0] if isinstance(share, list) and share[:1] * 2 == share else share
 
 
 def _check_length(number: int, position: int, steps: int | None, size: int) -> None:

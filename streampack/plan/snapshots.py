@@ -56,10 +56,10 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
             CHECKS.integer("begins", begin, 0, MAX_INTEGER)
         column = _check_place(snapshot, recipe)
         num = 1 if not recipe.is_mixed else len(recipe.streams)
-        values = CHECKS.items("arrivals", snapshot["arrivals"], 1 + 2 * num)
+        values = CHECKS.items("arrivals", snapshot["arrivals"], 2 + 2 * num)
         for value in values:
             CHECKS.integer("arrivals", value, -MAX_TOKENS, MAX_TOKENS)
-        for value in [values[0], *values[1 + num :]]:
+        for value in [values[0], *values[2 + num :]]:
             CHECKS.integer("arrivals", value, 0, MAX_INTEGER)
         _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
         for name in ("pending", "waiting"):

@@ -293,7 +293,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
     def amend(self, weights: Mapping[str, Any]) -> None:
         """Change the weights of the run; see `PackedDataLoader.amend`."""
-        self._change(("weights", {k: str(v) for k, v in weights.items()}), "amend", weights)
+        # Also what is no mapping: a rank that raised alone would leave the others waiting.
+        shown = {k: str(v) for k, v in weights.items()} if isinstance(weights, Mapping) else weights
+        self._change(("weights", shown), "amend", weights)
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches; see `PackedDataLoader.skip`."""

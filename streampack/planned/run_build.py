@@ -137,7 +137,10 @@ def build_run(
     for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
         _check_sizes(number, own, recipe)
     end = check_limits(recipes)
-    return RunPlan(recipes if end is None else _ended(recipes, *end))
+    if end is None:
+        return RunPlan(recipes)
+    number, steps, name = end
+    return RunPlan(_ended(recipes, number, steps), ended_by=name)
 
 
 def _ended(recipes: list[Recipe], number: int, steps: int) -> list[Recipe]:

@@ -51,7 +51,9 @@ class RunChapters:
             left: The steps of its rest; None: it has no end.
         """
         running, origins = self.chapters[number], self.origins
-        rest = replace(running, weights=dict(weights), until=None, steps=left, stop_after=None)
+        if isinstance(weights, Mapping):
+            weights = dict(weights)  # the caller may change it later
+        rest = replace(running, weights=weights, until=None, steps=left, stop_after=None)
         parts = [replace(running, stop_after=after), rest] if after else [rest]
         num_more = len(parts) - 1
         return RunChapters(

@@ -24,6 +24,7 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import DevicePlan, DeviceView, Progress, nearest_divisors
+from streampack.plan.chapter_recipes import chapter_slots
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
@@ -41,7 +42,7 @@ from streampack.planned.device_view import balance_in_state, check_balance, devi
 from streampack.planned.engine import PlanEngine
 from streampack.planned.run_build import build_run, chapter_spec
 from streampack.planned.run_chapters import RunChapters
-from streampack.planned.run_resume import fitting_run, read_skips
+from streampack.planned.run_resume import fitting_run, read_skips, skip_problem
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.streams import MdsStream
 from streampack.types import State
@@ -273,8 +274,11 @@ class RunEngine(PlanEngine):
                 f"{own.batch_size}; set batch_size to "
                 f"{nearest_divisors(progress.position, own.batch_size)}, on any number of ranks"
             )
+        skips = sorted({*self._skips, *skips})
+        if (problem := skip_problem(run, progress, view.window, skips)) is not None:
+            raise ResumeError(problem)
         self._running_chapters = chapters
-        self._skips = sorted({*self._skips, *skips})
+        self._skips = skips
         self._use_run(run)
         self._place = place
         self._use_chapter(current)
@@ -313,7 +317,9 @@ class RunEngine(PlanEngine):
         progress = self._after_edge(self._reached)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
-        slots = self.run.num_slots(number)
+        # As written: a stream that ends the run may have no share in what is amended.
+        max_seq_len = self.run.recipes[number].packing.max_seq_len
+        slots = chapter_slots(self._chapters[number], max_seq_len, size)
         left = None if slots is None else slots // size - steps
         if left == 0:
             raise ConfigError(
@@ -337,7 +343,11 @@ class RunEngine(PlanEngine):
         progress = self._after_edge(self._reached)
         size = self.run.recipes[progress.epoch].global_batch_size
         first = self.run.steps_before(progress.epoch) + -(-progress.position // size)
-        self._skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
+        skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
+        window = self._views()[progress.epoch].window
+        if (problem := skip_problem(self.run, progress, window, skips)) is not None:
+            raise ConfigError(problem)
+        self._skips = skips
         place = self._place_at(self._reached)
         self._start = self.at = self._reached
         self._running, self._place = None, place

@@ -15,6 +15,7 @@ from typing import Any
 
 from streampack.chapters import Chapter
 from streampack.errors import ConfigError, ResumeError
+from streampack.plan import Progress
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_state import CHECKS, chapter_record, check_past
 from streampack.planned.build import DatasetSpec
@@ -99,3 +100,29 @@ def read_skips(state: State) -> list[tuple[int, int]]:
         first = CHECKS.integer("skip", first, 0, 2**62)
         read.append((first, CHECKS.integer("skip", stop, first, 2**62)))
     return read
+
+
+def skip_problem(
+    run: RunPlan, progress: Progress, window: int, skips: Sequence[tuple[int, int]]
+) -> str | None:
+    """Return why steps that are skipped are not whole for a world; None if they are.
+
+    Args:
+        run: The chapters.
+        progress: Where the run stands.
+        window: Packs that all ranks take together.
+        skips: Ranges [first, stop) of steps of the run.
+    """
+    chapter, size = progress.epoch, run.recipes[progress.epoch].global_batch_size
+    step = run.steps_before(chapter) + progress.position // size
+    slots = run.num_slots(chapter)
+    end = None if slots is None else run.steps_before(chapter) + slots // size
+    ahead = [skip for skip in skips if skip[1] > step and (end is None or skip[0] < end)]
+    if not ahead or progress.position % window == 0:
+        return None
+    first, stop = ahead[0]
+    return (
+        f"position {progress.position} lies inside a step of this world, whose steps have "
+        f"batch_size * ranks = {window} packs, so it does not read steps {first} to {stop - 1} "
+        "whole, which are skipped; set a smaller batch_size, or take a state after a whole step"
+    )

@@ -25,14 +25,15 @@ from rich.table import Table
 from streampack.errors import ConfigError
 from streampack.plan.chapter import ChapterPlan
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_limits import exhausted_at
 from streampack.plan.run_state import chapter_record
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_engine import RunEngine
 from streampack.report.bars import colour
+from streampack.report.plots import save_figure
 from streampack.runtime.resumable import engine_of
 from streampack.types import State
 
-DOTS_PER_INCH = 120
 OPEN_STEPS = 1000  # steps of a chapter without an end that tables and pictures show
 POINTS = 65  # places of a chapter at which a picture shows shares and passes
 
@@ -50,8 +51,9 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         `streams` (by name `begin` and `end`, its shares; `tokens`, the slots it gets times
         max_seq_len; `passes`, how often it was used by the chapter's end), `changes` (what differs
         from the chapter before) and `edits` (what differs from what the state knows). `is_exact`
-        shows which of these are exact and which are expected. `stands_at`: chapter and step of the
-        state; None without one.
+        shows which of these are exact and which are expected. `exhausted`: the expected step of the
+        run at which streams reach their max_passes, by name. `ended_by`: the stream that ends the
+        run then; None: none does. `stands_at`: chapter and step of the state; None without one.
 
     Raises:
         ConfigError: If the dataset has no chapters.
@@ -79,8 +81,10 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         first_step += chapter["steps"] or 0
     return {
         "chapters": chapters,
+        "exhausted": _exhausted(engine),
+        "ended_by": engine.run.ended_by,
         "stands_at": stands_at,
-        "is_exact": {"steps": True, "tokens": True, "passes": False},
+        "is_exact": {"steps": True, "tokens": True, "passes": False, "exhausted": False},
     }
 
 
@@ -123,6 +127,31 @@ def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[s
         "global_batch_size": size,
         "streams": streams,
     }
+
+
+def _exhausted(engine: RunEngine) -> dict[str, int]:
+    """Return the step of the run at which streams reach their max_passes, by name."""
+    run = engine.run
+    places = {
+        stream.name: exhausted_at(run.recipes, number)
+        for number, stream in enumerate(engine.recipe.streams)
+    }
+    return {name: run.steps_before(at[0]) + at[1] for name, at in places.items() if at is not None}
+
+
+def chapter_notes(described: Mapping[str, Any]) -> list[str]:
+    """Return what to know about a described run beside its table, one line each."""
+    notes = ["steps and tokens are exact; passes are expected, for packs that are full"]
+    for name, step in described["exhausted"].items():
+        notes.append(
+            f"stream {name!r} reaches max_passes at about step {step:,}; others take its place"
+        )
+    if described["ended_by"] is not None:
+        notes.append(f"the run ends before stream {described['ended_by']!r} reaches max_passes")
+    if described["stands_at"] is not None:
+        place = described["stands_at"]
+        notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")
+    return notes
 
 
 def _changes(before: Recipe, after: Recipe) -> list[str]:
@@ -185,12 +214,7 @@ def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
     lower.set(xlabel="tokens", ylabel="passes")
     handles, labels = lower.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 6))
-    part = path.with_name(f".{path.name}.part")
-    try:
-        figure.savefig(part, dpi=DOTS_PER_INCH, format=path.suffix[1:] or "png")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    save_figure(figure, path)
 
 
 def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:

@@ -42,6 +42,11 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour(number), label=name) for number, name in enumerate(names)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6))
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the path's suffix names; PNG without one."""
     # Written under a temporary name and renamed, so that a full disk leaves no broken picture.
     part = path.with_name(f".{path.name}.part")
     try:

@@ -16,9 +16,11 @@ from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.plan import run_samples
+from streampack.plan.device import counted_lanes
 from streampack.plan.run_limits import check_limits
+from streampack.plan.run_sequence import RunSequence
 from streampack.types import PASS, START, STREAM
-from tests.helpers.chapters import run_packs, run_plan
+from tests.helpers.chapters import device_packs, run_packs, run_plan, views_of
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 RNG = np.random.default_rng(0)
@@ -37,7 +39,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(run_samples, "CHUNK", 64)
 
 
-def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2):
+def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2, unit="samples"):
     chapters = [
         replace(chapter, packing=replace(chapter.packing, overflow=overflow))
         if chapter.packing
@@ -48,6 +50,7 @@ def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2):
         LENGTHS,
         chapters,
         method=method,
+        unit=unit,
         packing=Packing(max_seq_len=64, overflow=overflow),
         order=Order(seed=3, pack_shuffle=32),
         num_lanes=num_lanes,
@@ -158,3 +161,28 @@ def test_a_chapter_is_taken_if_it_uses_all_but_the_last_packs(method):
     packs = run_packs(plan, [RUN])
     assert len(packs) == steps * SIZE
     assert max(row[PASS] for _, _, rows in packs for row in rows) == 2
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices):
+    run = [replace(BOTH, steps=40), Chapter(weights={"web": 3, "math": 1, "code": 1}, steps=20)]
+
+    def counted(passes):
+        plan = plan_of(run, passes, "random", unit=unit)
+        total = draws = 0
+        for views in views_of([RUN] * 2, num_devices):
+            sequence = RunSequence(plan, views)
+            device_packs(sequence, views, 8)
+            total += sequence.substituted
+            for queue in sequence._columns:
+                if queue._lane in counted_lanes(plan.recipes[1], views[1]):
+                    draws += int(queue._arrivals._cursors.sum())
+        return total, draws
+
+    assert counted({}) == (0, counted({})[1])
+    total, draws = counted({"math": Fraction(1, 2)})
+    # Of 45 samples of math nothing is left soon: then half, later a fifth of the draws give way.
+    assert draws / 5 < total < draws / 2
+    total, _ = counted({"math": Fraction(100)})
+    assert total == 0
