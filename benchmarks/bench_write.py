@@ -1,4 +1,4 @@
-"""`streampack write` beside the tokenizer alone, on one core: one JSON line per compression.
+"""`streampack write` beside the tokenizer alone, on one core: one JSON line per case.
 
 ::
 
@@ -6,8 +6,9 @@
 
 Real text (the Python sources of this installation) as rows of JSON, and a BPE tokenizer trained on
 it. Both sides run in one thread, and the time is that of the core: other programs disturb little.
-One side is `encode_batch_fast` on texts in memory, whose ids are thrown away. The other reads the
-rows, tokenizes, encodes, compresses, hashes and writes the stream. Runs take turns.
+One side is the tokenizer, `encode_batch_fast` or gigatoken, on texts in memory; ids are thrown
+away. The other reads the rows, tokenizes, encodes, compresses, hashes and writes the stream. Runs
+take turns.
 """
 
 from __future__ import annotations
@@ -19,32 +20,46 @@ import statistics
 import time
 from pathlib import Path
 
+import gigatoken
 import record
 import tokenizers
 import zstandard
 from bench_tokenize import read_texts, train_tokenizer
 
 from streampack.write import RowFormat, WriteOptions, write_texts
+from streampack.write.tokenization import Backend
 
 BATCH_ROWS = 256
+CASES: tuple[tuple[Backend, str | None], ...] = (
+    ("huggingface", None),
+    ("huggingface", "zstd"),
+    ("gigatoken", "zstd"),
+)
 
 
-def tokenizer_alone(path: Path, texts: list[str]) -> float:
+def tokenizer_alone(path: Path, texts: list[str], backend: str) -> float:
     """Return tokens per second of a core."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    exact, fast = tokenizers.Tokenizer.from_file(str(path)), gigatoken.Tokenizer(str(path))
     begin = time.process_time()
     num_tokens = 0
     for first in range(0, len(texts), BATCH_ROWS):
         batch = texts[first : first + BATCH_ROWS]
-        num_tokens += sum(map(len, tokenizer.encode_batch_fast(batch, add_special_tokens=False)))
+        if backend == "gigatoken":
+            num_tokens += len(fast.encode_batch(batch, parallel=False).layout.content.data)
+        else:
+            num_tokens += sum(map(len, exact.encode_batch_fast(batch, add_special_tokens=False)))
     return num_tokens / (time.process_time() - begin)
 
 
-def written(rows: Path, out: Path, tokenizer: Path, compression: str | None) -> float:
+def written(
+    rows: Path, out: Path, tokenizer: Path, backend: Backend, compression: str | None
+) -> float:
     """Return tokens per second of a core."""
     shutil.rmtree(out, ignore_errors=True)
     options = WriteOptions(
-        rows=RowFormat(tokenizer=tokenizer), compression=compression, num_processes=1
+        rows=RowFormat(tokenizer=tokenizer, backend=backend),
+        compression=compression,
+        num_processes=1,
     )
     begin = time.process_time()
     num_tokens = write_texts([rows], out, options).num_tokens
@@ -52,7 +67,7 @@ def written(rows: Path, out: Path, tokenizer: Path, compression: str | None) -> 
 
 
 def main() -> None:
-    """Print a line for raw shards and one for zstd."""
+    """Print a line for each case."""
     parser = record.options(__doc__)
     parser.add_argument("--megabytes", type=float, default=20)
     args = parser.parse_args()
@@ -65,19 +80,23 @@ def main() -> None:
     rows = folder / "rows.jsonl.zst"
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     rows.write_bytes(zstandard.compress(lines.encode()))
-    for compression in (None, "zstd"):
+    for backend, compression in CASES:
         alone, ours = [], []
         for _ in range(args.runs):
-            alone.append(tokenizer_alone(tokenizer, texts))
-            ours.append(written(rows, folder / "stream", tokenizer, compression))
-        params = {"texts": len(texts), "compression": compression or "none", "vocabulary": 8192}
+            alone.append(tokenizer_alone(tokenizer, texts, backend))
+            ours.append(written(rows, folder / "stream", tokenizer, backend, compression))
+        params = {
+            "texts": len(texts),
+            "backend": backend,
+            "compression": compression or "none",
+            "vocabulary": 8192,
+        }
         fields = {
             "tokenizer_alone": [round(speed) for speed in alone],
             "ratio": round(statistics.median(ours) / statistics.median(alone), 3),
         }
-        line = record.line(
-            "write/tokenize", "tokens/s", ours, params, ("tokenizers", "zstandard"), **fields
-        )
+        libraries = ("gigatoken", "tokenizers", "zstandard")
+        line = record.line("write/tokenize", "tokens/s", ours, params, libraries, **fields)
         record.emit(line, args.out)
     shutil.rmtree(folder)
 

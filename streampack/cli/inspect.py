@@ -35,7 +35,7 @@ from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray,
 from streampack.write.commit import finished_parts
 from streampack.write.job import read_job
 from streampack.write.output import open_output
-from streampack.write.rows import load_tokenizer
+from streampack.write.tokenization import load_tokenizer
 
 MAX_SHARDS_SHOWN = 10
 MAX_BAD_ROWS_SHOWN = 5

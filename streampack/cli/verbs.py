@@ -42,6 +42,9 @@ class Write:
         Path | None,
         Option(help="A tokenizer.json, or a tokenizer's folder; without it, rows hold token ids."),
     ] = None
+    backend: Annotated[
+        str, Option(help="huggingface, or gigatoken: faster, and compared with it.")
+    ] = "huggingface"
     text: Annotated[str, Option(help="Column of the text.")] = "text"
     tokens: Annotated[
         str, Option(help="Column of the token ids; by default input_ids works too.")

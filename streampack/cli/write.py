@@ -57,6 +57,7 @@ def _options(options: Write) -> write.WriteOptions:
             tokens_field=options.tokens,
             chat_field=options.chat,
             extra_fields=tuple(options.columns or ()),
+            backend=cast("Any", options.backend),
         ),
         dtype=options.tokens_dtype,
         compression=None if options.compression == NO_COMPRESSION else options.compression,

@@ -25,7 +25,7 @@ from streampack.types import Int64Array
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse an object that cannot encode a list of texts, with a ConfigError."""
+    """Refuse an object that cannot encode a list of whole texts, with a ConfigError."""
     if isinstance(tokenizer, str):  # str.encode is unrelated
         raise ConfigError(
             f"tokenizer={tokenizer!r} is a name; load it and pass the tokenizer itself: "
@@ -36,6 +36,14 @@ def check_tokenizer(tokenizer: Any) -> None:
             f"tokenizer=<{type(tokenizer).__name__}> has no encode; pass a tokenizers.Tokenizer, "
             "a transformers tokenizer, or an object whose encode(texts) returns lists of token ids"
         )
+    # Of tokenizers: as saved in a tokenizer.json. Those of transformers do neither unless asked.
+    for option, off in (("truncation", "no_truncation"), ("padding", "no_padding")):
+        value = getattr(tokenizer, option, None)
+        if value and hasattr(tokenizer, off):
+            raise ConfigError(
+                f"tokenizer=<{type(tokenizer).__name__}> has {option}={value}, which would change "
+                f"the ids of texts; call tokenizer.{off}() before passing it"
+            )
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Int64Array]:

@@ -27,7 +27,7 @@ from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.index import Part as Stored
 from streampack.mds.length_file import LENGTH_FILE, encode_length_file
-from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, read_job
+from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
 from streampack.write.output import Output, open_output
 from streampack.write.part import PartResult, UInt32Array, parse_samples, read_result
 
@@ -131,7 +131,7 @@ def _check_complete(output: Output, job: Job, results: dict[str, PartResult]) ->
             )
 
 
-def _shown(versions: dict[str, str]) -> str:
+def _shown(versions: Versions) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 

@@ -18,7 +18,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
 
 import streampack
 from streampack.errors import ConfigError, DataError
@@ -33,6 +34,7 @@ PART_FILE = "part.json"
 SAMPLES_FILE = "samples.bin"
 JOB_VERSION = 1
 LIBRARIES = ("tokenizers", "zstandard")
+Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
 
 
@@ -56,6 +58,8 @@ class JobSettings:
     """Columns of the input that are kept."""
     tokenizer: str | None = None
     """Digest of the tokenizer's files."""
+    backend: str | None = None
+    """What encodes texts; None: rows are not texts."""
     compression: str | None = "zstd"
     size_limit: int | None = 1 << 26
     hashes: tuple[str, ...] = ("xxh64",)
@@ -108,7 +112,7 @@ class JobFile:
 
     name: str
     settings: JobSettings
-    versions: dict[str, str]
+    versions: Versions
     parts: tuple[Part, ...]
 
     def encode(self) -> bytes:
@@ -175,16 +179,27 @@ class Job:
         """All slices of the input in the order of the stream."""
         return tuple(one for part in self.parts for one in part.slices)
 
-    def versions_of(self) -> Iterator[tuple[Part, dict[str, str]]]:
+    def versions_of(self) -> Iterator[tuple[Part, Versions]]:
         """Yield each part with the versions that must have written it."""
         for file in self.files:
             for part in file.parts:
                 yield part, file.versions
 
 
-def current_versions() -> dict[str, str]:
-    """Return the versions of streampack and of the libraries that bytes depend on."""
-    return {"streampack": streampack.__version__} | {name: version(name) for name in LIBRARIES}
+def current_versions(backend: str | None) -> Versions:
+    """Return the versions of streampack and of the libraries that bytes depend on.
+
+    The version of a library that is not installed is None.
+    """
+    libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
+    return {"streampack": streampack.__version__} | {name: _installed(name) for name in libraries}
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def read_job(output: Output) -> Job | None:
@@ -216,7 +231,7 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     file = JobFile(
         name=JOB_FILE,
         settings=settings,
-        versions=current_versions(),
+        versions=current_versions(settings.backend),
         parts=tuple(_parts_of(slices, settings)),
     )
     if job is None:
@@ -255,7 +270,7 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
         file = JobFile(
             name=_file_name(len(job.files)),
             settings=settings,
-            versions=current_versions(),
+            versions=current_versions(settings.backend),
             parts=tuple(_parts_of(new, settings)),
         )
         # If another process was first, its additions are compared with ours.
@@ -277,18 +292,18 @@ def check_same(output: Output, job: Job, settings: JobSettings) -> None:
             )
 
 
-def check_versions(output: Output, theirs: dict[str, str]) -> None:
+def check_versions(output: Output, theirs: Versions, backend: str | None) -> None:
     """Refuse to write parts with other versions than their job file states.
 
     Raises:
         ConfigError: Naming the first version that differs.
     """
-    for name, ours in current_versions().items():
+    for name, ours in current_versions(backend).items():
         if theirs.get(name) != ours:
             raise ConfigError(
-                f"out={output.url!r} was begun with {name} {theirs.get(name)}, but {ours} is "
-                f"installed, and may write other bytes; install {name}=={theirs.get(name)}, or "
-                "name another folder"
+                f"out={output.url!r} was begun with {name} {theirs.get(name)}, but "
+                f"{ours or 'none'} is installed, and may write other bytes; install "
+                f"{name}=={theirs.get(name)}, or name another folder"
             )
 
 

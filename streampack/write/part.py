@@ -28,7 +28,14 @@ from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import EncodedShard, ShardEncoder
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, RowBatch
-from streampack.write.job import PART_FILE, SAMPLES_FILE, JobSettings, Part, check_versions
+from streampack.write.job import (
+    PART_FILE,
+    SAMPLES_FILE,
+    JobSettings,
+    Part,
+    Versions,
+    check_versions,
+)
 from streampack.write.output import Output
 from streampack.write.rows import RowEncoder, RowFormat
 from streampack.write.samples import has_targets
@@ -44,7 +51,7 @@ class PartTask:
 
     output: Output
     settings: JobSettings
-    versions: dict[str, str]
+    versions: Versions
     """The versions that must write it."""
     part: Part
     rows: RowFormat
@@ -73,7 +80,7 @@ class PartResult:
     """The contents of a part.json."""
 
     id: str
-    versions: dict[str, str]
+    versions: Versions
     """The versions that wrote the part."""
     counts: PartCounts
     shards: list[dict[str, Any]]
@@ -135,7 +142,7 @@ def write_part(task: PartTask, report: Report) -> PartResult:
         DataError: If the input cannot be read, or the output cannot be written.
         OSError: If the disk is full, for example.
     """
-    check_versions(task.output, task.versions)
+    check_versions(task.output, task.versions, task.settings.backend)
     done = read_result(task.output, task.part)
     if done is not None:
         return done

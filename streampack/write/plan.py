@@ -25,8 +25,9 @@ from streampack.write.inputs.slices import InputSlice, RowBatch, RowSelection
 from streampack.write.inputs.split import split_inputs
 from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
-from streampack.write.rows import RowFormat, load_tokenizer, tokenizer_digest
+from streampack.write.rows import RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS
+from streampack.write.tokenization import load_tokenizer
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 HASHES = ("xxh64",)
@@ -83,6 +84,7 @@ def plan_job(
         chat=selection.chat,
         keep=selection.keep,
         tokenizer=digest,
+        backend=rows.backend if rows.encodes_text else None,
         compression=options.compression,
         size_limit=parse_bytes("size_limit", options.size_limit or None),
         hashes=HASHES,
@@ -98,10 +100,9 @@ def _choose_dtype(rows: RowFormat) -> str:
 
 
 def _selection(rows: RowFormat) -> RowSelection:
-    is_text = rows.tokenizer is not None and rows.chat_field is None
     is_tokens = rows.tokenizer is None and rows.chat_field is None
     return RowSelection(
-        text=rows.text_field if is_text else None,
+        text=rows.text_field if rows.encodes_text else None,
         tokens=rows.tokens_field if is_tokens else None,
         chat=rows.chat_field,
         keep=tuple(rows.extra_fields),

@@ -14,8 +14,6 @@ Cost: the tokenizer's, about 1 to 5 MB/s per process.
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -23,15 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 
-from streampack._paths import local_path
+from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
 from streampack.mds.length_file import NO_TOKEN
 from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema
+from streampack.write.tokenization import (
+    Backend,
+    UInt32Array,
+    load_tokenizer,
+    text_encoder,
+    tokenizer_file,
+)
 
-TOKENIZER_FILE = "tokenizer.json"
 CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -51,27 +54,21 @@ class RowFormat:
     """Fields that are kept, each in a column. A list of one integer per token, such as a loss mask,
     becomes an array.
     """
+    backend: Backend = "huggingface"
+    """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
 
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, Backend)
+        if self.backend != "huggingface" and not self.encodes_text:
+            raise ConfigError(
+                f"backend={self.backend!r} encodes texts, and these rows are "
+                f"{'token ids' if self.chat_field is None else 'conversations'}; leave it out"
+            )
 
-@lru_cache(maxsize=2)
-def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Load a tokenizer file, once per process.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-    """
-    try:
-        return tokenizers.Tokenizer.from_file(str(tokenizer_file(path)))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(
-            f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"
-        ) from error
-
-
-def tokenizer_file(path: Path) -> Path:
-    """Return the path of a tokenizer's tokenizer.json, which may be given by its folder."""
-    file = local_path(path, "tokenizer")
-    return file / TOKENIZER_FILE if file.is_dir() else file
+    @property
+    def encodes_text(self) -> bool:
+        """Whether a row is a text."""
+        return self.tokenizer is not None and self.chat_field is None
 
 
 def tokenizer_digest(rows: RowFormat) -> str | None:
@@ -82,7 +79,10 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
     """
     if rows.tokenizer is None:
         return None
-    load_tokenizer(rows.tokenizer)
+    if rows.encodes_text:
+        text_encoder(rows.tokenizer, rows.backend)  # refused before anything is written
+    else:
+        load_tokenizer(rows.tokenizer)
     file = tokenizer_file(rows.tokenizer)
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16)
     if rows.chat_field is not None:
@@ -99,12 +99,11 @@ class RowEncoder:
         self._schema = schema
         self._dtype = np.dtype(schema.dtype)
         self._limit = min(int(np.iinfo(self._dtype).max), NO_TOKEN - 1)
-        self._is_text = rows.tokenizer is not None and rows.chat_field is None
-        self._chat = None
+        self._texts = self._chat = None
         if rows.chat_field is not None:
             self._chat = _chat_encoder(rows)
         elif rows.tokenizer is not None:
-            self._tokenizer = load_tokenizer(rows.tokenizer)
+            self._texts = text_encoder(rows.tokenizer, rows.backend)
 
     def encode(self, batch: RowBatch) -> list[dict[str, Any] | str | None]:
         """Return a sample for each row, or why it is bad, or None where it has no tokens.
@@ -116,28 +115,16 @@ class RowEncoder:
             for row in zip(*batch.kept.values(), strict=True)
         ]
         kept = kept or [{} for _ in batch.values]
-        if self._is_text:
-            ids = self._tokenize(batch.values)
+        if self._texts is not None:
+            ids = self._texts.encode(batch.values)
             return [self._from_text(*each) for each in zip(ids, kept, strict=True)]
         return [self._from_row(*each) for each in zip(batch.values, kept, strict=True)]
 
-    def _tokenize(self, texts: Sequence[str]) -> list[Sequence[int] | str]:
-        # BOS and EOS are added by the packer (`bos_id`, `eos_id`) and never stored.
-        encode = self._tokenizer.encode_batch_fast
-        try:
-            return [item.ids for item in encode(list(texts), add_special_tokens=False)]
-        except Exception as error:  # tokenizers raises bare Exception; one bad text fails the batch
-            if len(texts) == 1:
-                return [f"cannot be tokenized ({type(error).__name__}: {error})"]
-            return [self._tokenize([text])[0] for text in texts]
-
-    def _from_text(self, ids: Sequence[int] | str, kept: dict[str, Any]) -> Any:
-        if isinstance(ids, str):
-            return ids
-        if not ids:
+    def _from_text(self, tokens: UInt32Array | str, kept: dict[str, Any]) -> Any:
+        if isinstance(tokens, str):
+            return tokens
+        if not len(tokens):
             return None
-        # A third of the time that numpy takes for a list.
-        tokens = np.frombuffer(array("I", ids), np.uint32)
         most = int(tokens.max())
         if most > self._limit:
             return f"token id {most} does not fit {self._dtype} (0 to {self._limit})"

@@ -650,6 +650,13 @@ ITERABLES = {
             ]
         ),
     ),
+    "a tokenizer that truncates": Remedy(
+        lambda folder: IterableStream(["a b"], tokenizer=truncating(folder)),
+        r"call tokenizer\.(no_truncation)\(\) before passing it$",
+        lambda folder, name: packed(
+            [IterableStream(["a b"], tokenizer=called(truncating(folder), name))]
+        ),
+    ),
     "a tokenizer that encodes nothing": Remedy(
         lambda _: IterableStream(["one"], tokenizer=3),
         r"pass a tokenizers\.Tokenizer, a transformers tokenizer, or an object whose "
@@ -1148,6 +1155,19 @@ WRITTEN = {
         lambda folder: written(folder, rows_file(folder, [1])),
     ),
 }
+
+
+def truncating(folder: Path) -> Tokenizer:
+    """A tokenizer that takes one token of each text."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file(folder)))
+    tokenizer.enable_truncation(1)
+    return tokenizer
+
+
+def called(value: Any, name: str) -> Any:
+    """The value, after a call of one of its methods."""
+    getattr(value, name)()
+    return value
 
 
 def packed_rows(folder: Path, cut: int) -> Path:

@@ -39,3 +39,20 @@ def test_a_tokenizer_that_takes_one_text_only_is_named():
 
     with pytest.raises(DataError, match="returned 4 results for 1 texts"):
         encode_texts(OneText(), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("enable", "disable"),
+    [
+        (lambda tokenizer: tokenizer.enable_truncation(2), "no_truncation"),
+        (lambda tokenizer: tokenizer.enable_padding(length=9), "no_padding"),
+    ],
+)
+def test_a_tokenizer_that_would_cut_or_pad_texts_is_refused(enable, disable):
+    tokenizer = words()
+    enable(tokenizer)
+    with pytest.raises(ConfigError, match=rf"call tokenizer\.{disable}\(\) before"):
+        check_tokenizer(tokenizer)
+    getattr(tokenizer, disable)()
+    check_tokenizer(tokenizer)
+    assert encode_texts(tokenizer, ["a more a"])[0].tolist() == [1, 3, 1]

@@ -1,0 +1,176 @@
+"""Texts become the same ids on every backend, and all of their ids."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError
+from streampack.streams import Stream, open_stream
+from streampack.write import RowFormat, WriteOptions, write_texts
+from streampack.write.tokenization import COMPARED_EVERY, load_tokenizer, text_encoder
+from tests.helpers.preparing import files_of, jsonl_file, tokenizer_file
+
+gigatoken = pytest.importorskip("gigatoken", reason="the extra gigatoken is not installed")
+
+TEXTS = [
+    "def f(x):\n    return x  # 12345 \u00e9t\u00e9 \u4e2d\u6587 \U0001f469\u200d\U0001f467\n",
+    "",
+    "<|endoftext|> a <|endoftext|>",
+    "  leading, \t tabs\r\n and 'quotes' it's I'LL  ",
+    "The quick brown fox " * 50,
+]
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory) -> Path:
+    """A byte-level BPE tokenizer of 600 ids."""
+    path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(
+        TEXTS, vocab_size=600, show_progress=False, special_tokens=["<|endoftext|>"]
+    )
+    made.save(str(path))
+    return path
+
+
+def changed(bpe: Path, to: Path, **changes) -> Path:
+    """Write a tokenizer.json with other values in it."""
+    document = json.loads(bpe.read_text())
+    for key, value in changes.items():
+        document[key] = {**document[key], **value} if isinstance(document[key], dict) else value
+    to.write_text(json.dumps(document))
+    return to
+
+
+def write(folder: Path, tokenizer: Path, backend: str, texts=TEXTS, **options):
+    rows = RowFormat(tokenizer=tokenizer, backend=backend)
+    inputs = [jsonl_file(folder / "rows.jsonl", [{"text": text} for text in texts])]
+    out = folder / backend
+    return write_texts(inputs, out, WriteOptions(rows=rows, num_processes=1, **options)), out
+
+
+@given(text=st.text(max_size=60))
+def test_backends_give_equal_ids(bpe, text):
+    ids = [text_encoder(bpe, backend).encode([text])[0] for backend in ("huggingface", "gigatoken")]
+    np.testing.assert_array_equal(*ids)
+
+
+def test_backends_write_equal_shards(bpe, tmp_path):
+    texts = TEXTS * 200  # several batches
+    folders = [
+        write(tmp_path, bpe, backend, texts, size_limit="64kb")[1]
+        for backend in ("huggingface", "gigatoken")
+    ]
+    shards = [
+        {Path(name).name: data for name, data in files_of(folder).items() if "shard" in name}
+        for folder in folders
+    ]
+    assert shards[0] == shards[1]
+    assert len(shards[0]) > 1
+
+
+@pytest.mark.parametrize("backend", ["huggingface", "gigatoken"])
+def test_a_tokenizer_that_truncates_and_pads_does_neither(bpe, tmp_path, backend):
+    strict = changed(
+        bpe,
+        tmp_path / "tokenizer.json",
+        truncation={
+            "direction": "Right",
+            "max_length": 3,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        },
+        padding={
+            "strategy": {"Fixed": 40},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        },
+    )
+    exact = tokenizers.Tokenizer.from_file(str(bpe))
+    _, out = write(tmp_path, strict, backend)
+    opened = open_stream(Stream(local=str(out)), 0)
+    lengths = [len(exact.encode(text).ids) for text in TEXTS if text]
+    assert opened.shard_lengths(0).tolist() == lengths
+
+
+def test_other_ids_end_the_job_and_huggingface_is_the_way_out(bpe, tmp_path):
+    # As of gigatoken 0.10: it splits words although this tokenizer does not.
+    whole = changed(bpe, tmp_path / "tokenizer.json", pre_tokenizer={"use_regex": False})
+    with pytest.raises(ConfigError, match=r"other ones, for the text .*backend='huggingface', and"):
+        write(tmp_path, whole, "gigatoken")
+    assert write(tmp_path, whole, "huggingface")[0].is_complete
+
+
+def test_texts_of_later_batches_are_compared_too(bpe, tmp_path):
+    whole = changed(bpe, tmp_path / "tokenizer.json", pre_tokenizer={"use_regex": False})
+    encoder = text_encoder(whole, "gigatoken")
+    for _ in range(COMPARED_EVERY):
+        encoder.encode(["a"])
+    with pytest.raises(ConfigError, match="other ones, for the text"):
+        encoder.encode(["".join(TEXTS)])
+
+
+def test_a_text_that_cannot_be_encoded_is_one_bad_row(bpe):
+    encoder = text_encoder(bpe, "gigatoken")
+    good, bad, also = encoder.encode(["a b", "\ud800", "c"])
+    assert isinstance(bad, str)
+    assert bad.startswith("cannot be tokenized (")
+    assert len(good)
+    assert len(also)
+
+
+def test_a_tokenizer_that_gigatoken_cannot_load_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match=r"gigatoken cannot load .* set backend='huggingface'"):
+        write(tmp_path, tokenizer_file(tmp_path), "gigatoken", ["a b"])
+    assert not (tmp_path / "gigatoken").exists()
+    assert write(tmp_path, tokenizer_file(tmp_path), "huggingface", ["a b"])[0].is_complete
+
+
+def test_dropout_is_refused(bpe, tmp_path):
+    random = changed(bpe, tmp_path / "tokenizer.json", model={"dropout": 0.1})
+    with pytest.raises(ConfigError, match=r"has dropout=0.1, .* set dropout to null"):
+        load_tokenizer(random)
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [({}, "token ids"), ({"chat_field": "messages", "tokenizer": Path("t")}, "conversations")],
+)
+def test_a_backend_is_for_texts(rows, what):
+    with pytest.raises(ConfigError, match=f"these rows are {what}; leave it out"):
+        RowFormat(backend="gigatoken", **rows)
+
+
+def test_an_unfinished_job_keeps_its_backend(bpe, tmp_path):
+    _, out = write(tmp_path, bpe, "gigatoken", share=(1, 2), part_bytes=200)
+    settings = json.loads((out / "job.json").read_text())
+    assert settings["settings"]["backend"] == "gigatoken"
+    assert settings["versions"]["gigatoken"]
+    rows = RowFormat(tokenizer=bpe)
+    options = WriteOptions(rows=rows, num_processes=1, part_bytes=200)
+    with pytest.raises(ConfigError, match="whose backend is 'gigatoken', but this one's is 'hugg"):
+        write_texts([tmp_path / "rows.jsonl"], out, options)
+
+
+def test_without_gigatoken_the_error_says_how_to_install_it(bpe):
+    code = (
+        "import sys; sys.modules['gigatoken'] = None\n"
+        "from pathlib import Path\n"
+        "from streampack.write.tokenization import text_encoder\n"
+        f"text_encoder(Path({str(bpe)!r}), 'gigatoken')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "pip install 'streampack[gigatoken]', or set backend='huggingface'" in done.stderr
