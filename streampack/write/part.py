@@ -65,7 +65,7 @@ class PartCounts:
     """What was read and written so far."""
 
     num_bytes: int = 0
-    """Bytes of the input at rest, of slices that were read to their end."""
+    """Bytes of the input at rest that were read."""
     num_samples: int = 0
     num_tokens: int = 0
     num_skipped: int = 0
@@ -150,7 +150,7 @@ def write_part(task: PartTask, report: Report) -> PartResult:
     for one in task.part.slices:
         for batch in read_rows(one, task.settings.selection):
             writer.add(batch, one.uri)
-            report(writer.counts(0))
+            report(writer.counts(batch.num_bytes))
         writer.num_bytes += one.num_bytes
     return writer.finish()
 
@@ -257,7 +257,9 @@ def check_bad_rows(num_bad_rows: int, most: int, bad: Mapping[str, Any]) -> None
         return
     where = f"{bad['uri']}, row {bad['row']}: {bad['reason']}"
     if most == 0:
-        raise BadRowsError(f"{where}; set on_bad_row='skip' to leave such rows out")
+        raise BadRowsError(
+            f"{where}; set on_bad_row='skip' and max_bad_rows=1000 to leave such rows out"
+        )
     raise BadRowsError(
         f"{num_bad_rows} bad rows, but max_bad_rows={most}; the last one is {where}; set "
         f"max_bad_rows={10 * most} to leave more out"

@@ -139,7 +139,10 @@ def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), b"{", b"["])
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
     code, line = fails(*command)
-    assert (code, line.endswith("set --on-bad-row skip to leave such rows out")) == (4, True)
+    assert (
+        code,
+        line.endswith("set --on-bad-row skip and --max-bad-rows 1000 to leave such rows out"),
+    ) == (4, True)
     code, line = fails(*command, "--on-bad-row", "skip", "--max-bad-rows", 1)
     assert (code, line.endswith("set --max-bad-rows 10 to leave more out")) == (4, True)
     assert fails(*command, "--on-bad-row", "skip", "--max-bad-rows", "10", "--json")[0] == 0

@@ -174,3 +174,9 @@ def test_without_gigatoken_the_error_says_how_to_install_it(bpe):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode
     assert "pip install 'streampack[gigatoken]', or set backend='huggingface'" in done.stderr
+
+
+def test_a_url_is_refused_once():
+    with pytest.raises(ConfigError) as caught:
+        load_tokenizer(Path("s3://bucket/tokenizer.json"))
+    assert str(caught.value).count("tokenizer=") == 1

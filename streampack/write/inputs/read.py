@@ -68,6 +68,8 @@ def read_rows(
     with place.open(path, part.version, stop, is_sequential=is_lines) as opened:
         batches = _batches(opened, part, wanted, batch_rows)
         while (batch := _next(batches, opened)) is not None:
+            if is_lines:
+                batch.num_bytes = min(opened.file.tell() - part.start, part.num_bytes)
             yield batch
 
 

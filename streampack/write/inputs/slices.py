@@ -109,3 +109,5 @@ class RowBatch:
     """Numbers of the rows, counted as in `BadRow`."""
     bad: list[BadRow] = field(default_factory=list)
     """Rows of this range that were left out."""
+    num_bytes: int = 0
+    """Bytes of the slice at rest that were read so far; 0 for tables, whose slices are small."""

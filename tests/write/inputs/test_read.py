@@ -48,6 +48,19 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
+def test_batches_say_how_much_of_their_slice_was_read(tmp_path, suffix):
+    rng = np.random.default_rng(0)
+    lines = [b'{"text": "%s"}' % rng.bytes(3000).hex().encode() for _ in range(2000)]
+    path = tmp_path / f"rows.{suffix}"
+    path.write_bytes(packed(b"\n".join(lines), path.suffix))
+    for part in split(path, part_bytes=1 << 22):
+        read = [batch.num_bytes for batch in read_rows(part, TEXT)]
+        assert read == sorted(read)
+        assert len(set(read)) > 2
+        assert read[-1] == part.num_bytes
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
 @pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
 def test_a_bad_line_is_one_bad_row(tmp_path, line, suffix):
     path = tmp_path / f"rows.{suffix}"
