@@ -25,7 +25,8 @@ from streampack.balance import Balance
 from streampack.config import OPTION_METHODS, Method, Order, Packing
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
-from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.plan_options import MAX_PACKS
+from streampack.plan.recipe import Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
