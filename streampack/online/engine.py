@@ -214,7 +214,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         epoch = self.counter.begin(worker, key, wanted)
         self._user = iteration = OnlineIteration(epoch=epoch, place=place, start=start)
         self._has_moved_away = False
-        self.at = start or self._state(place, epoch, None)
+        self.at = start or self._state_at_start(epoch, place)
         return iteration
 
     def _limit_tokenizer_threads(self) -> None:
@@ -262,7 +262,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def _epoch(
         self, iteration: OnlineIteration, epoch: int, start: State | None, ahead: int
     ) -> Generator[tuple[Batch, State], None, int]:
-        place = iteration.place
+        place, fingerprint = iteration.place, self._fingerprint_at(iteration.place)
         flow = self._packer(epoch, place, ahead)
         if start is None or start["flow"] is None:
             flow.begin()
@@ -273,7 +273,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             num_batches += 1
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
-            yield batch, self._state(place, epoch, flow.state_dict())
+            yield batch, pack_state(fingerprint, place, epoch, flow.state_dict())
             del batch  # free it before the next one is made
             self._check_turn(iteration)
         return num_batches
@@ -320,8 +320,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.at = self._current = None
         self._has_moved_away = True
 
-    def _state(self, place: WorkerSlice, epoch: int, flow: State | None) -> State:
-        return pack_state(self._fingerprint_at(place), place, epoch, flow)
+    def _state_at_start(self, epoch: int, place: WorkerSlice) -> State:
+        return pack_state(self._fingerprint_at(place), place, epoch, None)
 
     def _fingerprint_at(self, place: WorkerSlice) -> dict[str, Any]:
         """Return the fingerprint with the window that the buffers allow a worker."""
@@ -348,7 +348,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def next_state(self, place: WorkerSlice) -> State:
         """Return the state from which a worker's next iteration begins."""
-        return self._unused_start or self._state(place, self.counter.next_epoch, None)
+        return self._unused_start or self._state_at_start(self.counter.next_epoch, place)
 
     def check(self, state: State, place: WorkerSlice) -> None:
         """Refuse a state of another worker, world or dataset."""

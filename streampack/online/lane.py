@@ -87,26 +87,26 @@ class Lane:
     def has_pack(self) -> bool:
         """Whether there is another pack, which may have to be completed."""
         packs = self._packs
-        while not packs.num_ready and self._feed(packs.missing(1)):
+        while not packs.ready and self._feed(packs.missing(1)):
             pass
-        return bool(packs.num_ready)
+        return bool(packs.ready)
 
     def take(self, most: int) -> list[Int64Array]:
         """Return the next packs: `most` of them, or fewer at the end."""
-        packs = self._packs
-        while packs.num_ready < most and self._feed(packs.missing(most)):
+        packs, ready = self._packs, self._packs.ready
+        while len(ready) < most and self._feed(packs.missing(most)):
             pass
-        return packs.take(most)
+        return [ready.popleft() for _ in range(min(most, len(ready)))]
 
     def _feed(self, num_packs: int) -> bool:
         """Give a packer its next segments; False once its lane has ended and is flushed."""
         if self._has_ended:
             return False
-        wanted = self._packs.num_held + num_packs
+        wanted = self._packs.num_appended + num_packs
         if self._pending is None:
             self._feed_samples(num_packs)
         if self._pending is not None:
-            self._feed_pieces(self._pending, wanted - self._packs.num_held)
+            self._feed_pieces(self._pending, wanted - self._packs.num_appended)
         if self._has_ended:
             self._packs.append(self._packer.flush())
             self._packs.finish()

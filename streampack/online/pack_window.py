@@ -58,8 +58,8 @@ class PackWindow:
 
     >>> window = PackWindow(size=2, most=8, seed=1, place=(0,))
     >>> window.append(Packs(segments=np.zeros((3, 6), np.int64), ends=np.array([1, 2, 3])))
-    >>> window.num_ready, window.num_held, window.missing(3)
-    (2, 3, 1)
+    >>> len(window.ready), window.missing(3)
+    (2, 1)
     """
 
     def __init__(self, *, size: int, most: int, seed: int, place: tuple[int, ...]) -> None:
@@ -68,34 +68,25 @@ class PackWindow:
         self._seed = seed
         self._place = place
         self._arrived: list[Int64Array] = []  # packs of the window that is not complete yet
-        self._ready: deque[Int64Array] = deque()
+        self.ready: deque[Int64Array] = deque()
+        """Packs that can leave; the caller takes them from the left."""
+        self.num_appended = 0
+        """Packs that this process has added."""
         self._num_windows = 0
-
-    @property
-    def num_ready(self) -> int:
-        """Packs that can leave."""
-        return len(self._ready)
-
-    @property
-    def num_held(self) -> int:
-        """Packs that can leave, and those of the window that is not complete yet."""
-        return len(self._ready) + len(self._arrived)
 
     def missing(self, wanted: int) -> int:
         """Return how many packs to ask the packer for, if `wanted` are to be ready."""
         if not self._size:
-            return wanted - len(self._ready)
+            return wanted - len(self.ready)
         return min(self._size - len(self._arrived), self._most)
 
     def append(self, packs: Packs) -> None:
         """Add complete packs."""
+        self.num_appended += len(packs.ends)
         begin = 0
         for end in packs.ends.tolist():
-            self._arrived.append(packs.segments[begin:end])
+            (self._arrived if self._size else self.ready).append(packs.segments[begin:end])
             begin = end
-        if not self._size:
-            self._ready.extend(self._arrived)
-            self._arrived = []
         while self._size and len(self._arrived) >= self._size:
             self._shuffle(self._size)
 
@@ -107,19 +98,15 @@ class PackWindow:
     def _shuffle(self, num_packs: int) -> None:
         place = (*self._place, self._num_windows)
         order = permutation(num_packs, self._seed, "packs of iterables", *place)
-        self._ready.extend(self._arrived[index] for index in order.tolist())
+        self.ready.extend(self._arrived[index] for index in order.tolist())
         del self._arrived[:num_packs]
         self._num_windows += 1
-
-    def take(self, most: int) -> list[Int64Array]:
-        """Return the next packs that are ready, at most `most`."""
-        return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
 
     # State.
 
     def state_dict(self) -> State:
         """Return the packs, as JSON."""
-        state: State = {"full": [rows.tolist() for rows in self._ready]}
+        state: State = {"full": [rows.tolist() for rows in self.ready]}
         if self._size:
             state["arrived"] = [rows.tolist() for rows in self._arrived]
             state["num_windows"] = self._num_windows
@@ -127,7 +114,8 @@ class PackWindow:
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state of a queue with the same windows."""
-        self._ready = deque(np.array(rows, np.int64) for rows in state["full"])
+        self.ready.clear()
+        self.ready.extend(np.array(rows, np.int64) for rows in state["full"])
         if self._size:
             self._arrived = [np.array(rows, np.int64) for rows in state["arrived"]]
             self._num_windows = int(state["num_windows"])
