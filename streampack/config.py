@@ -456,7 +456,8 @@ class Order:
     """Number of packs shuffled together, over all lanes and streams, so that a batch holds pieces
     of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
     otherwise 0. A window of packs also ends at 4 times as many samples, at half a shuffle block,
-    and at one pass over its streams."""
+    and at one pass over its streams. Iterables: packs that each worker shuffles together, as far as
+    `Buffers` allow; None: 0."""
 
     def __post_init__(self) -> None:
         _convert(self, read_seed, "seed")

@@ -80,7 +80,8 @@ class BucketedIterableDataset(FlowDataset):
             )
         check_streams(streams, IterableStream)
         check_configs(mixing=mixing, order=order, buffers=buffers, world=world)
-        check_options(type(self).__name__, mixing, order, buffers, epoch_ends=("pad",))
+        name = type(self).__name__
+        check_options(name, mixing, order, buffers, epoch_ends=("pad",), has_packs=False)
         if world is not None and world.context_parallel > 1:
             raise ConfigError(
                 f"context_parallel={world.context_parallel} cuts rows into equal chunks, but "

@@ -32,7 +32,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter, is_builtin, is_cheap, to_native
 from streampack.errors import ConfigError
 from streampack.online.plan import FlowPlan
-from streampack.runtime.memory_budget import BYTES_PER_TOKEN
+from streampack.runtime.memory_budget import BYTES_PER_TOKEN, MemoryFootprint
 
 BYTES_PER_SEGMENT = 60  # its segment row, an edge, its entry in seq_lens
 BYTES_PER_ROW = 4  # the edge of its padding
@@ -55,6 +55,25 @@ def batch_bytes(plan: FlowPlan) -> int:
     fields = {k: v for stream in plan.streams for k, v in stream.token_fields.items()}
     per_slot = BYTES_PER_TOKEN + sum(np.dtype(each).itemsize for each in fields.values())
     return slots * per_slot + segments * BYTES_PER_SEGMENT + (rows + 1) * BYTES_PER_ROW
+
+
+def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> MemoryFootprint:
+    """Return a rank's memory use with `num_workers` workers, without windows of packs."""
+    packer_tokens = plan.packing.buffer_limit
+    batch_tokens = plan.packing.max_seq_len * plan.batch_size
+    if plan.bucketing is not None:
+        packer_tokens = plan.packing.buffer_samples * plan.packing.max_seq_len
+        batch_tokens = plan.bucketing.most_slots
+    if plan.mixing.batching_method != "random":
+        packer_tokens += batch_tokens // plan.batch_size  # one pack waits for its slot
+    return MemoryFootprint(
+        packer_tokens=plan.num_packers * packer_tokens,
+        batch_tokens=batch_tokens,
+        num_workers=num_workers,
+        plans_in_workers=num_workers > 0,
+        batch_bytes=batch_bytes(plan),
+        format_bytes=format_bytes,
+    )
 
 
 def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
@@ -114,7 +133,7 @@ class HeldBytes:
                 f"those that wait and those of {len(self._batches)} finished batches take "
                 f"{payloads} bytes, beside {self._fixed} for the batches' tensors; set "
                 f"worker_bytes to at least {self._fixed + payloads}, or lower prefetch_factor, "
-                "batch_size or Packing.buffer_samples"
+                "batch_size, Packing.buffer_samples or Order.pack_shuffle"
             )
 
     def finish(self, tensors: int, payloads: int, waiting: int) -> None:

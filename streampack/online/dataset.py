@@ -76,7 +76,9 @@ class PackedIterableDataset(FlowDataset):
         packing: How samples share packs.
         mixing: The share of each stream, the batches it appears in, and where an epoch ends.
         order: With shuffle, indexed sources (lists, map-style datasets) are shuffled by the seed;
-            None: they are read in stored order. Other sources keep their own order.
+            None: they are read in stored order. Other sources keep their own order. With
+            `pack_shuffle`, each worker also shuffles so many packs together, or as many as
+            `buffers` allow; by default packs keep their order.
         buffers: Memory limits.
         batch_size: Packs in a device batch.
         batch_format: The batch layout: "native", a trainer's format by name such as "hf", or a
@@ -175,6 +177,7 @@ def flow_plan(
         shuffle_block_size=order.block_size if is_shuffled else None,
         bucketing=bucketing,
         steps=steps,
+        pack_shuffle=order.pack_shuffle or 0,
     )
 
 
@@ -185,6 +188,7 @@ def check_options(
     buffers: Buffers | None,
     *,
     epoch_ends: tuple[str, ...],
+    has_packs: bool = True,
 ) -> None:
     """Check for options that online datasets do not support.
 
@@ -195,9 +199,10 @@ def check_options(
         (mixing, "epoch_end", epoch_ends),
         (mixing, "global_batch_size", (None,)),
         (order, "num_lanes", (None,)),
-        (order, "pack_shuffle", (None, 0)),
         (buffers, "cache_limit", (None,)),
     ]
+    if not has_packs:
+        possible.append((order, "pack_shuffle", (None, 0)))
     for config, key, works in possible:
         value = None if config is None else getattr(config, key)
         if config is not None and value not in works:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
@@ -25,8 +25,15 @@ from streampack.batch.slices import slice_batch
 from streampack.config import Buffers
 from streampack.errors import ConfigError, ResumeError
 from streampack.gather.context_slice import ContextSlice
-from streampack.online.byte_budget import HeldBytes, added_bytes, batch_bytes, format_bytes
+from streampack.online.byte_budget import (
+    HeldBytes,
+    added_bytes,
+    batch_bytes,
+    footprint_of,
+    format_bytes,
+)
 from streampack.online.even_steps import EvenSteps, Loops
+from streampack.online.pack_window import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice
@@ -125,24 +132,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
         """Return a rank's memory use with `num_workers` workers."""
-        plan, num_packers = self.plan, 1
-        packer_tokens = plan.packing.buffer_limit
-        batch_tokens = plan.packing.max_seq_len * plan.batch_size
-        if plan.bucketing is not None:
-            packer_tokens = plan.packing.buffer_samples * plan.packing.max_seq_len
-            batch_tokens = plan.bucketing.most_slots
-        if plan.mixing.batching_method != "random":
-            # Each stream has a packer, and one pack waiting for its slot.
-            num_packers = len(plan.streams)
-            packer_tokens += batch_tokens // plan.batch_size
-        return MemoryFootprint(
-            packer_tokens=num_packers * packer_tokens,
-            batch_tokens=batch_tokens,
-            num_workers=num_workers,
-            plans_in_workers=num_workers > 0,
-            batch_bytes=batch_bytes(plan),
-            format_bytes=self._format_bytes or 0,
-        )
+        footprint = footprint_of(self.plan, num_workers, self._format_bytes or 0)
+        window = self.pack_window(num_workers) * self.plan.packing.max_seq_len
+        return replace(footprint, packer_tokens=footprint.packer_tokens + window)
+
+    def pack_window(self, num_workers: int) -> int:
+        """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle."""
+        return fitting_window(self.plan, self.buffers, footprint_of(self.plan, num_workers))
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.
@@ -213,7 +209,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             self._reading = None
         start, self._start = self._unused_start, None
         if start is not None and not self._is_start_own:
-            check_state(start, self._fingerprint, place)
+            self.check(start, place)
         wanted = self.epoch_of_loader if start is None else int(start["epoch"])
         epoch = self.counter.begin(worker, key, wanted)
         self._user = iteration = OnlineIteration(epoch=epoch, place=place, start=start)
@@ -266,7 +262,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def _epoch(
         self, iteration: OnlineIteration, epoch: int, start: State | None, ahead: int
     ) -> Generator[tuple[Batch, State], None, int]:
-        place = iteration.place
+        place, fingerprint = iteration.place, self._fingerprint_at(iteration.place)
         flow = self._packer(epoch, place, ahead)
         if start is None or start["flow"] is None:
             flow.begin()
@@ -277,7 +273,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             num_batches += 1
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
-            yield batch, pack_state(self._fingerprint, place, epoch, flow.state_dict())
+            yield batch, pack_state(fingerprint, place, epoch, flow.state_dict())
             del batch  # free it before the next one is made
             self._check_turn(iteration)
         return num_batches
@@ -297,7 +293,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             source.check_not_used_up(epoch)
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
         held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
-        return OnlinePacker(self.plan, place, self._slices[1], epoch, held)
+        window = self.pack_window(place.num_workers)
+        return OnlinePacker(self.plan, place, self._slices[1], epoch, held, window)
 
     # State.
 
@@ -324,7 +321,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self._has_moved_away = True
 
     def _state_at_start(self, epoch: int, place: WorkerSlice) -> State:
-        return pack_state(self._fingerprint, place, epoch, None)
+        return pack_state(self._fingerprint_at(place), place, epoch, None)
+
+    def _fingerprint_at(self, place: WorkerSlice) -> dict[str, Any]:
+        """Return the fingerprint with the window that the buffers allow a worker."""
+        if not self.plan.pack_shuffle:
+            return self._fingerprint
+        return self._fingerprint | {"pack_shuffle": self.pack_window(place.num_workers)}
 
     def state_dict(self) -> State:
         """Return a copy of the state of this process: its sources, packers and loops."""
@@ -349,7 +352,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def check(self, state: State, place: WorkerSlice) -> None:
         """Refuse a state of another worker, world or dataset."""
-        check_state(state, self._fingerprint, place)
+        check_state(state, self._fingerprint_at(place), place)
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a copy of `state`; refuse one of another worker, world or dataset."""

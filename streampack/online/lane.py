@@ -10,16 +10,14 @@ Cost: about 60 us per call of the packer, a few of which make a batch.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from streampack.errors import DataError
 from streampack.online.byte_budget import HeldBytes
 from streampack.online.lookahead import Lookahead
+from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_whole, key_of
 from streampack.online.sample_buffer import SampleBuffer
@@ -35,7 +33,6 @@ from streampack.types import (
     STREAM,
     TOTAL,
     Int64Array,
-    Packs,
     State,
 )
 
@@ -56,8 +53,8 @@ class _Pending:
 class Lane:
     """A packer with its input and output queues.
 
-    `number` is the stream that it packs, unless it packs all. The rest is the worker's; `counts`
-    has a column for each of `COUNTED`.
+    `number` is the stream that it packs, unless it packs all; `packs` is its queue of complete
+    packs. The rest is the worker's; `counts` has a column for each of `COUNTED`.
     """
 
     def __init__(
@@ -68,6 +65,7 @@ class Lane:
         held: SampleBuffer,
         held_bytes: HeldBytes,
         counts: Int64Array,
+        packs: PackWindow,
     ) -> None:
         self._number = number
         self._plan = plan
@@ -78,7 +76,7 @@ class Lane:
         self._packer = plan.packer()
         self._room = Lookahead(plan.packing, plan.bucketing, plan.batch_size)
         self._pending: _Pending | None = None
-        self._full: deque[Int64Array] = deque()  # complete packs that are not in a batch yet
+        self._packs = packs  # complete packs that are not in a batch yet
         self._has_ended = False
 
     @property
@@ -88,33 +86,30 @@ class Lane:
 
     def has_pack(self) -> bool:
         """Whether there is another pack, which may have to be completed."""
-        while not self._full and self._feed(1):
+        packs = self._packs
+        while not packs.ready and self._feed(packs.missing(1)):
             pass
-        return bool(self._full)
+        return bool(packs.ready)
 
     def take(self, most: int) -> list[Int64Array]:
         """Return the next packs: `most` of them, or fewer at the end."""
-        while len(self._full) < most and self._feed(most - len(self._full)):
+        packs, ready = self._packs, self._packs.ready
+        while len(ready) < most and self._feed(packs.missing(most)):
             pass
-        return [self._full.popleft() for _ in range(min(most, len(self._full)))]
-
-    def _append(self, packs: Packs) -> None:
-        begin = 0
-        for end in packs.ends.tolist():
-            self._full.append(packs.segments[begin:end])
-            begin = end
+        return [ready.popleft() for _ in range(min(most, len(ready)))]
 
     def _feed(self, num_packs: int) -> bool:
         """Give a packer its next segments; False once its lane has ended and is flushed."""
         if self._has_ended:
             return False
-        wanted = len(self._full) + num_packs
+        wanted = self._packs.num_appended + num_packs
         if self._pending is None:
             self._feed_samples(num_packs)
         if self._pending is not None:
-            self._feed_pieces(self._pending, wanted - len(self._full))
+            self._feed_pieces(self._pending, wanted - self._packs.num_appended)
         if self._has_ended:
-            self._append(self._packer.flush())
+            self._packs.append(self._packer.flush())
+            self._packs.finish()
         return True
 
     def _feed_samples(self, num_packs: int) -> None:
@@ -130,7 +125,7 @@ class Lane:
         if window.streams:
             rows, columns = self._mixer.drawn(window)
             packs, num_added = self._packer.add_until(rows, num_packs)
-            self._append(packs)
+            self._packs.append(packs)
             self._hold(rows[:num_added], columns)
             self._mixer.take(rows, num_added)
         if window.last is not None:
@@ -151,7 +146,7 @@ class Lane:
         """Give a packer the next pieces of a long sample."""
         left = pending.rows[pending.next :]
         packs, num_added = self._packer.add_until(left, num_packs)
-        self._append(packs)
+        self._packs.append(packs)
         for row in left[:num_added].tolist():
             start, length, total = row[START:]
             self._held.append_piece(pending.key, pending.ready, start, length, total)
@@ -193,7 +188,7 @@ class Lane:
         pending = self._pending
         return {
             "packer": self._packer.state_dict(),
-            "full": [rows.tolist() for rows in self._full],
+            **self._packs.state_dict(),
             "has_ended": self._has_ended,
             "pending": pending and [list(pending.key), pending.digest, pending.next],
         }
@@ -205,7 +200,7 @@ class Lane:
             DataError: If that sample has changed.
         """
         self._packer.load_state_dict(state["packer"])
-        self._full = deque(np.array(rows, np.int64) for rows in state["full"])
+        self._packs.load_state_dict(state)
         self._has_ended = bool(state["has_ended"])
         if state["pending"] is not None:
             sample, digest = replayed[key_of(state["pending"][0])], int(state["pending"][1])

@@ -331,6 +331,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         return report | {
             "substituted": sum(flow["substituted"] for flow in flows),
             "digest": digest_of(engine.fingerprint()),
+            "pack_shuffle": engine.pack_window(self.num_workers),
             "buffers": {
                 "worker_tokens": max(tokens) + waiting_tokens,
                 "worker_bytes": max(num_bytes) + footprint.format_bytes,

@@ -9,9 +9,9 @@
     per_stream      source b -----------------> packer --+-- schedule of slots --> device batches
                     source c -----------------> packer --'
 
-A pack leaves as soon as it is full. A packer gets one piece of a long sample at a time, or as many
-short samples as the next packs certainly need. The state is taken between two batches, where it is
-only a few integers.
+A pack leaves as soon as it is full, or shuffled with others (`PackWindow`). A packer gets one piece
+of a long sample at a time, or as many short samples as the next packs certainly need. The state is
+taken between two batches, where it is only a few integers.
 
 Cost: 1 to 2.5 us per sample of tokens, and 7 ns per token; 30 to 50 us with extra fields.
 Memory: each packer's bound, one batch, and one sample being sliced per packer.
@@ -31,6 +31,7 @@ from streampack.errors import ResumeError, StreampackError
 from streampack.mix import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
 from streampack.online.lane import Lane, encode_sample
+from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_piece, key_of
 from streampack.online.sample_buffer import SampleBuffer, joined
@@ -43,7 +44,11 @@ from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 
 
 class OnlinePacker:
-    """One worker's packing loop over an epoch; `parts` are its slices of the sources."""
+    """One worker's packing loop over an epoch.
+
+    `parts` are its slices of the sources. `window` is the number of packs that are shuffled
+    together; 0: no shuffle.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class OnlinePacker:
         parts: Sequence[SourceSlice],
         epoch: int,
         held_bytes: HeldBytes,
+        window: int = 0,
     ) -> None:
         self._plan = plan
         self._bytes = held_bytes
@@ -74,9 +80,14 @@ class OnlinePacker:
         self._served = [0] * num  # slots given to each stream, where slots are scheduled
         self._substituted = self._num_packs = self._num_slots = 0
         self._counts = np.zeros((num, len(COUNTED)), np.int64)
+        at = (epoch, place.device, place.worker)
+        queues = [
+            PackWindow(size=size, most=plan.batch_size, seed=plan.seed, place=(*at, number))
+            for number, size in enumerate(plan.window_sizes(window))
+        ]
         self._lanes = [
-            Lane(number, plan, self._mixer, self._held, self._bytes, self._counts)
-            for number in range(1 if self._is_random else num)
+            Lane(number, plan, self._mixer, self._held, self._bytes, self._counts, packs)
+            for number, packs in enumerate(queues)
         ]
 
     def begin(self) -> None:

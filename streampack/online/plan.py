@@ -40,6 +40,23 @@ class FlowPlan:
     """Length bucketing, whose batches each count as one pack; None: packing."""
     steps: Steps | None = None
     """Where a loop ends, on all ranks; None: with this rank's epoch."""
+    pack_shuffle: int = 0
+    """Packs that a worker shuffles together, as far as `Buffers` allow; 0: no shuffle."""
+
+    @property
+    def num_packers(self) -> int:
+        """Packers of a worker: one for each stream, unless batches mix them at random."""
+        return 1 if self.mixing.batching_method == "random" else len(self.streams)
+
+    def window_sizes(self, window: int) -> list[int]:
+        """Return the packs that each packer shuffles together, where a worker has `window`.
+
+        Streams get their part by share, and at least one pack.
+        """
+        if not window or self.num_packers == 1:
+            return [window] * self.num_packers
+        shares = [amount or 0 for amount in self.amounts.amounts]
+        return [max(window * share // max(sum(shares), 1), 1) for share in shares]
 
     def packer(self) -> Packer:
         """Return an empty packer."""

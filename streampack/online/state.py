@@ -126,7 +126,8 @@ def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -
                 f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
                 "ranks and workers, each with its own state"
             )
-    for key, value in fingerprint.items():
+    # States hold `pack_shuffle` only where packs are shuffled.
+    for key, value in {"pack_shuffle": None, **fingerprint}.items():
         if saved_fields.get(key) != value:
             raise ResumeError(field_difference(key, saved_fields.get(key), value))
     if flow is not None:

@@ -149,7 +149,8 @@ NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), 1)
 def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:
     """Return the lanes that a device plans from a position on, while no lane is dry.
 
-    With balance, these are the lanes of all devices that share packs.
+    With balance, these are the lanes of all devices that share packs. All lanes if slots pass over
+    some of them.
 
     `before` is the number of slots of the run before the epoch, with carry.
     """
@@ -157,6 +158,8 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
         shared = (touched_lanes(recipe, each, position, before) for each in view.shared)
         return set().union(*shared)
     lanes, run = recipe.num_lanes, recipe.lane_run
+    if recipe.skips_lanes:
+        return set(range(lanes))
     # Batches begin at first + n * window. Only their offset within a cycle of lanes matters.
     first, spacing = before + view.first_slot(position), math.gcd(lanes * run, view.window)
     if spacing <= run:

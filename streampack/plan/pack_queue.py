@@ -8,10 +8,10 @@
                                                                          window begins
 
 The pieces of a long sample leave the packer one after the other. So that a batch holds pieces of
-many samples, the packs of a window are shuffled. A window has the packs or the samples of
-`Recipe.window`, rounded up to whole chunks of samples; a smaller one is a part of a chunk. Its
-order depends only on the seed, the lane, the column and its first pack. A packer of windows gets
-the segments of all its chunks together.
+many samples, the packs of a window are shuffled; `pack_order` spreads those of equal cost. A window
+has the packs or the samples of `Recipe.window`, rounded up to whole chunks of samples; a smaller
+one is a part of a chunk. Its order depends only on the seed, the lane, the column and its first
+pack. A packer of windows gets the segments of all its chunks together.
 
 A lane has one column if packs mix streams, otherwise one per stream. Packs are addressed by their
 number in the column. Packs planned ahead are therefore never lost, and planning a column again
@@ -31,37 +31,14 @@ from typing import Protocol
 
 import numpy as np
 
-from streampack._numba import kernel_holding_gil
 from streampack.errors import DataError, ResumeError
 from streampack.pack import count_long, fit_samples, make_packer
+from streampack.plan.pack_order import even_order, take_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks, make_sample_sequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
-from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, NUM_COLUMNS, Int64Array, Packs, State
-
-
-@kernel_holding_gil
-def copy_packs(
-    segments: Int64Array, begins: Int64Array, sizes: Int64Array, starts: Int64Array, out: Int64Array
-) -> None:
-    """Copy `sizes` rows for each pack, from row `begins` to row `starts` of `out`."""
-    for pack in range(len(begins)):
-        begin, start = begins[pack], starts[pack]
-        for row in range(sizes[pack]):
-            for column in range(NUM_COLUMNS):
-                out[start + row, column] = segments[begin + row, column]
-
-
-def take_packs(packs: Packs, order: Int64Array) -> Packs:
-    """Return some packs by number, in this order, shape (n,)."""
-    sizes = np.diff(packs.ends, prepend=0)
-    begins = packs.ends - sizes
-    sizes = sizes[order]
-    ends = np.cumsum(sizes)
-    out = np.empty((int(sizes.sum()), NUM_COLUMNS), np.int64)
-    copy_packs(packs.segments, begins[order], sizes, ends - sizes, out)
-    return Packs(segments=out, ends=ends)
+from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, Int64Array, Packs, State
 
 
 class Arrivals(Protocol):
@@ -192,7 +169,7 @@ class PackQueue:
             num_windows = max(
                 -(-num_packs // self._max_packs), -(-num_samples // self._max_samples)
             )
-        return take_packs(packs, self._order_of(num_packs, min(num_windows, num_packs)))
+        return take_packs(packs, self._order_of(packs, min(num_windows, num_packs)))
 
     def _segments_before(self) -> Int64Array:
         """Return segments that precede the samples of a window, shape (n, 6)."""
@@ -243,14 +220,19 @@ class PackQueue:
             packs.append(self._packer.flush())
         return Packs.join(packs), num_chunks, num_samples
 
-    def _order_of(self, num_packs: int, num_windows: int) -> Int64Array:
-        """Return the order in which the next packs leave, shape (num_packs,)."""
+    def _order_of(self, packs: Packs, num_windows: int) -> Int64Array:
+        """Return the order in which the next packs leave, shape (len(packs),)."""
+        num_packs = len(packs)
         bounds = [num_packs * window // num_windows for window in range(num_windows + 1)]
         seed = self._recipe.order.seed
         windows = [
             first + permutation(stop - first, seed, *self._place, self.num_known + first)
             for first, stop in pairwise(bounds)
         ]
+        if self._recipe.packing.max_cost is not None:
+            lengths = np.append(0, np.cumsum(packs.segments[:, LENGTH]))[packs.ends]
+            tokens = np.diff(lengths, prepend=0)
+            windows = [order[even_order(tokens[order])] for order in windows]
         return np.concatenate(windows)
 
     def _next_segments(self, rows: Int64Array) -> Int64Array:

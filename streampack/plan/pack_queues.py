@@ -20,9 +20,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from streampack.plan.device import BatchPacks
-from streampack.plan.pack_queue import PackQueue, copy_packs
+from streampack.plan.pack_order import copy_packs
+from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.slots import COLUMN, ENDLESS, LANE, PACK
+from streampack.plan.slot_kernels import COLUMN, LANE, PACK
+from streampack.plan.slots import ENDLESS
 from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 
 

@@ -22,7 +22,8 @@ from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.device import expected_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import first_limits, limits_after
-from streampack.plan.slots import ENDLESS, PIECE, TURN, SlotWalker, WalkPlace
+from streampack.plan.slot_kernels import TURN
+from streampack.plan.slots import ENDLESS, PIECE, SlotWalker, WalkPlace
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 

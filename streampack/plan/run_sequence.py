@@ -29,7 +29,8 @@ from streampack.plan.run_plan import RunPlan, exhausted, set_ends
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
-from streampack.plan.slots import TURN, SlotWalker, WalkPlace
+from streampack.plan.slot_kernels import TURN
+from streampack.plan.slots import SlotWalker, WalkPlace
 from streampack.types import Int64Array, State
 
 

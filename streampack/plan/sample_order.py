@@ -21,7 +21,8 @@ import numpy as np
 from streampack.mix import scaled_shares
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places, drawn_before
 from streampack.order import ChosenSamples
-from streampack.plan.recipe import LaneStream, Recipe
+from streampack.plan.lane_stream import LaneStream
+from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
 LOOKAHEAD = 1024  # lengths that the token draw loads ahead for the stream drawn most often

@@ -34,7 +34,8 @@ from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.shard_window import ShardDelta, ShardTracker
-from streampack.plan.slots import COLUMN, ENDLESS, NO_SLOTS, PIECE, SUBSTITUTED, SlotWalker
+from streampack.plan.slot_kernels import COLUMN, SUBSTITUTED
+from streampack.plan.slots import NO_SLOTS, SlotWalker
 from streampack.types import NO_PACKS, Int64Array, State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no column has to be planned for it
@@ -77,7 +78,7 @@ class EpochSequence:
         self._walk = SlotWalker(recipe, first_epoch, expected, self._extend_column)
         if self._is_carry:
             self._set_total(recipe.packs_per_carry_epoch)
-            self._walk_before(epoch, expected)
+            self._walk.go_to_epoch(epoch, expected)
         counted = counted_lanes(recipe, view)
         served = self._walk.served
         self._columns = PackQueues(recipe, first_epoch, served, snapshots or [], counted)
@@ -221,11 +222,7 @@ class EpochSequence:
         self._ends.close()
 
     def _check_snapshots(self) -> None:
-        """Reject snapshots taken after the position.
-
-        Raises:
-            ResumeError: If there is one. Names its lane.
-        """
+        """Raise a ResumeError that names the lane if a snapshot lies after the position."""
         self._note_passed()
         ahead = self._columns.first_ahead()
         if ahead is not None:
@@ -235,27 +232,6 @@ class EpochSequence:
                 f"{self.position} only {passed} are delivered; load the state unchanged, or take "
                 "'snapshots' out of it: they are only a speed-up"
             )
-
-    def _set_endless(self) -> None:
-        """Note that no column ends, except for those that are always empty."""
-        self._walk.known[:] = ENDLESS
-        for lane, column in np.ndindex(*self._walk.known.shape):
-            if not self._recipe.is_used(lane, column):
-                self._walk.known[lane, column] = 0
-                self._walk.complete[lane, column] = 1
-
-    def _walk_before(self, epoch: int, expected: Int64Array) -> None:
-        """Walk the epochs before this one (carry): lanes and shares continue where they stopped."""
-        self._set_endless()
-        per_epoch = self._recipe.packs_per_carry_epoch
-        if self._recipe.is_mixed:
-            self._walk.skip(epoch * per_epoch)
-            return
-        for _ in range(epoch):
-            left = per_epoch
-            while left and (slots := len(self._walk.next(min(left, PIECE)))):
-                left -= slots
-            self._walk.expect(expected)
 
     def _open_columns(self) -> None:
         """Create the pack queues of this device's lanes, and record their known packs."""

@@ -7,8 +7,7 @@ With lanes 0 and 1 and lane_run=2; lane 0 runs dry after three packs::
     pack     0  1  0  1  2  2  3  4        numbered within the lane's column
 
 The walk knows neither tokens nor segments, only how many packs each column has at least. Where that
-is not enough, it stops and names the column to learn more about. If a global batch holds
-one stream, the stream is chosen when the batch begins, and must have packs left in some lane.
+is not enough, `slot_kernels` names the column to learn more about.
 
 Cost: about 10 ns a slot. Memory: a few thousand slots.
 """
@@ -21,184 +20,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack._numba import compiled, kernel_holding_gil
 from streampack.mix import LinearShares, Schedule, SchedulePlace
 from streampack.plan.recipe import Recipe
+from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, SERVED, TURN, walk_slots
 from streampack.types import Int64Array
 
 ENDLESS = 1 << 62  # number of packs of a column that never ends
-DRY = -2
-# Of a column: packs taken, packs known, whether that is all, and packs expected.
-SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
-# Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
-# global batch, the slots for which that choice still holds, and the column that serves the run.
-TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
-# Of a slot. SUBSTITUTED counts choices served by another stream: the slot's own, and in the first
-# slot of a global batch with one stream, also the batch's.
-LANE, COLUMN, PACK, SUBSTITUTED = range(4)
 NO_SLOTS = np.zeros((0, 4), np.int64)
 KEPT_PLACES = 4
 PIECE = 4096  # slots walked together, and wanted columns computed together
-
-
-@compiled
-def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
-    """Return the column that serves a slot of a lane, or a column to learn about first.
-
-    Returns:
-        (column, -1), or (-1, column to learn about), or (-1, -1) if the lane is dry.
-    """
-    served, known = columns[SERVED, lane], columns[KNOWN, lane]
-    if served[wanted] < known[wanted]:
-        return wanted, -1
-    if not columns[COMPLETE, lane, wanted]:
-        return -1, wanted
-    # The wanted column is exhausted: take the live one with the most expected packs left.
-    best, most = -1, 0
-    for other in range(len(served)):
-        left = columns[EXPECTED, lane, other] - served[other]
-        if served[other] < known[other]:
-            if best < 0 or left > most:
-                best, most = other, left
-        elif not columns[COMPLETE, lane, other]:
-            return -1, other
-    return best, -1
-
-
-@compiled
-def _serve_turn(
-    columns: Int64Array,
-    turn: Int64Array,
-    wanted: int,
-    sizes: tuple[int, int, int, int],
-    is_pure: bool,
-) -> tuple[int, int]:
-    """Return as `_serve` the column that serves a slot of the current lane.
-
-    A column serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
-    one that is chosen for a global batch.
-    """
-    _, run, holds, _ = sizes
-    if turn[LEFT] < run:
-        return turn[SERVING], -1
-    lane = turn[TURN]
-    if not is_pure or not holds:
-        return _serve(columns, lane, wanted)
-    if columns[SERVED, lane, wanted] < columns[KNOWN, lane, wanted]:
-        return wanted, -1
-    return -1, -1 if columns[COMPLETE, lane, wanted] else wanted
-
-
-@compiled
-def _look_at(columns: Int64Array, stream: int, least: int) -> tuple[bool, int, int]:
-    """Check whether a stream has at least this many slots left in all lanes together.
-
-    Returns:
-        Whether it is known to have them; the first lane that may have more than is known, or -1;
-        the packs that all lanes are expected to have left.
-    """
-    open_lane = -1
-    left = num_known = 0
-    for lane in range(columns.shape[1]):
-        served = columns[SERVED, lane, stream]
-        left += columns[EXPECTED, lane, stream] - served
-        num_known += min(max(columns[KNOWN, lane, stream] - served, 0), least)
-        if open_lane < 0 and not columns[COMPLETE, lane, stream]:
-            open_lane = lane
-    return num_known >= least, open_lane, left
-
-
-@compiled
-def _choose(columns: Int64Array, wanted: int, least: int) -> tuple[int, int, int]:
-    """Return the stream of a global batch, or a column to learn about first.
-
-    A stream with fewer than `least` slots left is exhausted.
-
-    Returns:
-        (stream, -1, -1), or (-1, lane, column to learn about), or (-1, DRY, -1) if all lanes are
-        dry.
-    """
-    is_live, open_lane, _ = _look_at(columns, wanted, least)
-    if is_live:
-        return wanted, -1, -1
-    if open_lane >= 0:
-        return -1, open_lane, wanted
-    # It is exhausted in all lanes: take the live one with the most expected packs left.
-    best, best_lane, most = -1, DRY, 0
-    for other in range(columns.shape[2]):
-        is_live, open_lane, left = _look_at(columns, other, least)
-        if (is_live or open_lane >= 0) and (best < 0 or left > most):
-            best, best_lane, most = other, -1 if is_live else open_lane, left
-    return (best, -1, -1) if best_lane == -1 else (-1, best_lane, best)
-
-
-@kernel_holding_gil
-def _walk(
-    wanted: Int64Array,
-    sizes: tuple[int, int, int, int],
-    is_pure: bool,
-    turn: Int64Array,
-    columns: Int64Array,
-    out: Int64Array,
-) -> tuple[int, int, int]:
-    """Fill `out` (n, 4) with the next slots, given their `wanted` columns (n,).
-
-    Args:
-        wanted: Columns, shape (n,).
-        sizes: Slots of a lane's run; of these, slots that one column serves together, which are 1
-            or all, and in which columns are known; slots over all lanes for which a choice of
-            stream holds, or 0 if slots choose separately; the least slots of a stream for which it
-            is chosen.
-        is_pure: Whether a choice of stream skips lanes without packs of it. If no lane has any,
-            empty packs complete the global batch.
-        turn: Cursor of the walk. Updated.
-        columns: Four numbers per column. Updated.
-        out: Filled.
-
-    Returns the number of slots filled, and the lane and column to learn about before the next one.
-    These are -1 if all slots are filled. The lane is DRY if all lanes are dry.
-    """
-    lane_run, _, holds, least = sizes
-    num_lanes = columns.shape[1]
-    num_dry = 0
-    filled = 0
-    while filled < len(out):
-        asked = wanted[filled]
-        if holds:
-            if turn[HOLDS] == 0:
-                turn[CHOSEN], lane, unknown = _choose(columns, asked, least)
-                if turn[CHOSEN] < 0:
-                    return filled, lane, unknown
-                turn[HOLDS] = holds
-            asked = turn[CHOSEN]
-        if turn[LEFT] == 0:
-            turn[TURN] = (turn[TURN] + 1) % num_lanes
-            turn[LEFT] = lane_run
-        lane = turn[TURN]
-        column, unknown = _serve_turn(columns, turn, asked, sizes, is_pure)
-        if unknown >= 0:
-            return filled, lane, unknown
-        if column < 0:
-            num_dry += 1
-            if num_dry < num_lanes:
-                turn[LEFT] = 0
-                continue
-            if not is_pure or not holds:
-                return filled, DRY, -1
-            column = asked
-        num_dry = 0
-        turn[SERVING] = column
-        out[filled, LANE] = lane
-        out[filled, COLUMN] = column
-        out[filled, PACK] = columns[SERVED, lane, column]
-        # The first slot of a global batch also counts the batch's choice.
-        is_swapped = turn[HOLDS] == holds and asked != wanted[filled]
-        out[filled, SUBSTITUTED] = np.int64(column != asked) + np.int64(is_swapped)
-        columns[SERVED, lane, column] += 1
-        turn[LEFT] -= 1
-        turn[HOLDS] -= 1  # negative if no choice holds; never read then
-        filled += 1
-    return filled, -1, -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -268,6 +98,25 @@ class SlotWalker:
         self._schedule = self._schedule_of_chapter(start.schedule)
         self._wanted = self._wanted_columns(self._schedule)
 
+    def go_to_epoch(self, epoch: int, expected: Int64Array) -> None:
+        """Walk the epochs before this one (carry): lanes and shares continue where they stopped.
+
+        No column ends then, except for those that are always empty.
+        """
+        recipe = self._recipe
+        self.known[:] = ENDLESS
+        for lane, column in np.ndindex(*self.known.shape):
+            if not recipe.is_used(lane, column):
+                self.known[lane, column], self.complete[lane, column] = 0, 1
+        if recipe.is_mixed:
+            self.skip(epoch * recipe.packs_per_carry_epoch)
+            return
+        for _ in range(epoch):
+            left = recipe.packs_per_carry_epoch
+            while left and (slots := len(self.next(min(left, PIECE)))):
+                left -= slots
+            self.expect(expected)
+
     def skip(self, num_slots: int) -> None:
         """Skip the next slots, in O(lanes). Each lane must be endless or empty.
 
@@ -304,7 +153,7 @@ class SlotWalker:
             if not len(self._asked):
                 self._note_place()
                 self._asked = next(self._wanted)
-            filled, lane, column = _walk(
+            filled, lane, column = walk_slots(
                 self._asked,
                 self._sizes,
                 self._recipe.shapes.is_pure,

@@ -25,7 +25,8 @@ from streampack.balance import Balance
 from streampack.config import OPTION_METHODS, Method, Order, Packing
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
-from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.plan_options import MAX_PACKS
+from streampack.plan.recipe import Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
@@ -71,7 +72,7 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         **_defaults(recipe.packing, recipe.order),
         **_lengths_of_packs(recipe),
         **({LAST_BATCHES: "apart"} if recipe.keeps_last_apart else {}),
-        **_cost(recipe.packing),
+        **_cost(recipe.packing, recipe.order),
         "shares": _shares(recipe),
     }
 
@@ -94,11 +95,17 @@ def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | Non
     }
 
 
-def _cost(packing: Packing) -> dict[str, int | str]:
-    """Return the capacity of packs of equal cost, and a digest of the cost function."""
+def _cost(packing: Packing, order: Order) -> dict[str, int | str]:
+    """Return the capacity and order of packs of equal cost, and a digest of the cost function."""
     if packing.max_cost is None:
         return {}
-    return {"capacity": packing.row_tokens, "cost": Balance(cost=cost_of(packing)).digest()}
+    fields: dict[str, int | str] = {
+        "capacity": packing.row_tokens,
+        "cost": Balance(cost=cost_of(packing)).digest(),
+    }
+    if order.pack_window[0]:
+        fields["pack_order"] = "even"
+    return fields
 
 
 def _shares(recipe: Recipe) -> list[int] | None:

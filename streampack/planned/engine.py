@@ -176,7 +176,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
         """Return the peak memory of a rank, to check against `Buffers`."""
         recipe, lanes = self.recipe, self.recipe.num_lanes
-        if recipe.mixing.epoch_end == "carry" and recipe.lane_run == self.batch_size:
+        is_endless = recipe.mixing.epoch_end == "carry" and not recipe.skips_lanes
+        if is_endless and recipe.lane_run == self.batch_size:
             # With other values of epoch_end, a device reads every lane in the end.
             lanes //= math.gcd(lanes, self.world.num_devices)
         return MemoryFootprint(

@@ -12,7 +12,8 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, Weight, resolve_weights
 from streampack.plan.device import DeviceView
 from streampack.plan.pack_queue import PackQueue
-from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.plan_options import PlanStream
+from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import EpochSequence
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
 

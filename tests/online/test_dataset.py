@@ -307,7 +307,6 @@ def test_a_pack_leaves_as_soon_as_it_is_full():
         ({"mixing": Mixing(global_batch_size=8)}, "cannot do global_batch_size=8"),
         ({"mixing": Mixing(epoch_end="carry")}, "cannot do epoch_end='carry'"),
         ({"order": Order(num_lanes=2)}, "cannot do num_lanes=2, only None"),
-        ({"order": Order(pack_shuffle=9)}, "cannot do pack_shuffle=9, only None or 0; Packed"),
         ({"buffers": Buffers(cache_limit="1gb")}, "cannot do cache_limit=1073741824, only None"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"buffers": Buffers(worker_tokens=100)}, r"set worker_tokens to at least 65568"),

@@ -14,7 +14,9 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.mix.draw import CHUNK
 from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
+from streampack.plan.state import fingerprint
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.planning import all_packs, column_packs, device_batches, recipe, world_views
 
@@ -68,6 +70,50 @@ def test_a_column_gives_the_same_packs_each_within_a_window_of_its_place(
         for number, pack in enumerate(shuffled):
             at = where.get(json.dumps(pack), count)
             assert abs(at - number) <= bound
+
+
+@given(st.lists(st.integers(1, 9), max_size=300))
+def test_the_even_order_has_each_pack_once(tokens):
+    order = even_order(np.array(tokens, np.int64))
+    assert sorted(order.tolist()) == list(range(len(tokens)))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["uniform", "few long", "two sizes"]),
+    st.sampled_from([64, 128, 256]),
+    st.integers(0, 300),
+)
+def test_runs_of_an_even_order_vary_less_in_tokens_than_those_of_a_shuffle(
+    seed, shape, size, begin
+):
+    generator = np.random.default_rng(seed)
+    tokens = {
+        "uniform": generator.integers(1, 1000, 8192),
+        "few long": np.where(generator.random(8192) < 0.2, generator.integers(1, 1000, 8192), 1000),
+        "two sizes": generator.choice([100, 1000], 8192),
+    }[shape]
+
+    def spread(packs) -> float:
+        runs = packs[begin : begin + 30 * size].reshape(-1, size)
+        return float(runs.sum(axis=1).std())
+
+    assert spread(tokens[even_order(tokens)]) < 0.6 * spread(tokens)
+
+
+def test_packs_of_equal_cost_leave_in_the_even_order_and_equal_cost_states_say_so():
+    packing = Packing(max_seq_len=64, max_cost=80, cost_hidden_size=20)
+    r = replace(make(Order(seed=1)), packing=packing)
+    packs = [pack for pack, _ in zip(column_packs(PackQueue(r, 0, 0, 0)), range(400), strict=False)]
+    tokens = np.array([sum(row[LENGTH] for row in pack) for pack in packs])
+    shuffled = np.random.default_rng(0).permutation(tokens)
+    even, random = (
+        each[: len(each) // 8 * 8].reshape(-1, 8).sum(axis=1).std() for each in (tokens, shuffled)
+    )
+    assert even < 0.6 * random
+    assert fingerprint(r, ["a", "b"])["pack_order"] == "even"
+    assert "pack_order" not in fingerprint(unshuffled(r), ["a", "b"])
 
 
 @pytest.mark.parametrize("pack_shuffle", [1, 7, 40])

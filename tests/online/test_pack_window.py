@@ -1,0 +1,249 @@
+"""Packs of iterables in windows: the same packs, shuffled; exact resume; inside the buffers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from streampack import (
+    BucketedIterableDataset,
+    Bucketing,
+    Buffers,
+    ConfigError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedIterableDataset,
+    Packing,
+    ResumeError,
+    World,
+)
+from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
+
+# torchdata's own call into torch.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+LENGTHS = [7, 12, 30, 2, 9, 11, 170, 3, 5, 21] * 4
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
+PACKERS = ("exact_fit", "next_fit", "first_fit", "best_fit", "concat", "knapsack")
+
+
+def dataset(
+    window: int | None, kind: type = Again, method: str = "random", **kwargs: Any
+) -> PackedIterableDataset:
+    """Two sources of 40 and 20 samples, most in less than a pack."""
+    end = kwargs.pop("epoch_end", "pad")
+    kwargs.setdefault("packing", Packing(max_seq_len=32))
+    return PackedIterableDataset(
+        [
+            IterableStream(kind(rows_of(0, LENGTHS)), proportion=2, name="a"),
+            IterableStream(kind(rows_of(1, LENGTHS[:20])), proportion=1, name="b"),
+        ],
+        mixing=Mixing(batching_method=method, epoch_end=end),
+        order=Order(seed=3, pack_shuffle=window),
+        **kwargs,
+    )
+
+
+def packs_of(batches: list[Any]) -> list[tuple[tuple[int, ...], ...]]:
+    """The segments of each pack, in order."""
+    found = []
+    for batch in batches:
+        rows = batch["segments"].tolist()
+        for pack in range(len(batch["tokens"])):
+            own = tuple(tuple(row[1:]) for row in rows if row[0] == pack)
+            found += [own] if own else []
+    return found
+
+
+@settings(deadline=None)
+@given(
+    window=st.integers(1, 60),
+    packer=st.sampled_from(PACKERS),
+    kind=st.sampled_from([list, Again, WithState]),
+    batch_size=st.integers(1, 5),
+)
+def test_a_window_holds_the_packs_that_would_have_come_in_another_order(
+    window, packer, kind, batch_size
+):
+    options = {"kind": kind, "packing": Packing(max_seq_len=32, method=packer, buffer_samples=8)}
+    plain = packs_of(list(dataset(None, batch_size=batch_size, **options)))
+    batches = list(dataset(window, batch_size=batch_size, **options))
+    shuffled = packs_of(batches)
+    assert len(shuffled) == len(plain)
+    for first in range(0, len(plain), window):
+        part = slice(first, first + window)
+        assert sorted(shuffled[part]) == sorted(plain[part])
+    if window > 20:
+        assert shuffled != plain
+    wanted = {
+        (stream, 0, number): row
+        for stream, lengths in enumerate((LENGTHS, LENGTHS[:20]))
+        for number, row in enumerate(rows_of(stream, lengths))
+    }
+    assert pieces(batches) == wanted
+
+
+@settings(deadline=None)
+@given(
+    window=st.integers(1, 60),
+    method=st.sampled_from(METHODS),
+    end=st.sampled_from(["pad", "drop"]),
+    packer=st.sampled_from(PACKERS),
+    kind=st.sampled_from([list, Again, WithState]),
+    batch_size=st.integers(1, 4),
+    at=st.floats(0, 1),
+    again=st.floats(0, 1),
+)
+def test_a_state_of_any_batch_continues_bit_for_bit(
+    window, method, end, packer, kind, batch_size, at, again
+):
+    """Two resumes: at a share of the epoch, and at a share of what is left then."""
+
+    def begun() -> PackedIterableDataset:
+        return dataset(
+            window,
+            kind,
+            method,
+            epoch_end=end,
+            batch_size=batch_size,
+            packing=Packing(max_seq_len=32, method=packer, buffer_samples=8),
+        )
+
+    wanted = list(begun())
+    if end == "pad":
+        assert len(pieces(wanted)) == 60
+    before, left = begun(), wanted
+    for share in (at, again):
+        stop = int(share * (len(left) - 1))
+        batches = iter(before)
+        got = [next(batches) for _ in range(stop)]
+        assert all(map(same, got, left[:stop]))
+        state, left = json.loads(json.dumps(before.state_dict())), left[stop:]
+        before = begun()
+        before.load_state_dict(state)
+    rest = list(before)
+    assert len(rest) == len(left)
+    assert all(map(same, rest, left))
+
+
+@pytest.mark.parametrize("loader_type", [PackedDataLoader, StatefulDataLoader])
+def test_workers_continue_bit_for_bit(loader_type):
+    def begun() -> Any:
+        own = dataset(8, list)
+        if loader_type is PackedDataLoader:
+            return PackedDataLoader(own, num_workers=2)
+        return StatefulDataLoader(own, batch_size=None, num_workers=2)
+
+    wanted = list(begun())
+    assert len(pieces(wanted)) == 60
+    for stop in (1, len(wanted) // 2, len(wanted) - 1):
+        loader = begun()
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        resumed = begun()
+        resumed.load_state_dict(loader.state_dict())
+        rest = list(resumed)
+        assert len(rest) == len(wanted) - stop
+        assert all(map(same, rest, wanted[stop:]))
+
+
+def test_epochs_ranks_and_workers_have_orders_of_their_own():
+    rows = rows_of(0, [32] * 40)
+
+    def order_of(rank: int, epoch: int) -> list[int]:
+        own = PackedIterableDataset(
+            [IterableStream(rows, sharded=True)],
+            packing=Packing(max_seq_len=32),
+            order=Order(seed=3, pack_shuffle=40),
+            world=World(rank=rank, num_ranks=2),
+        )
+        own.set_epoch(epoch)
+        return [number for _, _, number, *_ in (pack[0] for pack in packs_of(list(own)))]
+
+    orders = [order_of(rank, epoch) for rank in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(each) for each in orders}) == 4
+    assert order_of(0, 0) == orders[0]
+
+
+def test_loops_of_steps_lose_nothing():
+    wanted = list(dataset(8, batch_size=2))
+    loader = PackedDataLoader(dataset(8, batch_size=2, steps=5))
+    got = [batch for _ in range(2) for batch in loader]
+    assert all(map(same, got, wanted[:10]))
+    resumed = PackedDataLoader(dataset(8, batch_size=2, steps=5))
+    resumed.load_state_dict(loader.state_dict())
+    assert all(map(same, list(resumed), wanted[10:15]))
+
+
+@settings(deadline=None)
+@given(
+    method=st.sampled_from(METHODS),
+    batch_size=st.integers(1, 3),
+    room=st.integers(2, 20),
+    limit=st.sampled_from(["worker_tokens", "rank_tokens"]),
+)
+def test_a_window_stays_inside_the_buffers(method, batch_size, room, limit):
+    packing = Packing(max_seq_len=32, buffer_tokens=64)
+    num_packers, waiting = (1, 0) if method == "random" else (2, 32)
+    least = num_packers * (64 + waiting) + 32 * batch_size
+    own = dataset(
+        10**6,
+        method=method,
+        batch_size=batch_size,
+        packing=packing,
+        buffers=Buffers(**{limit: least + 32 * room}),
+    )
+    loader = PackedDataLoader(own, prefetch_threads=0)
+    for _ in loader:
+        pass
+    stats = loader.stats()
+    assert stats["pack_shuffle"] == room
+    assert stats["buffers"]["worker_tokens"] <= least + 32 * room
+
+
+def test_buffers_without_room_for_two_packs_are_refused_and_the_least_works():
+    packing = Packing(max_seq_len=32, buffer_tokens=64)
+    with pytest.raises(ConfigError, match="set worker_tokens to at least 160"):
+        dataset(50, packing=packing, buffers=Buffers(worker_tokens=159))
+    assert list(dataset(50, packing=packing, buffers=Buffers(worker_tokens=160)))
+
+
+def test_another_window_is_refused_at_a_resume():
+    own = dataset(8)
+    next(iter(own))
+    state = own.state_dict()
+    for other, value in ((None, None), (9, 9)):
+        with pytest.raises(ResumeError, match=f"pack_shuffle=8, but .* pack_shuffle={value}"):
+            dataset(other).load_state_dict(state)
+    buffers = Buffers(worker_tokens=Packing(max_seq_len=32).buffer_limit + 32 + 3 * 32)
+    with pytest.raises(ResumeError, match="pack_shuffle=8, but this dataset has pack_shuffle=3"):
+        dataset(8, buffers=buffers).load_state_dict(state)
+    plain = dataset(0)
+    next(iter(plain))
+    with pytest.raises(ResumeError, match=r"pack_shuffle=None, but .* pack_shuffle=8"):
+        dataset(8).load_state_dict(plain.state_dict())
+
+
+def test_without_the_option_states_do_not_mention_windows():
+    own = dataset(None)
+    next(iter(own))
+    assert "pack_shuffle" not in own.state_dict()["fingerprint"]
+    assert PackedDataLoader(own).stats()["pack_shuffle"] == 0
+
+
+def test_batches_by_length_have_no_packs_to_shuffle():
+    def begun(order: Order) -> BucketedIterableDataset:
+        stream = IterableStream(rows_of(0, [3, 4, 5]))
+        return BucketedIterableDataset([stream], bucketing=Bucketing(max_tokens=8), order=order)
+
+    with pytest.raises(ConfigError, match="BucketedIterableDataset cannot do pack_shuffle=4"):
+        begun(Order(pack_shuffle=4))
+    assert list(begun(Order(pack_shuffle=0)))
