@@ -154,7 +154,6 @@ def _room(rows: Rows, num_batches: int, blocks: BufferPool) -> _Room:
 
 
 def _fill(rows: Rows, layout: _Layout, positions: str, room: _Room) -> list[Batch]:
-    """Return the native tensors of shape (B, S) of each batch."""
     arrays, parts = room
     labels = NO_LABELS if rows.labels is None else rows.labels
     out: Any = tuple(arrays)
@@ -165,7 +164,6 @@ def _fill(rows: Rows, layout: _Layout, positions: str, room: _Room) -> list[Batc
 
 
 def _pieces_of(rows: Rows, packs: Packs, context: ContextSlice) -> Pieces:
-    """Return the pieces that slices of rows consist of."""
     num_rows, slots = rows.tokens.shape
     return context.pieces(
         packs, num_rows=num_rows, row_tokens=slots * context.num_ranks, multiple=rows.multiple

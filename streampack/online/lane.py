@@ -148,7 +148,6 @@ class Lane:
                 self._plan.streams[stream].check_labels(number, labels[0])
 
     def _feed_pieces(self, pending: _Pending, num_packs: int) -> None:
-        """Give a packer the next pieces of a long sample."""
         left = pending.rows[pending.next :]
         packs, num_added = self._packer.add_until(left, num_packs)
         self._append(packs)

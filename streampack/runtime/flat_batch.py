@@ -168,7 +168,6 @@ class WholeReader:
         return plans
 
     def __call__(self, plan: DevicePlan) -> Any:
-        """Read a batch; called in a worker."""
         return self.reader(plan)
 
     def finish(self, _plan: DevicePlan, batch: Any) -> Any:

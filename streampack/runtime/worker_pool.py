@@ -141,7 +141,6 @@ class _Session:
                 return result.unfold()
 
     def _broken(self, worker: int, error: Exception) -> Exception:
-        """Return the error to raise for a broken socket."""
         if isinstance(error, BlockingIOError):
             return self._silence(worker)
         # A dying worker's files, its sentinel among them, are closed before its death is visible.
@@ -267,7 +266,6 @@ class Pool:
 
 
 def _give(session: _Session, worker: int, tasks: Iterator[Any], waiting: deque[int]) -> None:
-    """Send a worker the next task, if there is one."""
     for task in tasks:
         session.send(worker, task)
         waiting.append(worker)
