@@ -19,6 +19,7 @@ Cost: none with a number of steps; with "equal", see `runtime.step_agreement`. M
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -220,7 +221,8 @@ class EvenSteps:
         try:
             has_batch = self._read(epoch)
         except Exception:
-            self._tell_failure(epoch, step)
+            with suppress(WorkerError):  # the failure itself matters more
+                self._agreement.tell_failure(epoch, step)
             raise
         num_having = self._agreement.all_have(has_batch, epoch, step)
         if num_having < self._world.num_ranks and not step:
@@ -232,12 +234,6 @@ class EvenSteps:
                 "workers, or set Mixing(epoch_end='pad')"
             )
         return num_having == self._world.num_ranks
-
-    def _tell_failure(self, epoch: int, step: int) -> None:
-        try:
-            self._agreement.tell_failure(epoch, step)
-        except WorkerError:
-            return  # the failure itself matters more
 
     def _read(self, last_epoch: int | None) -> bool:
         """Read the next batch, unless one is held; return whether its epoch belongs to the loop.

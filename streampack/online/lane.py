@@ -139,7 +139,8 @@ class Lane:
 
     def _hold(self, rows: Int64Array, columns: Sequence[Sequence[Any]]) -> None:
         """Copy samples into the buffer, and check them; the columns may hold more after these."""
-        first_bad = self._held.extend(rows, columns, self._mixer.are_shifted())
+        are_shifted = [bool(sampler.labels_shifted) for sampler in self._mixer.samplers]
+        first_bad = self._held.extend(rows, columns, are_shifted)
         if first_bad < len(rows):
             stream, number = rows[first_bad, [STREAM, SAMPLE]].tolist()
             tokens, *labels = [column[first_bad] for column in columns]

@@ -104,18 +104,17 @@ def encoded_length(tokens: IntArray, packing: Packing) -> int:
     return len(tokens) + num_added + int(eos is not None and tokens[-1] != eos)
 
 
-def encoded_lengths(rows: Sequence[IntArray], packing: Packing) -> Int64Array:
-    """Return `encoded_length` of each row, shape (n,); all have tokens.
+def encoded_lengths(rows: Sequence[IntArray], lengths: Int64Array, packing: Packing) -> Int64Array:
+    """Return `encoded_length` of each row, shape (n,); `lengths`, their own, are not 0.
 
     >>> rows = [np.array([1, 5]), np.array([5, 2])]
-    >>> encoded_lengths(rows, Packing(max_seq_len=8, bos_id=1)).tolist()
+    >>> encoded_lengths(rows, np.array([2, 2]), Packing(max_seq_len=8, bos_id=1)).tolist()
     [2, 3]
     """
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     for special, index in ((packing.bos_id, 0), (packing.eos_id, -1)):
         if special is not None:
             found = np.fromiter(map(methodcaller("item", index), rows), np.int64, len(rows))
-            lengths += found != special
+            lengths = lengths + (found != special)
     return lengths
 
 
