@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ from streampack.types import (
     Packs,
     State,
 )
+
+SHIFTED_OF = attrgetter("labels_shifted")
 
 
 @dataclass(slots=True)
@@ -139,7 +142,7 @@ class Lane:
 
     def _hold(self, rows: Int64Array, columns: Sequence[Sequence[Any]]) -> None:
         """Copy samples into the buffer, and check them; the columns may hold more after these."""
-        are_shifted = [bool(sampler.labels_shifted) for sampler in self._mixer.samplers]
+        are_shifted = list(map(bool, map(SHIFTED_OF, self._mixer.samplers)))
         first_bad = self._held.extend(rows, columns, are_shifted)
         if first_bad < len(rows):
             stream, number = rows[first_bad, [STREAM, SAMPLE]].tolist()
