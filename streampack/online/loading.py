@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
@@ -299,13 +298,13 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return this rank's delivery statistics of the current epoch, or of the last one."""
         engine, flows = self.engine, [flow for flow in self._flows if flow]
         plan, footprint = engine.plan, engine.footprint(0)
-        columns = np.zeros((len(COUNTED), len(plan.names)), np.int64)
-        for flow in flows:
-            columns += np.array(flow["counts"]).T
-        counts = dict(zip(COUNTED, columns.tolist(), strict=True))
+        streams = range(len(plan.names))
+        counts = {
+            key: [sum(flow["counts"][stream][column] for flow in flows) for stream in streams]
+            for column, key in enumerate(COUNTED)
+        }
         counts["skipped"] = [
-            sum(flow["sources"][stream]["bad"] for flow in flows)
-            for stream in range(len(plan.names))
+            sum(flow["sources"][stream]["bad"] for flow in flows) for stream in streams
         ]
         report = delivery_report(
             plan.names,
