@@ -32,7 +32,7 @@ from streampack.batch.buffer_pool import BufferPool, cut
 from streampack.batch.kernels import END, NUM_BOUNDS, Int32Array, fill_batches, fill_slices, lay_out
 from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Rows
-from streampack.types import NUM_COLUMNS, Int64Array, IntArray, Packs
+from streampack.types import NO_PACKS, NUM_COLUMNS, Int64Array, IntArray, Packs
 
 Batch: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[int, int]
@@ -153,19 +153,27 @@ def _room(rows: Rows, num_batches: int, blocks: BufferPool) -> _Room:
     return blocks.take(wide, wide, wide, narrow, num_parts=num_batches)
 
 
-def _fill(rows: Rows, layout: _Layout, positions: str, room: _Room) -> list[Batch]:
-    """Return the native tensors of shape (B, S) of each batch."""
+def _fill(
+    rows: Rows, layout: _Layout, positions: str, room: _Room, packs: Packs = NO_PACKS
+) -> list[Batch]:
+    """Return the native tensors of each batch's rows, or of slices of the rows of `packs`."""
     arrays, parts = room
+    tokens, continues = rows.tokens, positions == "continue"
     labels = NO_LABELS if rows.labels is None else rows.labels
     out: Any = tuple(arrays)
-    places = layout.numbered, layout.edges, layout.bounds
-    continues = positions == "continue"
-    fill_batches(places, rows.tokens, rows.next_tokens, labels, continues, out)
+    if rows.context is None:
+        places = layout.numbered, layout.edges, layout.bounds
+        fill_batches(places, tokens, rows.next_tokens, labels, continues, out)
+    else:
+        pieces, framed = _pieces_of(rows, packs, rows.context), rows.context.framed(tokens.shape)
+        of_pieces = pieces.rows, pieces.ends, np.ascontiguousarray(packs.segments)
+        labels = labels if rows.labels is None else labels.reshape(framed)
+        out = tuple(array.reshape(framed) for array in arrays)
+        fill_slices(of_pieces, tokens.reshape(framed), rows.next_tokens, labels, continues, out)
     return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
 
 def _pieces_of(rows: Rows, packs: Packs, context: ContextSlice) -> Pieces:
-    """Return the pieces that slices of rows consist of."""
     num_rows, slots = rows.tokens.shape
     return context.pieces(
         packs, num_rows=num_rows, row_tokens=slots * context.num_ranks, multiple=rows.multiple
@@ -181,25 +189,6 @@ def _fields(rows: Rows, layout: _Layout) -> list[Batch]:
             chunks = rows.context.chunks(edges["cu_seqlens"].numpy(), num_rows)
             edges["chunks"] = torch.from_numpy(chunks)
     return fields
-
-
-def _fill_slices(
-    rows: Rows, packs: Packs, context: ContextSlice, positions: str, room: _Room
-) -> list[Batch]:
-    """Return the native tensors of shape (B, S / n) of each batch."""
-    arrays, parts = room
-    pieces, framed = _pieces_of(rows, packs, context), context.framed(rows.tokens.shape)
-    labels = NO_LABELS if rows.labels is None else rows.labels.reshape(framed)
-    out: Any = tuple(array.reshape(framed) for array in arrays)
-    fill_slices(
-        (pieces.rows, pieces.ends, np.ascontiguousarray(packs.segments)),
-        rows.tokens.reshape(framed),
-        rows.next_tokens,
-        labels,
-        positions == "continue",
-        out,
-    )
-    return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
 
 def fill_compact(batch: Batch) -> Batch:
@@ -268,12 +257,9 @@ def make_batches(
 
     All batches share one block of memory.
     """
-    layout, context = _Layout.of(rows, packs, len(steps)), rows.context
+    layout = _Layout.of(rows, packs, len(steps))
     room = _room(rows, len(steps), blocks or BufferPool())
-    if context is None:
-        filled = _fill(rows, layout, positions, room)
-    else:
-        filled = _fill_slices(rows, packs, context, positions, room)
+    filled = _fill(rows, layout, positions, room, packs)
     return [
         {**tensors, **edges, "epoch": epoch, "position": position}
         for tensors, edges, (epoch, position) in zip(

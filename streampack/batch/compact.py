@@ -127,7 +127,6 @@ def expand_on(batch: Mapping[str, Any], device: torch.device) -> Batch:
 
 
 def _widened(tokens: Tensor) -> Tensor:
-    """Return tokens as int64."""
     if tokens.dtype == torch.uint16:
         # Few torch operations support uint16, on any device.
         return tokens.view(torch.int16).long() & 0xFFFF

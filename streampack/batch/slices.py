@@ -77,7 +77,6 @@ def context_slice(
 
 
 def _check_format(world: World, convert: Formatter) -> None:
-    """Refuse a format that takes whole rows only, or another layout."""
     bare, options = unwrapped(convert)
     for formatter, reason in WHOLE_ROWS:
         if bare is formatter:
@@ -192,7 +191,6 @@ def _has_shape(value: Any, shape: torch.Size) -> bool:
 
 
 def _check_slices(slices: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse slices that are not native, or not of one batch."""
     if not slices:
         raise ConfigError(f"slices={slices!r} is empty; pass those of all context-parallel ranks")
     for own in slices:

@@ -106,8 +106,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self._has_moved_away = False  # a loader's workers hold the position
         self.epoch_of_loader: int | None = None
         """In a loader's worker: the epoch of the iteration that the loader began."""
-        self.num_moves = 0
-        """Number of times a state was loaded or the epoch set."""
         self.loops = Loops(plan.steps)
         """This rank's place in loops of `steps`."""
         self._even_steps: EvenSteps | None = None  # of a loop over the dataset itself
@@ -183,7 +181,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.check_world()
         if self.plan.steps is not None:
             if self._even_steps is None:
-                self._even_steps = EvenSteps(self.loops, self, self.world)
+                self._even_steps = EvenSteps(self.loops, self, self.world, self.counter)
             return self._even_steps.loop()
         self.ask()
         return self._batches_and_notes(None)
@@ -312,7 +310,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def _resume_from(self, epoch: int, start: State | None) -> None:
         self._start, self._is_start_own = start, get_worker_info() is not None
         self._has_moved_away = False
-        self.num_moves += 1
+        self.loops.num_moves += 1
         self.go_to(epoch)
 
     def move_away(self) -> None:
@@ -362,11 +360,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.loops.go_to(*loop)
 
     # What `EvenSteps` reads from.
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that the next iteration reads."""
-        return self.counter.next_epoch
 
     def position(self) -> State:
         """Return the state after the batch last read."""

@@ -116,23 +116,19 @@ def epoch_amounts(
     check_weights(weights)
     by_tokens = mixing.weight_unit == "tokens"
     is_absolute = any(s.repeat is not None or s.choose is not None for s in streams)
-    needs_more = is_absolute or mixing.epoch_size is not None or mixing.stop == "repeat"
-    if needs_more:
+    if is_absolute or mixing.epoch_size is not None or mixing.stop == "repeat":
         _check_again(streams, names, mixing)
+    repeats: list[float | None] = [None] * len(names)
     if is_absolute:
         amounts, repeats = _absolute(streams, names, mixing, by_tokens=by_tokens)
+        for weight, amount in zip(weights, amounts, strict=True):
+            check_amount(weight, amount or 0)
     elif mixing.epoch_size is not None:
-        amounts, repeats = (
-            _of_epoch_size(streams, names, weights, mixing, seed),
-            [None] * len(names),
-        )
+        amounts = _of_epoch_size(streams, names, weights, mixing, seed)
     else:
         shares = [exact_share(1 if s.proportion is None else s.proportion) for s in streams]
         whole = lcm(*(share.denominator for share in shares))
-        amounts, repeats = [int(share * whole) for share in shares], [None] * len(names)
-    if is_absolute:
-        for weight, amount in zip(weights, amounts, strict=True):
-            check_amount(weight, amount or 0)
+        amounts = [int(share * whole) for share in shares]
     _check_slots(amounts, names, mixing)
     return EpochQuotas(
         amounts=tuple(amounts),

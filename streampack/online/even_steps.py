@@ -19,6 +19,7 @@ Cost: none with a number of steps; with "equal", see `runtime.step_agreement`. M
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -27,6 +28,7 @@ from streampack._state import MAX_EPOCH, FieldChecks
 from streampack.config import Mixing
 from streampack.errors import ConfigError, DataError, ResumeError, WorkerError
 from streampack.runtime.at_exit import close_at_exit
+from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.step_agreement import StepAgreement
 from streampack.types import State
 from streampack.world import World
@@ -50,14 +52,6 @@ class LoopPosition(NamedTuple):
 class Reader(Protocol):
     """What a loop reads from: one epoch of the rank after the other."""
 
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that `read_epoch` would read."""
-
-    @property
-    def num_moves(self) -> int:
-        """Number of times that a state was loaded or the epoch set."""
-
     def position(self) -> Any:
         """Return the position after the batch last read."""
 
@@ -79,6 +73,8 @@ class Loops:
 
     def __init__(self, steps: Steps | None) -> None:
         self.steps = steps
+        self.num_moves = 0
+        """Number of times that a state was loaded or the epoch set."""
         self.at = LoopPosition(0, 0)
         """Where the last loop is."""
         self.next = LoopPosition(0, 0)
@@ -155,15 +151,18 @@ class _Held:
 class EvenSteps:
     """Reads a rank's epochs and delivers them in loops."""
 
-    def __init__(self, loops: Loops, reader: Reader, world: World) -> None:
+    def __init__(
+        self, loops: Loops, reader: Reader, world: World, counter: SharedEpochCounter
+    ) -> None:
         self._loops = loops
+        self._counter = counter
         self._reader = reader
         self._world = world
         self._agreement = StepAgreement(world)
         self._reading: Iterator[Any] | None = None
         self._has_read = False  # a batch of the epoch that is being read
         self._held: _Held | None = None
-        self._num_moves = reader.num_moves  # as of these
+        self._num_moves = loops.num_moves  # as of these
 
     def loop(self) -> Generator[Any, None, None]:
         """Yield the batches of the next loop.
@@ -193,7 +192,7 @@ class EvenSteps:
     @property
     def _is_current(self) -> bool:
         """Whether no state was loaded and no epoch set since."""
-        return self._num_moves == self._reader.num_moves
+        return self._num_moves == self._loops.num_moves
 
     def _follow(self) -> None:
         """Begin to read elsewhere if a state was loaded or an epoch set, or reading failed."""
@@ -201,7 +200,7 @@ class EvenSteps:
             self._reading = self._held = None
         if self._reading is None and self._held is None:
             self._reader.reload()
-        self._num_moves = self._reader.num_moves
+        self._num_moves = self._loops.num_moves
 
     def _deliver(self, epoch: int, step: int) -> Any:
         held, self._held = self._held, None
@@ -220,7 +219,8 @@ class EvenSteps:
         try:
             has_batch = self._read(epoch)
         except Exception:
-            self._tell_failure(epoch, step)
+            with suppress(WorkerError):  # the failure itself matters more
+                self._agreement.tell_failure(epoch, step)
             raise
         num_having = self._agreement.all_have(has_batch, epoch, step)
         if num_having < self._world.num_ranks and not step:
@@ -233,12 +233,6 @@ class EvenSteps:
             )
         return num_having == self._world.num_ranks
 
-    def _tell_failure(self, epoch: int, step: int) -> None:
-        try:
-            self._agreement.tell_failure(epoch, step)
-        except WorkerError:
-            return  # the failure itself matters more
-
     def _read(self, last_epoch: int | None) -> bool:
         """Read the next batch, unless one is held; return whether its epoch belongs to the loop.
 
@@ -248,13 +242,13 @@ class EvenSteps:
         reader = self._reader
         while self._held is None:
             if self._reading is None:
-                if last_epoch is not None and reader.next_epoch > last_epoch:
+                if last_epoch is not None and self._counter.next_epoch > last_epoch:
                     return False
                 self._reading, self._has_read = close_at_exit(reader.read_epoch()), False
-            before, moves = reader.position(), reader.num_moves
+            before, moves = reader.position(), self._loops.num_moves
             reading, self._reading = self._reading, None  # it stays so if reading fails
             batch = next(reading, _END)
-            self._num_moves += reader.num_moves - moves  # by the reading itself
+            self._num_moves += self._loops.num_moves - moves  # by the reading itself
             if batch is not _END:
                 self._held = _Held(batch, reader.position(), reader.epoch_read())
                 self._reading, self._has_read = reading, True

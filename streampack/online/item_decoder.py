@@ -70,7 +70,7 @@ class ItemDecoder:
         if self._takes_arrays and self._is_kept and are_integer_rows(values):
             sizes = np.fromiter(map(len, values), np.int64, len(values))
             if sizes.all():
-                lengths = encoded_lengths(values, self._packing)
+                lengths = encoded_lengths(values, sizes, self._packing)
                 ready.extend(items, np.where(sizes <= self._longest, lengths, 0))
                 return
         self.decode_each(items, values, ready)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from streampack.errors import DataError
@@ -35,6 +36,8 @@ from streampack.types import (
     Int64Array,
     State,
 )
+
+SHIFTED_OF = attrgetter("labels_shifted")
 
 
 @dataclass(slots=True)
@@ -134,7 +137,8 @@ class Lane:
 
     def _hold(self, rows: Int64Array, columns: Sequence[Sequence[Any]]) -> None:
         """Copy samples into the buffer, and check them; the columns may hold more after these."""
-        first_bad = self._held.extend(rows, columns, self._mixer.are_shifted())
+        are_shifted = list(map(bool, map(SHIFTED_OF, self._mixer.samplers)))
+        first_bad = self._held.extend(rows, columns, are_shifted)
         if first_bad < len(rows):
             stream, number = rows[first_bad, [STREAM, SAMPLE]].tolist()
             tokens, *labels = [column[first_bad] for column in columns]
@@ -143,7 +147,6 @@ class Lane:
                 self._plan.streams[stream].check_labels(number, labels[0])
 
     def _feed_pieces(self, pending: _Pending, num_packs: int) -> None:
-        """Give a packer the next pieces of a long sample."""
         left = pending.rows[pending.next :]
         packs, num_added = self._packer.add_until(left, num_packs)
         self._packs.append(packs)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
@@ -95,7 +94,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         # With workers: where the next iteration starts, and the position once past it.
         self._start: LoaderPosition | None = None
         self._at: LoaderPosition | None = None
-        self._num_moves = engine.num_moves  # as of these two
+        self._num_moves = engine.loops.num_moves  # as of these two
         # The latest state of each worker, for the stats; kept until the next epoch's first batch.
         self._flows: list[State | None] = [None] * max(options.num_workers, 1)
         self._even_steps: EvenSteps | None = None
@@ -131,8 +130,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def _follow(self) -> None:
         """Drop the position if the dataset was given a state or an epoch since."""
-        if self._num_moves != self.engine.num_moves:
-            self._num_moves = self.engine.num_moves
+        if self._num_moves != self.engine.loops.num_moves:
+            self._num_moves = self.engine.loops.num_moves
             self._start = self._at = None
             self._end_workers()  # running workers would not see the change
 
@@ -182,8 +181,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _loop(self) -> Generator[Any, None, None]:
         if self._even_steps is None:
             # A loader that is dropped ends its workers: what is suspended must not keep it alive.
-            reader = weakref.proxy(self)
-            self._even_steps = EvenSteps(self.engine.loops, reader, self.engine.world)
+            reader, engine = weakref.proxy(self), self.engine
+            self._even_steps = EvenSteps(engine.loops, reader, engine.world, engine.counter)
         return self._even_steps.loop()
 
     def read_epoch(self) -> Generator[Any, None, None]:
@@ -219,22 +218,22 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 self._flows = at.flows
                 if not num_batches:
                     engine.move_away()
-                    self._num_moves = engine.num_moves
+                    self._num_moves = engine.loops.num_moves
                 num_batches += 1
                 # Set last: an interrupt comes before this, or after the caller has the batch.
-                if self._num_moves == engine.num_moves:
+                if self._num_moves == engine.loops.num_moves:
                     self._at = at
                 yield batch
                 del batch  # free it before the next one is made
         except GeneratorExit:
             raise
         except BaseException:
-            if not num_batches or (self._at is None and self._num_moves == engine.num_moves):
+            if not num_batches or (self._at is None and self._num_moves == engine.loops.num_moves):
                 self._undo(before)
             raise
-        if self._num_moves == engine.num_moves:
+        if self._num_moves == engine.loops.num_moves:
             engine.restart(1 + at.epoch)
-            self._num_moves = engine.num_moves
+            self._num_moves = engine.loops.num_moves
             self._start = self._at = None
         if start is not None and not num_batches:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
@@ -251,16 +250,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._end_workers()
 
     # What `EvenSteps` reads from, with `read_epoch`.
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch that is read next."""
-        return self.engine.counter.next_epoch
-
-    @property
-    def num_moves(self) -> int:
-        """Number of times that a state was loaded or the epoch set."""
-        return self.engine.num_moves
 
     def epoch_read(self) -> int:
         """Return the epoch of the batch last read."""
@@ -309,13 +298,13 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return this rank's delivery statistics of the current epoch, or of the last one."""
         engine, flows = self.engine, [flow for flow in self._flows if flow]
         plan, footprint = engine.plan, engine.footprint(0)
-        columns = np.zeros((len(COUNTED), len(plan.names)), np.int64)
-        for flow in flows:
-            columns += np.array(flow["counts"]).T
-        counts = dict(zip(COUNTED, columns.tolist(), strict=True))
+        streams = range(len(plan.names))
+        counts = {
+            key: [sum(flow["counts"][stream][column] for flow in flows) for stream in streams]
+            for column, key in enumerate(COUNTED)
+        }
         counts["skipped"] = [
-            sum(flow["sources"][stream]["bad"] for flow in flows)
-            for stream in range(len(plan.names))
+            sum(flow["sources"][stream]["bad"] for flow in flows) for stream in streams
         ]
         report = delivery_report(
             plan.names,

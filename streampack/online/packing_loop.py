@@ -272,7 +272,6 @@ class OnlinePacker:
 
 
 def _by_stream(keys: Iterable[SampleKey]) -> dict[int, list[SampleKey]]:
-    """Group keys by stream, in order."""
     found: dict[int, list[SampleKey]] = {}
     for key in keys:
         found.setdefault(key[0], []).append(key)

@@ -54,7 +54,6 @@ def enter(table: Int64Array, heads: Int64Array, first: int, last: int) -> None:
 
 @compiled
 def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
-    """Remove a line from the hash table."""
     place = _place(heads, table[line, 0], table[line, 1], table[line, 2])
     if heads[place] == line:
         heads[place] = table[line, NEXT]

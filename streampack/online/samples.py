@@ -41,10 +41,8 @@ class Extras:
     payloads: dict[str, list[tuple[Any, int, int]]]
     """Objects, each with its span: first token, and one past the last."""
 
-    def part(self, start: int, stop: int) -> Extras | None:
+    def part(self, start: int, stop: int) -> Extras:
         """Return the extras of tokens [start, stop), a payload with its first token."""
-        if not (self.token_fields or self.payloads):
-            return None
         return Extras(
             token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},
             payloads={
@@ -68,7 +66,7 @@ class EncodedSample:
     """Shape (n,)."""
     labels: Int64Array
     """Shifted, shape (n,)."""
-    extras: Extras
+    extras: Extras | None
 
 
 def num_bytes(thing: Any) -> int:
@@ -104,18 +102,17 @@ def encoded_length(tokens: IntArray, packing: Packing) -> int:
     return len(tokens) + num_added + int(eos is not None and tokens[-1] != eos)
 
 
-def encoded_lengths(rows: Sequence[IntArray], packing: Packing) -> Int64Array:
-    """Return `encoded_length` of each row, shape (n,); all have tokens.
+def encoded_lengths(rows: Sequence[IntArray], lengths: Int64Array, packing: Packing) -> Int64Array:
+    """Return `encoded_length` of each row, shape (n,); `lengths`, their own, are not 0.
 
     >>> rows = [np.array([1, 5]), np.array([5, 2])]
-    >>> encoded_lengths(rows, Packing(max_seq_len=8, bos_id=1)).tolist()
+    >>> encoded_lengths(rows, np.array([2, 2]), Packing(max_seq_len=8, bos_id=1)).tolist()
     [2, 3]
     """
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     for special, index in ((packing.bos_id, 0), (packing.eos_id, -1)):
         if special is not None:
             found = np.fromiter(map(methodcaller("item", index), rows), np.int64, len(rows))
-            lengths += found != special
+            lengths = lengths + (found != special)
     return lengths
 
 
@@ -137,9 +134,11 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
     whole = length + sample.extra_cost
     tokens = np.full(whole, packing.padding_id, np.int64)
     labels = np.full(whole, IGNORED, np.int64)
-    targets = (_row(sample.labels), _row(sample.loss_mask))
-    own, ids = _row(sample.tokens), special_ids(packing)
-    encode(own, targets, labels_shifted, ids, tokens[:length], labels[:length])
+    arrays = (sample.tokens, sample.labels, sample.loss_mask)
+    # Copied, because the kernel is compiled for writable contiguous arrays.
+    own, targets, mask = [np.array([] if each is None else each, np.int64) for each in arrays]
+    ids = special_ids(packing)
+    encode(own, (targets, mask), labels_shifted, ids, tokens[:length], labels[:length])
     lead = int(packing.bos_id is not None and own[0] != packing.bos_id)
     payloads = {
         name: [
@@ -152,13 +151,8 @@ def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -
     }
     around = (lead, whole - lead - len(own))
     fields = {name: np.pad(values, around) for name, values in sample.token_fields.items()}
-    extras = Extras(token_fields=fields, payloads=payloads)
+    extras = Extras(token_fields=fields, payloads=payloads) if fields or payloads else None
     return EncodedSample(tokens=tokens, labels=labels, extras=extras)
-
-
-def _row(values: Int64Array | None) -> Int64Array:
-    # Copied, because the kernel is compiled for writable contiguous arrays.
-    return np.array([] if values is None else values, np.int64)
 
 
 def segment_rows(
@@ -172,7 +166,8 @@ def segment_rows(
         DataError: If it does not fit a pack and may not be cut, or a span is longer than a pack.
     """
     length, size = len(ready.tokens), packing.max_seq_len
-    spans = [(a, b) for each in ready.extras.payloads.values() for _, a, b in each]
+    payloads = ready.extras.payloads if ready.extras is not None else {}
+    spans = [(a, b) for objects in payloads.values() for _, a, b in objects]
     if length <= size or not spans or packing.overflow in ("drop", "error"):
         return fit_samples(np.array([[*key, length]]), size, packing.overflow, names)
     where = f"stream {names[key[0]]!r}, sample {key[2]} of {length} tokens"

@@ -242,7 +242,6 @@ class SourceSlice:
             )
 
     def _set_pass(self, pass_: int) -> None:
-        """Set the epoch of a source that shuffles by epoch."""
         if is_mosaic(self._source):
             # All workers write the same number before they meet at its barrier.
             self._source.next_epoch = pass_

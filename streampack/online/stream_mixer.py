@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,6 @@ from streampack.online.ready_samples import LENGTH_AT, PASS_AT, TAKEN_AT, Comple
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_sampler import StreamSampler
 from streampack.types import LENGTH, NUM_COLUMNS, PASS, START, STREAM, TOTAL, Int64Array
-
-SHIFTED_OF = attrgetter("labels_shifted")
 
 
 @dataclass(slots=True, eq=False)
@@ -167,10 +164,6 @@ class StreamMixer:
         if len(present) == 1:
             return rows, columns[stream]
         return rows, interleaved(columns, window.streams)
-
-    def are_shifted(self) -> list[bool]:
-        """Return for each stream whether labels[i] is the target of token i + 1."""
-        return list(map(bool, map(SHIFTED_OF, self.samplers)))
 
     def _end(self, window: Window, stream: int) -> None:
         """Note that a stream has ended, and with it perhaps all."""

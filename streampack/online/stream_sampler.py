@@ -144,7 +144,6 @@ class StreamSampler:
         return lengths if lengths.all() else lengths[: lengths.argmin()]
 
     def _parsed(self, index: int) -> IterableSample | DataError:
-        """Parse a `ComplexSample`."""
         drawn: ComplexSample = self.ready.tokens[index]
         if drawn.sample is None:
             _, number, _ = self.ready.place(index)
@@ -233,7 +232,6 @@ class StreamSampler:
         return None
 
     def _read_texts(self, most: int) -> bool:
-        """Read and encode a group of texts."""
         read: list[Items] = []
         num_characters = 0
         if self._stream.payloads:  # a group's payloads would all be in memory together
@@ -253,7 +251,6 @@ class StreamSampler:
         return bool(read)
 
     def _detect_label_shift(self) -> None:
-        """Detect from the first samples whether labels are shifted."""
         samples: list[tuple[Int64Array, Int64Array]] = []
         for ahead in range(NUM_LOOKED_AT):
             if ahead == len(self.ready) and not self._read(is_needed=True):

@@ -366,7 +366,6 @@ class Passes:
         return int(self._tokens_of_parts(extents).sum())
 
     def _tokens_of_parts(self, extents: Extents) -> Int64Array:
-        """Return the counted tokens of each part, shape (num_parts,)."""
         tokens = np.zeros(len(extents.shards), np.int64)
         unknown = np.arange(len(tokens))
         if self._shard_tokens is not None:

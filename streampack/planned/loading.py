@@ -35,7 +35,6 @@ from streampack.planned.deliveries import DeliveredBatch, IterationPlans, Losses
 from streampack.planned.engine import PlanEngine
 from streampack.planned.run_engine import RunEngine
 from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.flat_batch import WholeReader
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
 from streampack.runtime.rank_digest import compare_values, digest_of
@@ -118,7 +117,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
     def _make_workers(self) -> None:
         self._handing = self._choose_handing()
-        self._workers = Pool(Reads(self._handing), self._options)
+        # A worker has no GPU to pin for.
+        self._workers = Pool(Reads(self._handing or self.engine.reader()), self._options)
 
     def _most_together(self) -> int:
         """Return how many batches are read or transferred together, if there is room for them."""
@@ -132,12 +132,11 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         fitting = HANDOVER_TOKENS // batch_tokens if read.is_cheap else 1
         return min(max(1, fitting), MOST_HANDED_OVER)
 
-    def _choose_handing(self) -> RingReader | WholeReader:
-        """Return the workers' function and result reader; refuse a ring without room."""
+    def _choose_handing(self) -> RingReader | None:
+        """Return what hands tokens over; None: workers make whole batches."""
         engine, read = self.engine, self._read
         if not read.is_cheap:
-            # A worker has no GPU to pin for.
-            return WholeReader(reader=engine.reader())
+            return None
         slot_bytes = engine.footprint().batch_tokens * Ring.bytes_per_token(read)
         # Groups prefetched by workers, plus two: one being delivered and one spare.
         num_groups = self.num_workers * self._ahead + 2
@@ -243,9 +242,10 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return group
 
     def _from_workers(self, plans: IterationPlans, workers: Pool) -> Iterator[Batch]:
-        handing = self._handing
-        for got in workers.results(task_groups(handing.tasks(plans.one_by_one()), self._group)):
-            batch = handing.finish(plans.waiting[0].plan, got)
+        handing, one_by_one = self._handing, plans.one_by_one()
+        tasks = handing.tasks(one_by_one) if handing else one_by_one
+        for got in workers.results(task_groups(tasks, self._group)):
+            batch = handing.finish(plans.waiting[0].plan, got) if handing else got
             yield self._pinned(batch)
             del batch
 

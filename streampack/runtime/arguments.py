@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
 from inspect import signature
-from reprlib import repr as short_repr
 from typing import ParamSpec
 
 from streampack._checks import read_count, read_integer
@@ -152,17 +151,3 @@ def check_epoch(epoch: object) -> int:
     if not 0 <= number <= MAX_EPOCH:
         raise ConfigError(f"epoch={number} must be at least 0 and at most {MAX_EPOCH}")
     return number
-
-
-def show_dataset(
-    dataset: object, names: list[str], size: str, batch_size: int, world: World
-) -> str:
-    """Return a dataset's repr: one line, with at most six of its streams.
-
-    >>> show_dataset(set(), ["code", "docs"], "max_seq_len=2048", 4, World())
-    "set(streams=['code', 'docs'], max_seq_len=2048, batch_size=4, rank=0, num_ranks=1)"
-    """
-    return (
-        f"{type(dataset).__name__}(streams={short_repr(names)}, {size}, batch_size={batch_size}, "
-        f"rank={world.rank}, num_ranks={world.num_ranks})"
-    )

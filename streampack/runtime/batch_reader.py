@@ -59,7 +59,6 @@ class BatchReader:
         return is_cheap(self.convert)
 
     def __call__(self, plan: DevicePlan) -> Any:
-        """Read the plan of one batch, in the dataset's `batch_format`."""
         return self.read(plan)[0]
 
     def read(self, plan: DevicePlan) -> list[Any]:

@@ -17,7 +17,7 @@ Cost: two copies of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
-
-from streampack.plan import DevicePlan
-from streampack.runtime.batch_reader import BatchReader
 
 ALIGNMENT = 64  # bytes; more than any dtype needs
 
@@ -155,22 +152,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(num_threads)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WholeReader:
-    """Makes whole batches in workers: in a custom format, or with masks."""
-
-    reader: BatchReader
-
-    def tasks(self, plans: Iterable[DevicePlan]) -> Iterable[DevicePlan]:
-        """Return the plans."""
-        return plans
-
-    def __call__(self, plan: DevicePlan) -> Any:
-        """Read a batch; called in a worker."""
-        return self.reader(plan)
-
-    def finish(self, _plan: DevicePlan, batch: Any) -> Any:
-        """Return the batch; called in the training process."""
-        return batch

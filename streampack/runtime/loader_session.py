@@ -35,7 +35,6 @@ class LoaderSession(Generic[Engine]):
         return self.__dict__ | {"_workers": None}
 
     def _pinned(self, batch: Any) -> Any:
-        """Return a batch in pinned memory, if the loader was asked for it."""
         return pin(batch) if self._pins else batch
 
     def _end_workers(self) -> None:

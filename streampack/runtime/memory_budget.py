@@ -39,17 +39,6 @@ class MemoryFootprint:
     format_bytes: int = 0
     """Bytes that its format adds to the batch that is delivered."""
 
-    @property
-    def worker_packers(self) -> int:
-        """Tokens of packers' buffers in each reading process."""
-        return self.packer_tokens if self.plans_in_workers or not self.num_workers else 0
-
-    @property
-    def rank_packers(self) -> int:
-        """Tokens of packers' buffers in all of the rank's processes."""
-        copies = max(self.num_workers, 1) if self.plans_in_workers else 1
-        return self.packer_tokens * copies
-
 
 def _fit(
     name: str,
@@ -81,14 +70,15 @@ def max_prefetch(buffers: Buffers, footprint: MemoryFootprint, wanted: int) -> i
     Raises:
         ConfigError: If a bound cannot hold even one; the message names the least that works.
     """
-    workers = max(footprint.num_workers, 1)
-    batch = footprint.batch_tokens
-    ahead = _fit("worker_tokens", buffers.worker_tokens, footprint.worker_packers, batch, wanted)
+    workers, plans = max(footprint.num_workers, 1), footprint.plans_in_workers
+    batch, packers = footprint.batch_tokens, footprint.packer_tokens
+    in_reader = packers if plans or not footprint.num_workers else 0
+    ahead = _fit("worker_tokens", buffers.worker_tokens, in_reader, batch, wanted)
     in_bytes, added = footprint.batch_bytes or batch * BYTES_PER_TOKEN, footprint.format_bytes
     what = "what the format adds" if added else PACKERS
     ahead = _fit("worker_bytes", buffers.worker_bytes, added, in_bytes, ahead, what=what)
     # A dataset does not know yet how many workers its loader will have.
-    each = batch + footprint.packer_tokens
+    each = batch + packers
     more = "" if footprint.num_workers else f" (and up to {each} more for each of num_workers)"
-    fixed = footprint.rank_packers
+    fixed = packers * (workers if plans else 1)
     return _fit("rank_tokens", buffers.rank_tokens, fixed, workers * batch, ahead, more=more)

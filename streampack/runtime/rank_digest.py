@@ -86,14 +86,8 @@ def compare_values(values: Mapping[str, Any], world: World) -> None:
     """
     if other_ranks(world) < 1:
         return
-    seen = _gather(dict(values), None)
-    for key in values:
-        own = [each[key] for each in seen]
-        if any(value != own[0] for value in own):
-            raise ConfigError(
-                f"ranks have different {key}: {_by_value(own)}; call it with the same values, "
-                "after the same batch, on every rank"
-            )
+    way_out = "call it with the same values, after the same batch, on every rank"
+    _check_equal(_gather(dict(values), None), way_out)
 
 
 def other_ranks(world: World) -> int:
@@ -133,17 +127,15 @@ def _refuse(views: Sequence[RankView]) -> None:
                     "would plan other packs, and miss and repeat samples; delete the copy that is "
                     f"out of date, or give it another local=; {WAY_OUT}"
                 )
-    _refuse_recipes([view["recipe"] for view in views])
+    way_out = f"they would plan other packs, so give every rank the same; {WAY_OUT}"
+    _check_equal([view["recipe"] for view in views], way_out)
 
 
-def _refuse_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
-    for key in recipes[0]:
-        values = [recipe.get(key) for recipe in recipes]
+def _check_equal(views: Sequence[Mapping[str, Any]], way_out: str) -> None:
+    for key in views[0]:
+        values = [view.get(key) for view in views]
         if any(value != values[0] for value in values):
-            raise ConfigError(
-                f"ranks have different {key}: {_by_value(values)}; they would plan other packs, "
-                f"so give every rank the same; {WAY_OUT}"
-            )
+            raise ConfigError(f"ranks have different {key}: {_by_value(values)}; {way_out}")
 
 
 def _by_value(values: Sequence[Any]) -> str:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from reprlib import repr as short_repr
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.batch.batch import Batch
-from streampack.runtime.arguments import check_epoch, show_dataset
+from streampack.runtime.arguments import check_epoch
 from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.rank_digest import RankView, digest_of
 from streampack.types import State
@@ -217,8 +218,11 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
         return new
 
     def __repr__(self) -> str:
-        engine = self._engine
-        return show_dataset(self, self.stream_names, engine.size, engine.batch_size, self.world)
+        engine, names = self._engine, short_repr(self.stream_names)  # six of them at most
+        return (
+            f"{type(self).__name__}(streams={names}, {engine.size}, batch_size={engine.batch_size}"
+            f", rank={self.world.rank}, num_ranks={self.world.num_ranks})"
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch at the first batch, or resume; in a torch worker, its share of it."""

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from itertools import cycle
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,13 +35,8 @@ from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.flat_batch import one_thread
 from streampack.types import Int64Array
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RingTask:
-    """A plan, and the slot for its tokens."""
-
-    plan: DevicePlan
-    slot: int
+RingTask: TypeAlias = tuple[DevicePlan, int]
+"""A plan, and the slot for its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,12 +83,11 @@ class RingReader:
 
     def tasks(self, plans: Iterable[DevicePlan]) -> Iterator[RingTask]:
         """Assign a slot to each plan."""
-        for number, plan in enumerate(plans):
-            yield RingTask(plan=plan, slot=number % self.ring.num_slots)
+        return zip(plans, cycle(range(self.ring.num_slots)), strict=False)
 
-    def __call__(self, slotted: RingTask) -> RingResult:
+    def __call__(self, task: RingTask) -> RingResult:
         """Fill a slot; called in a worker."""
-        plan, slot, labels = slotted.plan, slotted.slot, self.ring.labels
+        (plan, slot), labels = task, self.ring.labels
         shape = self._shape(plan)
         rows = self.reader.gatherer.gather(
             plan.packs,

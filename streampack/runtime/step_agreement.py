@@ -102,7 +102,6 @@ class StepAgreement:
         return (epoch * 1_000_003 + step) % max(most, 1)
 
     def _reduce(self, value: int) -> int:
-        """Return the sum of all ranks' values."""
         try:
             self._sum[0] = value
             distributed.all_reduce(self._sum, group=_group())

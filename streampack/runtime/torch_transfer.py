@@ -155,7 +155,6 @@ class TransferReader:
     reader: BatchReader
 
     def __call__(self, plan: DevicePlan) -> Any:
-        """Read the plan of one batch, in the dataset's `batch_format`."""
         read = self.reader
         if not read.is_cheap or read.keeps_rows:
             return transferable(read(plan))
@@ -195,7 +194,6 @@ def _send(batch: CompactPickleBatch) -> tuple[Callable[..., Batch], Sent]:
 
 
 def _flat(rest: Batch) -> Batch | FlatBatch:
-    """Return the batch in one piece if it fits through a pipe."""
     num_bytes = sum(value.nbytes for value in rest.values() if is_plain(value))
     return flatten(rest) if num_bytes <= LARGEST_IN_PIPE else rest
 

@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import _utils
 
 from streampack.runtime.flat_batch import by_value
-from streampack.runtime.worker_messages import Failed, Mark, Serve, Work, pickled, send_result
+from streampack.runtime.worker_messages import Failed, Serve, Work, pickled, send_result
 
 ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
 
@@ -38,7 +38,7 @@ class _Inbox:
 
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
-        self.messages: queue.SimpleQueue[tuple[int, Mark | None, Any] | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[tuple[int, bool, Any] | None] = queue.SimpleQueue()
         self.latest = 0
         threading.Thread(target=self._listen, name="streampack-tasks", daemon=True).start()
 
@@ -83,11 +83,11 @@ def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int]) -> None:
     inbox, outbox = _Inbox(theirs), _Outbox(theirs)
     work: Work | None = None
     while (message := inbox.messages.get()) is not None:
-        iteration, mark, task = message
-        if mark is Mark.BEGIN:
+        iteration, is_begin, task = message
+        if is_begin:
             work = None  # do not keep it while the next is made
             work = _begun(serve, task)
-            outbox.put(iteration, Mark.BEGIN)
+            outbox.put(iteration, None)
         elif work is not None and iteration == inbox.latest:
             outbox.put(iteration, _results(work, task))
 

@@ -2,9 +2,9 @@
 
 ::
 
-    (n, Mark.BEGIN, start)   sets up the work of iteration n
-    (n, None, task)          a task of iteration n
-    (n, results)             a pickle without tensors, then the bytes of all tensors
+    (n, True, start)     sets up the work of iteration n
+    (n, False, task)     a task of iteration n
+    (n, results)         a pickle without tensors, then the bytes of all tensors; None: n has begun
 
 Cost: 50 us per message, two copies of the tensors.
 """
@@ -17,7 +17,6 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
@@ -28,13 +27,6 @@ from streampack.runtime.flat_batch import FlatBatch, flatten
 # From a task to results; to an empty list if the worker has no more in this iteration.
 Work: TypeAlias = Callable[[Any], list[Any]]
 Serve: TypeAlias = Callable[[Any], Work]
-
-
-class Mark(Enum):
-    """Marks messages other than tasks and results."""
-
-    BEGIN = 0
-    """To a worker: begin an iteration. From it: it has begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

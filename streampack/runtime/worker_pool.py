@@ -3,8 +3,8 @@
 ::
 
     training loop                       worker 0, 1, ...
-    (n, BEGIN, start)  --- socket --->  sets up the work of iteration n      worker_main.py
-    (n, None, task)    -------------->  work(task)
+    (n, True, start)   --- socket --->  sets up the work of iteration n      worker_main.py
+    (n, False, task)   -------------->  work(task)
     (n, results)       <--------------  results                              worker_messages.py
 
     keeper, a thread    starts and ends the processes                        worker_processes.py
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, WorkerError
-from streampack.runtime.worker_messages import Failed, Mark, Serve, receive_result
+from streampack.runtime.worker_messages import Failed, Serve, receive_result
 from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -70,7 +70,7 @@ class _Session:
         self.is_torn = True
         self.iteration += 1
         for worker in range(len(self.kept.pids)):
-            self.send(worker, given, Mark.BEGIN)
+            self.send(worker, given, is_begin=True)
         if not is_first:
             # Tasks left over from the last iteration may write to the memory of this one.
             for worker in range(len(self.kept.pids)):
@@ -103,11 +103,11 @@ class _Session:
         if ready := self._sentinels.poll(0):
             raise self._death(ready) from None
 
-    def send(self, worker: int, task: Any, mark: Mark | None = None) -> None:
-        """Send a message to a worker."""
+    def send(self, worker: int, task: Any, *, is_begin: bool = False) -> None:
+        """Send a worker a task, or the setup data of an iteration."""
         was_torn, self.is_torn = self.is_torn, True
         try:
-            self.kept.sockets[worker].send((self.iteration, mark, task))
+            self.kept.sockets[worker].send((self.iteration, is_begin, task))
         except OSError as error:
             raise self._broken(worker, error) from error
         self.is_torn = was_torn
@@ -137,11 +137,10 @@ class _Session:
                 iteration, result = receive_result(ours)
             except (EOFError, OSError) as error:
                 raise self._broken(worker, error) from error
-            if iteration == self.iteration and (result.content is Mark.BEGIN) == is_begin:
+            if iteration == self.iteration and (result.content is None) == is_begin:
                 return result.unfold()
 
     def _broken(self, worker: int, error: Exception) -> Exception:
-        """Return the error to raise for a broken socket."""
         if isinstance(error, BlockingIOError):
             return self._silence(worker)
         # A dying worker's files, its sentinel among them, are closed before its death is visible.
@@ -267,7 +266,6 @@ class Pool:
 
 
 def _give(session: _Session, worker: int, tasks: Iterator[Any], waiting: deque[int]) -> None:
-    """Send a worker the next task, if there is one."""
     for task in tasks:
         session.send(worker, task)
         waiting.append(worker)

@@ -128,7 +128,7 @@ def test_what_a_rank_holds_never_passes_what_it_was_said_to_hold(written, data):
     }
     ahead = data.draw(st.integers(1, 4), "ahead")
     footprint = engine_of(make(written, **options)).footprint()
-    limit = footprint.rank_packers + ahead * footprint.batch_tokens
+    limit = footprint.packer_tokens + ahead * footprint.batch_tokens
     bound = data.draw(st.sampled_from(["worker_tokens", "rank_tokens"]), "bound")
     loader = PackedDataLoader(
         make(written, Buffers(**{bound: limit}), **options), prefetch_factor=9

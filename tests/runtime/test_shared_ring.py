@@ -11,7 +11,6 @@ import torch
 from streampack import Stream, formats
 from streampack.loader.loader import PackedDataLoader
 from streampack.runtime.batch_reader import BatchReader
-from streampack.runtime.flat_batch import WholeReader
 from streampack.runtime.shared_ring import RingReader
 from tests.helpers.batches import LENGTHS, dataset_of, same
 from tests.helpers.builders import stream_of
@@ -77,7 +76,7 @@ def test_workers_make_whole_batches_only_where_the_loop_should_not(tmp_path: Pat
     stream = stream_of(tmp_path / "s", LENGTHS)
     for batch_format in ("torchtune", mine):
         loader = PackedDataLoader(dataset_of(stream, batch_format), num_workers=1)
-        assert isinstance(loader._loading._handing, WholeReader)  # type: ignore[union-attr]
+        assert loader._loading._handing is None  # type: ignore[union-attr]
         assert all(map(same, loader, dataset_of(stream, batch_format)))
     assert set(formats.FORMATS) >= {"torchtune", "compact"}
 

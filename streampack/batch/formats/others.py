@@ -68,7 +68,6 @@ def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str
 
 
 def _megatron(batch: Batch, edges: list[torch.Tensor], row_tokens: int) -> dict[str, Any]:
-    """Return the keys that all batches for Megatron-LM have."""
     return {
         "tokens": batch["tokens"],
         "labels": batch["labels"],
@@ -129,7 +128,6 @@ def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
 
 
 def _edges(lengths: torch.Tensor) -> torch.Tensor:
-    """Return 0 and the running sums of `lengths`."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
