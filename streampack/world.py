@@ -130,12 +130,8 @@ class World:
         0
         """
         group = _process_group()
-        for key, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
-            if group is None and key in env and other not in env:
-                raise ConfigError(
-                    f"{key}={env[key]} is set without {other}, but a rank is known only from both; "
-                    f"set {other}, unset {key}, or pass world=World(...)"
-                )
+        if group is None:
+            _check_both(env)
         rank, num_ranks = group or (0, 1)
         try:
             stated = int(env.get("RANK", rank)), int(env.get("WORLD_SIZE", num_ranks))
@@ -225,6 +221,15 @@ class World:
         devices_per_node = max(self.num_local_ranks // self.replication, 1)
         num_groups = self.num_devices // devices_per_node
         return (device % devices_per_node) * num_groups + device // devices_per_node
+
+
+def _check_both(env: Mapping[str, str]) -> None:
+    for key, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if key in env and other not in env:
+            raise ConfigError(
+                f"{key}={env[key]} is set without {other}, but a rank is known only from both; "
+                f"set {other}, unset {key}, or pass world=World(...)"
+            )
 
 
 def _process_group() -> tuple[int, int] | None:

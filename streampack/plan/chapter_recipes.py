@@ -49,13 +49,7 @@ def chapter_recipes(
     names = [stream.name for stream in streams]
     recipes = []
     for number, chapter in enumerate(chapters):
-        unknown = [name for name in chapter.weights if name not in names]
-        if unknown:
-            raise ConfigError(
-                f"chapters[{number}] gives a weight to {unknown[0]!r}, and the streams are "
-                f"{', '.join(map(repr, names))}{suggest(unknown[0], names)}; write one of these, "
-                "or add the stream"
-            )
+        _check_names(number, chapter, names)
         own_packing = chapter.packing or packing
         size = chapter.global_batch_size or mixing.global_batch_size or 1
         begin, end = (
@@ -85,6 +79,16 @@ def chapter_recipes(
             )
         )
     return recipes
+
+
+def _check_names(number: int, chapter: Chapter, names: Sequence[str]) -> None:
+    unknown = [name for name in chapter.weights if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"chapters[{number}] gives a weight to {unknown[0]!r}, and the streams are "
+            f"{', '.join(map(repr, names))}{suggest(unknown[0], names)}; write one of these, "
+            "or add the stream"
+        )
 
 
 def chapter_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:

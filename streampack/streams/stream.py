@@ -112,11 +112,9 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         _check_dtypes(
             tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
         )
-        if labels_shifted is not None and labels is None:
-            raise ConfigError(
-                f"labels_shifted={labels_shifted} describes a labels column, but labels=None; "
-                "set labels= to its name, or leave labels_shifted out"
-            )
+        _check_labels(labels, labels_shifted)
+        _check_part(shards, max_passes)
+        check_choice("on_exhausted", on_exhausted, OnExhausted)
         if remote is not None:
             remote = folder_of(shown_path(remote)) or shown_path(remote)
         _check_scheme(remote)
@@ -144,17 +142,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
         self.check_dtypes = check_dtypes
         self.check_remote = check_remote
-        if shards is not None and not isinstance(shards, slice):
-            raise ConfigError(
-                f"shards={shards!r:.80} is not a slice of shards; write slice(0, 10), or "
-                "slice(10, None) for those from the tenth on"
-            )
         self.shards = shards
-        if max_passes is not None and not (is_weight(max_passes) and max_passes > 0):
-            raise ConfigError(
-                f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
-            )
-        check_choice("on_exhausted", on_exhausted, OnExhausted)
         self.max_passes, self.on_exhausted = max_passes, on_exhausted
         self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
 
@@ -175,6 +163,26 @@ def _private_root() -> str:
         return str(private_root())
     except PermissionError as error:
         raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
+
+
+def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:
+    if labels_shifted is not None and labels is None:
+        raise ConfigError(
+            f"labels_shifted={labels_shifted} describes a labels column, but labels=None; "
+            "set labels= to its name, or leave labels_shifted out"
+        )
+
+
+def _check_part(shards: object, max_passes: Any) -> None:
+    if shards is not None and not isinstance(shards, slice):
+        raise ConfigError(
+            f"shards={shards!r:.80} is not a slice of shards; write slice(0, 10), or "
+            "slice(10, None) for those from the tenth on"
+        )
+    if max_passes is not None and not (is_weight(max_passes) and max_passes > 0):
+        raise ConfigError(
+            f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
+        )
 
 
 def _check_names(others: dict[str, Any]) -> None:
