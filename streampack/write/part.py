@@ -257,9 +257,7 @@ def check_bad_rows(num_bad_rows: int, most: int, bad: Mapping[str, Any]) -> None
         return
     where = f"{bad['uri']}, row {bad['row']}: {bad['reason']}"
     if most == 0:
-        raise BadRowsError(
-            f"{where}; set on_bad_row='skip' and max_bad_rows=1000 to leave such rows out"
-        )
+        raise BadRowsError(f"{where}; set on_bad_row='skip' to leave such rows out")
     raise BadRowsError(
         f"{num_bad_rows} bad rows, but max_bad_rows={most}; the last one is {where}; set "
         f"max_bad_rows={10 * most} to leave more out"
