@@ -52,6 +52,9 @@ class Write:
     chat: Annotated[
         str | None, Option(help="Column of conversations, for a tokenizer with a chat template.")
     ] = None
+    train_on: Annotated[
+        str, Option(help="Targets of conversations: responses, last_response or all.")
+    ] = "responses"
     columns: Annotated[
         list[str] | None,
         Option(help="Column to keep, such as url, or a loss mask with an integer per token."),

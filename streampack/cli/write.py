@@ -58,6 +58,7 @@ def _options(options: Write) -> write.WriteOptions:
             chat_field=options.chat,
             extra_fields=tuple(options.columns or ()),
             backend=cast("Any", options.backend),
+            train_on=cast("Any", options.train_on),
         ),
         dtype=options.tokens_dtype,
         compression=None if options.compression == NO_COMPRESSION else options.compression,

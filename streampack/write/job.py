@@ -60,6 +60,8 @@ class JobSettings:
     """Digest of the tokenizer's files."""
     backend: str | None = None
     """What encodes texts; None: rows are not texts."""
+    train_on: str | None = None
+    """Targets of conversations; None: rows are not conversations."""
     compression: str | None = "zstd"
     size_limit: int | None = 1 << 26
     hashes: tuple[str, ...] = ("xxh64",)

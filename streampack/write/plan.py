@@ -85,6 +85,7 @@ def plan_job(
         keep=selection.keep,
         tokenizer=digest,
         backend=rows.backend if rows.encodes_text else None,
+        train_on=None if rows.chat_field is None else rows.train_on,
         compression=options.compression,
         size_limit=parse_bytes("size_limit", options.size_limit or None),
         hashes=HASHES,

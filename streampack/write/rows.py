@@ -25,6 +25,7 @@ import numpy as np
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
 from streampack.mds.length_file import NO_TOKEN
+from streampack.write.chat import ChatEncoder, TrainOn
 from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema
 from streampack.write.tokenization import (
@@ -56,13 +57,21 @@ class RowFormat:
     """
     backend: Backend = "huggingface"
     """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
+    train_on: TrainOn = "responses"
+    """Targets of conversations: "responses", "last_response" or "all"."""
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, Backend)
+        check_choice("train_on", self.train_on, TrainOn)
         if self.backend != "huggingface" and not self.encodes_text:
             raise ConfigError(
                 f"backend={self.backend!r} encodes texts, and these rows are "
                 f"{'token ids' if self.chat_field is None else 'conversations'}; leave it out"
+            )
+        if self.train_on != "responses" and self.chat_field is None:
+            raise ConfigError(
+                f"train_on={self.train_on!r} is for conversations; name their column with "
+                "chat_field=, or leave it out"
             )
 
     @property
@@ -140,7 +149,7 @@ class RowEncoder:
 
 
 @lru_cache(maxsize=2)
-def _chat_encoder(rows: RowFormat) -> Any:
+def _chat_encoder(rows: RowFormat) -> ChatEncoder:
     """Load a tokenizer with a chat template, once per process."""
     if rows.tokenizer is None:
         raise ConfigError(
@@ -157,5 +166,4 @@ def _chat_encoder(rows: RowFormat) -> Any:
             f"({type(error).__name__}: {error}); give the folder that a tokenizer's "
             "save_pretrained() wrote, and install transformers"
         ) from error
-    encoder: Any = import_module("streampack.write.chat").ChatEncoder(loaded)
-    return encoder
+    return ChatEncoder(loaded, train_on=rows.train_on)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.cli.app import build_app
+from streampack.streams import open_stream
 from tests.helpers.faults.servers import s3_environment, s3_server
 from tests.helpers.preparing import WORDS, files_of, jsonl_file, text_rows, tokenizer_file
 
@@ -76,15 +78,43 @@ def test_parquet_becomes_a_stream_and_packs(tmp_path, tokenizer):
     assert packed_words(Stream(local=str(out))) == word_counts(rows)
 
 
-def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, tokenizer):
+@pytest.fixture
+def chat_tokenizer(tmp_path, tokenizer) -> Path:
+    """The folder of a tokenizer with a chat template."""
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(tokenizer)))
     made.chat_template = TEMPLATE
     made.save_pretrained(tmp_path / "chat")
+    return tmp_path / "chat"
+
+
+@pytest.mark.parametrize(
+    ("train_on", "num_targets"), [("responses", 6), ("last_response", 3), ("all", 16)]
+)
+def test_train_on_says_which_tokens_are_targets(tmp_path, chat_tokenizer, train_on, num_targets):
+    turn = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
+    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": 2 * turn}])
+    out = tmp_path / "s"
+    command = ("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages")
+    run(*command, "--train-on", train_on)
+    shard = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0).open_shard(0)
+    assert int(shard.loss_mask.read(shard.data, 0).sum()) == num_targets
+    other = "all" if train_on == "responses" else "responses"
+    assert "whose train_on is" in fails(*command, "--train-on", other)[1]
+
+
+def test_train_on_is_for_conversations(tmp_path, tokenizer):
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(3))
+    command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
+    code, line = fails(*command, "--train-on", "all")
+    assert (code, "name their column with --chat" in line) == (2, True)
+
+
+def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer):
     chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
     path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + [{"messages": []}])
     out = tmp_path / "s"
     output = run(
-        *("write", path, "--out", out, "--tokenizer", tmp_path / "chat", "--chat", "messages"),
+        *("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages"),
         *("--on-bad-row", "skip"),
     )
     assert "20 samples, 160 tokens" in output
