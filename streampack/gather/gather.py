@@ -25,6 +25,7 @@ from streampack.errors import DataError
 from streampack.gather import kernels
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.mapped_shards import ShardLookup
+from streampack.special_ids import special_ids
 from streampack.streams.mds_stream import MdsStream
 from streampack.types import (
     LENGTH,
@@ -91,11 +92,9 @@ class Gatherer:
         choices = [stream.columns for stream in self._streams]
         self.has_labels = any(columns.labels or columns.loss_mask for columns in choices)
         """Whether rows may have labels: a stream has a labels column or a loss mask."""
-        bos, eos = packing.bos_id, packing.eos_id
         self._options = np.array(
             [
-                -1 if bos is None else bos,
-                -1 if eos is None else eos,
+                *special_ids(packing),
                 packing.padding_id,
                 packing.overflow == "truncate",
                 # Where a slice's segments lie is known one by one.

@@ -1,4 +1,6 @@
-"""Which stream a lane's next sample comes from, if packs mix streams.
+"""Which stream a lane's next sample comes from, if packs mix streams and lengths are known.
+
+For sources of unknown length, `deficit.py` decides.
 
 Counted in samples, each chunk of 4,096 draws takes every stream as often as its quota requires, in
 shuffled order::

@@ -20,8 +20,8 @@ import numpy as np
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.online.ready_samples import ComplexSample, ReadySamples
-from streampack.online.samples import encoded_length, encoded_lengths
 from streampack.online.source_slice import Items
+from streampack.special_ids import encoded_length, encoded_lengths
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
 from streampack.streams.sample_fields import PLAIN_TYPES, invalid_labels, invalid_token_ids

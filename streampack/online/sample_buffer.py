@@ -43,7 +43,8 @@ from streampack.online.sample_buffer_kernels import (
     hold_whole,
     take_out,
 )
-from streampack.online.samples import EncodedSample, Extras, SampleKey, special_ids
+from streampack.online.samples import EncodedSample, Extras, SampleKey
+from streampack.special_ids import special_ids
 from streampack.types import IGNORED, LENGTH, NO_SEGMENTS, START, STREAM, Int64Array, Packs
 
 FEWEST_LINES = 256  # initial capacity

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from streampack._checks import MAX_ID
 from streampack._numba import compiled
+from streampack.special_ids import NO_ID
 from streampack.types import IGNORED, LENGTH, START, STREAM, TOTAL, BoolArray, Int64Array
 
 KEY = 3  # number of key columns: stream, pass, sample; START follows, as in segment rows
 SIZE, LEFT, DIGEST, OFFSET, AFTER, RANK, NEXT = range(4, 11)
 NUM_TABLE = 11
 NO_LINE = -1
-NO_ID = -1
 FACTOR = 6364136223846793005  # Knuth's MMIX multiplier: its powers repeat only after 2**62
 # Its powers in int64, whose products wrap: four tokens are mixed in without waiting for each other.
 FACTOR_2, FACTOR_3, FACTOR_4 = (

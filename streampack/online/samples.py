@@ -16,17 +16,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.online.sample_buffer_kernels import NO_ID, encode
+from streampack.online.sample_buffer_kernels import encode
 from streampack.pack import fit_samples
+from streampack.special_ids import encoded_length, special_ids
 from streampack.streams import IterableSample
-from streampack.types import IGNORED, Int64Array, IntArray
+from streampack.types import IGNORED, Int64Array
 
 SampleKey = tuple[int, int, int]  # stream, pass, sample
 PLACE_BYTES = 24  # row, first token and one past the last, in int64
@@ -89,37 +89,6 @@ def num_bytes(thing: Any) -> int:
         width, height = thing.size
         return int(width * height * len(thing.getbands()))
     return sys.getsizeof(thing)
-
-
-def encoded_length(tokens: IntArray, packing: Packing) -> int:
-    """Return the number of a sample's tokens, with BOS and EOS where they are missing.
-
-    >>> encoded_length(np.array([1, 5]), Packing(max_seq_len=8, bos_id=1, eos_id=2))
-    3
-    """
-    bos, eos = packing.bos_id, packing.eos_id
-    num_added = int(bos is not None and tokens[0] != bos)
-    return len(tokens) + num_added + int(eos is not None and tokens[-1] != eos)
-
-
-def encoded_lengths(rows: Sequence[IntArray], lengths: Int64Array, packing: Packing) -> Int64Array:
-    """Return `encoded_length` of each row, shape (n,); `lengths`, their own, are not 0.
-
-    >>> rows = [np.array([1, 5]), np.array([5, 2])]
-    >>> encoded_lengths(rows, np.array([2, 2]), Packing(max_seq_len=8, bos_id=1)).tolist()
-    [2, 3]
-    """
-    for special, index in ((packing.bos_id, 0), (packing.eos_id, -1)):
-        if special is not None:
-            found = np.fromiter(map(methodcaller("item", index), rows), np.int64, len(rows))
-            lengths = lengths + (found != special)
-    return lengths
-
-
-def special_ids(packing: Packing) -> tuple[int, int]:
-    """Return BOS and EOS for the kernels."""
-    bos, eos = packing.bos_id, packing.eos_id
-    return NO_ID if bos is None else bos, NO_ID if eos is None else eos
 
 
 def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -> EncodedSample:

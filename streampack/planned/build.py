@@ -31,6 +31,7 @@ from streampack.plan.plan_options import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
+from streampack.special_ids import NO_ID, num_added, special_ids
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
@@ -97,23 +98,17 @@ class _Lengths:
         """
         packing = self._packing
         is_changed = packing.overflow in ("truncate", "drop")
-        has_edges = packing.bos_id is not None or packing.eos_id is not None
-        return None if is_changed or has_edges else self._stream.shard_tokens()
+        may_add = special_ids(packing) != (NO_ID, NO_ID)
+        return None if is_changed or may_add else self._stream.shard_tokens()
 
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:
             self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
-        bos, eos = self._packing.bos_id, self._packing.eos_id
-        if bos is None and eos is None:
+        if special_ids(self._packing) == (NO_ID, NO_ID):
             return lengths
         edges = self._stream.shard_edges(shard)
-        added = np.zeros(len(lengths), np.int64)
-        if bos is not None:
-            added += edges[:, 0] != bos
-        if eos is not None:
-            added += edges[:, 1] != eos
-        return lengths + added
+        return lengths + num_added(edges[:, 0], edges[:, 1], self._packing)
 
 
 def default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:

@@ -7,8 +7,7 @@
                               anything else                encode(texts)
                           --> [array([64, 2420]), array([272, 947])]
 
-No special tokens are added. The packer adds BOS and EOS (`bos_id`, `eos_id`) where they are
-missing, and counts them in a sample's length.
+No special tokens are added; `special_ids.py` says where BOS and EOS are.
 
 Cost: the tokenizer's own, about 1 to 5 MB of text per second and core.
 """

@@ -32,6 +32,7 @@ GROUND = (
     "config",
     "balance",
     "chapters",
+    "special_ids",
     "_checks",
     "_numba",
     "_paths",
