@@ -17,8 +17,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.mix import Quota
 from streampack.order import assign_to_lanes
-from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
-from streampack.plan import recipe as recipe_module
+from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe, plan_options
 from streampack.types import LENGTH
 from tests.helpers.planning import covered, global_batches, recipe, synthetic_stream
 
@@ -126,7 +125,7 @@ def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(mo
         num_deals += 1
         return assign_to_lanes(*args)
 
-    monkeypatch.setattr(recipe_module, "assign_to_lanes", counting)
+    monkeypatch.setattr(plan_options, "assign_to_lanes", counting)
     lengths = [np.full(n, 9) for n in (4000, 3000, 50)]  # the last one is shared by all lanes
     r = recipe(lengths, mixing=Mixing(batching_method="stratified"), num_lanes=8)
     for _ in range(2):
