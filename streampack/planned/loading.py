@@ -293,7 +293,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
     def amend(self, weights: Mapping[str, Any]) -> None:
         """Change the weights of the run; see `PackedDataLoader.amend`."""
-        # Also if it is not a mapping: a rank that raised alone would leave the others waiting.
+        # Also what is not a mapping: a rank that raised alone would leave the others waiting.
         shown = {k: str(v) for k, v in weights.items()} if isinstance(weights, Mapping) else weights
         self._change(("weights", shown), "amend", weights)
 

@@ -331,7 +331,10 @@ class RunEngine(PlanEngine):
             runs.insert(number, runs[number])
         lanes = self.recipe.num_lanes
         run = build_run(self._whole, amended.chapters, num_lanes=lanes, lane_runs=runs)
-        place = self._place_at(progress)
+        reached = self._reached
+        # A place in the chapter that is amended as a whole would have its former weights.
+        is_replaced = reached.epoch == number and not steps
+        place = None if is_replaced else self._place_at(reached)
         self._running_chapters = amended
         self._start = self.at = self._reached
         self._use_run(run)

@@ -218,6 +218,22 @@ def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make
         assert keys(resumed) == got[number:]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make, method):
+    runs = []
+    for is_ahead in (False, True):
+        loader, got = PackedDataLoader(make(method=method)), []
+        for batch in loader:
+            got.append(key(batch))
+            if len(got) == EDGES[0]:
+                engine = loader._loading.engine
+                while is_ahead and engine._running.epoch == 0:
+                    engine._running.next()  # as a thread that reads ahead does
+                loader.amend(weights={"math": 1, "web": 1})
+        runs.append(got)
+    assert runs[0] == runs[1]
+
+
 @pytest.mark.parametrize("at", [41, 47, 87])
 def test_a_chapter_is_not_amended_in_its_last_global_batch_but_in_the_next_chapter(make, at):
     loader = PackedDataLoader(make())
