@@ -1,4 +1,4 @@
-"""Start threads so that an interrupt cannot leave one half-started.
+"""Start threads so that an interrupt cannot leave one half-started, and wait for their end.
 
 ::
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import _thread
 import queue
+import time
 from collections.abc import Iterable
-from threading import Thread
+from threading import Thread, current_thread
 
 from streampack.errors import naming_limits
 
@@ -47,3 +48,15 @@ def start_threads(threads: Iterable[Thread], way_out: str = "") -> None:
         _thread.start_new_thread(_start, ())
         if failure := outcome.get():
             raise failure
+
+
+def join_threads(threads: Iterable[Thread], limit_s: float) -> None:
+    """Wait until threads end, for at most `limit_s` seconds in all.
+
+    The caller may be one of them, since garbage collection runs in any thread. A thread that an
+    interrupt kept from starting is skipped: it ends as soon as it starts.
+    """
+    deadline_s = time.monotonic() + limit_s
+    for thread in threads:
+        if thread.ident is not None and thread is not current_thread():
+            thread.join(max(deadline_s - time.monotonic(), 0))

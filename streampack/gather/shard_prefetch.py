@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._threads import Holder, start_threads
+from streampack._threads import Holder, join_threads, start_threads
 from streampack.errors import WorkerError
 from streampack.gather import lookup_kernels
 from streampack.plan import ShardDelta
@@ -206,11 +206,7 @@ class ShardPrefetcher:
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
-        deadline_s = time.monotonic() + LEAVE_S
-        for thread in self._threads:
-            # After an interrupt, a thread may not have started; it ends as soon as it does.
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(max(deadline_s - time.monotonic(), 0))
+        join_threads(self._threads, LEAVE_S)
 
     def stats(self) -> dict[str, Any]:
         """Return the fetches and waits of this process, as plain numbers."""

@@ -19,13 +19,14 @@ from collections import deque
 from concurrent.futures import Future
 from threading import Event, Lock, Thread
 
-from streampack._threads import start_threads
+from streampack._threads import join_threads, start_threads
 from streampack.config import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
+LEAVE_S = 1.0  # time limit for the thread to end
 PLAN_AHEAD = 0.75  # fraction of the known packs served at which a thread starts to count the rest
 
 
@@ -112,6 +113,7 @@ class LaneEndFinder:
         self._lock = Lock()
         self._is_finding = False
         self._closed = Event()
+        self._threads: list[Thread] = []  # the one that counts, if any
 
     def refine(self, lane: int, column: int) -> tuple[int, bool]:
         """Refine the bound of a column. Return its packs, and whether that count is exact."""
@@ -141,9 +143,9 @@ class LaneEndFinder:
             self._is_finding |= starts
         if starts:
             # A daemon thread, unlike an executor's, does not delay the interpreter's exit.
-            thread = Thread(target=self._find, name="streampack-lane-ends", daemon=True)
+            self._threads = [Thread(target=self._find, name="streampack-lane-ends", daemon=True)]
             try:
-                start_threads([thread])
+                start_threads(self._threads)
             except ConfigError:  # the system allows no more threads: count in this one
                 self._find()
         return count
@@ -165,7 +167,8 @@ class LaneEndFinder:
             return self._asked.popleft() if self._asked else None
 
     def close(self) -> None:
-        """Stop the thread, if there is one."""
+        """Stop the thread, if there is one, and wait for its end."""
         self._closed.set()
         for count in self._counts.values():
             count.cancel()
+        join_threads(self._threads, LEAVE_S)

@@ -24,13 +24,12 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
-from streampack._threads import Holder, start_threads
+from streampack._threads import Holder, join_threads, start_threads
 from streampack.errors import WorkerError
 
 ALIVE_S = 5.0  # liveness poll interval while waiting
@@ -118,13 +117,8 @@ class _Maker(Generic[Item, Result]):
     def leave(self) -> None:
         """End the threads after their current items, and wait for them up to a limit."""
         self._stop()
-        # The caller may be one of the threads, since garbage collection runs in any thread. A
-        # thread whose item does not arrive ends when it does, or with the process.
-        deadline_s = time.monotonic() + LEAVE_S
-        for thread in self._threads:
-            # After an interrupt, a thread may not have started; it ends as soon as it does.
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(max(deadline_s - time.monotonic(), 0))
+        # A thread whose item does not arrive ends when it does, or with the process.
+        join_threads(self._threads, LEAVE_S)
 
     def _stop(self) -> None:
         self._is_over = True

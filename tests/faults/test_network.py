@@ -209,6 +209,8 @@ def test_a_fault_that_stays_ends_in_a_typed_error_in_time(store, dataset, row, n
     # What comes whole but damaged is not a matter of time.
     options = {} if fault.kind in ("flip", "shorter") else QUICK
     outcome = run(store, ds, num_workers, **options)
+    if not fault.given:  # a busy machine can use up the budget before the first request
+        outcome = run(store, ds, num_workers, **options)
     error = outcome.assert_refused(store.uri("shard.00003.mds"))
     assert isinstance(error, DataError)
     assert error.uri == store.uri("shard.00003.mds")

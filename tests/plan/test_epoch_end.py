@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
 from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan.lane_ends import LaneEndFinder
 from streampack.plan.pack_queue import PackQueue
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.planning import (
@@ -220,3 +222,14 @@ def test_carry_mixed_lane_without_samples_is_left_out():
     assert [len(packs) for packs in epochs] == [r.packs_per_carry_epoch] * 2
     samples = {(row[PASS], row[SAMPLE]) for e in epochs for p in e for row in p}
     assert len(samples) > 890
+
+
+def test_the_thread_that_counts_the_packs_of_other_lanes_has_ended_once_it_is_closed():
+    lengths = [np.random.default_rng(0).integers(1, 60, 2_000_000)]
+    finder = LaneEndFinder(make("random", "pad", num_lanes=2, lengths=lengths), 0)
+    while not finder._least or not finder._least[1, 0].is_final:
+        finder.refine(1, 0)
+    finder.look_ahead(np.full((2, 1), 10**9))
+    assert "streampack-lane-ends" in [thread.name for thread in threading.enumerate()]
+    finder.close()
+    assert "streampack-lane-ends" not in [thread.name for thread in threading.enumerate()]
