@@ -31,6 +31,11 @@ def special_ids(packing: Packing) -> tuple[int, int]:
     return NO_ID if bos is None else bos, NO_ID if eos is None else eos
 
 
+def adds_ids(packing: Packing) -> bool:
+    """Return whether samples may get longer by BOS or EOS."""
+    return packing.bos_id is not None or packing.eos_id is not None
+
+
 def num_added(first: Int64Array, last: Int64Array, packing: Packing) -> Int64Array:
     """Return how many ids are missing in samples, given their first and last tokens, shape (n,).
 

@@ -21,7 +21,7 @@ from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.online.ready_samples import ComplexSample, ReadySamples
 from streampack.online.source_slice import Items
-from streampack.special_ids import encoded_length, encoded_lengths
+from streampack.special_ids import adds_ids, encoded_length, encoded_lengths
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
 from streampack.streams.sample_fields import PLAIN_TYPES, invalid_labels, invalid_token_ids
@@ -42,7 +42,7 @@ class ItemDecoder:
     def __init__(self, stream: IterableStream, packing: Packing, *, is_kept: bool) -> None:
         self._stream = stream
         self._packing = packing
-        self._adds_ids = packing.bos_id is not None or packing.eos_id is not None
+        self._adds_ids = adds_ids(packing)
         self._longest = packing.max_seq_len - NUM_ADDED
         self._is_kept = is_kept
         self._skips = stream.on_bad_sample == "skip"

@@ -31,7 +31,7 @@ from streampack.plan.plan_options import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
-from streampack.special_ids import NO_ID, num_added, special_ids
+from streampack.special_ids import adds_ids, num_added
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
@@ -98,14 +98,13 @@ class _Lengths:
         """
         packing = self._packing
         is_changed = packing.overflow in ("truncate", "drop")
-        may_add = special_ids(packing) != (NO_ID, NO_ID)
-        return None if is_changed or may_add else self._stream.shard_tokens()
+        return None if is_changed or adds_ids(packing) else self._stream.shard_tokens()
 
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:
             self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
-        if special_ids(self._packing) == (NO_ID, NO_ID):
+        if not adds_ids(self._packing):
             return lengths
         edges = self._stream.shard_edges(shard)
         return lengths + num_added(edges[:, 0], edges[:, 1], self._packing)

@@ -31,6 +31,7 @@ from streampack.write.samples import SampleSchema
 from streampack.write.tokenization import (
     Backend,
     UInt32Array,
+    load_gigatoken,
     load_tokenizer,
     text_encoder,
     tokenizer_file,
@@ -88,10 +89,9 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
     """
     if rows.tokenizer is None:
         return None
-    if rows.encodes_text:
-        text_encoder(rows.tokenizer, rows.backend)  # refused before anything is written
-    else:
-        load_tokenizer(rows.tokenizer)
+    load_tokenizer(rows.tokenizer)  # refused before anything is written
+    if rows.backend == "gigatoken":
+        load_gigatoken(rows.tokenizer)
     file = tokenizer_file(rows.tokenizer)
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16)
     if rows.chat_field is not None:

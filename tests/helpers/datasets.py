@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from streampack import (
     BucketedIterableDataset,
+    Chapter,
     IterableStream,
+    Mixing,
+    Order,
     PackedIterableDataset,
     PackedStreamingDataset,
+    Packing,
     Stream,
+    World,
 )
+from tests.helpers.builders import write_stream_files
 
 Options = Mapping[str, Any]
 
@@ -36,3 +44,39 @@ def online_dataset(
     if "bucketing" in options:
         return BucketedIterableDataset(named, **options)
     return PackedIterableDataset(named, **options)
+
+
+def write_chapter_streams(folder: Path) -> dict[str, str]:
+    """Write four streams that run out at unlike steps; return their folders by name."""
+    rng = np.random.default_rng(0)
+    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
+    return {
+        name: str(write_stream_files(folder / name, rng.integers(1, most, num).tolist())[0])
+        for name, (num, most) in sizes.items()
+    }
+
+
+def chapter_dataset(
+    folders: Mapping[str, str],
+    chapters: Sequence[Chapter],
+    *,
+    method: str = "stratified",
+    names: Sequence[str] = ("web", "code", "math"),
+    data: Options | None = None,
+    stream: Options | None = None,
+    **options: Any,
+) -> PackedStreamingDataset:
+    """Return a run of chapters; `data` names the folder of a stream, `stream` options of each."""
+    order = {"seed": 17, "pack_shuffle": 256, "num_lanes": 2} | options.pop("order", {})
+    size = options.pop("global_batch_size", 16)
+    defaults = {"packing": Packing(max_seq_len=64), "batch_size": 2, "world": World()}
+    return PackedStreamingDataset(
+        [
+            Stream(name=name, local=folders[(data or {}).get(name, name)], **(stream or {}))
+            for name in names
+        ],
+        chapters=chapters,
+        mixing=Mixing(global_batch_size=size, batching_method=method),
+        order=Order(**order),
+        **defaults | options,
+    )

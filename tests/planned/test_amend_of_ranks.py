@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from streampack import (
@@ -15,16 +14,11 @@ from streampack import (
     Balance,
     Chapter,
     ConfigError,
-    Mixing,
-    Order,
     PackedDataLoader,
-    PackedStreamingDataset,
-    Packing,
     Ramp,
-    Stream,
     World,
 )
-from tests.helpers.builders import write_stream_files
+from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 from tests.helpers.ranks import on_ranks
 
 pytestmark = pytest.mark.processes
@@ -40,21 +34,15 @@ AMENDED = {"math": 1, "web": 1}
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("streams")
-    rng = np.random.default_rng(0)
-    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60)}
-    for name, (num, most) in sizes.items():
-        write_stream_files(folder / name, rng.integers(1, most, num).tolist())
+    write_chapter_streams(folder)
     return folder
 
 
 def make(streams: Path, rank: int, num_ranks: int, method: str, balanced: bool) -> PackedDataLoader:
-    dataset = PackedStreamingDataset(
-        [Stream(name=name, local=str(streams / name)) for name in ("web", "code", "math")],
-        packing=Packing(max_seq_len=64),
-        chapters=CHAPTERS,
-        mixing=Mixing(global_batch_size=16, batching_method=method),
-        order=Order(seed=17, pack_shuffle=256, num_lanes=2),
-        batch_size=2,
+    dataset = chapter_dataset(
+        {name: str(streams / name) for name in ("web", "code", "math")},
+        CHAPTERS,
+        method=method,
         balance=Balance(within="batch", cost=AttentionCost(hidden_size=64)) if balanced else None,
         world=World(rank=rank, num_ranks=num_ranks),
     )

@@ -30,7 +30,7 @@ from streampack import (
     Stream,
     World,
 )
-from tests.helpers.builders import write_stream_files
+from tests.helpers.datasets import write_chapter_streams
 
 NAMES = ["web", "code", "math", "other"]
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
@@ -39,13 +39,7 @@ MOST_RANKS = 4
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("streams")
-    rng = np.random.default_rng(0)
-    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
-    return {
-        name: str(write_stream_files(folder / name, rng.integers(1, most, num).tolist())[0])
-        for name, (num, most) in sizes.items()
-    }
+    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
 
 
 def random_chapters(rng: Any) -> list[Chapter]:

@@ -7,14 +7,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from streampack import (
     Chapter,
     ConfigError,
-    Mixing,
-    Order,
     PackedDataLoader,
     PackedStreamingDataset,
     Packing,
@@ -23,7 +20,7 @@ from streampack import (
     Stream,
     World,
 )
-from tests.helpers.builders import write_stream_files
+from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 C = CHAPTERS = [
@@ -37,38 +34,13 @@ LONGER = Packing(max_seq_len=128)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("streams")
-    rng = np.random.default_rng(0)
-    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
-    return {
-        name: str(write_stream_files(folder / name, rng.integers(1, most, num).tolist())[0])
-        for name, (num, most) in sizes.items()
-    }
+    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
 
 
 @pytest.fixture
 def make(folders):
-    def make(
-        chapters=CHAPTERS,
-        method="stratified",
-        names=("web", "code", "math"),
-        data=None,
-        stream=None,
-        **options,
-    ):
-        order = {"seed": 17, "pack_shuffle": 256, "num_lanes": 2} | options.pop("order", {})
-        size = options.pop("global_batch_size", 16)
-        defaults = {"packing": Packing(max_seq_len=64), "batch_size": 2, "world": World()}
-        return PackedStreamingDataset(
-            [
-                Stream(name=name, local=folders[(data or {}).get(name, name)], **(stream or {}))
-                for name in names
-            ],
-            chapters=chapters,
-            mixing=Mixing(global_batch_size=size, batching_method=method),
-            order=Order(**order),
-            **defaults | options,
-        )
+    def make(chapters=CHAPTERS, **options):
+        return chapter_dataset(folders, chapters, **options)
 
     return make
 

@@ -30,6 +30,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.write import write_lengths
 from tests.helpers.builders import write_stream_files
+from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -50,27 +51,13 @@ EDGES = [48, 88, 128]  # batches before a chapter, on one rank
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("streams")
-    rng = np.random.default_rng(0)
-    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
-    return {
-        name: str(write_stream_files(folder / name, rng.integers(1, most, num).tolist())[0])
-        for name, (num, most) in sizes.items()
-    }
+    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
 
 
 @pytest.fixture
 def make(folders):
-    def make(chapters=CHAPTERS, method="stratified", names=("web", "code", "math"), **options):
-        options = {"batch_size": 2, "world": World()} | options
-        return PackedStreamingDataset(
-            [Stream(name=name, local=folders[name]) for name in names],
-            packing=options.pop("packing", Packing(max_seq_len=64)),
-            chapters=chapters,
-            mixing=Mixing(global_batch_size=16, batching_method=method),
-            order=Order(seed=17, pack_shuffle=256, num_lanes=2),
-            **options,
-        )
+    def make(chapters=CHAPTERS, **options):
+        return chapter_dataset(folders, chapters, **options)
 
     return make
 
