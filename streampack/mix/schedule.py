@@ -26,238 +26,28 @@ place).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from streampack._numba import compiled
 from streampack.mix.apportion import scaled_shares
+from streampack.mix.schedule_kernels import (
+    FAR,
+    SCALE,
+    Rates,
+    earliest_deadline,
+    spread_over_lanes,
+    swap_neighbours,
+)
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
-SCALE = 1 << 32  # shares are counted in 2**-32
 WINDOW = 1024  # minimum number of slots computed together
-FAR = 1 << 44  # more slots than any schedule has
 HORIZON = 64  # minimum number of slots for which deadlines are checked ahead, with lanes
 PER_WINDOW = 64  # windows between two places from which a schedule can resume
 OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 2**-4 of a unit
-
-
-Rates: TypeAlias = tuple[Int64Array, npt.NDArray[np.float64]]
-
-
-@compiled
-def _first_of(slots: Int64Array) -> int:
-    """Return the index of the least slot."""
-    best = 0
-    for stream in range(len(slots)):
-        if slots[stream] < slots[best]:
-            best = stream
-    return best
-
-
-@compiled
-def _due(share: int, slope: float, num_slots: int) -> int:
-    """Return the amount due to a stream in the next slots, scaled by SCALE."""
-    due = share * num_slots
-    if slope != 0.0:
-        due += math.floor(slope * num_slots * num_slots)
-    return due
-
-
-@compiled
-def _slots_for(need: int, share: int, slope: float) -> int:
-    """Return the least number of slots after which `need` is due; FAR if it never is."""
-    if slope == 0.0:
-        return FAR if share <= 0 else -(-need // share)
-    if need <= 0:
-        return 0
-    square = float(share) * share + 4.0 * slope * need
-    base = share + math.sqrt(max(square, 0.0))
-    if square < 0.0 or base <= 0.0 or 2.0 * need / base >= FAR:
-        return FAR
-    num_slots = math.ceil(2.0 * need / base)
-    while num_slots > 0 and _due(share, slope, num_slots - 1) >= need:
-        num_slots -= 1
-    return num_slots
-
-
-@compiled
-def _window_of(lag: int, share: int, slope: float) -> tuple[int, int]:
-    """Return the first slot of the next unit's window, and one past its last slot.
-
-    Slots count from where the stream is `lag` behind. The unit may be served as soon as the stream
-    would not get a whole unit ahead, and must be before it is a whole unit behind.
-    """
-    return _slots_for(1 - lag, share, slope) - 1, _slots_for(SCALE - lag, share, slope)
-
-
-@compiled
-def _earliest_deadline(
-    rates: Rates,
-    lags: Int64Array,
-    units: Int64Array,
-    out: Int64Array,
-    windows: Int64Array,
-) -> None:
-    """Fill `out` with the streams of the next slots; `lags` decrease by the units served.
-
-    `units` has room for the window of each stream's next unit, shape (2, streams).
-    """
-    shares, slopes = rates
-    opens, closes = units
-    for stream in range(len(lags)):
-        opens[stream], closes[stream] = _window_of(lags[stream], shares[stream], slopes[stream])
-    for i in range(len(out)):
-        best = -1
-        for stream in range(len(lags)):
-            if opens[stream] <= i and (best < 0 or closes[stream] < closes[best]):
-                best = stream
-        if best < 0:  # only where shares that change were rounded down
-            best = _first_of(opens)
-        out[i] = best
-        windows[i, 0] = opens[best]
-        windows[i, 1] = closes[best] - 1
-        lags[best] -= SCALE
-        opens[best], closes[best] = _window_of(lags[best], shares[best], slopes[best])
-
-
-@compiled
-def _swap_neighbours(
-    out: Int64Array, windows: Int64Array, order: Int64Array, coins: Int64Array
-) -> None:
-    """Swap random neighbours if both stay inside their windows, so that the bound still holds."""
-    for turn in range(len(order)):
-        i = order[turn]
-        late, early = windows[i, 1] > i, windows[i + 1, 0] <= i
-        if coins[turn] and late and early:
-            out[i], out[i + 1] = out[i + 1], out[i]
-            for edge in range(2):
-                windows[i, edge], windows[i + 1, edge] = windows[i + 1, edge], windows[i, edge]
-
-
-@compiled
-def _room_at(rates: Rates, lags: Int64Array, num_left: int, num_slots: int) -> int:
-    """Return the slack of the next slots: those not needed by units that are due in `num_slots`.
-
-    The first slots of these are used already; `num_left` are not.
-    """
-    shares, slopes = rates
-    room = num_left
-    for stream in range(len(shares)):
-        if shares[stream] > 0 or slopes[stream] > 0.0:
-            due = lags[stream] + _due(shares[stream], slopes[stream], num_slots)
-            room -= max(0, due >> 32)
-    return room
-
-
-@compiled
-def _most_owed(
-    opens: Int64Array, deadlines: Int64Array, owed: Int64Array, slot: int, latest: int
-) -> int:
-    """Return the stream owed most among those due by `latest`, or else the first one due."""
-    best = first_due = -1
-    for stream in range(len(opens)):
-        if opens[stream] <= slot:  # it would not get a unit ahead
-            if first_due < 0 or deadlines[stream] < deadlines[first_due]:
-                first_due = stream
-            if deadlines[stream] <= latest and (best < 0 or owed[stream] > owed[best]):
-                best = stream
-    if best >= 0:
-        return best
-    return first_due if first_due >= 0 else _first_of(opens)
-
-
-@compiled
-def _look_ahead(
-    rates: Rates,
-    lags: Int64Array,
-    rooms: Int64Array,
-    place: tuple[int, int, int],
-    tight: int,
-) -> int:
-    """Start a block: compute the slack of one more block, and return the first without slack.
-
-    Args:
-        rates: As in `_spread_over_lanes`.
-        lags: As there.
-        rooms: As there.
-        place: The slot, slots per block, and slots left for which shares are known.
-        tight: The result for the block before.
-    """
-    slot, block, num_left = place
-    mask = len(rooms) - 1
-    current = slot // block
-    last = current + mask
-    num_slots = min((last + 1) * block, num_left)
-    rooms[last & mask] = _room_at(rates, lags, num_slots - slot, num_slots)
-    if tight < current or tight == last - 1:
-        tight = max(tight, current)
-        while tight < last and rooms[tight & mask] > 0:
-            tight += 1
-    return tight
-
-
-@compiled
-def _spread_over_lanes(
-    rates: Rates,
-    lags: Int64Array,
-    owed: Int64Array,
-    units: Int64Array,
-    rooms: Int64Array,
-    shape: tuple[int, int, int, int],
-    out: Int64Array,
-) -> None:
-    """Fill `out` with the streams of slots first, first + 1, ..., which rotate over the lanes.
-
-    Args:
-        rates: The amount due to each stream in slot `first`, shape (streams,), scaled by SCALE; and
-            half of its change per slot.
-        lags: How far each stream is behind at `first`. Decreased by the units served.
-        owed: Units owed to each stream in each lane, shape (lanes, streams), scaled by SCALE.
-            Updated.
-        units: Room for the window of each stream's next unit, shape (2, streams).
-        rooms: Ring buffer of a power of 2, to be overwritten: slack before the end of block b, at b
-            modulo its length. At 0, nothing that is due later may be served before that end.
-        shape: First slot, which starts a block; slots per block; consecutive slots per lane; slots
-            left for which shares are known.
-        out: Whole blocks.
-    """
-    shares, slopes = rates
-    first, block, run, num_left = shape
-    mask = len(rooms) - 1
-    opens, deadlines = units
-    for stream in range(len(lags)):
-        opens[stream], close = _window_of(lags[stream], shares[stream], slopes[stream])
-        deadlines[stream] = -(-close // block) * block
-    for ahead in range(mask):
-        num_slots = min((ahead + 1) * block, num_left)
-        rooms[ahead] = _room_at(rates, lags, num_slots, num_slots)
-    tight = -1
-    for i in range(len(out)):
-        current = i // block
-        if i % block == 0:
-            tight = _look_ahead(rates, lags, rooms, (i, block, num_left), tight)
-        lane = (first + i) // run % len(owed)
-        for stream in range(len(shares)):
-            owed[lane, stream] += shares[stream]
-            if slopes[stream] != 0.0:
-                owed[lane, stream] += math.floor(slopes[stream] * (2 * i + 1))
-        best = _most_owed(opens, deadlines, owed[lane], i, (tight + 1) * block)
-        for ahead in range(current, min(deadlines[best] // block - 1, current + mask + 1)):
-            rooms[ahead & mask] -= 1
-            if rooms[ahead & mask] == 0 and ahead < tight:
-                tight = ahead
-        out[i] = best
-        owed[lane, best] -= SCALE
-        lags[best] -= SCALE
-        opens[best], close = _window_of(lags[best], shares[best], slopes[best])
-        deadlines[best] = -(-close // block) * block
 
 
 class FixedShares:
@@ -422,7 +212,7 @@ class Schedule:
         out = np.empty(min(self._width, known) if self._block == 1 else num_slots, np.int64)
         windows = np.empty((len(out), 2), np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
-        _earliest_deadline(self._shares.at(first), now.lags.copy(), units, out, windows)
+        earliest_deadline(self._shares.at(first), now.lags.copy(), units, out, windows)
         if self._block > 1:
             bits = random_bits(len(out), self._seed, *self._place, "block", first)
             order = np.argsort(bits.reshape(-1, self._block), axis=1, kind="stable")
@@ -430,7 +220,7 @@ class Schedule:
         elif len(out) > 1:
             bits = random_bits(4 * len(out), self._seed, *self._place, "swap", first)
             order = ((bits >> np.uint64(1)) % np.uint64(len(out) - 1)).astype(np.int64)
-            _swap_neighbours(out, windows, order, (bits & np.uint64(1)).astype(np.int64))
+            swap_neighbours(out, windows, order, (bits & np.uint64(1)).astype(np.int64))
         out = out[:num_slots]
         now.lags -= np.bincount(out, minlength=len(now.lags)) * SCALE
         self._move(num_slots)
@@ -445,7 +235,7 @@ class Schedule:
         # slots that it has in common.
         shape = (now.slot, self._block, run, self._shares.horizon - now.slot)
         rates = self._shares.at(now.slot)
-        _spread_over_lanes(rates, now.lags, now.owed, units, rooms, shape, out)
+        spread_over_lanes(rates, now.lags, now.owed, units, rooms, shape, out)
         first = self._move(len(out))
         if run == 1:
             return out

@@ -21,7 +21,7 @@ from fractions import Fraction
 import numpy as np
 
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places
-from streampack.mix.schedule import SCALE
+from streampack.mix.schedule_kernels import SCALE
 from streampack.plan.lane_stream import MAX_CURSOR, LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import LOOKAHEAD, SPARE, Blocks

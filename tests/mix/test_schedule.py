@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.mix import LinearShares, Schedule, SchedulePlace
-from streampack.mix.schedule import SCALE
+from streampack.mix.schedule_kernels import SCALE
 
 amounts = st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any)
 
