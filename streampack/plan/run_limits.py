@@ -28,6 +28,13 @@ from streampack.types import Int64Array
 LANE_SPREAD = 8  # choices of a stream by which lanes may differ, see mix/schedule.py
 
 
+def choice_tokens(recipe: Recipe) -> int:
+    """Return the token slots for which one choice of the schedule holds."""
+    method = recipe.mixing.batching_method
+    sizes = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
+    return sizes.get(method, 1) * recipe.packing.max_seq_len
+
+
 def first_limits(recipe: Recipe) -> Int64Array:
     """Return the packs that each column may serve from the run's start, (num_lanes, num_columns).
 
@@ -165,9 +172,7 @@ def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:
 
 def _margin(recipe: Recipe) -> int:
     """Return the tokens by which a stream may get ahead in one lane, over all lanes."""
-    runs = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
-    choice = runs.get(recipe.mixing.batching_method, 1)
-    return LANE_SPREAD * recipe.num_lanes * choice * recipe.packing.max_seq_len
+    return LANE_SPREAD * recipe.num_lanes * choice_tokens(recipe)
 
 
 def _check_enough(recipes: list[Recipe]) -> None:

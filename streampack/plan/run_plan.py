@@ -21,7 +21,7 @@ from streampack.mix import SchedulePlace
 from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.device import expected_packs
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_limits import first_limits, limits_after
+from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import ENDLESS, PIECE, SlotWalker, WalkPlace
 from streampack.rng import random_bits
@@ -118,13 +118,6 @@ def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
     lags[used] -= np.array([int(whole * share) for share in shares], np.int64)
     lags[used[shares.index(max(shares))]] -= int(lags[used].sum())
     return lags
-
-
-def choice_tokens(recipe: Recipe) -> int:
-    """Return the token slots for which one choice of the schedule holds."""
-    method = recipe.mixing.batching_method
-    sizes = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
-    return sizes.get(method, 1) * recipe.packing.max_seq_len
 
 
 def make_walker(recipe: Recipe, start: WalkPlace) -> SlotWalker:
