@@ -1,0 +1,102 @@
+"""`streampack plan` and `simulate` on chapters: what they print is what the run will do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from streampack import PackedDataLoader, World
+from streampack.cli.app import build_app
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from tests.helpers.datasets import write_chapter_streams
+
+VERBS = ("plan", "simulate")
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a config of two chapters; `math` has so many passes and then does so."""
+    folders = write_chapter_streams(tmp_path)
+
+    def write(max_passes, on_exhausted="substitute"):
+        math = {"name": "math", "local": folders["math"]}
+        streams = [
+            {"name": "web", "local": folders["web"]},
+            math | {"max_passes": max_passes, "on_exhausted": on_exhausted},
+        ]
+        run = {
+            "streams": streams,
+            "packing": {"max_seq_len": 64},
+            "mixing": {"global_batch_size": 8, "batching_method": "stratified"},
+            "batch_size": 2,
+            "chapters": [
+                {"weights": {"web": 3, "math": 1}, "steps": 30},
+                {"weights": {"web": 1, "math": 1}, "steps": 40},
+            ],
+        }
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(run))
+        return path
+
+    return write
+
+
+def call(*arguments) -> str:
+    """What a verb prints, in one line."""
+    done = CliRunner().invoke(build_app(), list(map(str, arguments)))
+    if done.exception is not None:
+        raise done.exception
+    return " ".join(done.output.split())
+
+
+def loader_of(path) -> PackedDataLoader:
+    return PackedDataLoader(build_dataset(read_config(path), path, World()))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_stream_that_runs_out_is_named_with_its_step(config, verb):
+    path = config(max_passes=2)
+    output, step = call(verb, path), json.loads(call(verb, path, "--json"))["exhausted"]["math"]
+    loader = loader_of(path)
+    assert 0 < step < len(loader) // 4
+    note = f"'math' reaches max_passes at about step {step:,}; others take its place"
+    assert note in output
+    assert "the run ends before" not in output
+    for _ in loader:
+        pass
+    assert loader.stats()["substituted"] > 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_stream_that_does_not_run_out_has_no_note(config, verb):
+    path = config(max_passes=1000)
+    assert "max_passes" not in call(verb, path)
+    loader = loader_of(path)
+    for _ in loader:
+        pass
+    assert loader.stats()["substituted"] == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_run_that_a_stream_ends_says_so_and_has_as_many_steps(config, verb):
+    path = config(max_passes=4, on_exhausted="end")
+    output, described = call(verb, path), json.loads(call(verb, path, "--json"))
+    assert "the run ends before stream 'math' reaches max_passes" in output
+    assert "others take its place" not in output
+    steps = sum(chapter["steps"] for chapter in described["chapters"])
+    assert steps < 70
+    assert steps * 4 == len(loader_of(path)) == len(list(loader_of(path)))
+
+
+def test_a_plan_says_where_a_state_stands(config, tmp_path):
+    path, state = config(max_passes=1000), tmp_path / "state.json"
+    loader = loader_of(path)
+    for number, _ in enumerate(loader):
+        if number == 4 * 33 - 1:
+            break
+    state.write_text(json.dumps(loader.state_dict()))
+    assert "the state stands in chapter 1, at its step 3" in call("plan", path, "--state", state)
