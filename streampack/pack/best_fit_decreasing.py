@@ -158,7 +158,6 @@ class BestFitDecreasingPacker(BufferedPacker):
     def __init__(self, packing: Packing):
         super().__init__("best_fit_decreasing", limits_of(packing))
         self._packing = packing
-        self._key_dtype = np.min_scalar_type(self._limits.max_seq_len)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple, num_held = self._limits.multiple, len(self._buffered)
@@ -166,11 +165,12 @@ class BestFitDecreasingPacker(BufferedPacker):
         if not len(rows):
             return NO_PACKS
         lengths = np.ascontiguousarray(sizes_in_pack(rows[:, LENGTH], self._packing))
+        most = self._limits.max_seq_len
         # A stable sort of 16-bit integers takes a seventh of the time of longer ones.
-        keys = (self._limits.max_seq_len - lengths).astype(self._key_dtype)
-        parts = keys[:num_held], keys[num_held:]
-        order, others = (np.argsort(part, kind="stable") for part in parts)
-        order = np.concatenate([order, num_held + others])
+        keys = (most - lengths).astype(np.min_scalar_type(most))
+        held = np.argsort(keys[:num_held], kind="stable")
+        others = num_held + np.argsort(keys[num_held:], kind="stable")
+        order = np.concatenate([held, others])
         pack_of = np.empty(len(rows), np.int64)
         packs = np.empty((len(rows), NUM_PACK_COLUMNS), np.int64)
         packs = packs[: place_segments(self._limits, lengths, order, pack_of, packs)]

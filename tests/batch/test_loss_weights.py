@@ -164,16 +164,16 @@ def train_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.processes
 def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    # Not forked: a child does not have the threads that OpenMP has started for earlier tests here.
+    # Not forked: a child keeps locks that threads of earlier tests hold at that moment.
     ranks = multiprocessing.start_processes(
         train_rank, (str(tmp_path),), nprocs=2, join=False, start_method="spawn"
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 60
     while not ranks.join(timeout=max(0.0, deadline - time.monotonic())):  # at the end of each
         if time.monotonic() >= deadline:
             for process in ranks.processes:
                 process.kill()
-            pytest.fail("the ranks did not finish within 120 s")
+            pytest.fail("the ranks did not finish within 60 s")
 
     batches = [batch for rank in STEP for batch in rank]
     for average in AVERAGES:
