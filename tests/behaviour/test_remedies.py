@@ -24,7 +24,6 @@ import numpy as np
 import pytest
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
-from typer.testing import CliRunner
 
 import streampack
 from streampack import (
@@ -40,7 +39,6 @@ from streampack import (
     World,
 )
 from streampack.balance import Balance
-from streampack.cli.app import build_app
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.compat.torchtune import PackedDataset
 from streampack.errors import StreampackError
@@ -59,6 +57,7 @@ from streampack.write import (
 )
 from streampack.write.lengths import write_lengths
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
+from tests.helpers.verbs import call_verb
 
 COMPLETE = (
     "config.py",
@@ -1183,13 +1182,6 @@ def empty(folder: Path) -> Path:
     return folder / "empty"
 
 
-def cli(*arguments: Any) -> str:
-    """Call a verb; return what it printed, or raise what it raised."""
-    done = CliRunner().invoke(build_app(), list(map(str, arguments)), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def bytes_mds(folder: Path) -> Path:
     """A stream whose ids are bytes."""
     out = folder / "bytes"
@@ -1209,53 +1201,55 @@ def config(folder: Path, **stream: Any) -> Path:
 
 COMMANDS = {
     "inspect: a folder of splits": Remedy(
-        lambda folder: cli("inspect", mds(folder).parent),
+        lambda folder: call_verb("inspect", mds(folder).parent),
         r"set (--split) ([\w-]+), whose folders hold one; or give the folder of an MDS stream as "
         r"PATH, or set PATH to where it can be fetched$",
-        lambda folder, option, split: cli("inspect", folder, option, split),
+        lambda folder, option, split: call_verb("inspect", folder, option, split),
     ),
     "inspect: another column": Remedy(
-        lambda folder: cli("inspect", mds(folder, "ids")),
+        lambda folder: call_verb("inspect", mds(folder, "ids")),
         r"set (--tokens) to '(\w+)'$",
-        lambda folder, option, name: cli("inspect", mds(folder, "ids"), option, name),
+        lambda folder, option, name: call_verb("inspect", mds(folder, "ids"), option, name),
     ),
     "inspect: ids in bytes": Remedy(
-        lambda folder: cli("inspect", bytes_mds(folder)),
+        lambda folder: call_verb("inspect", bytes_mds(folder)),
         r"set (--tokens-dtype) to what it was written with, one of .*(uint16)",
-        lambda folder, *option: cli("inspect", bytes_mds(folder), *option),
+        lambda folder, *option: call_verb("inspect", bytes_mds(folder), *option),
     ),
     "index: another column": Remedy(
-        lambda folder: cli("index", mds(folder, "ids")),
+        lambda folder: call_verb("index", mds(folder, "ids")),
         r"set (--tokens) to '(\w+)'$",
-        lambda folder, option, name: cli("index", mds(folder, "ids"), option, name),
+        lambda folder, option, name: call_verb("index", mds(folder, "ids"), option, name),
     ),
     "index: ids in bytes": Remedy(
-        lambda folder: cli("index", bytes_mds(folder)),
+        lambda folder: call_verb("index", bytes_mds(folder)),
         r"set (--tokens-dtype) to what it was written with, one of .*(uint16)",
-        lambda folder, *option: cli("index", bytes_mds(folder), *option),
+        lambda folder, *option: call_verb("index", bytes_mds(folder), *option),
     ),
     "compare-packers: another column": Remedy(
-        lambda folder: cli("compare-packers", "--stream", mds(folder, "ids")),
+        lambda folder: call_verb("compare-packers", "--stream", mds(folder, "ids")),
         r"set (--tokens) to '(\w+)'$",
-        lambda folder, *option: cli("compare-packers", "--stream", mds(folder, "ids"), *option),
+        lambda folder, *option: call_verb(
+            "compare-packers", "--stream", mds(folder, "ids"), *option
+        ),
     ),
     "write: a URL": Remedy(
-        lambda folder: cli("write", rows_file(folder, [1]), "--out", "gs://bucket/code"),
+        lambda folder: call_verb("write", rows_file(folder, [1]), "--out", "gs://bucket/code"),
         r"^--out gs://bucket/code is neither a folder nor s3://bucket/path; name a folder",
-        lambda folder: cli("write", rows_file(folder, [1]), "--out", folder / "code"),
+        lambda folder: call_verb("write", rows_file(folder, [1]), "--out", folder / "code"),
     ),
     "write: a URL of a tokenizer": Remedy(
-        lambda folder: cli(
+        lambda folder: call_verb(
             *("write", rows_file(folder, [1]), "--out", folder / "code"),
             *("--tokenizer", "s3://bucket/tokenizer.json"),
         ),
         r"--tokenizer s3://bucket/tokenizer\.json is a URL, but must be a local path; name a copy",
-        lambda folder: cli("write", rows_file(folder, [1]), "--out", folder / "code"),
+        lambda folder: call_verb("write", rows_file(folder, [1]), "--out", folder / "code"),
     ),
     "write: text without a tokenizer": Remedy(
-        lambda folder: cli("write", binary(folder, b"one two"), "--out", folder / "a"),
+        lambda folder: call_verb("write", binary(folder, b"one two"), "--out", folder / "a"),
         r"set (--tokenizer) to a tokenizer\.json, or name JSON lines of token ids$",
-        lambda folder, option: cli(
+        lambda folder, option: call_verb(
             "write",
             binary(folder, b"one two"),
             "--out",
@@ -1265,38 +1259,40 @@ COMMANDS = {
         ),
     ),
     "write: ids that are too large": Remedy(
-        lambda folder: cli(
+        lambda folder: call_verb(
             "write", rows_file(folder, [70_000]), "--out", folder / "a", "--tokens-dtype", "uint16"
         ),
         r"set (--tokens-dtype) (\w+); set --on-bad-row skip to leave such rows out$",
-        lambda folder, *option: cli(
+        lambda folder, *option: call_verb(
             "write", rows_file(folder, [70_000]), "--out", folder / "a", *option
         ),
     ),
     "run: a folder of splits": Remedy(
-        lambda folder: cli("run", config(folder, local=str(mds(folder).parent)), "--json"),
+        lambda folder: call_verb("run", config(folder, local=str(mds(folder).parent)), "--json"),
         r"set split: ([\w-]+), whose folders hold one; or give the folder of an MDS stream as "
         r"local:, or set remote: to",
-        lambda folder, split: cli("run", config(folder, local=str(folder), split=split), "--json"),
+        lambda folder, split: call_verb(
+            "run", config(folder, local=str(folder), split=split), "--json"
+        ),
     ),
     "run: another column": Remedy(
-        lambda folder: cli("run", config(folder, local=str(mds(folder, "ids"))), "--json"),
+        lambda folder: call_verb("run", config(folder, local=str(mds(folder, "ids"))), "--json"),
         r"set tokens: to '(\w+)'$",
-        lambda folder, name: cli(
+        lambda folder, name: call_verb(
             "run", config(folder, local=str(mds(folder, "ids")), tokens=name), "--json"
         ),
     ),
     "run: ids in bytes": Remedy(
-        lambda folder: cli("run", config(folder, local=str(bytes_mds(folder))), "--json"),
+        lambda folder: call_verb("run", config(folder, local=str(bytes_mds(folder))), "--json"),
         r"set tokens_dtype: to what it was written with, one of .*(uint16)",
-        lambda folder, dtype: cli(
+        lambda folder, dtype: call_verb(
             "run", config(folder, local=str(bytes_mds(folder)), tokens_dtype=dtype), "--json"
         ),
     ),
     "run: a URL of a config": Remedy(
-        lambda _: cli("run", "s3://bucket/run.yaml"),
+        lambda _: call_verb("run", "s3://bucket/run.yaml"),
         r"^config='s3://bucket/run\.yaml' is a URL, but must be a local path; name a copy on this",
-        lambda folder: cli("run", config(folder, local=str(mds(folder))), "--json"),
+        lambda folder: call_verb("run", config(folder, local=str(mds(folder))), "--json"),
     ),
 }
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from streampack import PackedDataLoader, World
-from streampack.cli.app import build_app
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from tests.helpers.datasets import write_chapter_streams
+from tests.helpers.verbs import call_verb
 
 VERBS = ("plan", "simulate")
 
 
 @pytest.fixture
 def config(tmp_path):
-    """Write a config of two chapters; `math` has so many passes and then does so."""
+    """What writes a config of two chapters, of which `math` runs out after so many passes."""
     folders = write_chapter_streams(tmp_path)
 
     def write(max_passes, on_exhausted="substitute"):
@@ -47,10 +47,7 @@ def config(tmp_path):
 
 def call(*arguments) -> str:
     """What a verb prints, in one line."""
-    done = CliRunner().invoke(build_app(), list(map(str, arguments)))
-    if done.exception is not None:
-        raise done.exception
-    return " ".join(done.output.split())
+    return " ".join(call_verb(*arguments).split())
 
 
 def loader_of(path) -> PackedDataLoader:
@@ -95,8 +92,7 @@ def test_a_run_that_a_stream_ends_says_so_and_has_as_many_steps(config, verb):
 def test_a_plan_says_where_a_state_stands(config, tmp_path):
     path, state = config(max_passes=1000), tmp_path / "state.json"
     loader = loader_of(path)
-    for number, _ in enumerate(loader):
-        if number == 4 * 33 - 1:
-            break
+    for _ in islice(loader, 4 * 33):
+        pass
     state.write_text(json.dumps(loader.state_dict()))
     assert "the state stands in chapter 1, at its step 3" in call("plan", path, "--state", state)

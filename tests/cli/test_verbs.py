@@ -10,7 +10,6 @@ import pytest
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from streampack import ConfigError, DataError, Stream
 from streampack.cli import inspect
@@ -20,22 +19,16 @@ from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import open_stream
 from streampack.write import write_stream
 from tests.helpers import builders
+from tests.helpers.verbs import call_verb
 
 LENGTHS = [5, 40, 7, 300, 12, 33, 1, 64, 9, 18] * 4
 
 
 @pytest.fixture
 def call(monkeypatch):
-    """Call a verb in this process, with a terminal of 120 columns; return what it printed."""
+    """What calls a verb, with a terminal of 120 columns."""
     monkeypatch.setenv("COLUMNS", "120")
-
-    def invoke(*arguments):
-        done = CliRunner().invoke(build_app(), list(map(str, arguments)))
-        if done.exception is not None:
-            raise done.exception
-        return done.output
-
-    return invoke
+    return call_verb
 
 
 @pytest.fixture

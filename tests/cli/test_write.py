@@ -21,18 +21,12 @@ from streampack.cli.app import build_app
 from streampack.streams import open_stream
 from tests.helpers.faults.servers import s3_environment, s3_server
 from tests.helpers.preparing import WORDS, files_of, jsonl_file, text_rows, tokenizer_file
+from tests.helpers.verbs import call_verb
 
 TEMPLATE = (
     "{% for m in messages %}{{ 'a' if m.role == 'user' else 'b' }} {{ m.content }} h "
     "{% endfor %}{% if add_generation_prompt %}b {% endif %}"
 )
-
-
-def run(*arguments: object) -> str:
-    """Call a verb; return what it printed, or raise what it raised."""
-    done = CliRunner().invoke(build_app(), list(map(str, arguments)), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def fails(*arguments: object) -> tuple[int, str]:
@@ -70,7 +64,7 @@ def test_parquet_becomes_a_stream_and_packs(tmp_path, tokenizer):
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
     out = tmp_path / "s"
-    run(
+    call_verb(
         *("write", tmp_path / "rows.parquet", "--out", out, "--tokenizer", tokenizer),
         *("--columns", "url", "--part-bytes", "2kb"),
     )
@@ -95,7 +89,7 @@ def test_train_on_says_which_tokens_are_targets(tmp_path, chat_tokenizer, train_
     path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": 2 * turn}])
     out = tmp_path / "s"
     command = ("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages")
-    run(*command, "--train-on", train_on)
+    call_verb(*command, "--train-on", train_on)
     shard = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0).open_shard(0)
     assert int(shard.loss_mask.read(shard.data, 0).sum()) == num_targets
     other = "all" if train_on == "responses" else "responses"
@@ -113,7 +107,7 @@ def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer
     chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
     path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + [{"messages": []}])
     out = tmp_path / "s"
-    output = run(
+    output = call_verb(
         *("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages"),
         *("--on-bad-row", "skip"),
     )
@@ -135,11 +129,11 @@ def test_a_store_becomes_a_stream_in_a_store(tmp_path, tokenizer):
         jsonl_file(bucket / "raw" / f"{number}.jsonl", text_rows(100, number))
     with s3_server(tmp_path / "store", is_written=True) as s3, s3_environment(s3.url):
         command = ("write", "s3://bucket/raw", "--out", "s3://bucket/s", "--tokenizer", tokenizer)
-        run(*command, "--part-bytes", "4kb", "--verify")
+        call_verb(*command, "--part-bytes", "4kb", "--verify")
         before = files_of(bucket / "s")
-        run(*command, "--part-bytes", "4kb")
+        call_verb(*command, "--part-bytes", "4kb")
         assert files_of(bucket / "s") == before
-        assert "parts are done, 0 bad rows" in run("inspect", "s3://bucket/s")
+        assert "parts are done, 0 bad rows" in call_verb("inspect", "s3://bucket/s")
         stream = Stream(remote="s3://bucket/s", local=str(tmp_path / "cache"))
         rows = [row for number in range(3) for row in text_rows(100, number)]
         assert packed_words(stream) == word_counts(rows)
@@ -150,16 +144,16 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     out = tmp_path / "s"
     command = ("write", path, "--out", out, "--tokenizer", tokenizer, "--part-bytes", "2kb")
     command += ("--on-bad-row", "skip", "--part")
-    said = run(*command, "1/2")
+    said = call_verb(*command, "1/2")
     assert said.endswith(f"all of --part 1/2\nwhen all are: streampack merge {out}\n")
-    assert "the stream is not finished: run the command" in run("inspect", out)
+    assert "the stream is not finished: run the command" in call_verb("inspect", out)
     assert fails("merge", out)[1].endswith("run the command that began it again, which writes them")
-    run(*command, "2/2")
+    call_verb(*command, "2/2")
     (out / "index.json").unlink()
-    assert f"finish the stream: streampack merge {out}" in run("inspect", out)
-    written = json.loads(run("merge", out, "--verify", "--json"))
+    assert f"finish the stream: streampack merge {out}" in call_verb("inspect", out)
+    written = json.loads(call_verb("merge", out, "--verify", "--json"))
     assert (written["num_bad_rows"], written["is_complete"]) == (1, True)
-    shown = run("inspect", out)
+    shown = call_verb("inspect", out)
     assert "1 bad rows left out" in shown
     assert f"{path}, row " in shown
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
@@ -190,7 +184,7 @@ def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokeni
     monkeypatch.setattr("streampack.cli.write.LINE_S", 0.0)
     path = jsonl_file(tmp_path / "rows.jsonl", text_rows(100))
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer, "--part-bytes")
-    lines = run(*command, "2kb").splitlines()
+    lines = call_verb(*command, "2kb").splitlines()
     assert "parts, " in lines[2]
     assert "tokens/s" in lines[2]
     assert lines[-1].endswith("without tokens left out")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from streampack import ConfigError
-from streampack.cli.app import build_app
 from streampack.config import Method, Packing
 from streampack.report import (
     KINDS,
@@ -17,13 +15,11 @@ from streampack.report import (
     synthetic_lengths,
 )
 from tests.helpers import builders
+from tests.helpers.verbs import call_verb
 
 
 def call(*arguments: object) -> str:
-    done = CliRunner().invoke(build_app(), ["compare-packers", *map(str, arguments)])
-    if done.exception is not None:
-        raise done.exception
-    return done.output
+    return call_verb("compare-packers", *arguments)
 
 
 def test_next_fit_of_six_and_five_tokens_wastes_nine_of_twenty_and_waits_for_one_pack():

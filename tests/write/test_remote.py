@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from streampack.cli.app import build_app
 from streampack.errors import ConfigError, DataError
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import Stream, open_stream
@@ -19,6 +17,7 @@ from streampack.write import write_lengths, write_remote_lengths
 from tests.helpers import builders
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
+from tests.helpers.verbs import call_verb
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 UPLOAD = "PUT|POST"
@@ -152,17 +151,10 @@ def test_keeping_the_file_needs_a_folder():
         write_remote_lengths("s3://bucket/code", keep_local=True)
 
 
-def call(*arguments: str) -> str:
-    done = CliRunner().invoke(build_app(), list(arguments))
-    if done.exception is not None:
-        raise done.exception
-    return done.output
-
-
 def test_the_verb_takes_urls_and_folders_together(store, tmp_path):
     for folder in (store.folder / "code", tmp_path / "a", tmp_path / "b c"):
         builders.write_stream_files(folder, LENGTHS, lengths_file=False)
-    output = call("index", str(tmp_path / "a"), store.url, f"file://{tmp_path}/b%20c")
+    output = call_verb("index", str(tmp_path / "a"), store.url, f"file://{tmp_path}/b%20c")
     lines = output.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
         f"{tmp_path}/a/{LENGTH_FILE}",
@@ -175,8 +167,8 @@ def test_the_verb_takes_urls_and_folders_together(store, tmp_path):
 def test_the_verb_keeps_files_of_one_remote_stream_at_a_time(store, tmp_path):
     builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
     local = tmp_path / "local"
-    output = call("index", store.url, "--local", str(local), "--keep-local")
+    output = call_verb("index", store.url, "--local", str(local), "--keep-local")
     assert output.startswith(f"{local / LENGTH_FILE}: {len(LENGTHS)} samples")
     for paths in ((store.url, "s3://other/stream"), (str(tmp_path),)):
         with pytest.raises(ConfigError, match=r"for one remote stream at a time, got "):
-            call("index", *paths, "--local", str(local))
+            call_verb("index", *paths, "--local", str(local))
