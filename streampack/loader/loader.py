@@ -56,7 +56,7 @@ class PackedDataLoader:
         prefetch_factor: Batches to prefetch, per worker or by threads. Small batches are
             transferred in groups, if `Buffers` and shared memory allow it; a group counts as one.
             A worker's group has up to 8 batches (524,288 tokens in total), a thread's up to 16
-            (8 MiB in total). Threads prefetch at least 4 batches, or 8 such groups.
+            (8 MiB in total). Threads prefetch at least 4 batches, or 4 such groups.
         prefetch_threads: Reader threads with num_workers=0. One of them at a time also plans, and
             a loop that would block reads too. A `PackedIterableDataset` uses at most one thread.
             0 reads in the training loop itself.

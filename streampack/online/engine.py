@@ -253,7 +253,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
         """Yield `native_batches` from a prefetch thread, until a later iteration begins."""
         batches = self.native_batches(iteration, ahead)
-        self._reading = reading = ordered_thread_map(batches, lambda batch: batch, ahead)
+        # The items are batches themselves, so the one at hand counts towards `ahead`.
+        reading = ordered_thread_map(batches, lambda batch: batch, ahead - 1, at_hand=1)
+        self._reading = reading
         yield from reading
         self._check_turn(iteration)
 

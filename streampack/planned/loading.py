@@ -51,7 +51,9 @@ from streampack.types import State
 HANDOVER_TOKENS = 1 << 19
 MOST_HANDED_OVER = 8
 
-GROUPS_AT_HAND = 4  # groups planned before one is read: planning yields several at a time
+# Groups planned and not yet read. They are read while a thread plans a window of packs, which
+# takes as long as reading several groups.
+GROUPS_AT_HAND = 12
 
 
 class PlannedLoading(LoaderSession[PlanEngine]):
@@ -101,8 +103,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._at_hand = AT_HAND if most == 1 else GROUPS_AT_HAND
         wanted = options.prefetch_factor
         if not num_workers:
-            # Queued groups; one in each thread and in a blocked loop; and the one delivered.
-            wanted = max(wanted, self._num_threads - 1 + 2 * self._at_hand)
+            # One in each thread and in a blocked loop, one ready, and the one delivered.
+            wanted = max(wanted, self._num_threads + 3)
         # Workers hold this many prefetched batches; others arrived with the one being delivered.
         arrived = 1 if num_workers else 0
         footprint = engine.footprint(num_workers)
@@ -317,6 +319,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         most_waiting, losses, packers = self._totals()
         # torch requests one more plan before it delivers a batch.
         most_waiting = max(most_waiting - (self.num_workers > 0), 0)
+        if self._num_threads and not self.num_workers:
+            # Groups at hand are planned, but hold no tokens yet.
+            most_waiting = min(most_waiting, self._ahead * self._group)
         batch_tokens = self.engine.footprint().batch_tokens
         waiting = most_waiting * batch_tokens
         straggler = self._last_straggler()

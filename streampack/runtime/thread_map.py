@@ -6,8 +6,9 @@ With depth=4, one thread, and a caller that is faster than the thread::
     caller                      makes 1      gets 0, 1       makes 3 ...
 
 Threads take the items, so planning and waiting for shards never block a caller that has a result
-ready. A thread takes at least one item more than it works on, so that the caller has something to
-execute. A caller that always finds a result, as a training loop does, never executes one itself.
+ready. A thread takes more items than it works on. The caller and other threads work on these while
+it waits for the next item. A caller that always finds a result, as a training loop does, never
+executes one itself.
 
 The threads start at the first item and end with the iteration, so none is alive when a process
 forks, except one whose items do not arrive for several seconds. A failure is raised where the
@@ -16,7 +17,7 @@ result is requested, with its own traceback.
 A signal handler may raise at almost any instruction of the caller. So the end of the caller's frame
 ends the threads: a weak reference's callback is a C function, which no interrupt can skip.
 
-Cost: one hand-over per item, about 20 us. Memory: `depth` results.
+Cost: one hand-over per item, about 20 us. Memory: `depth` results and `at_hand` items.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Got = TypeVar("Got")
 Outcome: TypeAlias = list[Result] | BaseException | None
 Cell: TypeAlias = "queue.SimpleQueue[Outcome[Result]]"
 
-AT_HAND = 2  # items that a thread takes before it works on one of them
+AT_HAND = 2  # items that wait to be worked on
 
 
 class _Maker(Generic[Item, Result]):
@@ -95,7 +96,7 @@ class _Maker(Generic[Item, Result]):
         """
         cell = self._get(self._cells)
         while cell.empty():
-            job = self._take()
+            job = self._take_with_room()
             if job is None:
                 break
             self._do(*job, caught=Exception)  # an interrupt is raised here, in the caller
@@ -128,27 +129,27 @@ class _Maker(Generic[Item, Result]):
 
     def _run(self) -> None:
         while True:
-            with self._asking:
-                self._ask()
+            # While another thread waits for an item, work on those that it has taken.
+            if self._asking.acquire(blocking=not self._to_do):
+                try:
+                    self._ask()
+                finally:
+                    self._asking.release()
+            if self._room.get() is not None:  # the weak reference to the caller
+                self._stop()
             job = self._take()
             if job is not None:
                 self._do(*job, caught=BaseException)
-            elif self._is_over:
-                return
+            else:
+                self.give_back()
+                if self._is_over:
+                    return
             # Before the next item: the caller may hold the last reference to this one.
             del job
 
     def _ask(self) -> None:
-        """Take items, and wait for a permit only if there is nothing to work on."""
+        """Take items until enough of them are at hand."""
         while len(self._to_do) < self._at_hand and not self._is_over:
-            try:
-                room = self._room.get(block=not self._to_do)
-            except queue.Empty:
-                return
-            if room is not None:  # the weak reference to the caller
-                self._stop()
-            if self._is_over:
-                return
             cell: Cell[Result] = queue.SimpleQueue()
             try:
                 self._to_do.append((next(self._items), cell))
@@ -164,6 +165,17 @@ class _Maker(Generic[Item, Result]):
         except IndexError:
             return None
 
+    def _take_with_room(self) -> tuple[Item, Cell[Result]] | None:
+        """Return an item to work on, unless a thread has the permit for it."""
+        try:
+            self._room.get_nowait()
+        except queue.Empty:
+            return None
+        job = self._take()
+        if job is None:
+            self.give_back()
+        return job
+
     def _do(self, item: Item, cell: Cell[Result], caught: type[BaseException]) -> None:
         try:
             cell.put([self._work(item)])
@@ -171,11 +183,9 @@ class _Maker(Generic[Item, Result]):
             self._end(cell, failure)
 
     def _end(self, cell: Cell[Result], failure: BaseException | None) -> None:
-        """Take no more items, and wake threads that wait for a permit."""
+        """Take no more items."""
         self._is_over = True
         cell.put(failure)
-        for _ in self._threads:
-            self.give_back()
 
 
 def ordered_thread_map(
@@ -192,7 +202,7 @@ def ordered_thread_map(
         work: Called in the threads, and in the caller while it waits; calls may run concurrently.
         depth: Results that may be alive, at least 1.
         num_threads: At least 1; more than `depth` are idle.
-        at_hand: Items that a thread takes before it works on one of them, at least 1.
+        at_hand: Items that wait to be worked on, at least 1. They do not count as results.
 
     >>> list(ordered_thread_map([1, 2, 3], lambda item: item * item, depth=2))
     [1, 4, 9]

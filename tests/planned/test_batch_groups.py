@@ -128,7 +128,7 @@ def group_of(loader: PackedDataLoader) -> int:
 def test_groups_are_no_larger_than_there_is_room_for(streams: list[Stream]) -> None:
     plain, batch_tokens = streams[:1], 3 * 64
     packers = engine_of(dataset_of(plain)).footprint().packer_tokens
-    for num_batches, group in ((8, 1), (16, 2), (47, 5), (200, MOST_AT_ONCE)):
+    for num_batches, group in ((4, 1), (8, 2), (23, 5), (200, MOST_AT_ONCE)):
         limit = packers + num_batches * batch_tokens
         loader = PackedDataLoader(dataset_of(plain, buffers=Buffers(rank_tokens=limit)))
         assert group_of(loader) == group

@@ -32,9 +32,14 @@ def test_a_result_may_be_anything(num_threads):
     assert list(ordered_thread_map(results, lambda item: item, 2, num_threads)) == results
 
 
-@given(depth=st.integers(1, 6), taken=st.integers(1, 12), num_threads=st.integers(1, 3))
-def test_never_more_than_depth_results_are_alive(depth, taken, num_threads):
-    asked = 0
+@given(
+    depth=st.integers(1, 6),
+    taken=st.integers(1, 12),
+    num_threads=st.integers(1, 3),
+    at_hand=st.integers(1, 4),
+)
+def test_never_more_than_depth_results_are_alive(depth, taken, num_threads, at_hand):
+    asked = worked = 0
 
     def items():
         nonlocal asked
@@ -42,11 +47,39 @@ def test_never_more_than_depth_results_are_alive(depth, taken, num_threads):
             asked += 1
             yield item
 
-    ahead = ordered_thread_map(items(), lambda item: item, depth, num_threads)
+    def work(item: int) -> int:
+        nonlocal worked
+        with counting:
+            worked += 1
+        return item
+
+    counting = threading.Lock()
+    ahead = ordered_thread_map(items(), work, depth, num_threads, at_hand)
     for delivered in range(taken):
         assert next(ahead) == delivered
-        assert asked <= delivered + depth
+        assert worked <= delivered + depth
+        assert asked <= delivered + depth + at_hand
     ahead.close()
+
+
+def test_items_at_hand_are_worked_on_while_the_next_one_does_not_come():
+    """As where a thread plans a window: the others and the caller read what is planned."""
+    comes, made = threading.Event(), []
+
+    def items():
+        yield from range(4)
+        assert comes.wait(60)
+        yield 4
+
+    def work(item: int) -> int:
+        made.append(item)
+        return item
+
+    results = ordered_thread_map(items(), work, depth=2, num_threads=2, at_hand=4)
+    assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
+    assert sorted(made) == [0, 1, 2, 3]
+    comes.set()
+    assert list(results) == [4]
 
 
 def test_nothing_is_asked_for_and_no_thread_starts_before_the_first_item():
