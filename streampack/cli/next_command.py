@@ -40,7 +40,6 @@ LEFT_OUT = re.compile(r"leave out (--[\w-]+)")
 OTHER_VERB = re.compile(r"use `streampack (\w+)`")
 CHOICES = re.compile(r"^(--[\w-]+) \S+ is not one of (\w+)")
 WRONG = re.compile(r"(--[\w-]+) \S+(?: \(bytes\))?(?= (?:must be|is not|leaves no room)|$|[;,.])")
-MAX_BAD_ROWS = "1000"
 NEAR = 0.75  # "a.txt" is not near "nope.txt"
 WORDS_OF_SET = ("a", "another", "it", "one", "the", "to")
 
@@ -207,8 +206,6 @@ def _by_option(mistake: Mistake) -> str | None:
         return None if tokenizer in given else mistake.with_option("--tokenizer", tokenizer)
     if (left_out := LEFT_OUT.search(message)) and left_out[1] in given:
         return mistake.without_option(left_out[1])
-    if "set --on-bad-row skip" in message and "skip" in given:  # the budget is 0
-        return mistake.with_option("--max-bad-rows", MAX_BAD_ROWS)
     if (found := SET_TO.search(message) or SET.search(message)) and found[2] not in WORDS_OF_SET:
         return mistake.with_option(found[1], found[2])
     if (choices := CHOICES.search(message)) and choices[1] in given:

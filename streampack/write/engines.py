@@ -106,7 +106,7 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: Repor
     """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine.
 
     Raises:
-        ConfigError: If Ray is not installed.
+        ConfigError: If Ray is not installed, or its cluster cannot be reached.
         WorkerError: If Ray gave up on a part.
     """
     try:
@@ -118,7 +118,7 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: Repor
         ) from error
     is_own = not ray.is_initialized()
     if is_own:
-        ray.init(log_to_driver=False, configure_logging=False)
+        _connect(ray)
     try:
         remote = ray.remote(num_cpus=1, max_retries=3)(_write_quietly)
         pending = deque(enumerate(tasks))
@@ -135,6 +135,18 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: Repor
     finally:
         if is_own:
             ray.shutdown()
+
+
+def _connect(ray: Any) -> None:
+    """Connect to a cluster of Ray, or start one on this machine."""
+    try:
+        ray.init(log_to_driver=False, configure_logging=False)
+    except ConnectionError as error:
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        raise ConfigError(
+            f"RAY_ADDRESS={address!r}: {error}; start the cluster, set RAY_AUTH_MODE=token if it "
+            "asks for a token, as clusters of Ray 2.60 do by default, or set engine='processes'"
+        ) from error
 
 
 def _write_quietly(task: PartTask) -> PartResult | BaseException:

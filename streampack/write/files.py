@@ -88,7 +88,8 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
         )
     results = finished_parts(output, job)
     if max_bad_rows is not None:
-        _check_budget(_sum([result.counts for result in results.values()]), max_bad_rows)
+        counts = _sum([result.counts for result in results.values()])
+        _check_budget(counts, max_bad_rows, is_skipping=True)
     commit(output, job, results)
     return _summary(output, job, results)
 
@@ -109,7 +110,8 @@ class _Run:
         self._progress = progress
         self._total_parts = len(job.parts)
         self._total_bytes = sum(part.num_bytes for part in job.parts)
-        self._most = options.max_bad_rows if options.on_bad_row == "skip" else 0
+        self._is_skipping = options.on_bad_row == "skip"
+        self._most = options.max_bad_rows if self._is_skipping else 0
         first, step = options.share or (1, 1)
         mine = list(job.versions_of())[first - 1 :: step]
         self._tasks = [
@@ -129,7 +131,7 @@ class _Run:
 
     def write_missing(self) -> None:
         """Write the parts of this share that are missing."""
-        _check_budget(self._before, self._most)
+        _check_budget(self._before, self._most, is_skipping=self._is_skipping)
         self._show()
         if not self._tasks:
             return
@@ -149,7 +151,7 @@ class _Run:
         self._running[event.number] = event.counts
         if event.result is not None:
             self._results[event.result.id] = event.result
-        _check_budget(self._counts(), self._most)
+        _check_budget(self._counts(), self._most, is_skipping=self._is_skipping)
         self._show()
 
     def _counts(self) -> PartCounts:
@@ -175,11 +177,11 @@ def _sum(counts: Sequence[PartCounts]) -> PartCounts:
     return PartCounts(**{name: sum(getattr(each, name) for each in counts) for name in names})
 
 
-def _check_budget(counts: PartCounts, most: int) -> None:
+def _check_budget(counts: PartCounts, most: int, *, is_skipping: bool) -> None:
     """Refuse more bad rows in all parts together than may be left out."""
     if counts.num_bad_rows > most:
         way_out = f"set max_bad_rows={10 * counts.num_bad_rows}"
-        if most == 0:
+        if not is_skipping:
             way_out = f"set on_bad_row='skip' and max_bad_rows={10 * counts.num_bad_rows}"
         raise BadRowsError(
             f"{counts.num_bad_rows} bad rows in all parts, but {most} may be left out; the "

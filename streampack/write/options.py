@@ -104,6 +104,11 @@ class WriteOptions:
                 f"max_bad_rows={self.max_bad_rows} must be 0 or more; set it to the number of rows "
                 "that may be left out"
             )
+        if self.on_bad_row == "skip" and self.max_bad_rows == 0:
+            raise ConfigError(
+                "max_bad_rows=0 leaves no row to skip; set max_bad_rows=1000, or leave out "
+                "on_bad_row"
+            )
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(
                 f"dtype={self.dtype!r} is not one of {'|'.join(DTYPES)}"

@@ -40,6 +40,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     # What Lightning warns of at every start.
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]

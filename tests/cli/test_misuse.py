@@ -137,7 +137,7 @@ WRITE = (
     ),
     Misuse(
         "write bad.jsonl --tokenizer tok.json --out o --on-bad-row skip --max-bad-rows 0",
-        "row 1: not valid JSON",
+        "--max-bad-rows 0 leaves no row to skip",
         "write bad.jsonl --tokenizer tok.json --out o --on-bad-row skip --max-bad-rows 1000",
     ),
     Misuse(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,3 +99,58 @@ def test_engines_are_named_by_what_is_missing(tmp_path, monkeypatch):
         ValueError, match=r"engine='ray' needs Ray .*pip install 'streampack\[ray\]'"
     ):
         write_texts([path], tmp_path / "s", options_of(tmp_path, engine="ray"))
+
+
+def ray_command(*arguments: str) -> list[str]:
+    code = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
+    return [sys.executable, "-c", code, *arguments]
+
+
+@pytest.mark.slow
+def test_a_cluster_that_asks_for_a_token_is_reached_as_the_error_says(tmp_path, whole):
+    """Clusters of Ray 2.60 do by default, and a program that connects does not send one."""
+    port = free_port()
+    surroundings = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    surroundings |= {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    with_token = surroundings | {"RAY_AUTH_MODE": "token"}
+    # Not where other runs look for a cluster of this machine; the paths of sockets must be short.
+    own = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    head = ("start", "--head", "--num-cpus=1", f"--port={port}", "--include-dashboard=false")
+    head += ("--temp-dir", own)
+    subprocess.run(
+        ray_command("get-auth-token", "--generate"), env=with_token, check=True, timeout=LIMIT_S
+    )
+    node = subprocess.Popen(ray_command(*head, "--block"), env=with_token, start_new_session=True)
+    try:
+        wait_for(port)
+        surroundings["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+        write = command(tmp_path, "s", "ray")
+        refused = subprocess.run(
+            write, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert refused.returncode == 2
+        named = re.search(rf"RAY_ADDRESS='127.0.0.1:{port}'.* set (\w+)=(\w+) if", refused.stderr)
+        assert named is not None
+        name, value = named.groups()
+        subprocess.run(write, env=surroundings | {name: value}, check=True, timeout=LIMIT_S)
+        assert files_of(tmp_path / "s") == whole
+    finally:
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait(LIMIT_S)
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        with socket.socket() as tried:
+            if not tried.connect_ex(("127.0.0.1", port)):
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"nothing listens on port {port}")

@@ -261,10 +261,10 @@ def test_bad_rows_are_left_out_counted_and_named(tmp_path):
     )
 
 
-@pytest.mark.parametrize("most", [0, 2])
-def test_more_bad_rows_than_allowed_end_the_job_until_more_are_allowed(tmp_path, most):
+@pytest.mark.parametrize("asked", [{}, {"on_bad_row": "skip", "max_bad_rows": 2}])
+def test_more_bad_rows_than_allowed_end_the_job_until_more_are_allowed(tmp_path, asked):
     path = bad_rows(tmp_path)
-    options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=most, part_bytes="1mb")
+    options = options_of(tmp_path, **asked, part_bytes="1mb")
     with pytest.raises(BadRowsError, match=r"bad\.jsonl, row \d+: .*set (on|max)_bad"):
         write_texts([path], tmp_path / "s", options)
     assert not (tmp_path / "s" / "index.json").exists()
@@ -378,6 +378,7 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
         ({"engine": "rya"}, r"engine='rya' is not one of processes\|ray - did you mean 'ray'"),
         ({"on_bad_row": "ski"}, r"on_bad_row='ski' is not one of error\|skip - did you mean"),
         ({"max_bad_rows": -1}, "max_bad_rows=-1 must be 0 or more"),
+        ({"on_bad_row": "skip", "max_bad_rows": 0}, "max_bad_rows=0 leaves no row to skip"),
         ({"share": (0, 4)}, r"share=\(0, 4\) must be \(k, n\) with k from 1 to n"),
         ({"share": (5, 4)}, r"share=\(5, 4\) must be"),
         ({"dtype": "int31"}, "dtype='int31' is not one of"),
