@@ -1,4 +1,4 @@
-"""Equal work on every rank: which packs of a global batch a rank gets, by their cost.
+"""Equal work on every rank: the packs of a global batch are dealt to ranks by cost.
 
 ::
 
@@ -49,7 +49,7 @@ class AttentionCost:
     hidden_size: int = 4096
     """Width of the model."""
     window: int | None = None
-    """Tokens that a token attends to, itself included; None: all before it in its sample."""
+    """Tokens that a token attends to, itself included. None: all before it in its sample."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden_size", read_count("hidden_size", self.hidden_size))
@@ -68,7 +68,7 @@ class AttentionCost:
 class Balance:
     """Deal the packs of each global batch so that the ranks' device batches cost the same.
 
-    The packs of a global batch stay the same, and so does an exact resume at its edges. With
+    The packs of a global batch stay the same, and a run still resumes exactly at its edges. With
     ``batching_method="device_per_stream"``, whole device batches move. A last batch with padding is
     left as it is.
 
@@ -81,11 +81,12 @@ class Balance:
     """
 
     within: Within = "node"
-    """Who shares packs. "rank": each rank orders its own, and plans nothing more. "node": the ranks
-    of a node; each plans the lanes of all of them. "batch": all ranks; each plans all lanes."""
+    """Which ranks share packs. "rank": none; each rank orders its own packs, and plans nothing
+    more. "node": the ranks of a node; each plans the lanes of all of them. "batch": all ranks; each
+    plans all lanes."""
     cost: Callable[[Int64Array], object] = field(default_factory=AttentionCost)
-    """The cost of samples of given lengths in a pack: from an array (n,) to an array (n,). Pieces
-    of a cut sample count as samples. It must be the same function on all ranks."""
+    """A function from the lengths of samples in a pack, shape (n,), to their costs, shape (n,).
+    Pieces of a cut sample count as samples. All ranks must use the same function."""
 
     def __post_init__(self) -> None:
         check_choice("within", self.within, Within)

@@ -48,7 +48,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A weight that changes linearly over its chapter, which needs an end.
+    """A weight that changes linearly over its chapter. The chapter needs an end.
 
     Raises:
         ConfigError: If a weight is not a finite number of at least 0.
@@ -60,7 +60,7 @@ class Ramp:
     start: float | Fraction | Decimal
     """Weight at the chapter's first step."""
     stop: float | Fraction | Decimal
-    """Weight after its last step."""
+    """Weight after the chapter's last step."""
 
     def __post_init__(self) -> None:
         for name in ("start", "stop"):
@@ -72,8 +72,8 @@ class Chapter:
     """A part of a run with its own mixture; see `PackedStreamingDataset(chapters=...)`.
 
     Raises:
-        ConfigError: If the weights are not numbers of at least 0 of which one is positive, if a
-            `Ramp` has no end or the sum of the weights changes, or if `until` and `steps` are both
+        ConfigError: If a weight is not a number of at least 0, or all are 0; if the chapter of a
+            `Ramp` has no end, or the sum of the weights changes; if `until` and `steps` are both
             given.
 
     >>> Chapter(weights={"web": 0.8, "code": 0.2}, until="2t").until
@@ -81,8 +81,8 @@ class Chapter:
     """
 
     weights: Mapping[str, float | Fraction | Decimal | Ramp]
-    """Share of each stream, by name. They are divided by their sum. Streams that are left out rest,
-    and continue where they stopped when they return."""
+    """Share of each stream, by name. Weights are divided by their sum. Streams that are left out
+    rest; when they return, they continue where they stopped."""
     until: int | str | None = None
     """Length of the chapter in tokens, rounded to whole global batches: packs times `max_seq_len`.
     Text such as "2t" or "500b" is accepted. None: see `steps`."""
@@ -91,14 +91,14 @@ class Chapter:
     no end, and is the last."""
     packing: Packing | None = None
     """How samples share packs. Only the length, the method and its options may differ from the
-    run's packing; what is left out otherwise is as there. None: the run's."""
+    run's packing; other fields that are left out are the run's. None: the run's packing."""
     batch_size: int | None = None
-    """Packs in a device batch. None: that of the dataset."""
+    """Packs per device batch. None: the dataset's batch_size."""
     global_batch_size: int | None = None
-    """Packs per optimizer step. None: that of the dataset's `Mixing`."""
+    """Packs per optimizer step. None: the value in the dataset's `Mixing`."""
     stop_after: int | None = None
-    """Global batches after which the chapter is left, before its end: its ramps do not get steeper.
-    It is what ``loader.amend`` sets. None: the chapter runs to its end."""
+    """Global batches after which the run leaves the chapter, before its end. Ramps do not get
+    steeper. ``loader.amend`` sets this field. None: the chapter runs to its end."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "global_batch_size", "stop_after"):
@@ -190,8 +190,8 @@ def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
     """Return the chapters of a run.
 
     Raises:
-        ConfigError: If one of them cannot be: one without an end that is not the last, or a packing
-            that changes more than sizes. Names the chapter.
+        ConfigError: If a chapter other than the last has no end, or a packing changes more than
+            sizes. The message names the chapter.
     """
     if isinstance(chapters, Chapter) or not isinstance(chapters, list | tuple):
         raise ConfigError(f"chapters={chapters!r:.80} is not a list; write [Chapter(...), ...]")
@@ -219,7 +219,7 @@ def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
 
 
 def _completed(number: int, packing: Packing, whole: Packing) -> Packing:
-    """Return the packing of a chapter; what must not change is that of the run."""
+    """Return the packing of a chapter, with the run's values in fields that must not change."""
     kept = {}
     for field in fields(packing):
         value, needed = getattr(packing, field.name), getattr(whole, field.name)
@@ -239,7 +239,7 @@ def check_skip(skip: Any, *, has_chapters: bool) -> tuple[tuple[int, int], ...]:
     """Return inclusive ranges of steps as ranges [first, stop).
 
     Raises:
-        ConfigError: If they are not pairs of steps, or the run has no chapters.
+        ConfigError: If a range is not a pair of steps, or the run has no chapters.
 
     >>> check_skip([(10, 12)], has_chapters=True)
     ((10, 13),)

@@ -6,8 +6,8 @@
     Mixing      how many of each stream, and in   Order       which sample comes next
                 which batches                     Buffers     how much may be in memory or cached
 
-All are frozen and allocate nothing. The command line reads the same classes from YAML. A count may
-be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
+All classes are frozen and allocate nothing. The command line reads the same classes from YAML. A
+count may be any integral value (10_000, 1e4, np.int64(10_000)) and is stored as an int.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ class Packing:
     """Tokens per pack."""
     method: Method | None = None
     """Packing algorithm. best_fit_decreasing packs a window of samples as a whole; exact_fit fills
-    packs nearly in order of arrival; for the others see docs/packers.md. None: best_fit_decreasing
-    for MDS streams whose packs are shuffled, unless it does not support an option given here;
-    otherwise exact_fit. A run that resumes keeps its method."""
+    packs nearly in order of arrival. docs/packers.md describes the others. None: if packs of MDS
+    streams are shuffled and it supports all options given here, best_fit_decreasing; otherwise
+    exact_fit. A run that resumes keeps its method."""
     overflow: Overflow = "split"
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
     buffer_tokens: int | None = None
-    """Hard limit on the tokens buffered by one packer; for best_fit_decreasing, on those that pass
-    from one window to the next. None: max(8 * max_seq_len, 65,536), and 128 * max_seq_len for
-    knapsack."""
+    """Hard limit on the tokens buffered by one packer; for best_fit_decreasing, on the tokens that
+    pass from one window to the next. None: max(8 * max_seq_len, 65,536), or for knapsack
+    max(128 * max_seq_len, 65,536)."""
     buffer_samples: int = 4096
     """Hard limit on the samples buffered by one packer, or passing from one window to the next."""
     split_gap: float | None = None
@@ -124,8 +124,8 @@ class Packing:
     """Minimum tokens on either side of a cut made by split_gap. None: 64, or an eighth of a pack if
     that is less."""
     guard: int | None = None
-    """Maximum number of packs emitted while a sample waits; then the sample is packed next. None:
-    no limit."""
+    """Maximum number of packs emitted while a sample waits. After that, the sample is packed next.
+    None: no limit."""
     max_samples_per_pack: int | None = None
     """Maximum number of segments in a pack. None: no limit."""
     pad_to_multiple: int | None = None
@@ -137,9 +137,9 @@ class Packing:
     """Tokens per short pack of two_tiers, which requires it. Samples of at most this length go into
     short packs."""
     max_cost: int | None = None
-    """Maximum cost of a pack, as `AttentionCost` counts it; at least the cost of one sample of
-    max_seq_len. Packs then hold up to `capacity` tokens and cost nearly the same. For batch formats
-    of varlen attention. None: no limit."""
+    """Maximum cost of a pack, as `AttentionCost` counts it. It must be at least the cost of one
+    sample of max_seq_len. Packs then hold up to `capacity` tokens and cost nearly the same. For
+    batch formats of varlen attention. None: no limit."""
     capacity: int | None = None
     """With max_cost: tokens per pack, from max_seq_len to 1.5 times that. None: 1.5 times."""
     cost_hidden_size: int | None = None
@@ -404,7 +404,7 @@ class Mixing:
     """Unit of proportion, choose and epoch_size."""
     epoch_size: int | str | None = None
     """Samples (or tokens, see weight_unit) per epoch. Text such as "10k" is accepted and stored as
-    an int. None: the total of what the streams hold, or of their repeat and choose."""
+    an int. None: all that the streams hold, or the total of their repeat and choose."""
     sampling_method: SamplingMethod = "balanced"
     """balanced: each epoch continues where the previous one stopped. fixed: every epoch takes the
     same samples."""
@@ -413,8 +413,8 @@ class Mixing:
     first run."""
     epoch_end: EpochEnd = "pad"
     """End of an epoch. pad: deliver every chosen token and fill the last batch with padding. drop:
-    omit an incomplete last batch, with per_stream and device_per_stream also those of each stream.
-    carry: continue into the next epoch without a break."""
+    omit an incomplete last batch; with per_stream and device_per_stream, also omit the incomplete
+    last batches of each stream. carry: continue into the next epoch without a break."""
     arithmetic: Arithmetic = "exact"
     """Rounding of shares to whole samples. exact: largest remainders. mosaicml: bit-for-bit as in
     MosaicML Streaming."""
@@ -455,9 +455,9 @@ class Order:
     pack_shuffle: int | None = None
     """Number of packs shuffled together, over all lanes and streams, so that a batch holds pieces
     of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
-    otherwise 0. A window of packs also ends at 4 times as many samples, at half a shuffle block,
-    and at one pass over its streams. Iterables: packs that each worker shuffles together, as far as
-    `Buffers` allow; None: 0."""
+    otherwise 0. A window of packs also ends at 4 times as many samples as packs, at half a shuffle
+    block, and at one pass over its streams. For iterables: packs that each worker shuffles
+    together, or fewer if `Buffers` do not hold as many; None means 0."""
 
     def __post_init__(self) -> None:
         _convert(self, read_seed, "seed")
@@ -475,7 +475,7 @@ class Order:
 
     @property
     def pack_window(self) -> tuple[int, int]:
-        """Packs and samples of a window of shuffled packs, whichever ends it; (0, 0): no shuffle.
+        """Packs and samples after which a window ends, whichever comes first; (0, 0): no shuffle.
 
         >>> Order().pack_window, Order(shuffle_block_size=1000).pack_window
         ((32768, 131072), (32768, 500))
@@ -501,11 +501,11 @@ class Buffers:
     """
 
     worker_tokens: int | None = None
-    """Maximum tokens per worker: its prefetched batches, and the packers' buffers if it does the
-    packing (always with num_workers=0). None: no limit."""
+    """Maximum tokens per worker: its prefetched batches, and the packers' buffers if the worker
+    packs (always with num_workers=0). None: no limit."""
     worker_bytes: int | None = None
-    """Maximum bytes of finished batches per worker. For iterable sources it also covers waiting
-    payloads, and the data that the format adds to a batch. None: no limit."""
+    """Maximum bytes of finished batches per worker. For iterable sources, the limit also covers
+    waiting payloads, and the data that the format adds to a batch. None: no limit."""
     rank_tokens: int | None = None
     """Maximum tokens per rank: the packers' buffers, and the prefetched batches of all workers.
     None: no limit."""

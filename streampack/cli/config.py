@@ -39,19 +39,19 @@ class StreamConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str | None = None
-    """Name in tables and messages; None: the last part of its path."""
+    """Name in tables and messages; None: the last part of the stream's path."""
     remote: str | None = None
-    """Location of its shards: a path, or a URL that MosaicML Streaming can fetch."""
+    """Location of the shards: a path, or a URL that MosaicML Streaming can fetch."""
     local: str | None = None
-    """Folder of its shards on this machine, or the cache for remote ones."""
+    """Folder of the shards on this machine, or the cache for a remote stream."""
     split: str | None = None
-    """A subfolder of both."""
+    """Subfolder of both `remote` and `local`."""
     proportion: float | None = None
-    """Its share of an epoch, relative to the other streams' proportions."""
+    """Share of an epoch, relative to the other streams' proportions."""
     repeat: float | None = None
-    """Number of times that an epoch takes each of its samples."""
+    """Number of times that an epoch takes each sample of the stream."""
     choose: int | None = None
-    """Number of its samples (or tokens) in an epoch."""
+    """Number of samples (or tokens) that an epoch takes from the stream."""
     download_retry: int | None = None
     """Download attempts per file."""
     download_timeout: float | None = None
@@ -79,11 +79,13 @@ class StreamConfig(BaseModel):
     shards: tuple[int | None, int | None] | None = None
     """The first shard to use and one past the last, such as [0, 10] or [10, null]; None: all."""
     max_passes: float | None = None
-    """Passes through it that a run of chapters may use; None: any number."""
+    """Passes through the stream that a run of chapters may use; None: any number."""
     on_exhausted: OnExhausted = "substitute"
-    """What happens then: others take its place, the run ends before, or it is refused."""
+    """What happens after `max_passes`. substitute: other streams take its place. end: the run ends
+    there. error: the run is refused at the start."""
     check_remote: bool = False
-    """Fetch index.json again at every start, and refuse a cache of another version of it."""
+    """Fetch index.json again at every start, and refuse a cache of another version of the
+    stream."""
     check_dtypes: bool = True
     """Whether to refuse an integer type that the values in a column of bytes contradict."""
     stream_name: str | None = None
@@ -105,7 +107,7 @@ class BalanceConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     within: Within = "node"
-    """Who shares packs: each rank its own, the ranks of a node, or all ranks."""
+    """Which ranks share packs: none (each rank orders its own), the ranks of a node, or all."""
     hidden_size: int = Field(default=4096, ge=1)
     """Width of the model."""
     window: int | None = Field(default=None, ge=1)
@@ -120,7 +122,7 @@ class RampConfig(BaseModel):
     start: float = Field(ge=0)
     """Weight at the chapter's first step."""
     stop: float = Field(ge=0)
-    """Weight after its last step."""
+    """Weight after the chapter's last step."""
 
 
 class ChapterConfig(BaseModel):
@@ -138,11 +140,12 @@ class ChapterConfig(BaseModel):
     packing: Packing | None = None
     """How samples share packs; None: as in the run's packing."""
     batch_size: int | None = None
-    """Packs per batch and rank; None: the run's."""
+    """Packs per batch and rank; None: the run's batch_size."""
     global_batch_size: int | None = None
-    """Packs per optimizer step; None: that of `mixing`."""
+    """Packs per optimizer step; None: the value in `mixing`."""
     stop_after: int | None = None
-    """Global batches after which the chapter is left before its end; None: it runs to its end."""
+    """Global batches after which the run leaves the chapter, before its end; None: it runs to its
+    end."""
 
 
 class WorldConfig(BaseModel):

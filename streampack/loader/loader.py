@@ -2,7 +2,7 @@
 
 ::
 
-    PackedStreamingDataset  --> PlannedLoading    plans here, reads in a thread or stateless workers
+    PackedStreamingDataset  --> PlannedLoading    plans here; reads in threads or stateless workers
     PackedIterableDataset   --> OnlineLoading     reads and packs in a thread, or in workers
     BucketedIterableDataset --> OnlineLoading     the same, grouped by length
 
@@ -53,12 +53,12 @@ class PackedDataLoader:
         num_workers: Worker processes. 0 plans and reads in threads of this process, which is
             fastest. Workers of a `PackedIterableDataset` also pack, so its state can only be
             resumed with the same number of workers.
-        prefetch_factor: Batches to prefetch, per worker or by threads. Small batches are
-            transferred in groups, if `Buffers` and shared memory allow it; a group counts as one.
-            A worker's group has up to 8 batches (524,288 tokens in total), a thread's up to 16
-            (8 MiB in total). Threads prefetch at least 4 batches, or 4 such groups.
-        prefetch_threads: Reader threads with num_workers=0. One of them at a time also plans, and
-            a loop that would block reads too. A `PackedIterableDataset` uses at most one thread.
+        prefetch_factor: Batches to prefetch, per worker or by all threads together. Small batches
+            are transferred in groups, if `Buffers` and shared memory allow it; a group counts as
+            one batch. A worker's group has up to 8 batches (524,288 tokens in total), a thread's
+            group up to 16 (8 MiB in total). Threads prefetch at least 4 batches, or 4 groups.
+        prefetch_threads: Reading threads with num_workers=0. One of them at a time also plans. A
+            loop that would wait also reads. A `PackedIterableDataset` uses at most one thread.
             0 reads in the training loop itself.
         pin_memory: Put tensors into pinned memory, for fast copies to a GPU, if there is one.
         persistent_workers: Keep workers from one epoch to the next.
@@ -158,9 +158,10 @@ class PackedDataLoader:
         return self._loading.state_dict()
 
     def gather_state(self, group: Any = None) -> State:
-        """Return `state_dict()` with the snapshots of all ranks; every rank must call it.
+        """Return `state_dict()` with the snapshots of all ranks; every rank must call this method.
 
-        Any rank's own state also resumes exactly. With this one, no rank plans its lanes again.
+        Any rank's own state also resumes exactly. With the gathered state, no rank plans its lanes
+        again.
 
         Args:
             group: A torch process group of all ranks; None: the default group.
@@ -181,10 +182,10 @@ class PackedDataLoader:
     def amend(self, *, weights: Mapping[str, float]) -> None:
         """Change the weights of a run of chapters from its next global batch on.
 
-        The running chapter ends there, and one with these weights takes what is left of it. What
-        was read ahead is discarded. The change is recorded in the state, and a resume repeats it.
-        Under ``batching_method="random"``, packs of the window that is planned come first. Every
-        rank must call it after the same batch.
+        The running chapter ends there, and a chapter with these weights takes the rest of it.
+        Prefetched batches are discarded. The state records the change, and a resume repeats it.
+        Under ``batching_method="random"``, packs of the window that is already planned come first.
+        Every rank must call this method after the same batch.
 
         Raises:
             ConfigError: If the dataset has no chapters, or ranks differ in weights or position.
@@ -194,8 +195,8 @@ class PackedDataLoader:
     def skip(self, steps: int) -> None:
         """Skip the next global batches of a run of chapters, from the next one on.
 
-        They are planned and counted, and their samples count as used. Every rank must call it after
-        the same batch. The state remembers it.
+        The skipped batches are planned and counted, and their samples count as used. The state
+        records them. Every rank must call this method after the same batch.
 
         Raises:
             ConfigError: If the dataset has no chapters, or ranks differ in steps or position.
@@ -215,14 +216,14 @@ class PackedDataLoader:
 
         Per stream: samples and tokens delivered; samples split, truncated and dropped; shares and
         targets. In total: packs, tokens, fill, substituted slots, packs that `epoch_end="drop"`
-        omitted (`omitted_packs`, of all ranks), and high-water marks of the buffers. Of
-        shards: how many this process fetched, in advance or for lengths, and their bytes; how many
-        it waited for, and how long; peak bytes of shards fetched and not finished.
+        omitted (`omitted_packs`, over all ranks), and high-water marks of the buffers. For shards:
+        how many this process prefetched, or fetched for lengths, and their bytes; how many it
+        waited for, and how long; peak bytes of shards fetched and not finished.
         Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
         ahead, each on one rank only. `digest` identifies everything that determines the packs.
-        `straggler` is the time of a global batch over the ideal, `planned` and `dealt`, over the
-        ranks that share packs; None without `balance`. `skipped` counts the steps that a run of
-        chapters skipped.
+        `straggler` is the time of a global batch divided by the ideal time, as `planned` and as
+        `dealt`, for the ranks that share packs; None without `balance`. `skipped` counts the steps
+        that a run of chapters skipped.
         """
         return self._loading.stats()
 

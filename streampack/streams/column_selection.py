@@ -32,7 +32,7 @@ class ColumnSelection:
 
     @classmethod
     def of(cls, stream: Any) -> ColumnSelection:
-        """Read the selection from a `Stream`; MosaicML's has none and gets the defaults."""
+        """Read the selection from a `Stream`; MosaicML's class has none and gets the defaults."""
         names = [field.name for field in fields(cls) if hasattr(stream, field.name)]
         return cls(**{name: getattr(stream, name) for name in names})
 
@@ -54,7 +54,7 @@ class ColumnSelection:
         return dtype or self.tokens_dtype
 
     def is_untyped(self, option: str, layout: Layout) -> bool:
-        """Return whether a column states no type, so that an option must."""
+        """Return whether a column states no type, so that an option must state it."""
         name = next((name for name in self.names_of(option) if name in layout.names), None)
         return name is not None and layout.encodings[layout.names.index(name)] == "bytes"
 

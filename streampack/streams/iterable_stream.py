@@ -86,9 +86,9 @@ class IterableStream:
     source: Iterable[Any]
     """The iterable of samples."""
     proportion: float | None = None
-    """Its share of the samples (or tokens), relative to the other streams."""
+    """Share of the samples (or tokens), relative to the other streams."""
     name: str | None = None
-    """Its name in messages and reports."""
+    """Name of the stream in messages and reports."""
     tokens: str = "tokens"
     """Field of the tokens in dicts; for the default, "input_ids" is accepted too."""
     labels: str | None = None
@@ -103,25 +103,27 @@ class IterableStream:
     choose: int | None = None
     """Samples (or tokens, by weight_unit) per epoch."""
     tokenizer: Any = None
-    """Encodes texts: a tokenizers.Tokenizer, a transformers tokenizer, or an encode(list[str])."""
+    """Encodes texts: a tokenizers.Tokenizer, a transformers tokenizer, or an object with
+    encode(list[str])."""
     text: str = "text"
     """Field of the text in dicts, with a tokenizer."""
     token_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields with one value per token, and the dtypes of their arrays in a batch."""
     payloads: Mapping[str, str | None] = field(default_factory=dict)
-    """Fields with objects of a sample, such as images, and the field with their token spans.
+    """Fields with objects of a sample, such as images, each with the field of their token spans.
 
-    A span is a pair of the first token and one past the last. None: the objects belong to the whole
-    sample.
+    A span is a pair of the first token and one past the last. None as the field of spans: the
+    objects belong to the whole sample.
     """
     length_fn: Callable[[Any], int] | None = None
-    """Token slots that an item's payloads take beyond its tokens; they follow it as padding."""
+    """Token slots that an item's payloads take beyond its tokens. The slots follow the tokens as
+    padding."""
     split_payloads: bool = False
-    """Whether a sample with payloads that is longer than a pack may be split, between spans."""
+    """Whether a sample with payloads may be split between spans if it is longer than a pack."""
     sharded: bool = False
-    """The source already gives each worker of each rank its own samples."""
+    """Whether the source already gives each worker of each rank its own samples."""
     replay: bool = False
-    """Resume by replaying the source, even if it has a state_dict."""
+    """Whether to resume by replaying the source, even if it has a state_dict."""
     on_bad_sample: OnBadSample = "raise"
     """Handling of a sample that is malformed or cannot be tokenized: raise or skip."""
     max_bad_samples: int = 100
@@ -226,7 +228,7 @@ class IterableStream:
 
         Raises:
             DataError: If a field is missing, is not a row of integers, or differs in length from
-                the tokens; if a label is outside int32; if a loss mask has other values than 0
+                the tokens; if a label is outside int32; if a loss mask has values other than 0
                 and 1.
         """
         where = self.where(number)
@@ -322,12 +324,12 @@ class IterableStream:
 
     @property
     def has_labels(self) -> bool:
-        """Whether its labels may differ from the next tokens."""
+        """Whether a sample's labels may differ from the next tokens."""
         return not self._is_tokens_only or self.length_fn is not None
 
     @property
     def is_text_only(self) -> bool:
-        """Whether its samples consist only of what the tokenizer returns."""
+        """Whether samples consist only of what the tokenizer returns."""
         return self.tokenizer is not None and self._is_tokens_only and not self._has_extras
 
     @property

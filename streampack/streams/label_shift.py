@@ -10,10 +10,10 @@ One sample ``a b c d`` in which only c and d are targets, in the three ways to s
 
 Cases that the columns leave open:
 
-- An added BOS makes token 0 a target if a mask or an unshifted column marks it. A shifted column
-  has no entry for token 0, which is then not a target.
+- An added BOS makes token 0 a target if a mask or an unshifted column marks token 0. A shifted
+  column has no entry for token 0, which is then not a target.
 - An added EOS is a target if and only if the sample's last token is one. In a shifted column, the
-  last label, which refers to the following token, decides this too.
+  last label refers to the following token and decides this too.
 - The last label of a shifted column is kept if the sample ends with its own last token, as in
   samples stored as ``text[:-1]`` with labels ``text[1:]``. It is dropped if the sample was
   truncated.
@@ -39,8 +39,8 @@ def labels_are_shifted(samples: Iterable[tuple[IntArray, IntArray]]) -> bool | N
     """Detect from (tokens, labels) of some samples how a labels column is stored.
 
     Returns:
-        True if every label is -100 or the token after it, False if -100 or its own token; None if
-        both hold, or neither.
+        True if every label is -100 or the token after its own. False if every label is -100 or its
+        own token. None if both hold, or neither.
 
     >>> labels_are_shifted([(np.array([5, 6, 7]), np.array([-100, 7, -100]))])
     True
@@ -72,7 +72,7 @@ def detect_shift(stream: MdsStream) -> bool:
         DataError: If they fit both ways, or neither.
     """
     looked_at: list[tuple[IntArray, IntArray]] = []
-    # A shard may be slow to fetch: take the next one only if those so far are inconclusive.
+    # A shard may be slow to fetch: read the next one only if those so far are inconclusive.
     for shard in np.flatnonzero(np.diff(stream.first_sample)).tolist():
         looked_at += _first_samples(stream, shard, NUM_LOOKED_AT - len(looked_at))
         shifted = labels_are_shifted(looked_at)

@@ -52,13 +52,13 @@ class MdsStream:
     choose: int | None
     """At most one of the three weights is set, as given."""
     digest: str
-    """Identifies the contents: index.json and the selected columns. Of a part, as
+    """Identifies the contents: index.json and the selected columns. For a part of a stream, it is
     `entries_digest`."""
     entries_digest: str
-    """Identifies the contents by the entries of the shards, so that a part of a stream that grew
-    is the stream as it was."""
+    """Identifies the contents by the shards' entries in index.json. If a stream grew, the part with
+    its former shards thus has the former digest."""
     is_part: bool
-    """Whether it has only some of the shards in index.json."""
+    """Whether the stream has only some of the shards in index.json."""
     index: MdsIndex
     columns: ColumnSelection
     cache: ShardCache
@@ -68,7 +68,7 @@ class MdsStream:
     max_passes: float | None = None
     """Passes that a run of chapters may use in a lane; None: any number."""
     on_exhausted: str = "substitute"
-    """What happens then."""
+    """What happens after `max_passes`."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
 
@@ -134,8 +134,8 @@ class MdsStream:
         """Return the stream's number of tokens, and its source.
 
         Returns:
-            The number, and "lengths" (exact, from the length file) or "bytes" (an estimate from
-            the shards' sizes, as if the other columns of variable size were empty).
+            The number, and its source: "lengths" (exact, from the length file) or "bytes" (an
+            estimate from the shards' sizes, as if other columns of variable size were empty).
         """
         if self.length_file is not None:
             return self.length_file.num_tokens, "lengths"
@@ -171,7 +171,7 @@ class MdsStream:
         lengths = self._read_lengths(
             self.length_file.shard_lengths, *self._samples_of(shard), shard
         )
-        # A token takes a byte or more; planning with impossible lengths would exhaust the memory.
+        # A token takes at least one byte; planning with impossible lengths would exhaust memory.
         if lengths.sum() > self.raw_bytes[shard]:
             raise DataError(
                 f"{self.length_file.path}: shard {shard} has {lengths.sum()} tokens there, but "
@@ -204,7 +204,7 @@ class MdsStream:
         info, pool = self.index.shards[shard], shard_pool()
         uri = self.cache.uri(info.raw.basename)
         with attach_uri(uri, info.raw.basename):
-            # Neither path nor index.json distinguish two versions of a file.
+            # Neither the path nor index.json distinguishes two versions of a file.
             opened = pool.get((self.cache.file(info), self.digest))
             if opened is None:
                 opened = self._open_shard(shard, uri)
@@ -228,8 +228,8 @@ class MdsStream:
             is_waiting: Whether to wait for another process that is fetching it.
 
         Returns:
-            Bytes of the file that this call fetched or decompressed; 0 if the shard was here
-            already; None if another thread or process is fetching it and `is_waiting` is False.
+            Bytes of the file that this call fetched or decompressed; 0 if the shard was already
+            here; None if another thread or process is fetching it and `is_waiting` is False.
 
         Raises:
             DataError: If it cannot be fetched, or does not match index.json.

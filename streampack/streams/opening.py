@@ -111,7 +111,7 @@ def open_streams(
         store: Downloads their files; None: their own downloaders.
 
     Raises:
-        DataError: As `open_stream`.
+        DataError: As for `open_stream`.
         ConfigError: If two streams of different remotes share a local folder; if there is a limit
             and a stream's files are on a file system that other nodes may use.
     """

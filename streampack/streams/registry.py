@@ -31,8 +31,9 @@ def resolve_streams(
 ) -> Sequence[Any]:
     """Return the streams that a dataset's arguments describe: a list, or a single one.
 
-    `place` holds remote, local and split of a single stream, `stream_name` its class in MosaicML's
-    `streams_registry` (None: `streampack.Stream`), `stream_config` more arguments of that class.
+    `place` holds remote, local and split of a single stream. `stream_name` is its class in
+    MosaicML's `streams_registry` (None: `streampack.Stream`), and `stream_config` holds more
+    arguments of that class.
 
     Raises:
         ConfigError: If the arguments contradict each other, or no such class is registered.

@@ -3,7 +3,7 @@
 Each function takes the item as a dict and `where`, its description for messages. It raises a
 DataError that names the field and what to write instead.
 
-Cost: `plain_row` and `is_mask` take one pass over the values; the rest about 1 us per field.
+Cost: `plain_row` and `is_mask` take one pass over the values, the rest about 1 us per field.
 """
 
 from __future__ import annotations

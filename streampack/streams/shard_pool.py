@@ -7,11 +7,11 @@
 
 Memory maps are kept per process, for all streams together; they hold no file descriptor. A gatherer
 keeps the address rows of open shards that it reads (gather/mapped_shards.py). It reports their use
-before it opens another shard, and lets go of those that the pool has closed. Shards whose files
-were evicted are closed the next time a shard is opened.
+before it opens another shard, and releases the rows of shards that the pool has closed. Shards
+whose files were evicted are closed the next time a shard is opened.
 
-Cost: 16 bytes per sample and column, as much again for a gatherer's address rows, at most 3 million
-samples; one lock per opening, and under a cache limit a `stat` for each open shard.
+Cost: 16 bytes per sample and column, as much again for a gatherer's address rows, for at most 3
+million samples. One lock per opening, and under a cache limit a `stat` for each open shard.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class OpenShard:
     """One shard's bytes, and the positions of its values."""
 
     key: Hashable
-    """Identifies the version of its file, and the columns that are read."""
+    """Identifies the version of the shard's file, and the columns that are read."""
     uri: str
-    """Its origin, for messages."""
+    """Origin of the shard, for messages."""
     data: ByteArray
     """The raw shard, mapped from its file, shape (num_bytes,)."""
     tokens: Places
     labels: Places | None
     loss_mask: Places | None
     is_gone: Callable[[], bool] | None = None
-    """Returns whether its file was evicted; None: files in its folder are never evicted. The disk
-    space is freed only once no process has the shard open.
+    """Returns whether the shard's file was evicted. None: files in its folder are never evicted.
+    The disk space is freed only once no process has the shard open.
     """
 
 
@@ -72,7 +72,7 @@ class ShardPool:
             return shard
 
     def put(self, shard: OpenShard) -> None:
-        """Add a shard; its mapping is released after eviction, once no array refers to it."""
+        """Add a shard. Once it is closed, its mapping is released with the last array in it."""
         with self._lock:
             for other in list(self._shards.values()):
                 if other.is_gone is not None and other.is_gone():
@@ -80,7 +80,7 @@ class ShardPool:
             self._use([shard])
 
     def touch(self, shards: Iterable[OpenShard]) -> None:
-        """Mark shards as recently used, the last one most; closed ones are added again."""
+        """Mark shards as recently used, the last one as most recent; add closed ones again."""
         with self._lock:
             self._use(shards)
 
@@ -105,11 +105,11 @@ _pools: dict[int, ShardPool] = {}
 
 def shard_pool() -> ShardPool:
     """Return this process's shard pool."""
-    # Keyed by process: after a fork, the parent's lock may be held by a thread that is not here.
+    # Keyed by process: after a fork, a thread that exists only in the parent may hold its lock.
     pid = os.getpid()
     pool = _pools.get(pid)
     if pool is None:
-        # Several threads may get here concurrently: all of them use the pool that was stored first.
+        # Several threads may get here concurrently: all of them use the pool stored first.
         pool = _pools.setdefault(pid, ShardPool(MAX_OPEN_SHARDS, MAX_OPEN_SAMPLES))
         for other in list(_pools):
             if other != pid:

@@ -6,7 +6,7 @@
     generator                        is_one_shot
     Hugging Face, MosaicML Streaming recognized by class name, without an import
 
-A source may reuse the same list, array or dict for every item; `own_copy` is for items that wait.
+A source may reuse one list, array or dict for every item, so `own_copy` copies items that wait.
 
 Cost: none; `own_copy` takes about 5 ns per integer of a list.
 """
@@ -23,7 +23,7 @@ ATOMS = {int, float, bool, str, bytes, type(None)}
 
 
 def _is_from(source: object, library: str, name: str) -> bool:
-    """Return whether a source is of a library's class, without importing the library."""
+    """Return whether a source is an instance of a library's class, without importing it."""
     return any(
         base.__name__ == name and base.__module__.partition(".")[0] == library
         for base in type(source).__mro__
@@ -77,9 +77,9 @@ def has_index(source: object) -> bool:
 
 
 def supports_batched_getitem(source: object) -> bool:
-    """Return whether a Hugging Face dataset reads several rows for little more than one.
+    """Return whether a Hugging Face dataset reads several rows in little more time than one row.
 
-    A transform may depend on the other rows, so a dataset with one is read row by row.
+    A transform may depend on the other rows, so a dataset with a transform is read row by row.
     """
     is_dataset = _is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
     return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")

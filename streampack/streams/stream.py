@@ -45,31 +45,32 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
     Args:
         remote: Folder to fetch from: a store's URL, `file://`, or a plain path.
         local: Folder that caches the files; without a remote, the stream itself. It belongs to
-            the first remote that is used with it. None: a private folder under the system's
-            temporary one, derived from `remote` and reused. `~` is this user's home folder, here
-            and in a `remote` that is a plain path.
-        split: Subfolder of both.
-        name: Its name in messages and reports; None: the last part of its path.
+            the first remote that is used with it. None: a private folder inside the system's
+            temporary folder, derived from `remote` and reused. `~` is this user's home folder,
+            here and in a `remote` that is a plain path.
+        split: Subfolder of both `remote` and `local`.
+        name: Name of the stream in messages and reports. None: the last part of its path.
         tokens: Column of the tokens; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the tokens if stored as `bytes`, e.g. "uint16".
-        labels: Column of labels, one per token; None: the next token.
+        labels: Column of labels, one per token. None: the label of a token is the next token.
         labels_dtype: Type of the labels if stored as `bytes`; None: `tokens_dtype`.
-        labels_shifted: Whether labels[i] is the target at token i, and not token i itself
-            or -100. None: detect from the first samples.
+        labels_shifted: Whether labels[i] is the target at token i (True), or token i itself or
+            -100 (False). None: detect from the first samples.
         loss_mask: Column that marks the targets, 1 or 0 for each token.
         loss_mask_dtype: Type of the loss mask if stored as `bytes`; None: `tokens_dtype`.
         check_dtypes: Whether to refuse types of `bytes` columns that the values contradict.
-        max_seq_len: Tokens per pack of this stream; None: those of `Packing`. A multiple of them
-            that divides a device batch, under the batching methods "device_per_stream" and
-            "per_stream". A batch then has fewer, longer rows of it, and as many tokens.
-        shards: The part of the stream to use: a slice of neighbouring shards; None: all. With
-            slice(0, n), a stream to which shards were appended is the stream as it was.
-        max_passes: Passes through the stream that a run of chapters may use, in each lane; None:
+        max_seq_len: Tokens per pack of this stream. None: as in `Packing`. It must be a multiple of
+            `Packing.max_seq_len` that divides the tokens of a device batch, and needs the batching
+            method "device_per_stream" or "per_stream". A batch of this stream then has fewer,
+            longer rows, and as many tokens.
+        shards: The part of the stream to use: a slice of neighbouring shards. None: all. If shards
+            were appended to a stream of n shards, slice(0, n) is the stream as it was.
+        max_passes: Passes through the stream that a run of chapters may use, in each lane. None:
             any number.
-        on_exhausted: What happens then. "substitute": other streams take its place. "end": the run
-            ends before. "error": refuse at the start a run that would need more.
+        on_exhausted: What happens after `max_passes`. "substitute": other streams take its place.
+            "end": the run ends there. "error": a run that would need more is refused at the start.
         check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
-            from another version of it. A remote that is a folder is always compared.
+            from another version of the stream. A remote that is a folder is always compared.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
             download_retry, download_timeout, validate_hash, keep_zip.
 

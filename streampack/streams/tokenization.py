@@ -35,7 +35,8 @@ def check_tokenizer(tokenizer: Any) -> None:
             f"tokenizer=<{type(tokenizer).__name__}> has no encode; pass a tokenizers.Tokenizer, "
             "a transformers tokenizer, or an object whose encode(texts) returns lists of token ids"
         )
-    # Of tokenizers: as saved in a tokenizer.json. Those of transformers do neither unless asked.
+    # A tokenizers.Tokenizer does what its tokenizer.json says; transformers' do neither unless
+    # asked.
     for option, off in (("truncation", "no_truncation"), ("padding", "no_padding")):
         value = getattr(tokenizer, option, None)
         if value and hasattr(tokenizer, off):
