@@ -53,9 +53,9 @@ class StreamConfig(BaseModel):
     choose: int | None = None
     """Number of samples (or tokens) that an epoch takes from the stream."""
     download_retry: int | None = None
-    """Download attempts per file."""
+    """Further attempts to fetch a file after a failure."""
     download_timeout: float | None = None
-    """Seconds per file."""
+    """Seconds for an attempt, plus one second for each MB of the file."""
     validate_hash: str | None = None
     """Hash algorithm to verify shards with, e.g. sha1."""
     keep_zip: bool | None = None
@@ -69,7 +69,7 @@ class StreamConfig(BaseModel):
     labels_dtype: str | None = None
     """Integer type of labels in a column of bytes; None: that of the tokens."""
     labels_shifted: bool | None = None
-    """Whether labels[i] is the target of token i + 1; None: detect it."""
+    """Whether labels[i] is tokens[i + 1] (true) or tokens[i] (false); None: detect it."""
     loss_mask: str | None = None
     """Column that marks the tokens that are targets."""
     loss_mask_dtype: str | None = None

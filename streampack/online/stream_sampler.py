@@ -74,7 +74,7 @@ class StreamSampler:
         self._warns_next = False  # whether to warn about unused label columns at the next item
         self.amount_taken = 0
         self.num_bad = 0
-        # labels_shifted: whether labels[i] is the target of token i + 1; None until detected.
+        # Whether labels[i] is tokens[i + 1]; None until detected.
         self.labels_shifted = stream.labels_shifted if stream.labels else False
 
     def begin(self, epoch: int, quota: WorkerQuota) -> None:

@@ -94,7 +94,7 @@ class IterableStream:
     labels: str | None = None
     """Field of labels, one per token."""
     labels_shifted: bool | None = None
-    """Whether labels[i] is the target at token i (True) or is token i (False); None: detect."""
+    """Whether labels[i] is tokens[i + 1] (True) or tokens[i] (False); None: detect it."""
     loss_mask: str | None = None
     """Field that marks the targets, 1 or 0 for each token."""
     _: KW_ONLY
