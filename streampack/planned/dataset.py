@@ -107,7 +107,12 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         streams = resolve_streams(streams, place, stream_name, stream_config)
         self.buffers = buffers or Buffers()
         spec = DatasetSpec(
-            streams=open_streams(streams, cache_limit=self.buffers.cache_bytes),
+            streams=open_streams(
+                streams,
+                cache_limit=self.buffers.cache_bytes,
+                # Of a run that resumes, shards of streams that it no longer uses may be deleted.
+                may_be_emptied=chapters is not None,
+            ),
             packing=packing,
             mixing=mixing or Mixing(),
             order=order or Order(),

@@ -60,6 +60,18 @@ class RunEngine(PlanEngine):
             self._use_chapter(number)
             max_prefetch(self.buffers, self.footprint(), 1)
             self.check_cache()
+        self._check_shards(self.run, len(self.run) - 1)  # no state lies after the last chapter
+
+    def _check_shards(self, run: RunPlan, first: int) -> None:
+        """Refuse a stream without shards that chapters from one on use.
+
+        Raises:
+            DataError: If there is one. Names its first shard.
+        """
+        plans = [plan for plan in run.chapters if plan.number >= first]
+        for number, stream in enumerate(self._whole.streams):
+            if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
+                stream.cache.check(stream.index)
 
     def _digests_of(self, streams: Sequence[MdsStream]) -> list[str]:
         return [stream.growing_digest for stream in streams]
@@ -142,6 +154,7 @@ class RunEngine(PlanEngine):
             self._begin_in_worker(worker, key)
         start = self._reached
         first = self._after_edge(start).epoch
+        self._check_shards(self.run, first)
         self._use_chapter(first)
         stop = first + 1
         while stop < len(self.run) and (self._reads_all or self._shape(stop) == self._shape(first)):
@@ -267,6 +280,7 @@ class RunEngine(PlanEngine):
         view = device_view(own.world, own.batch_size, own.balance)
         num_packs = run.num_slots(current) or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
+        self._check_shards(run, current)
         progress, place = unpack_run_state(state, run)
         if progress.position % own.batch_size:
             raise ResumeError(

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,6 +101,8 @@ class ShardCache:
         """Whether shards may have to be fetched from a remote."""
         self.needs_fetch = self.is_remote
         """Whether shards may have to be fetched, or had to be decompressed at the last `check`."""
+        self.is_emptied = False
+        """Whether none of a local stream's shards existed at the last `check`."""
         self._disk = disk or LocalFilesystem()
         self._verifier = FileVerifier(location, self._disk)
         self._materializer = ShardMaterializer(
@@ -124,10 +127,14 @@ class ShardCache:
         """Return the origin of one of the stream's files, for messages."""
         return self.location.uri(basename)
 
-    def check(self, index: MdsIndex) -> None:
+    def check(self, index: MdsIndex, *, may_be_emptied: bool = False) -> None:
         """Remove leftovers of dead processes, and compare the local files with index.json.
 
         All files of a local stream must exist with the sizes in index.json; one `stat` each.
+
+        Args:
+            index: The stream's index.
+            may_be_emptied: Whether all shards of a local stream may be missing.
 
         Raises:
             DataError: If a local file is missing or has another size, or `validate_hash` names a
@@ -137,6 +144,9 @@ class ShardCache:
             self._locks.sweep()
         for shard in index.shards:
             self._verifier.expected(shard.stored, is_validated=True)
+        self.is_emptied = may_be_emptied and not self.is_remote and not self._has_any(index)
+        if self.is_emptied:
+            return
         if not self.is_remote:
             is_packed = [self._is_packed_only(i, shard) for i, shard in enumerate(index.shards)]
             self.needs_fetch = any(is_packed)
@@ -151,6 +161,11 @@ class ShardCache:
                 num_bare,
                 len(index.shards),
             )
+
+    def _has_any(self, index: MdsIndex) -> bool:
+        """Return whether one of the shards is here, in any form."""
+        parts = chain.from_iterable((shard.raw, shard.packed) for shard in index.shards)
+        return any(self._disk.state(self.folder / part.basename) for part in parts if part)
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
         """Return whether a local shard still has to be unpacked; refuse it if it cannot be."""

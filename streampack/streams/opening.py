@@ -38,6 +38,7 @@ def open_stream(
     *,
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
+    may_be_emptied: bool = False,
 ) -> MdsStream:
     """Open a `Stream`, ours or MosaicML's, without changing it; it can be opened again.
 
@@ -46,6 +47,7 @@ def open_stream(
         number: Its index among the streams, from 0.
         disk: Filesystem of its local folder; None: this machine's.
         store: Downloads its files; None: the stream's own downloader.
+        may_be_emptied: Whether all shards of a local stream may be missing.
 
     Raises:
         DataError: If its index.json or its length file is invalid, a file of a local stream does
@@ -64,7 +66,7 @@ def open_stream(
             if length_file.hashes:
                 index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
             length_file = _usable(length_file, column, name)
-        cache.check(index)
+        cache.check(index, may_be_emptied=may_be_emptied)
         entries = json.loads(text)["shards"]
         chosen = getattr(stream, "shards", None)
         if chosen is not None:
@@ -100,6 +102,7 @@ def open_streams(
     cache_limit: int | None = None,
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
+    may_be_emptied: bool = False,
 ) -> tuple[MdsStream, ...]:
     """Open the streams of a dataset, numbered from 0.
 
@@ -109,6 +112,7 @@ def open_streams(
             None: no limit.
         disk: Filesystem of their local folders; None: this machine's.
         store: Downloads their files; None: their own downloaders.
+        may_be_emptied: Whether all shards of a local stream may be missing.
 
     Raises:
         DataError: As for `open_stream`.
@@ -117,7 +121,8 @@ def open_streams(
     """
     _refuse_shared_folders([StreamLocation.of(stream) for stream in streams])
     opened = tuple(
-        open_stream(stream, number, disk=disk, store=store) for number, stream in enumerate(streams)
+        open_stream(stream, number, disk=disk, store=store, may_be_emptied=may_be_emptied)
+        for number, stream in enumerate(streams)
     )
     folders = [stream.cache.cache_folders(stream.index) for stream in opened]
     if cache_limit is None or not any(folders):
