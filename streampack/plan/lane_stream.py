@@ -179,9 +179,7 @@ class LaneStream:
         if self._recipe.is_mixed:
             return int(passes * self._passes.num_samples)
         # Packs are limited by tokens, see plan/run_limits.py: a part of a pass may take any samples
-        # of it, and packs of other lengths may drop others.
-        if self._recipe.packing.overflow != "split":
-            return MAX_CURSOR
+        # of it.
         return math.ceil(passes) * self._passes.num_samples
 
     @property

@@ -69,13 +69,30 @@ def limits_after(
         return packs
     for lane, column in np.argwhere(limits < ENDLESS).tolist():
         left = int(limits[lane, column] - served[lane, column]) * old
-        if before.packing.overflow != "split":  # packs of another length hold other tokens
-            whole, held = (
-                recipe.lane_stream(column, lane).most_tokens for recipe in (before, after)
-            )
-            left = left * held // max(whole, 1)
+        if before.packing.overflow != "split":
+            held = [recipe.lane_stream(column, lane).most_tokens for recipe in (before, after)]
+            left = _least_left(left, *held, before=before, after=after)
         packs[lane, column] = served[lane, column] + left // new
     return packs
+
+
+def _least_left(left: int, whole: int, held: int, *, before: Recipe, after: Recipe) -> int:
+    """Return the least tokens left of a stream whose samples are cut or dropped at another length.
+
+    Which samples are left is unknown here. So no limit allows more than is left of any of them.
+
+    Args:
+        left: The least tokens left, at the length before.
+        whole: Tokens of all passes, at the length before.
+        held: The same, at the length after.
+        before: The recipe of the chapter before.
+        after: The recipe of the chapter.
+    """
+    old, new = before.packing.max_seq_len, after.packing.max_seq_len
+    if new > old:
+        return left
+    least = left * new // old if before.packing.overflow == "truncate" else 0
+    return max(least, left - (whole - held))
 
 
 def limits_at(recipes: Sequence[Recipe], chapter: int) -> Int64Array:
