@@ -27,7 +27,7 @@ from typer.core import TyperGroup
 
 from streampack.cli.signals import Terminated
 from streampack.cli.verbs import VERBS
-from streampack.cli.wording import in_words_of_config, in_words_of_options
+from streampack.cli.wording import ARGUMENTS, in_words_of_config, in_words_of_options
 from streampack.errors import BadRowsError, StreampackError
 
 SYSTEM_ERROR = 1
@@ -46,18 +46,6 @@ RENAMED = {
     "--processes": "--workers",
     "--text-field": "--text",
     "--tokens-field": "--tokens",
-}
-# Python arguments whose option has another name.
-ARGUMENTS = {
-    "column": "tokens",
-    "dtype": "tokens_dtype",
-    "num_ranks": "ranks",
-    "num_processes": "workers",
-    "extra_fields": "columns",
-    "text_field": "text",
-    "tokens_field": "tokens",
-    "chat_field": "chat",
-    "share": "part",
 }
 PATHS = dict.fromkeys(
     ("local", "remote", "path", "paths", "out"), "PATH"

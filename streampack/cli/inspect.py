@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from streampack._paths import folder_of
 from streampack.cli.verbs import Inspect, StreamOptions
+from streampack.cli.wording import ARGUMENTS, in_words_of_options
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
@@ -35,6 +36,7 @@ from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray,
 from streampack.write.commit import finished_parts
 from streampack.write.job import read_job
 from streampack.write.output import open_output
+from streampack.write.part import shown_row
 from streampack.write.tokenization import load_tokenizer
 
 MAX_SHARDS_SHOWN = 10
@@ -117,8 +119,11 @@ def _job_lines(options: Inspect) -> _JobProgress:
         f"{len(results):,} of {len(job.parts):,} parts are done, {num_bad:,} bad rows left out"
     ]
     bad_rows = (bad for result in results.values() for bad in result.bad_rows)
+    in_options = {name: f"--{option.replace('_', '-')}" for name, option in ARGUMENTS.items()}
     for bad in islice(bad_rows, MAX_BAD_ROWS_SHOWN):
-        lines.append(f"  {bad['uri']}, row {bad['row']}: {bad['reason']}")
+        lines.append(f"  {in_words_of_options(shown_row(bad), in_options)}")
+    if num_bad > MAX_BAD_ROWS_SHOWN:
+        lines.append(f"  and {num_bad - MAX_BAD_ROWS_SHOWN:,} more; part.json names 1,000 a part")
     is_complete = len(results) == len(job.parts)
     if not is_complete:
         lines.append("the stream is not finished: run the command that began it again")

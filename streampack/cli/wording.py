@@ -16,10 +16,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+# Python arguments whose option has another name.
+ARGUMENTS: Mapping[str, str] = {
+    "column": "tokens",
+    "dtype": "tokens_dtype",
+    "num_ranks": "ranks",
+    "num_processes": "workers",
+    "extra_fields": "columns",
+    "text_field": "text",
+    "tokens_field": "tokens",
+    "chat_field": "chat",
+    "share": "part",
+}
 VALUE = r"""('[^']*'|"[^"]*"|\.\.\.|[^\s,;()'"]*[^\s,;:.()'"])?"""
 # Code that users write in Python is left unchanged.
 CODE = r"\b(?:Iterable)?Stream\([^()]*\)|\b\w+\([^()]*=[^()]*\)"
-ARGUMENT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
+ARGUMENT_IN_TEXT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
 CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
 
 
@@ -37,7 +49,7 @@ def in_words_of_options(text: str, options: Mapping[str, str]) -> str:
         is_stated = value not in (None, "...", "True")  # naming a flag turns it on
         return f"{options[name]} {_plain(value)}" if is_stated else options[name]
 
-    return ARGUMENT.sub(_word, text)
+    return ARGUMENT_IN_TEXT.sub(_word, text)
 
 
 def in_words_of_config(text: str, keys: set[str]) -> str:
@@ -58,7 +70,7 @@ def in_words_of_config(text: str, keys: set[str]) -> str:
             return match.group()
         return f"{name}:" if value in (None, "...") else f"{name}: {_plain(value)}"
 
-    return ARGUMENT.sub(_word, CONFIG.sub(_key, text))
+    return ARGUMENT_IN_TEXT.sub(_word, CONFIG.sub(_key, text))
 
 
 def _plain(value: str) -> str:

@@ -29,7 +29,7 @@ from streampack.mds.index import Part as Stored
 from streampack.mds.length_file import LENGTH_FILE, encode_length_file
 from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
 from streampack.write.output import Output, open_output
-from streampack.write.part import PartResult, UInt32Array, parse_samples, read_result
+from streampack.write.part import PartResult, UInt32Array, parse_samples, read_result, shown_row
 
 NUM_READERS = 16
 
@@ -63,10 +63,7 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
         for entry in results[part.id].shards:
             entries.append(_placed(entry, part.folder))
     if not entries:
-        skipped = sum(result.counts.num_skipped for result in results.values())
-        raise DataError(
-            f"{output.url}: no sample to write ({skipped} without tokens); a stream needs 1 or more"
-        )
+        raise DataError(f"{output.url}: no sample to write{_why_empty(results)}")
     text = index_json(entries)
     index = parse_index(text, output.url)
     read = _in_threads(lambda part: _samples(output, part, results[part.id]), job.parts)
@@ -118,8 +115,8 @@ def _check_complete(output: Output, job: Job, results: dict[str, PartResult]) ->
     missing = [number for number, part in enumerate(job.parts) if part.id not in results]
     if missing:
         raise DataError(
-            f"{output.url}: {len(missing)} of {len(job.parts)} parts are not done (the first is "
-            f"part {missing[0]}); run the command that began it again, which writes them"
+            f"{output.url}: {len(missing)} of {len(job.parts)} parts are not done; run the command "
+            "that began it again, for all parts and not a share: it writes what is missing"
         )
     for part, versions in job.versions_of():
         theirs = results[part.id].versions
@@ -129,6 +126,18 @@ def _check_complete(output: Output, job: Job, results: dict[str, PartResult]) ->
                 f"{_shown(versions)}; delete its {PART_FILE}, and run the command that began the "
                 "job again, with the job's versions"
             )
+
+
+def _why_empty(results: dict[str, PartResult]) -> str:
+    """Return what became of the rows of a job without samples, and a way out."""
+    counts = [result.counts for result in results.values()]
+    num_bad, num_skipped = (
+        sum(getattr(each, name) for each in counts) for name in ("num_bad_rows", "num_skipped")
+    )
+    if not num_bad:
+        return f" ({num_skipped} without tokens); name files with 1 or more"
+    bad = next(bad for result in results.values() for bad in result.bad_rows)
+    return f" ({num_bad} bad rows, {num_skipped} without tokens); the first is {shown_row(bad)}"
 
 
 def _shown(versions: Versions) -> str:

@@ -55,8 +55,9 @@ def write_texts(
         WorkerError: If a worker process died.
     """
     output = open_output(out)
-    known = read_job(output) if is_begun(output) else None
     inputs = [shown_path(path) for path in paths]
+    _check_place(output, inputs)
+    known = read_job(output) if is_begun(output) else None
     settings, slices = plan_job(inputs, options, None if known is None else known.settings)
     begin = append_to_job if options.append else start_job
     job = begin(output, settings, slices)
@@ -65,6 +66,18 @@ def write_texts(
     if len(results) == len(job.parts):
         commit(output, job, results)
     return _summary(output, job, results)
+
+
+def _check_place(output: Output, inputs: Sequence[str]) -> None:
+    """Refuse an output inside an input folder: its files would be read as rows."""
+    for one in inputs:
+        folder = one if "://" in one else os.path.realpath(one)
+        out = output.url if "://" in output.url else os.path.realpath(output.url)
+        if out.startswith(folder.rstrip("/") + "/"):
+            raise ConfigError(
+                f"out={output.url!r} lies in the input {one}, so its files would be read as rows; "
+                "name a folder outside of it"
+            )
 
 
 def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Written:

@@ -24,6 +24,7 @@ from typing import TypeAlias
 import streampack
 from streampack.errors import ConfigError, DataError
 from streampack.mds.encoder import ShardLayout
+from streampack.mds.index import INDEX_FILE
 from streampack.write.inputs.slices import InputSlice, RowSelection
 from streampack.write.output import Output
 from streampack.write.samples import SampleSchema
@@ -219,7 +220,8 @@ def read_job(output: Output) -> Job | None:
 def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice]) -> Job:
     """Write the description of a new job, or return the same one that is there already.
 
-    A job of which no part is done is replaced.
+    A job of which no part is done is replaced. Until the stream is whole, files may change: their
+    parts are written again, and others are kept.
 
     Raises:
         ConfigError: If the output holds another job, or anything else.
@@ -238,13 +240,22 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     )
     if job is None:
         output.put_new(file.name, file.encode())
-    elif job.files != (file,) and not is_begun(output):
-        # A command that could not work is corrected: nothing of the former one is kept.
+    elif job.files != (file,) and (not is_begun(output) or _is_corrected(output, job, file)):
+        # A command that could not work, or a bad input, was corrected.
         output.put(file.name, file.encode())
     job = read_job(output) or Job(files=(file,))  # another process may have been first
     check_same(output, job, settings)
     _check_inputs(output, job.files[0], slices)
     return job
+
+
+def _is_corrected(output: Output, job: Job, file: JobFile) -> bool:
+    """Return whether only versions of files differ from those of a job that is not committed."""
+    if len(job.files) > 1 or output.read(INDEX_FILE) is not None:
+        return False
+    theirs, ours = ({one.uri for one in each.slices} for each in (job, Job(files=(file,))))
+    is_same = job.settings == file.settings and job.files[0].versions == file.versions
+    return is_same and theirs == ours
 
 
 def is_begun(output: Output) -> bool:

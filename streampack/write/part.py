@@ -27,7 +27,7 @@ import xxhash
 from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import EncodedShard, ShardEncoder
 from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import BadRow, RowBatch
+from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.job import (
     PART_FILE,
     SAMPLES_FILE,
@@ -88,7 +88,7 @@ class PartResult:
     samples_hash: str
     """The xxh64 of samples.bin, in hex."""
     bad_rows: list[dict[str, Any]] = field(default_factory=list)
-    """The first bad rows: uri, row and reason."""
+    """The first bad rows: uri, row, reason, and the byte after which rows are counted, if any."""
 
     def encode(self) -> bytes:
         """Return the bytes of part.json."""
@@ -149,7 +149,7 @@ def write_part(task: PartTask, report: Report) -> PartResult:
     writer = _PartWriter(task)
     for one in task.part.slices:
         for batch in read_rows(one, task.settings.selection):
-            writer.add(batch, one.uri)
+            writer.add(batch, one)
             report(writer.counts(batch.num_bytes))
         writer.num_bytes += one.num_bytes
     return writer.finish()
@@ -171,23 +171,23 @@ class _PartWriter:
         self._bad_rows: list[dict[str, Any]] = []
         self.num_bytes = 0
 
-    def add(self, batch: RowBatch, uri: str) -> None:
+    def add(self, batch: RowBatch, part: InputSlice) -> None:
         """Add a batch of rows; finished shards are written."""
         for bad in batch.bad:
-            self._refuse(bad)
+            self._refuse(bad, part)
         samples = self._rows.encode(batch)
         for row, sample in zip(batch.rows, samples, strict=True):
             if sample is None:
                 self._num_skipped += 1
             elif isinstance(sample, str):
-                self._refuse(BadRow(uri=uri, row=row, reason=sample))
+                self._refuse(BadRow(uri=part.uri, row=row, reason=sample), part)
             else:
                 try:
                     shard = self._encoder.add(sample)
                 except (TypeError, ValueError) as error:
                     columns = dict(self._schema.columns)
                     reason = f"does not fit columns {columns} ({type(error).__name__}: {error})"
-                    self._refuse(BadRow(uri=uri, row=row, reason=reason))
+                    self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
                     continue
                 self._count(sample)
                 self._put(shard)
@@ -235,11 +235,24 @@ class _PartWriter:
             self._task.output.put(f"{self._task.part.folder}/{shard.name}", shard.data)
             self._shards.append(shard.entry)
 
-    def _refuse(self, bad: BadRow) -> None:
+    def _refuse(self, bad: BadRow, part: InputSlice) -> None:
         self._num_bad_rows += 1
+        described = asdict(bad)
+        if part.format == "jsonl" and part.start:
+            described["after_byte"] = part.start  # its number is counted from there
         if len(self._bad_rows) < MAX_LISTED:
-            self._bad_rows.append(asdict(bad))
-        check_bad_rows(self._num_bad_rows, self._task.max_bad_rows, asdict(bad))
+            self._bad_rows.append(described)
+        check_bad_rows(self._num_bad_rows, self._task.max_bad_rows, described)
+
+
+def shown_row(bad: Mapping[str, Any]) -> str:
+    """Return a bad row of a part.json as text.
+
+    >>> shown_row({"uri": "a.jsonl", "row": 7, "after_byte": 500, "reason": "not valid JSON"})
+    'a.jsonl, row 7 after byte 500: not valid JSON'
+    """
+    after = f" after byte {bad['after_byte']}" if "after_byte" in bad else ""
+    return f"{bad['uri']}, row {bad['row']}{after}: {bad['reason']}"
 
 
 def check_bad_rows(num_bad_rows: int, most: int, bad: Mapping[str, Any]) -> None:
@@ -255,7 +268,7 @@ def check_bad_rows(num_bad_rows: int, most: int, bad: Mapping[str, Any]) -> None
     """
     if num_bad_rows <= most:
         return
-    where = f"{bad['uri']}, row {bad['row']}: {bad['reason']}"
+    where = shown_row(bad)
     if most == 0:
         raise BadRowsError(f"{where}; set on_bad_row='skip' to leave such rows out")
     raise BadRowsError(

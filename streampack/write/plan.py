@@ -68,6 +68,7 @@ def plan_job(
             "ids"
         )
     dtype = options.dtype or _choose_dtype(rows)
+    _check_dtype(dtype, rows)
     selection = _selection(rows)
     if known is not None and known.keep == selection.keep:
         columns, per_token = known.columns, known.per_token
@@ -98,6 +99,18 @@ def _choose_dtype(rows: RowFormat) -> str:
     if rows.tokenizer is None:
         return "int32"
     return "uint16" if load_tokenizer(rows.tokenizer).get_vocab_size() <= 2**16 else "int32"
+
+
+def _check_dtype(dtype: str, rows: RowFormat) -> None:
+    """Refuse a type that cannot hold all ids of a tokenizer: its texts would be bad rows."""
+    if rows.tokenizer is None:
+        return
+    size, most = load_tokenizer(rows.tokenizer).get_vocab_size(), int(np.iinfo(dtype).max)
+    if size - 1 > most:
+        raise ConfigError(
+            f"dtype={dtype!r} holds ids up to {most}, and {rows.tokenizer} has {size}; leave out "
+            "dtype="
+        )
 
 
 def _selection(rows: RowFormat) -> RowSelection:

@@ -136,7 +136,9 @@ class RowEncoder:
             return None
         most = int(tokens.max())
         if most > self._limit:
-            return f"token id {most} does not fit {self._dtype} (0 to {self._limit})"
+            return (
+                f"token id {most} does not fit {self._dtype} (0 to {self._limit}); leave out dtype="
+            )
         return {self._schema.column: tokens.astype(self._dtype), **kept}
 
     def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:

@@ -147,7 +147,7 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     said = call_verb(*command, "1/2")
     assert said.endswith(f"all of --part 1/2\nwhen all are: streampack merge {out}\n")
     assert "the stream is not finished: run the command" in call_verb("inspect", out)
-    assert fails("merge", out)[1].endswith("run the command that began it again, which writes them")
+    assert fails("merge", out)[1].endswith("not a share: it writes what is missing")
     call_verb(*command, "2/2")
     (out / "index.json").unlink()
     assert f"finish the stream: streampack merge {out}" in call_verb("inspect", out)
@@ -157,6 +157,16 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     assert "1 bad rows left out" in shown
     assert f"{path}, row " in shown
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
+
+
+def test_inspect_names_some_bad_rows_in_words_of_options_and_counts_the_others(tmp_path, tokenizer):
+    path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), *[{"body": "b"}] * 8])
+    call_verb(
+        "write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer, "--on-bad-row", "skip"
+    )
+    shown = call_verb("inspect", tmp_path / "s")
+    assert "no column 'text'; it has 'body'; set --text to one of them" in shown
+    assert "and 3 more; part.json names 1,000 a part" in shown
 
 
 def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.streams import Stream, open_stream
@@ -223,6 +225,62 @@ def test_an_input_that_has_changed_since_is_refused(tmp_path, inputs):
     for append in (False, True):
         with pytest.raises(ConfigError, match=r"1\.jsonl: has changed .* put new rows into new f"):
             write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path, append=append))
+
+
+def test_a_bad_input_is_corrected_and_other_parts_are_kept(tmp_path, inputs):
+    good = inputs[1].read_bytes()
+    inputs[1].write_bytes(good + b"{\n")
+    with pytest.raises(BadRowsError, match=r"1\.jsonl, row \d+.*: not valid JSON"):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").glob("parts/*/part.json")}
+    assert done
+    inputs[1].write_bytes(good)  # the way out
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
+    write_texts(inputs, tmp_path / "whole", options_of(tmp_path))
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
+    kept = [path for path in done if path.exists() and path.stat().st_mtime_ns == done[path]]
+    assert kept
+
+
+def test_rows_of_a_file_that_is_cut_are_named_by_the_byte_that_they_are_counted_from(tmp_path):
+    rows = text_rows(400)
+    rows[-2] = b"{"
+    path = jsonl_file(tmp_path / "rows.jsonl", rows)
+    lines = path.read_bytes().splitlines(keepends=True)
+    with pytest.raises(BadRowsError, match=r"row \d+ after byte \d+: not valid JSON") as caught:
+        write_texts([path], tmp_path / "s", options_of(tmp_path, part_bytes=4000))
+    row, first = map(int, re.findall(r"row (\d+) after byte (\d+)", str(caught.value))[0])
+    before = sum(len(line) <= 2 and line.startswith(b"{") for line in lines)
+    assert before == 1
+    assert path.read_bytes()[first:].splitlines()[row] == b"{"
+
+
+def test_a_job_whose_rows_are_all_bad_says_why(tmp_path, inputs):
+    options = options_of(tmp_path, rows=RowFormat(tokens_field="txt"), on_bad_row="skip")
+    with pytest.raises(DataError, match=r"no sample to write \(\d+ bad rows, .*no column 'txt'"):
+        write_texts(inputs, tmp_path / "s", options)
+
+
+def test_a_type_that_cannot_hold_a_tokenizers_ids_is_refused(tmp_path):
+    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(3))
+    words = {f"word{number}": number for number in range(300)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
+    tokenizer.save(str(tmp_path / "large.json"))
+    rows = RowFormat(tokenizer=tmp_path / "large.json")
+    message = r"dtype='int8' holds ids up to 127, and .*large\.json has 300; leave out dtype="
+    with pytest.raises(ConfigError, match=message):
+        write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows, dtype="int8"))
+    write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows))  # the way out
+
+
+def test_an_output_inside_an_input_folder_is_refused(tmp_path):
+    (tmp_path / "rows").mkdir()
+    jsonl_file(tmp_path / "rows" / "a.jsonl", text_rows(3))
+    options = options_of(tmp_path)
+    with pytest.raises(ConfigError, match=r"lies in the input .*; name a folder outside of it"):
+        write_texts([tmp_path / "rows"], tmp_path / "rows" / "out", options)
+    assert not (tmp_path / "rows" / "out").exists()
+    write_texts([tmp_path / "rows"], tmp_path / "rows-out", options)
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):

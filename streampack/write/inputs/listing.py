@@ -142,8 +142,8 @@ def _check_splits(folder: str, listing: Listing, names: Sequence[str]) -> None:
             parent = uri[: -len(uri.rpartition("/")[2])]
             globs.setdefault(split[1], f"{parent}*{split[1]}*{name[name.rindex('.') :]}")
     if len(globs) > 1:
+        first = globs.get("train", next(iter(globs.values())))
         raise DataError(
-            f"{folder}: has the splits {', '.join(globs)}; name one of them: "
-            f"'{next(iter(globs.values()))}'",
+            f"{folder}: has the splits {', '.join(globs)}; name one of them: '{first}'",
             uri=folder,
         )

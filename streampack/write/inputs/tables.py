@@ -157,12 +157,14 @@ def _naming(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> I
 
 
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
-    """Return the columns to read; those that are missing are found missing in each row."""
+    """Return the columns to read; None: all, and each row is bad, as it lacks one."""
+    if not set(wanted.keep) <= set(names):
+        return None
     try:
         columns = [wanted.column_in(names)]
     except BadValueError:
         return None
-    columns += [name for name in wanted.keep if name in names]
+    columns += wanted.keep
     columns += [TOOLS] if wanted.has_tools and TOOLS in names else []
     return list(dict.fromkeys(columns))
 

@@ -139,7 +139,7 @@ def test_the_cache_of_datasets_with_splits_names_them(tmp_path):
     with pytest.raises(DataError, match="has the splits test, train") as info:
         list_inputs([str(folder)])
     glob = str(info.value).rpartition("name one of them: ")[2].strip("'")
-    assert texts(Path(glob)) == ["test.jsonl"]
+    assert texts(Path(glob)) == ["train.jsonl"]
 
 
 def parquet_repository(folder: Path, *splits: str) -> None:
