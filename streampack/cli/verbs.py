@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 NUM_DEMO_STEPS = 30
 
-Config = Annotated[Path, Argument(help="A run's YAML, such as configs/demo.yaml.")]
+Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
 TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
 
 
@@ -68,7 +68,8 @@ class Write:
     part_bytes: Annotated[str, Option(help="Bytes of input in a part.")] = "256mb"
     engine: Annotated[str, Option(help="processes of this machine, or ray.")] = "processes"
     workers: Annotated[
-        int | None, Option(help="Number of tokenizing processes; by default one per core.")
+        int | None,
+        Option(help="Tokenizing processes; by default one per core, or one for small inputs."),
     ] = None
     part: Annotated[
         str | None, Option(help="K/N: this machine's share of the parts; then: streampack merge.")
@@ -221,8 +222,9 @@ class Demo:
     """Real text, a small model, a crash and an exact resume; offline."""
 
     config: Annotated[
-        Path, Option(help="The YAML of the mix. The streams are written to its folders.")
-    ] = Path("configs/demo.yaml")
+        Path | None,
+        Option(help="The YAML of the mix, in place of the demo's. Streams go to its folders."),
+    ] = None
     out: Annotated[Path, Option(help="Folder for everything else.")] = Path("demo-output")
     steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = (
         NUM_DEMO_STEPS

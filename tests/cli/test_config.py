@@ -13,6 +13,8 @@ from streampack.cli.config import StreamConfig, read_config
 from streampack.mds import mosaic
 
 ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "streampack" / "cli" / "demo" / "demo.yaml"
+CONFIGS = [*sorted((ROOT / "configs").glob("*.yaml")), DEMO]
 MIX = {
     "streams": [{"local": "data/code", "proportion": 0.7}, {"local": "data/docs"}],
     "packing": {"max_seq_len": 2048},
@@ -35,7 +37,7 @@ def refuse(tmp_path):
     return read
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_config_that_we_ship_loads_and_names_its_streams(path):
     config = read_config(path)
 
@@ -47,7 +49,6 @@ def test_every_config_that_we_ship_loads_and_names_its_streams(path):
 def test_the_configs_that_we_ship_are_those_of_the_manual():
     assert {p.stem for p in (ROOT / "configs").iterdir()} == {
         "annealing",
-        "demo",
         "finetune",
         "length-curriculum",
         "pretrain",

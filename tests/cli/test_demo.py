@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from streampack import ConfigError, StreampackError
+from streampack.cli import demo
 from streampack.cli.app import build_app
 from streampack.cli.demo import prepare
 from streampack.cli.demo.prepare import SOURCES
@@ -30,7 +31,7 @@ from streampack.cli.demo.train import (
 )
 from tests.helpers import builders
 
-CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
+CONFIG = Path(demo.__file__).with_name("demo.yaml")
 LENGTHS = [5, 40, 7, 30, 12, 33, 1, 64, 9, 18] * 8
 
 

@@ -114,6 +114,17 @@ def test_simulate_of_more_ranks_takes_fewer_steps_over_as_many_tokens(call, conf
     assert (few["steps"], few["packs"], few["epochs"]) == (2, 4, 1)
 
 
+def test_simulate_notes_steps_that_are_not_those_of_the_global_batch(call, config, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(config.read_text() + "mixing: {global_batch_size: 8}\n")
+    assert "divide" not in call("simulate", own, "--ranks", 4)
+    shown = " ".join(call("simulate", own, "--ranks", 16).split())
+    assert "32 packs in a step of all ranks do not divide mixing.global_batch_size: 8" in shown
+    (size,) = re.findall(r"set it to (\d+)", shown)  # the way out
+    own.write_text(config.read_text() + f"mixing: {{global_batch_size: {size}}}\n")
+    assert "divide" not in call("simulate", own, "--ranks", 16)
+
+
 def test_ranks_that_share_rows_are_known_from_the_config_and_from_flags(call, config, tmp_path):
     ranks = json.loads(call("simulate", config, "--json", "--ranks", 2))
     flags = ("--replication", 4, "--context-parallel", 2)

@@ -19,6 +19,7 @@ from streampack import (
     Stream,
     World,
 )
+from streampack.cli import demo
 from streampack.cli.config import read_config
 from streampack.cli.demo.show import write_streams
 from streampack.plan.run_sequence import RunSequence
@@ -26,7 +27,7 @@ from streampack.report.chapters import run_engine_of
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.chapters import drawn_segments
 
-CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
+CONFIG = Path(demo.__file__).with_name("demo.yaml")
 SIZE, LANES = 16, 2
 CHAPTERS = [
     Chapter(weights={"code": 0.25, "manuals": 0.2, "docstrings": 0.55}, steps=20),

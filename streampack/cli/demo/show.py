@@ -13,6 +13,7 @@ Cost: about a minute on two cores.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from itertools import islice
@@ -48,6 +49,7 @@ from streampack.streams import open_stream
 from streampack.write import RowFormat, WriteOptions
 
 TRAINING = [sys.executable, "-m", "streampack.cli.demo.train"]
+CONFIG = "demo.yaml"
 PACKS_DRAWN = 32
 PACKS_PRINTED = 12
 BAR_WIDTH = 96
@@ -60,7 +62,8 @@ def run(options: Demo) -> None:
     Raises:
         StreampackError: If a batch after the resume differs from the unbroken run's.
     """
-    config, out, steps = options.config, local_path(options.out, "out"), options.steps
+    out, steps = local_path(options.out, "out"), options.steps
+    config = options.config or _copy_config(out)
     console = Console(highlight=False)
     described = read_config(config)
     console.rule("1  real text, written as streams", align="left")
@@ -74,6 +77,12 @@ def run(options: Demo) -> None:
     kill_after = steps // 2
     before, after = crash_and_resume(config, out, (kill_after, steps), console)
     compare(unbroken, before, after, console)
+
+
+def _copy_config(out: Path) -> Path:
+    """Copy the demo's config to where `streampack run` can be pointed at; return the copy."""
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(Path(__file__).with_name(CONFIG), out / CONFIG))
 
 
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:
