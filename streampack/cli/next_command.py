@@ -36,12 +36,12 @@ VALUE = r"'?([\w./:-]+)'?"
 MEANT = re.compile(rf"^(--[\w-]+) .*did you mean {VALUE}\?")
 SET_TO = re.compile(rf"set (--[\w-]+) to {VALUE}(?=$|[;,. ])")
 SET = re.compile(rf"set (--[\w-]+) {VALUE}(?= to |$|[;,.])")
-LEFT_OUT = re.compile(r"leave out (--[\w-]+)")
+LEFT_OUT = re.compile(r"leave out (--[\w-]+)|(--[\w-]+) has nothing[^;]*; leave it out")
 OTHER_VERB = re.compile(r"use `streampack (\w+)`")
-CHOICES = re.compile(r"^(--[\w-]+) \S+ is not one of (\w+)")
+CHOICES = re.compile(r"^(--[\w-]+) \S+ is not one of ")
 WRONG = re.compile(r"(--[\w-]+) \S+(?: \(bytes\))?(?= (?:must be|is not|leaves no room)|$|[;,.])")
 NEAR = 0.75  # "a.txt" is not near "nope.txt"
-WORDS_OF_SET = ("a", "another", "it", "one", "the", "to")
+WORDS_OF_SET = ("a", "another", "it", "one", "the", "to", "what")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,10 @@ class Mistake:
     def command(self, arguments: Sequence[str], verb: str | None = None) -> str:
         """Return a command line of the verb, or of another."""
         return shlex.join(["streampack", verb or self.verb, *arguments])
+
+    def is_same(self, command: str) -> bool:
+        """Return whether a command has the same arguments, in any order."""
+        return sorted(shlex.split(command)) == sorted(["streampack", self.verb, *self.arguments])
 
     def paths(self) -> list[str]:
         """Return the arguments that name files: positional ones, and those of some options."""
@@ -119,7 +123,7 @@ def proposal_for(mistake: Mistake) -> str | None:
             command = rule(mistake)
             if rule is _by_config and command is not None:
                 return command
-            if command not in (None, mistake.command(mistake.arguments)):
+            if command is not None and not mistake.is_same(command):
                 return f"try: {command}"
     return None
 
@@ -132,10 +136,10 @@ def _by_path(mistake: Mistake) -> str | None:
         file = Path(path)
         if not file.exists():
             magic = re.search(r"[*?[]", path)
-            is_glob = magic is not None and mistake.verb == "write"
-            if not is_glob:
+            if magic is None or mistake.verb != "write":
                 return _by_missing_path(mistake, path)
-            return _list_of(Path(path[: magic.start()]).parent) if magic else None
+            folder = Path(path[: magic.start()]).parent
+            return _list_of(folder) if "0 files" in mistake.message else None
         if mistake.verb in CONFIG_VERBS and (format_of(path) or file.is_dir()):
             return _for_data(path)
         if mistake.verb == "write":
@@ -203,13 +207,16 @@ def _by_option(mistake: Mistake) -> str | None:
         return mistake.with_option(meant[1], meant[2])
     if "set --tokenizer" in message or message.startswith("--tokenizer "):
         tokenizer = tokenizer_near(".", is_for_chat="--chat" in given)
-        return None if tokenizer in given else mistake.with_option("--tokenizer", tokenizer)
-    if (left_out := LEFT_OUT.search(message)) and left_out[1] in given:
-        return mistake.without_option(left_out[1])
-    if (found := SET_TO.search(message) or SET.search(message)) and found[2] not in WORDS_OF_SET:
+        if tokenizer in given or _names_a_model(mistake):
+            return None
+        return mistake.with_option("--tokenizer", tokenizer)
+    if (left_out := LEFT_OUT.search(message)) and (left_out[1] or left_out[2]) in given:
+        return mistake.without_option(left_out[1] or left_out[2])
+    found = SET_TO.search(message) or SET.search(message)
+    if found and found[2] not in WORDS_OF_SET and found[1] not in mistake.flags:
         return mistake.with_option(found[1], found[2])
     if (choices := CHOICES.search(message)) and choices[1] in given:
-        return mistake.with_option(choices[1], choices[2])
+        return mistake.without_option(choices[1])
     wrong = [option for option in WRONG.findall(message) if option in given]
     if WRONG.match(message) and wrong and wrong[0] != "--out":
         return mistake.without_option(wrong[-1])
@@ -218,12 +225,21 @@ def _by_option(mistake: Mistake) -> str | None:
     return None
 
 
+def _names_a_model(mistake: Mistake) -> bool:
+    """Return whether the tokenizer is a model's name; another one would have other ids."""
+    given = list(mistake.arguments)
+    if "--tokenizer" not in given:
+        return False
+    path = Path(given[given.index("--tokenizer") + 1])
+    return not path.suffix and not path.exists()
+
+
 def _by_output(mistake: Mistake) -> str | None:
     """Propose another name for an output that is taken, or a folder for one that is not a place."""
     if not mistake.message.startswith("--out ") or "--out" not in mistake.arguments:
         return None
     out = mistake.arguments[mistake.arguments.index("--out") + 1]
-    return mistake.with_option("--out", name_for(out))
+    return mistake.with_option("--out", name_for(out, "" if is_url(out) else str(Path(out).parent)))
 
 
 def _by_config(mistake: Mistake) -> str | None:

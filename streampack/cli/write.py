@@ -82,10 +82,9 @@ def _share(text: str) -> tuple[int, int]:
     number, _, total = text.partition("/")
     are_counts = number.isdecimal() and total.isdecimal()
     if not are_counts or not 1 <= int(number) <= int(total):
-        most = max((int(each) for each in (number, total) if each.isdecimal()), default=16)
         raise ConfigError(
-            f"--part {text!r} is not K/N with K from 1 to N; set --part to 1/{max(1, most)} on the "
-            "first machine, and so on"
+            f"--part {text!r} is not K/N with K from 1 to N, such as 1/16 on the first of 16 "
+            "machines; leave out --part to write all parts here"
         )
     return int(number), int(total)
 

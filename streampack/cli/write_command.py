@@ -73,8 +73,8 @@ def tokenizer_near(path: str, *, is_for_chat: bool = False) -> str:
     return TOKENIZER
 
 
-def name_for(path: str) -> str:
-    """Return a free name for the stream of a path.
+def name_for(path: str, folder: str = "") -> str:
+    """Return a free name for the stream of a path, in a folder.
 
     >>> name_for("s3://bucket/no-such-folder/rows.jsonl.zst")
     'rows'
@@ -83,4 +83,4 @@ def name_for(path: str) -> str:
     while Path(stem).suffix.lower() in (*FORMATS, ".gz", ".zst"):
         stem = Path(stem).stem
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
-    return next(name for name in names if not Path(name).exists())
+    return next(str(Path(folder, name)) for name in names if not Path(folder, name).exists())

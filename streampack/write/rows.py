@@ -165,7 +165,7 @@ def _chat_encoder(rows: RowFormat) -> ChatEncoder:
     except Exception as error:  # it raises many kinds
         raise ConfigError(
             f"tokenizer={str(rows.tokenizer)!r} cannot be loaded for chats "
-            f"({type(error).__name__}: {error}); give the folder that a tokenizer's "
+            f"({type(error).__name__}: {error!s:.200}); give the folder that a tokenizer's "
             "save_pretrained() wrote, and install transformers"
         ) from error
     return ChatEncoder(loaded, train_on=rows.train_on)

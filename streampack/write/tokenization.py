@@ -60,6 +60,11 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
         ConfigError: If it cannot be loaded, or does not give the same ids each time.
     """
     file = tokenizer_file(path)
+    if not file.is_file():
+        raise ConfigError(
+            f"tokenizer={str(path)!r} cannot be loaded (there is no {file}); give a "
+            "tokenizer.json, or the folder that a tokenizer's save_pretrained() wrote"
+        )
     try:
         loaded = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception

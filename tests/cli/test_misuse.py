@@ -26,6 +26,7 @@ import yaml
 
 from streampack.cli import app
 from streampack.cli.verbs import VERBS
+from streampack.mds.mosaic import MDSWriter
 from streampack.write import write_stream
 from tests.helpers.inputs import write_table
 from tests.helpers.words import words
@@ -179,12 +180,12 @@ WRITE = (
     Misuse(
         "write a.txt --tokenizer tok.json --out o --engine spark",
         "--engine spark is not one of",
-        "write a.txt --tokenizer tok.json --out o --engine processes",
+        "write a.txt --tokenizer tok.json --out o",
     ),
     Misuse(
         "write a.txt --tokenizer tok.json --out o --on-bad-row ignore",
         "is not one of error|skip",
-        "write a.txt --tokenizer tok.json --out o --on-bad-row error",
+        "write a.txt --tokenizer tok.json --out o",
     ),
     Misuse(
         "write a.txt --tokenizer tok.json --out o --max-bad-rows -1",
@@ -194,12 +195,37 @@ WRITE = (
     Misuse(
         "write a.txt --tokenizer tok.json --out o --part 3/2",
         "is not K/N with K from 1 to N",
-        "write a.txt --tokenizer tok.json --out o --part 1/3",
+        "write a.txt --tokenizer tok.json --out o",
     ),
     Misuse(
         "write a.txt --tokenizer tok.json --out o --tokens-dtype int3",
         "did you mean 'int32'",
         "write a.txt --tokenizer tok.json --out o --tokens-dtype int32",
+    ),
+    Misuse(
+        "write a.txt --tokenizer tok.json --out o --tokens-dtype float32",
+        "is not one of",
+        "write a.txt --tokenizer tok.json --out o",
+    ),
+    Misuse(
+        "write a.txt --tokenizer tok.json --out o --append",
+        "so --append has nothing to add to; leave it out",
+        "write a.txt --tokenizer tok.json --out o",
+    ),
+    Misuse(
+        "write 'texts/*.txt' --tokenizer tok.json --out o --workers 0",
+        "--workers 0 must be 1 or more",
+        "write 'texts/*.txt' --tokenizer tok.json --out o",
+    ),
+    Misuse(
+        "write 'texts/*.txt' --out o",
+        "set --tokenizer",
+        "write 'texts/*.txt' --out o --tokenizer tok.json",
+    ),
+    Misuse(
+        "write a.txt --tokenizer tok.json --out above/ds",
+        "exists already and is not empty",
+        "write a.txt --tokenizer tok.json --out above/ds-2",
     ),
     Misuse("write a.txt", r"Missing option '--out'[^$]*", "write --help"),
     Misuse("write", HELP.format(verb="write"), "write --help"),
@@ -405,6 +431,32 @@ def test_misuse_names_a_command_that_works(case, call):
         config.write_text(config.read_text().replace(*case.edit))
     code, answer = call(command)
     assert code == 0, answer
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("write a.txt --tokenizer gpt2 --out o", "there is no gpt2"),
+        ("write rows.jsonl --text body --columns urk --tokenizer tok.json --out o", "no column 'u"),
+        ("index raw", "--tokens-dtype to what"),
+    ],
+)
+def test_no_command_is_named_that_fails_again_or_changes_what_was_asked(call, command, says):
+    with MDSWriter(out="raw", columns={"tokens": "bytes"}) as writer:
+        for _ in range(9):
+            writer.write({"tokens": b"\1\0\2\0"})
+    code, answer = call(f"streampack {command}")
+    assert code in (2, 4)
+    assert says in answer
+    assert "try:" not in answer
+
+
+def test_rows_of_another_job_are_not_added_to_its_stream_unasked(call):
+    assert call("streampack write a.txt --tokenizer tok.json --out o")[0] == 0
+    code, answer = call("streampack write texts --tokenizer tok.json --out o")
+    assert code == 2
+    assert named(answer) == "streampack write texts --tokenizer tok.json --out o-2"
+    assert call(named(answer))[0] == 0
 
 
 def test_every_verb_has_misuse():

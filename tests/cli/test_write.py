@@ -187,7 +187,7 @@ def test_a_wrong_share_says_how_to_write_one(tmp_path):
     for share in ("3", "0/4", "a/b", "5/4"):
         code, line = fails("write", path, "--out", tmp_path / "s", "--part", share)
         assert code == 2
-        assert "is not K/N with K from 1 to N; set --part to 1/" in line
+        assert "is not K/N with K from 1 to N, such as 1/16 on" in line
 
 
 def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokenizer, monkeypatch):
