@@ -10,11 +10,12 @@
     plan/lanes              1, 8 and 64 lanes
     plan/tiny               99 % of one stream and 1 % of one of a few samples, or blocks of a few,
                             over the same without them in this run
+    plan/chapters           a run of 1 and of 5 chapters, whose weights change, over one without
     plan/world              64 lanes and 1, 8 or 64 devices: one process, per sample it delivers
 
 No tokens: lengths in memory. All cases take turns, after a round that compiles and is not counted.
 
-Cost: about 40 s.
+Cost: about 45 s.
 """
 
 from __future__ import annotations
@@ -22,21 +23,27 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import record
 import workloads
 
+from streampack.chapters import Chapter, Ramp
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
+from streampack.plan.chapter_recipes import chapter_recipes
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_sequence import RunSequence
 from streampack.plan.sample_order import make_sample_sequence
 from streampack.plan.sequence import touched_lanes
 from streampack.types import Int64Array
 
 BATCH_SIZE = 8
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 SHARD_BYTES = 64 << 20
 MANY_SAMPLES = 500_000  # so that 64 lanes hold some chunks each
 
@@ -55,6 +62,8 @@ class Case:
     tiny: int | None = None
     """Samples of a second stream that is a hundredth of the mixture; 0: none."""
     block_size: int | None = None
+    num_chapters: int = 0
+    """Chapters of a run that is as long as an epoch; 0: an epoch."""
     mixing: dict[str, Any] = field(default_factory=dict)
     packs: bool = True
     """False: order and mixing alone."""
@@ -74,7 +83,7 @@ def cases() -> list[Case]:
     for workload, max_seq_len in (("web", 8192), ("sft", 2048)):
         made.append(Case(name=workload, workload=workload, max_seq_len=max_seq_len))
         made.append(Case(name=workload, workload=workload, max_seq_len=max_seq_len, packs=False))
-    for method in ("random", "stratified", "per_stream", "device_per_stream"):
+    for method in METHODS:
         made.append(Case(name="method", num_streams=3, mixing={"batching_method": method}))
     made.append(Case(name="method", num_streams=3, mixing={"weight_unit": "tokens"}))
     made += [Case(name="streams", num_streams=count) for count in (1, 10, 100)]
@@ -85,6 +94,11 @@ def cases() -> list[Case]:
         made.append(Case(name="tiny", num_lanes=lanes, tiny=tiny, **by_tokens))
     for lanes, size in itertools.product((1, 16, 64), (1, 2, 3)):
         made.append(Case(name="tiny", num_lanes=lanes, tiny=0, block_size=size, **by_tokens))
+    for method in METHODS:
+        mixing = {"batching_method": method, "epoch_end": "carry"}
+        for count in (0, 1, 5):
+            case = Case(name="chapters", num_streams=3, num_chapters=count, mixing=mixing)
+            made.append(case)
     # Rolling on, no process has to know where the lanes of others end.
     rolling = {"epoch_end": "carry"}
     made += [
@@ -135,10 +149,44 @@ def make_recipe(case: Case, num_samples: int | None) -> Recipe:
     )
 
 
-def plan(recipe: Recipe, view: DeviceView, each: Callable[[Any], None] | None = None) -> float:
+def make_run(recipe: Recipe, num_chapters: int) -> RunPlan:
+    """Return a run of chapters over the streams of a recipe, as long as its epoch."""
+    names = recipe.names
+    steps = recipe.packs_per_carry_epoch // recipe.global_batch_size
+    kept = {name: Fraction(1, len(names)) for name in names}
+    changing = kept | {names[0]: Ramp(0.2, 0.4), names[1]: Ramp(0.4, 0.2)}
+    chapters = [
+        Chapter(weights=changing if number % 2 else kept, steps=steps // num_chapters)
+        for number in range(num_chapters)
+    ]
+    recipes = chapter_recipes(
+        recipe.streams,
+        chapters,
+        packing=recipe.packing,
+        mixing=replace(recipe.mixing, epoch_end="pad", global_batch_size=recipe.global_batch_size),
+        order=recipe.order,
+        num_lanes=recipe.num_lanes,
+        lane_runs=[recipe.lane_run] * num_chapters,
+    )
+    return RunPlan(recipes)
+
+
+def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> EpochSequence | RunSequence:
+    """Return the sequence of a device."""
+    if not num_chapters:
+        return EpochSequence(recipe, view, epoch=0)
+    return RunSequence(make_run(recipe, num_chapters), [view] * num_chapters)
+
+
+def plan(
+    recipe: Recipe,
+    view: DeviceView,
+    each: Callable[[Any], None] | None = None,
+    num_chapters: int = 0,
+) -> float:
     """Plan one device's batches of an epoch; return the processor seconds it took."""
     begin = time.process_time()
-    sequence = EpochSequence(recipe, view, epoch=0)
+    sequence = begin_plan(recipe, view, num_chapters)
     while (batch := sequence.next()) is not None:
         if each is not None:
             each(batch)
@@ -156,7 +204,7 @@ def draw(recipe: Recipe) -> float:
     return time.process_time() - begin
 
 
-def delivered(recipe: Recipe, view: DeviceView) -> dict[str, Any]:
+def delivered(recipe: Recipe, view: DeviceView, num_chapters: int) -> dict[str, Any]:
     """Plan once and count what the device gets; compiles the kernels, too."""
     counts = {"samples": 0.0, "packs": 0, "tokens": 0}
 
@@ -167,7 +215,7 @@ def delivered(recipe: Recipe, view: DeviceView) -> dict[str, Any]:
         counts["tokens"] += int(rows[:, 4].sum())
         counts["packs"] += len(batch.packs)
 
-    plan(recipe, view, count)
+    plan(recipe, view, count, num_chapters)
     fill = counts["tokens"] / (counts["packs"] * recipe.packing.max_seq_len)
     lanes = len(touched_lanes(recipe, view))
     return {"samples": round(counts["samples"]), "fill": round(fill, 6), "lanes_planned": lanes}
@@ -183,18 +231,26 @@ def main() -> None:
     for case in chosen:
         recipe = make_recipe(case, args.num_samples)
         view = DeviceView(num_devices=case.num_devices, batch_size=BATCH_SIZE)
-        ready.append((case, recipe, view, delivered(recipe, view)))
+        ready.append((case, recipe, view, delivered(recipe, view, case.num_chapters)))
     runs: list[list[float]] = [[] for _ in ready]
     for _ in range(args.runs):
         for number, (case, recipe, view, counts) in enumerate(ready):
-            seconds = plan(recipe, view) if case.packs else draw(recipe)
+            chapters = case.num_chapters
+            seconds = plan(recipe, view, None, chapters) if case.packs else draw(recipe)
             runs[number].append(1e9 * seconds / counts["samples"])
     plain = {
         case.num_lanes: min(of_case)
         for (case, *_), of_case in zip(ready, runs, strict=True)
         if case.tiny == 0 and case.block_size is None
     }
+    epochs = {
+        case.mixing["batching_method"]: min(of_case)
+        for (case, *_), of_case in zip(ready, runs, strict=True)
+        if case.name == "chapters" and not case.num_chapters
+    }
     for (case, _, _, counts), of_case in zip(ready, runs, strict=True):
+        if case.name == "chapters" and case.num_chapters:
+            counts["ratio"] = round(min(of_case) / epochs[case.mixing["batching_method"]], 3)
         if case.name == "tiny":
             counts["ratio"] = round(min(of_case) / plain[case.num_lanes], 3)
         bench = f"plan/{case.name}"

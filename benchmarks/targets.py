@@ -80,6 +80,11 @@ def _most_for_tiny(results: Results) -> float | None:
     return max((line["ratio"] for line in results.group("plan/tiny")), default=None)
 
 
+def _most_for_chapters(results: Results) -> float | None:
+    lines = results.group("plan/chapters")
+    return max((line["ratio"] for line in lines if "ratio" in line), default=None)
+
+
 def _worker_growth(results: Results) -> float | None:
     line = results.one("loader/workers_2", workload="web", batch_format="native")
     if line is None or "worker_mib" not in line:
@@ -200,6 +205,12 @@ def _alone() -> list[Target]:
             sign="<=",
             bound=2.0,
             value=_most_for_tiny,
+        ),
+        Target(
+            what="planning a run of chapters over one without",
+            sign="<=",
+            bound=1.1,
+            value=_most_for_chapters,
         ),
         Target(
             what="a worker's memory, end of the run over its 50th batch",
