@@ -110,4 +110,4 @@ class RowBatch:
     bad: list[BadRow] = field(default_factory=list)
     """Rows of this range that were left out."""
     num_bytes: int = 0
-    """Bytes of the slice at rest that were read so far; 0 for tables, whose slices are small."""
+    """Bytes of the slice at rest that were read so far; 0 in Arrow."""

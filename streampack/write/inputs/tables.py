@@ -73,7 +73,9 @@ def read_parquet(
     metadata = parquet.metadata
     stop = metadata.num_row_groups if part.stop == WHOLE else part.stop
     columns = _columns_of(parquet.schema_arrow.names, wanted)
-    row = sum(metadata.row_group(group).num_rows for group in range(part.start))
+    counts = [metadata.row_group(group).num_rows for group in range(stop)]
+    row = first = sum(counts[: part.start])
+    num_rows = max(sum(counts[part.start :]), 1)
     for group in range(part.start, stop):
         groups = parquet.iter_batches(
             batch_rows, row_groups=[group], columns=columns, use_threads=False
@@ -82,8 +84,10 @@ def read_parquet(
             f"row group {group} cannot be read, from byte {_first_byte(metadata.row_group(group))}"
         )
         for batch in _naming(groups, part.uri, where):
-            yield convert_batch(batch, row, part.uri, wanted)
+            rows = convert_batch(batch, row, part.uri, wanted)
             row += batch.num_rows
+            rows.num_bytes = part.num_bytes * (row - first) // num_rows  # for progress only
+            yield rows
 
 
 def read_arrow(

@@ -60,6 +60,15 @@ def test_batches_say_how_much_of_their_slice_was_read(tmp_path, suffix):
         assert read[-1] == part.num_bytes
 
 
+def test_progress_in_row_groups_is_by_rows(tmp_path):
+    path = write_table(tmp_path / "rows.parquet", pa.table({"text": ["a text"] * 100}), 30)
+    (part,) = split(path, part_bytes=1 << 20)
+    read = [batch.num_bytes for batch in read_rows(part, TEXT, batch_rows=10)]
+    assert len(read) > 9
+    assert read == sorted(set(read))
+    assert read[-1] == part.num_bytes
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
 @pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
 def test_a_bad_line_is_one_bad_row(tmp_path, line, suffix):
