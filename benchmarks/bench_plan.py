@@ -46,6 +46,7 @@ BATCH_SIZE = 8
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 SHARD_BYTES = 64 << 20
 MANY_SAMPLES = 500_000  # so that 64 lanes hold some chunks each
+LONG_RUN = 2_000_000  # so that a chapter has several windows of packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +98,8 @@ def cases() -> list[Case]:
     for method in METHODS:
         mixing = {"batching_method": method, "epoch_end": "carry"}
         for count in (0, 1, 5):
-            case = Case(name="chapters", num_streams=3, num_chapters=count, mixing=mixing)
-            made.append(case)
+            options = {"num_samples": LONG_RUN, "num_chapters": count, "mixing": mixing}
+            made.append(Case(name="chapters", num_streams=3, **options))
     # Rolling on, no process has to know where the lanes of others end.
     rolling = {"epoch_end": "carry"}
     made += [

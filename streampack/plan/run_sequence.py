@@ -223,7 +223,7 @@ class RunSequence:
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
         """Return the plan of this device's next batches, or None at the run's end."""
         while True:
-            most_here = self._skip(most)
+            most_here = self._skip(most) if self._skips else most
             plan = self._part.next(most_here, fetch=fetch)
             if plan is not None or self.epoch + 1 == self._stop:
                 return plan
