@@ -19,6 +19,5 @@ from streampack.cli.write import show_summary
 def run(options: Merge) -> None:
     """Write index.json and the length file, and print the stream's size."""
     written = write.merge(options.path, options.max_bad_rows)
-    if options.verify:
-        write.verify(options.path)
-    show_summary(written, Console(), as_json=options.as_json)
+    num_verified = write.verify(options.path) if options.verify else 0
+    show_summary(written, Console(), as_json=options.as_json, num_verified=num_verified)

@@ -189,6 +189,8 @@ def show_summary(
         document = asdict(written) | {"path": str(written.path), "is_complete": written.is_complete}
         if seconds is not None:
             document["seconds"] = round(seconds, 3)
+        if num_verified:
+            document["num_verified"] = num_verified
         console.print(json.dumps(document), highlight=False, soft_wrap=True, markup=False)
         return
     lines = [f"{written.path}: {_sizes(written)}"]

@@ -52,7 +52,7 @@ class PackerResult:
         mean, p99, most = self.wait
         return (
             self.name,
-            f"{100 * self.fill:.3f}",
+            f"{100 * self.fill:.3f}" if self.fill else "-",  # no pack closed
             f"{self.cuts_per_pack:.3f}",
             f"{mean:.1f}",
             f"{p99:.0f}",

@@ -153,6 +153,8 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     assert f"finish the stream: streampack merge {out}" in call_verb("inspect", out)
     written = json.loads(call_verb("merge", out, "--verify", "--json"))
     assert (written["num_bad_rows"], written["is_complete"]) == (1, True)
+    assert written["num_verified"] == written["num_shards"]
+    assert "shards were read again: all hashes are equal" in call_verb("merge", out, "--verify")
     shown = call_verb("inspect", out)
     assert "1 bad rows left out" in shown
     assert f"{path}, row " in shown

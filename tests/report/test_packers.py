@@ -31,6 +31,11 @@ def test_next_fit_of_six_and_five_tokens_wastes_nine_of_twenty_and_waits_for_one
     assert result.wait == (pytest.approx(98 / 99), 1, 1)
 
 
+def test_a_packer_of_which_no_pack_closed_shows_no_fill():
+    packing = Packing(max_seq_len=1000, method="best_fit")
+    assert packer_result("x", np.array([5] * 20), packing).cells[1] == "-"
+
+
 def test_cuts_of_samples_longer_than_a_pack_are_not_counted_and_others_are():
     long = packer_result("x", np.array([25, 5] * 50), Packing(max_seq_len=10, method="exact_fit"))
     cut = packer_result("x", np.array([6] * 100), Packing(max_seq_len=10, method="concat"))
