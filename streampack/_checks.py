@@ -136,6 +136,12 @@ def read_optional_fraction(name: str, value: Any) -> float | None:
     return float(value)
 
 
+def convert_fields(config: object, read: Callable[[str, Any], object], *names: str) -> None:
+    """Replace fields of a frozen config by `read(name, value)`."""
+    for name in names:
+        object.__setattr__(config, name, read(name, getattr(config, name)))
+
+
 def parse_count(name: str, value: object) -> int | None:
     """Parse a count in MosaicML Streaming's notation: a number, or text such as "10k" or "1.5b".
 

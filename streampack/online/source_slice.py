@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from streampack.config import SHUFFLE_BLOCK_SIZE
+from streampack.config.order import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
 from streampack.streams.source_traits import (

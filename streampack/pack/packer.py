@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from streampack.config import DEFAULT_METHOD, Packing
+from streampack.config import Packing
+from streampack.config.packing import DEFAULT_METHOD
 from streampack.pack.best_fit_decreasing import best_fit_decreasing
 from streampack.pack.concat import concat
 from streampack.pack.exact_fit import exact_fit

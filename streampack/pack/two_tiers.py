@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.config import BUFFER_PACKS, Packing
+from streampack.config import Packing
+from streampack.config.packing import BUFFER_PACKS
 from streampack.pack import kernels
 from streampack.pack.buffered import TOLERANCE, BufferedPacker, KernelPacker, limits_of, rooms
 from streampack.pack.kernels import NO_LIMIT, Limits, Tier, Tiers

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from threading import Event, Lock, Thread
 
 from streampack._threads import join_threads, start_threads
-from streampack.config import SHUFFLE_BLOCK_SIZE
+from streampack.config.order import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe

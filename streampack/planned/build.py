@@ -21,7 +21,8 @@ import numpy as np
 
 from streampack.balance import Balance
 from streampack.chapters import Chapter
-from streampack.config import Method, Mixing, Order, Packing
+from streampack.config import Mixing, Order, Packing
+from streampack.config.packing import Method
 from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all

@@ -26,7 +26,8 @@ from streampack.balance import Balance
 from streampack.batch.batch import Batch
 from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter
-from streampack.config import Buffers, Method
+from streampack.config import Buffers
+from streampack.config.packing import Method
 from streampack.errors import ConfigError, ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import ShardPrefetcher

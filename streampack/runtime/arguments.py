@@ -23,7 +23,8 @@ from typing import ParamSpec
 from streampack._checks import read_count, read_integer
 from streampack._state import MAX_EPOCH
 from streampack.balance import Balance
-from streampack.config import MAX_BATCH_TOKENS, Buffers, Mixing, Order, Packing
+from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.config.packing import MAX_BATCH_TOKENS
 from streampack.errors import ConfigError, short_text, suggest
 from streampack.world import World
 

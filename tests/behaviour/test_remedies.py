@@ -60,7 +60,11 @@ from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
 from tests.helpers.verbs import call_verb
 
 COMPLETE = (
-    "config.py",
+    "config/bucketing.py",
+    "config/buffers.py",
+    "config/mixing.py",
+    "config/order.py",
+    "config/packing.py",
     "_checks.py",
     "_paths.py",
     "runtime/arguments.py",

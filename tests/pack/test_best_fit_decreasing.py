@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack import IterableStream, PackedIterableDataset
-from streampack.config import COST_OPTIONS, OPTION_METHODS, Packing
+from streampack.config import Packing
+from streampack.config.packing import COST_OPTIONS, OPTION_METHODS
 from streampack.errors import ConfigError
 from streampack.pack import Packer, fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import PASSING_PACKS

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.balance import AttentionCost
-from streampack.config import OPTION_METHODS, Packing
+from streampack.config import Packing
+from streampack.config.packing import OPTION_METHODS
 from streampack.errors import ConfigError
 from streampack.pack import make_packer
 from streampack.pack.cost import check_max_cost, cost_of, sizes_in_pack

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.config import OPTION_METHODS, Method, Packing
+from streampack.config import Packing
+from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import DataError, ResumeError
 from streampack.pack import Packer, make_packer
 from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, TOTAL, Packs

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.config import Method, Mixing, Order, Packing
+from streampack.config import Mixing, Order, Packing
+from streampack.config.packing import Method
 from streampack.order import Extents, Lengths, Passes
 from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.sequence import touched_lanes

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from streampack import ConfigError
-from streampack.config import Method, Packing
+from streampack.config import Packing
+from streampack.config.packing import Method
 from streampack.report import (
     KINDS,
     packer_markdown,

@@ -1,0 +1,62 @@
+"""`Mixing`: how many samples of each stream, and in which batches.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from streampack._checks import check_choice, convert_fields, parse_count, read_optional_count
+
+BatchingMethod = Literal["random", "stratified", "per_stream", "device_per_stream"]
+WeightUnit = Literal["samples", "tokens"]
+SamplingMethod = Literal["balanced", "fixed"]
+EpochEnd = Literal["pad", "drop", "carry"]
+Arithmetic = Literal["exact", "mosaicml"]
+Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """How many samples an epoch takes from each stream, and how streams share batches.
+
+    Raises:
+        ConfigError: If a choice is unknown, or a number is below 1.
+    """
+
+    batching_method: BatchingMethod = "random"
+    """How often a stream is chosen. random: for each sample. stratified: for each pack. per_stream:
+    for each global batch. device_per_stream: for each device batch."""
+    weight_unit: WeightUnit = "samples"
+    """Unit of proportion, choose and epoch_size."""
+    epoch_size: int | str | None = None
+    """Samples (or tokens, see weight_unit) per epoch. Text such as "10k" is accepted and stored as
+    an int. None: all that the streams hold, or the total of their repeat and choose."""
+    sampling_method: SamplingMethod = "balanced"
+    """balanced: each epoch continues where the previous one stopped. fixed: every epoch takes the
+    same samples."""
+    global_batch_size: int | None = None
+    """Packs per optimizer step, over all ranks. None: batch_size times the number of devices of the
+    first run."""
+    epoch_end: EpochEnd = "pad"
+    """End of an epoch. pad: deliver every chosen token and fill the last batch with padding. drop:
+    omit an incomplete last batch; with per_stream and device_per_stream, also omit the incomplete
+    last batches of each stream. carry: continue into the next epoch without a break."""
+    arithmetic: Arithmetic = "exact"
+    """Rounding of shares to whole samples. exact: largest remainders. mosaicml: bit-for-bit as in
+    MosaicML Streaming."""
+    stop: Stop = "all_exhausted"
+    """End of an epoch of iterable sources. all_exhausted: when every source has ended.
+    first_exhausted: when one of them has. repeat: never; sources that end are restarted."""
+
+    def __post_init__(self) -> None:
+        check_choice("batching_method", self.batching_method, BatchingMethod)
+        check_choice("weight_unit", self.weight_unit, WeightUnit)
+        check_choice("sampling_method", self.sampling_method, SamplingMethod)
+        check_choice("epoch_end", self.epoch_end, EpochEnd)
+        check_choice("arithmetic", self.arithmetic, Arithmetic)
+        check_choice("stop", self.stop, Stop)
+        convert_fields(self, read_optional_count, "global_batch_size")
+        convert_fields(self, parse_count, "epoch_size")

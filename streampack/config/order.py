@@ -1,0 +1,73 @@
+"""`Order`: which sample comes next.
+
+Cost: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streampack._checks import convert_fields, read_bool, read_optional_count, read_seed
+from streampack.errors import ConfigError
+
+SHUFFLE_BLOCK_SIZE = 262_144
+PACK_SHUFFLE = 32_768
+SAMPLES_PER_PACK = 4  # limits a window of shuffled packs of short samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which sample comes next.
+
+    Raises:
+        ConfigError: If seed is not an integer of at least 0, shuffle is not a bool, or a count is
+            below 1.
+    """
+
+    seed: int = 9176
+    """Seed of all randomness, at least 0. The default is that of MosaicML Streaming."""
+    shuffle: bool = True
+    """False: read samples in stored order. Streams are still mixed."""
+    shuffle_block_size: int | None = None
+    """Number of samples shuffled together. It bounds the number of shards in use at a time. None:
+    262,144."""
+    num_lanes: int | None = None
+    """Number of independent read positions per stream, each over its own part of the shards. It
+    stays fixed for the whole run. None: the number of nodes of the first run."""
+    pack_shuffle: int | None = None
+    """Number of packs shuffled together, over all lanes and streams, so that a batch holds pieces
+    of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
+    otherwise 0. A window of packs also ends at 4 times as many samples as packs, at half a shuffle
+    block, and at one pass over its streams. For iterables: packs that each worker shuffles
+    together, or fewer if `Buffers` do not hold as many; None means 0."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self, read_seed, "seed")
+        convert_fields(self, read_bool, "shuffle")
+        convert_fields(self, read_optional_count, "shuffle_block_size", "num_lanes")
+        if isinstance(self.pack_shuffle, bool) or self.pack_shuffle != 0:
+            convert_fields(self, read_optional_count, "pack_shuffle")
+        elif not isinstance(self.pack_shuffle, int):
+            object.__setattr__(self, "pack_shuffle", 0)
+        if self.pack_shuffle and not self.shuffle:
+            raise ConfigError(
+                f"pack_shuffle={self.pack_shuffle} shuffles packs, but shuffle=False keeps the "
+                "stored order; leave out one of them"
+            )
+
+    @property
+    def pack_window(self) -> tuple[int, int]:
+        """Packs and samples after which a window ends, whichever comes first; (0, 0): no shuffle.
+
+        >>> Order().pack_window, Order(shuffle_block_size=1000).pack_window
+        ((32768, 131072), (32768, 500))
+        """
+        num_packs = self.pack_shuffle
+        if num_packs is None:
+            num_packs = PACK_SHUFFLE if self.shuffle else 0
+        return num_packs, min(SAMPLES_PER_PACK * num_packs, -(-self.block_size // 2))
+
+    @property
+    def block_size(self) -> int:
+        """Number of samples shuffled together."""
+        return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
