@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+Int32Array: TypeAlias = npt.NDArray[np.int32]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 State: TypeAlias = dict[str, Any]

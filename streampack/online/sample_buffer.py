@@ -45,11 +45,22 @@ from streampack.online.sample_buffer_kernels import (
 )
 from streampack.online.samples import EncodedSample, Extras, SampleKey
 from streampack.special_ids import special_ids
-from streampack.types import IGNORED, LENGTH, NO_SEGMENTS, START, STREAM, Int64Array, Packs
+from streampack.types import (
+    IGNORED,
+    LENGTH,
+    NO_SEGMENTS,
+    START,
+    STREAM,
+    Int32Array,
+    Int64Array,
+    IntArray,
+    Packs,
+)
 
 FEWEST_LINES = 256  # initial capacity
 FEWEST_TOKENS = 1 << 14
-NO_VALUES = np.zeros(0, np.int64)
+NO_VALUES = np.zeros(0, np.int32)
+INVALID = np.iinfo(np.int32).min  # neither a token id nor a label
 
 
 class SampleBuffer:
@@ -76,11 +87,11 @@ class SampleBuffer:
         self._table = np.zeros((FEWEST_LINES, NUM_TABLE), np.int64)
         self._heads = np.full(2 * FEWEST_LINES, -1)
         self._num_lines = self._num_ever = 0
-        self._tokens = np.empty(FEWEST_TOKENS, np.int64)
-        self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int64)
+        self._tokens = np.empty(FEWEST_TOKENS, np.int32)
+        self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int32)
         self._used = 0
         self._extras: dict[int, tuple[Extras, int]] = {}  # by line, with payload bytes
-        self._rows: tuple[Int64Array, Int64Array] | None = None  # reused for each batch
+        self._rows: tuple[Int32Array, Int32Array] | None = None  # reused for each batch
         self.last: dict[int, list[int]] = {}
         """Address of each stream's last piece, buffered or not."""
         self.num_tokens = 0
@@ -110,15 +121,19 @@ class SampleBuffer:
             The index of the first sample with an invalid token id or label; n: all are valid.
         """
         num, num_tokens = len(rows), int(rows[:, LENGTH].sum())
+        place = self._reserve(num, num_tokens)
         sizes = np.zeros((num, 3), np.int64)
-        own: list[Int64Array] = [NO_VALUES] * 3
+        own = [NO_VALUES] * 3
         for kind, column in enumerate(columns):
             values = column[:num]
             if kind:
                 values = [NO_VALUES if row is None else row for row in values]
             sizes[:, kind] = np.fromiter(map(len, values), np.int64, num)
-            own[kind] = np.concatenate(values, dtype=np.int64, casting="unsafe")
-        place = self._reserve(num, num_tokens)
+            num_own = int(sizes[:, kind].sum())
+            # Without labels and added ids, they are copied to their place only once.
+            is_in_place = len(columns) == 1 and num_own == num_tokens
+            memory = self._tokens[place[1] :] if is_in_place else np.empty(num_own, np.int32)
+            own[kind] = _concatenated(values, memory[:num_own])
         held = (self._table, self._heads, self._tokens, self._labels)
         own_values = (own[0], own[1], own[2])
         shifted = np.array(are_shifted)
@@ -154,13 +169,13 @@ class SampleBuffer:
 
     def _piece(
         self, ready: EncodedSample, start: int, length: int, total: int
-    ) -> tuple[Int64Array, Int64Array, int]:
+    ) -> tuple[IntArray, IntArray, int]:
         """Return a piece's tokens, its labels if they are stored, and its last token's target."""
         stop = start + length
         # The last token of a truncated sample has no target.
         is_cut = stop == total < len(ready.tokens)
         after = IGNORED if is_cut else int(ready.labels[stop - 1])
-        labels = NO_VALUES
+        labels: IntArray = NO_VALUES
         if self._has_labels:
             labels = np.append(ready.labels[start : stop - 1], after)
         return ready.tokens[start:stop], labels, after
@@ -262,7 +277,8 @@ class SampleBuffer:
         copies = np.empty((len(segments) + self._num_lines, 5), np.int64)
         held = (self._table, self._heads, self._tokens, self._labels)
         made = (tokens, labels, nexts, copies)
-        num_copies, missing = take_out(held, segments, packs.ends, multiple, made)
+        padding_id = self._packing.padding_id
+        num_copies, missing = take_out(held, (segments, packs.ends), multiple, padding_id, made)
         if missing >= 0:
             stream, _, sample = segments[missing, :START].tolist()
             raise DataError(
@@ -278,16 +294,12 @@ class SampleBuffer:
         )
         return rows, self._extra_fields(copies, shape)
 
-    def _empty_rows(self, shape: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+    def _empty_rows(self, shape: tuple[int, int]) -> tuple[Int32Array, Int32Array]:
+        """Return memory for tokens and labels, uninitialised."""
         if self._rows is None or self._rows[0].shape != shape:
-            self._rows = (
-                np.empty(shape, np.int64),
-                np.empty(shape if self._has_labels else (0, 0), np.int64),
-            )
-        tokens, labels = self._rows
-        tokens.fill(self._packing.padding_id)
-        labels.fill(IGNORED)
-        return tokens, labels
+            labels_shape = shape if self._has_labels else (0, 0)
+            self._rows = (np.empty(shape, np.int32), np.empty(labels_shape, np.int32))
+        return self._rows
 
     def _extra_fields(self, copies: Int64Array, shape: tuple[int, int]) -> dict[str, Any]:
         if not (self._token_fields or self._payloads):
@@ -312,8 +324,19 @@ class SampleBuffer:
         return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
 
 
+def _concatenated(values: Sequence[IntArray], out: Int32Array) -> Int32Array:
+    """Return arrays of integers behind each other in `out`; values outside int32 are INVALID."""
+    try:
+        np.concatenate(values, out=out, casting="safe")
+    except TypeError:  # a wider type than int32
+        wide = np.concatenate(values, dtype=np.int64, casting="unsafe")
+        out[:] = wide
+        out[out != wide] = INVALID
+    return out
+
+
 def _digest(
-    tokens: Int64Array, labels: Int64Array, after: int, extras: Extras | None, total: int
+    tokens: IntArray, labels: IntArray, after: int, extras: Extras | None, total: int
 ) -> int:
     mixed = 0
     if extras is not None:
@@ -324,8 +347,8 @@ def _digest(
     return int(digest_of(tokens, labels, after, (mixed << 30) ^ total))
 
 
-def _resized(values: Int64Array, used: int, size: int) -> Int64Array:
-    resized = np.empty(size, np.int64)
+def _resized(values: Int32Array, used: int, size: int) -> Int32Array:
+    resized = np.empty(size, np.int32)
     resized[: min(used, size)] = values[: min(used, size)]
     return resized
 

@@ -17,10 +17,24 @@ Cost: about 20 ns per piece, a copy of its tokens, and about 1 ns per token for 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from streampack._checks import MAX_ID
 from streampack._numba import compiled
 from streampack.special_ids import NO_ID
-from streampack.types import IGNORED, LENGTH, START, STREAM, TOTAL, BoolArray, Int64Array
+from streampack.types import (
+    IGNORED,
+    LENGTH,
+    START,
+    STREAM,
+    TOTAL,
+    BoolArray,
+    Int32Array,
+    Int64Array,
+    IntArray,
+)
+
+Held: TypeAlias = tuple[Int64Array, Int64Array, Int32Array, Int32Array]
 
 KEY = 3  # number of key columns: stream, pass, sample; START follows, as in segment rows
 SIZE, LEFT, DIGEST, OFFSET, AFTER, RANK, NEXT = range(4, 11)
@@ -81,14 +95,21 @@ def _find(table: Int64Array, heads: Int64Array, segment: Int64Array, start: int)
 
 
 @compiled
-def _copy(source: Int64Array, out: Int64Array) -> None:
+def _copy(source: IntArray, out: IntArray) -> None:
     """Copy tokens, shape (n,), front to back; slices as arguments let LLVM vectorise the loop."""
     for i in range(len(source)):
         out[i] = source[i]
 
 
 @compiled
-def _mix(mixed: int, values: Int64Array) -> int:
+def _fill(out: Int32Array, value: int) -> None:
+    """Set all of a slice, shape (n,), to a value."""
+    for i in range(len(out)):
+        out[i] = value
+
+
+@compiled
+def _mix(mixed: int, values: IntArray) -> int:
     """Return `mixed` times FACTOR plus the value, for one value after another, shape (n,)."""
     num_fours = len(values) // 4
     for i in range(num_fours):
@@ -100,7 +121,7 @@ def _mix(mixed: int, values: Int64Array) -> int:
 
 
 @compiled
-def digest_of(tokens: Int64Array, labels: Int64Array, after: int, seed: int) -> int:
+def digest_of(tokens: IntArray, labels: IntArray, after: int, seed: int) -> int:
     """Return a 53-bit polynomial hash of a piece.
 
     Args:
@@ -117,10 +138,10 @@ def digest_of(tokens: Int64Array, labels: Int64Array, after: int, seed: int) -> 
 
 @compiled
 def hold_whole(
-    held: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
+    held: Held,
     place: tuple[int, int, int],
     rows: Int64Array,
-    own: tuple[Int64Array, Int64Array, Int64Array],
+    own: tuple[Int32Array, Int32Array, Int32Array],
     sizes: Int64Array,
     are_shifted: BoolArray,
     ids: tuple[int, int],
@@ -131,7 +152,8 @@ def hold_whole(
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
         place: The next line, the first token, and the first rank.
         rows: Segment rows, shape (n, 6).
-        own: Tokens, labels and loss masks of all samples, one sample after another.
+        own: Tokens, labels and loss masks of all samples, one sample after another. The tokens may
+            already lie where they are written to.
         sizes: How many of these are each sample's, shape (n, 3).
         are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
         ids: BOS and EOS; NO_ID: none.
@@ -171,7 +193,7 @@ def hold_whole(
 
 
 @compiled
-def _range(tokens: Int64Array) -> tuple[int, int]:
+def _range(tokens: IntArray) -> tuple[int, int]:
     """Return the minimum, at most 0, and the maximum, at least 0."""
     smallest = largest = 0
     for i in range(len(tokens)):
@@ -180,7 +202,7 @@ def _range(tokens: Int64Array) -> tuple[int, int]:
 
 
 @compiled
-def compact(table: Int64Array, num_lines: int, tokens: Int64Array, labels: Int64Array) -> int:
+def compact(table: Int64Array, num_lines: int, tokens: Int32Array, labels: Int32Array) -> int:
     """Move the live lines and their tokens to the front; return the number of live lines.
 
     Lines and tokens are in the same order, so nothing live is overwritten.
@@ -202,12 +224,12 @@ def compact(table: Int64Array, num_lines: int, tokens: Int64Array, labels: Int64
 
 @compiled
 def encode(
-    own: Int64Array,
-    targets: tuple[Int64Array, Int64Array],
+    own: IntArray,
+    targets: tuple[IntArray, IntArray],
     shifted: bool,
     ids: tuple[int, int],
-    tokens: Int64Array,
-    labels: Int64Array,
+    tokens: IntArray,
+    labels: IntArray,
 ) -> bool:
     """Write a sample's tokens, with BOS and EOS where they are missing, and its shifted labels.
 
@@ -261,19 +283,20 @@ def encode(
 
 @compiled
 def take_out(
-    held: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
-    segments: Int64Array,
-    ends: Int64Array,
+    held: Held,
+    packs: tuple[Int64Array, Int64Array],
     multiple: int,
-    made: tuple[Int64Array, Int64Array, Int64Array, Int64Array],
+    padding_id: int,
+    made: tuple[Int32Array, Int32Array, Int64Array, Int64Array],
 ) -> tuple[int, int]:
     """Copy the segments of packs into rows; a piece is freed with its last token.
 
     Args:
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
-        segments: Segment rows, shape (n, 6).
-        ends: One past the last segment of each pack, shape (num_packs,).
+        packs: Segment rows, shape (n, 6); one past the last segment of each pack, shape
+            (num_packs,).
         multiple: Each segment is padded to a multiple of this many tokens.
+        padding_id: Token of the padding, whose label is IGNORED.
         made: Outputs: tokens and labels, shape (B, S); the token after each segment, shape (n,);
             and the copies, shape (most, 5), as row, offset in the row, line, first token in the
             piece, number of tokens.
@@ -283,10 +306,11 @@ def take_out(
     """
     table, heads, tokens, labels = held
     out_tokens, out_labels, nexts, copies = made
+    segments, ends = packs
     num_copies, segment = 0, 0
-    for row in range(len(ends)):
+    for row in range(len(out_tokens)):
         filled = 0
-        while segment < ends[row]:
+        while row < len(ends) and segment < ends[row]:
             start, left = segments[segment, START], segments[segment, LENGTH]
             is_last = start + left == segments[segment, TOTAL]
             while left > 0:
@@ -310,6 +334,13 @@ def take_out(
                 filled, start, left = filled + size, start + size, left - size
             if is_last:
                 nexts[segment] = IGNORED
-            filled += -segments[segment, LENGTH] % multiple
+            padded = filled + -segments[segment, LENGTH] % multiple
+            _fill(out_tokens[row, filled:padded], padding_id)
+            if len(labels):
+                _fill(out_labels[row, filled:padded], IGNORED)
+            filled = padded
             segment += 1
+        _fill(out_tokens[row, filled:], padding_id)
+        if len(labels):
+            _fill(out_labels[row, filled:], IGNORED)
     return num_copies, -1
