@@ -46,8 +46,11 @@ def load(task: Task, num_workers: int = 0, batch_format: str = "native") -> Meas
     )
 
 
-def pack_in_memory(task: Task, *, as_lists: bool = False) -> Measured:
-    """Whole batches of samples that are in memory: arrays, or lists of Python's ints."""
+def pack_in_memory(task: Task, *, as_lists: bool = False, prefetches: bool = True) -> Measured:
+    """Whole batches of samples that are in memory: arrays, or lists of Python's ints.
+
+    Without prefetching, batches are made in the loop itself, as a peer that packs makes its rows.
+    """
     arrays = samples(task)
     dataset = PackedIterableDataset(
         [IterableStream([array.tolist() for array in arrays] if as_lists else arrays)],
@@ -55,7 +58,8 @@ def pack_in_memory(task: Task, *, as_lists: bool = False) -> Measured:
         batch_size=task.batch_size,
     )
     begin = time.perf_counter()
-    slots = sum(batch["tokens"].numel() for batch in PackedDataLoader(dataset))
+    loader = PackedDataLoader(dataset, prefetch_threads=int(prefetches))
+    slots = sum(batch["tokens"].numel() for batch in loader)
     seconds = time.perf_counter() - begin
     return Measured(tokens=sum(map(len, arrays)), seconds=seconds, slots=slots)
 
@@ -80,6 +84,7 @@ def _cases() -> dict[str, Case]:
     made = {
         "exact_fit": Case(kind="plan", work=plan),
         "in_memory": Case(kind="pack", work=pack_in_memory),
+        "in_memory_in_loop": Case(kind="pack", work=partial(pack_in_memory, prefetches=False)),
         "in_memory_lists": Case(kind="pack", work=partial(pack_in_memory, as_lists=True)),
         "threads": Case(kind="load", work=load),
         "workers_2": Case(kind="load", work=partial(load, num_workers=2), workers=2),

@@ -138,7 +138,8 @@ class ShardLookup:
         """Return a table in which all of `wanted` are open."""
         before = self._mapped
         shards = list(before.shards.values())
-        shard_pool().touch(shards[row].shard for row in np.argsort(before.used).tolist())
+        if shards:
+            shard_pool().touch(shards[row].shard for row in np.argsort(before.used).tolist())
         new: dict[int, _MappedShard] = {}
         while True:
             with self._lock:
@@ -152,13 +153,13 @@ class ShardLookup:
 
     def _replaced(self, new: dict[int, _MappedShard], wanted: set[int]) -> MappedShards:
         """Return the table with `new` added, without shards that the pool closed."""
-        before, pool = self._mapped, shard_pool()
+        before = self._mapped
         used = dict.fromkeys(new, next(self._batches))
         used |= dict(zip(before.shards, before.used.tolist(), strict=True))
         shards = {
             number: mapped
             for number, mapped in {**new, **before.shards}.items()
-            if number in wanted or mapped.shard.key in pool
+            if number in wanted or mapped.shard.key in shard_pool()
         }
         return MappedShards.of(len(self._first_samples), shards, used)
 

@@ -304,9 +304,8 @@ def take_out(
     Returns:
         The number of copies, and the first segment that is not buffered, or -1.
     """
-    table, heads, tokens, labels = held
+    (table, heads, tokens, labels), (segments, ends) = held, packs
     out_tokens, out_labels, nexts, copies = made
-    segments, ends = packs
     num_copies, segment = 0, 0
     for row in range(len(out_tokens)):
         filled = 0

@@ -120,7 +120,7 @@ class BatchPacks:
         self.slots_per_pack = slots_per_pack
         # Lists, because `take` is called for every batch.
         self.bounds: list[int] = [0, *np.cumsum(batch_size // slots_per_pack).tolist()]
-        self.bounds[-1] = len(packs)
+        self.bounds[-1] = len(packs.ends)
         self._slots: list[int] = slots_per_pack.tolist()
         ends = np.append(np.flatnonzero(np.diff(slots_per_pack)) + 1, len(slots_per_pack))
         self._ends: list[int] = np.repeat(ends, np.diff(ends, prepend=0)).tolist()
@@ -178,7 +178,7 @@ def counted_lanes(recipe: Recipe, view: DeviceView) -> range:
 
 def expected_packs(recipe: Recipe) -> Int64Array:
     """Return the expected packs of each column in an epoch, shape (num_lanes, num_columns)."""
-    per_lane = recipe.num_lanes * recipe.packing.row_tokens
+    per_lane = recipe.num_lanes * recipe.row_tokens
     if recipe.is_mixed:
         expected = [-(-recipe.chosen_slots // per_lane)]
     else:

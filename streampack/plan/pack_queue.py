@@ -119,7 +119,7 @@ class PackQueue:
     def _set_windows(self) -> None:
         """Set the windows in which packs are made and shuffled."""
         recipe, lane, column = self._recipe, self._lane, self._column
-        packs_windows = recipe.packing.packs_windows
+        packs_windows = recipe.packs_windows
         self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
@@ -160,7 +160,7 @@ class PackQueue:
         packs, num_chunks, num_samples = (
             self._pack_together() if self._packing_window else self._pack_chunks()
         )
-        num_packs = len(packs)
+        num_packs = len(packs.ends)
         if not self._is_shuffled or not self._max_packs or not num_packs:
             return packs
         # A window may be smaller than a chunk.
@@ -222,7 +222,7 @@ class PackQueue:
 
     def _order_of(self, packs: Packs, num_windows: int) -> Int64Array:
         """Return the order in which the next packs leave, shape (len(packs),)."""
-        num_packs = len(packs)
+        num_packs = len(packs.ends)
         bounds = [num_packs * window // num_windows for window in range(num_windows + 1)]
         seed = self._recipe.order.seed
         windows = [
@@ -302,7 +302,7 @@ class PackQueue:
             sizes = self._sizes[rows]
             return self._queue.ends[rows] - sizes, sizes
         begins, sizes = np.zeros((2, len(packs)), np.int64)
-        known = rows < len(self._queue)
+        known = rows < len(self._queue.ends)
         sizes[known] = self._sizes[rows[known]]
         begins[known] = self._queue.ends[rows[known]] - sizes[known]
         return begins, sizes
@@ -310,8 +310,8 @@ class PackQueue:
     def release(self, number: int) -> None:
         """Release the packs before `number`."""
         number = min(number, self.num_known)
-        if number - self.first_known > len(self._queue) // 2:
-            self._hold(self._queue.slice(number - self.first_known, len(self._queue)))
+        if number - self.first_known > len(self._queue.ends) // 2:
+            self._hold(self._queue.slice(number - self.first_known, len(self._queue.ends)))
             self.first_known = number
         while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
             self._snapshots.popleft()

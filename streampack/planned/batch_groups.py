@@ -76,12 +76,12 @@ def in_groups(next_plan: NextPlan, most: int, ahead: ReadAhead) -> Iterator[Devi
         first = 0
         while first < plan.num_batches:
             last = plan.num_batches
-            while not ahead.has(plan.part(first, last)):
+            while not ahead.has(part := plan.part(first, last)):
                 if last == first + 1:
-                    ahead.need_for(plan.part(first, last))
+                    ahead.need_for(part)
                     break
                 last = (first + last) // 2
-            yield plan.part(first, last)
+            yield part
             first = last
         size = min(2 * size, most)
 
@@ -94,7 +94,8 @@ def read_group(read: BatchReader, plan: DevicePlan) -> ReadGroup:
     group = ReadGroup()
     try:
         for number in range(plan.num_batches):
-            group.batches.append(read(plan.part(number, number + 1)))
+            one = plan if plan.num_batches == 1 else plan.part(number, number + 1)
+            group.batches.append(read(one))
     except Exception as failure:  # raised when its batch is requested
         group.failure = failure
     return group

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import cast
+from typing import cast, get_args
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
-from streampack.plan import PlanStream, Recipe
+from streampack.plan import PlanStream, Recipe, count_slots
 from streampack.plan.plan_options import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
@@ -39,6 +39,7 @@ from streampack.types import Int64Array
 from streampack.world import World
 
 MIN_PACKS_PER_LANE = 4096  # smaller lanes waste fill at their ends
+METHODS: tuple[Method | None, ...] = get_args(Method)
 KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
 
 
@@ -74,6 +75,10 @@ class _Lengths:
         self._stream = stream
         self._packing = packing
         self._fetched = fetched
+        self._adds_ids = adds_ids(packing)
+        is_lazy = stream.needs_fetch and not stream.has_length_file
+        self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
+        """Fetches several shards together for their lengths; None if no fetch is needed."""
         self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
 
     def __reduce__(self) -> tuple[type[_Lengths], tuple[MdsStream, Packing, list[int]]]:
@@ -81,12 +86,6 @@ class _Lengths:
 
     def __call__(self, shard: int) -> Int64Array:
         return self._of_shard(shard)
-
-    @property
-    def prepare(self) -> Callable[[Int64Array], None] | None:
-        """Fetches several shards together for their lengths; None if no fetch is needed."""
-        is_lazy = self._stream.needs_fetch and not self._stream.has_length_file
-        return self._fetch if is_lazy else None
 
     def _fetch(self, shards: Int64Array) -> None:
         # In one step, because the thread that looks for lane ends calls this too.
@@ -99,13 +98,13 @@ class _Lengths:
         """
         packing = self._packing
         is_changed = packing.overflow in ("truncate", "drop")
-        return None if is_changed or adds_ids(packing) else self._stream.shard_tokens()
+        return None if is_changed or self._adds_ids else self._stream.shard_tokens()
 
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:
             self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
-        if not adds_ids(self._packing):
+        if not self._adds_ids:
             return lengths
         edges = self._stream.shard_edges(shard)
         return lengths + num_added(edges[:, 0], edges[:, 1], self._packing)
@@ -265,3 +264,17 @@ def build_recipe(
             "epoch_end='pad'"
         )
     return recipe
+
+
+def packs_in(recipe: Recipe, epoch: int) -> int:
+    """Return the packs that all lanes give in an epoch, in slots."""
+    if recipe.mixing.epoch_end == "carry":
+        return recipe.packs_per_carry_epoch
+    return count_slots(recipe, epoch)
+
+
+def kept_shape(recipe: Recipe) -> tuple[int, int, int, int, int]:
+    """Return what a run keeps, as integers for its workers."""
+    method = METHODS.index(recipe.packing.method)
+    sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
+    return *sizes, method, int(recipe.mixes_last)

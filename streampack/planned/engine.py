@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, ClassVar, get_args
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
 
@@ -27,7 +27,6 @@ from streampack.batch.batch import Batch
 from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter
 from streampack.config import Buffers
-from streampack.config.packing import Method
 from streampack.errors import ConfigError, ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import ShardPrefetcher
@@ -38,9 +37,7 @@ from streampack.plan import (
     Progress,
     Recipe,
     check_resized,
-    count_slots,
     fingerprint,
-    nearest_divisors,
     pack_state,
     run_method,
     run_mixes_last,
@@ -48,7 +45,7 @@ from streampack.plan import (
     slots_in,
     unpack_state,
 )
-from streampack.planned.build import DatasetSpec, build_recipe
+from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape, packs_in
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
     ReadAhead,
@@ -57,21 +54,23 @@ from streampack.planned.cache_budget import (
     planner_limits,
 )
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
+from streampack.planned.plain_iteration import plain_batches
+from streampack.planned.rank_view import rank_view
 from streampack.planned.refusals import (
+    check_at_batch,
     check_not_empty,
     check_saving_worker,
     check_whole_batches,
+    check_within_epoch,
 )
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.torch_transfer import TransferReader, transferable
+from streampack.runtime.torch_transfer import TransferReader
 from streampack.streams import MdsStream
 from streampack.types import State
-
-METHODS: tuple[Method | None, ...] = get_args(Method)
 
 
 class PlanEngine(ResumableRun[EpochSequence, Progress]):
@@ -137,22 +136,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
-        streams = []
-        names, opened = self.recipe.names, self._spec.streams
-        for name, stream, text in zip(names, opened, self._digests, strict=True):
-            index, _, lengths = text.partition(":")
-            folder = str(stream.cache.folder)
-            streams.append({"name": name, "folder": folder, "index": index, "lengths": lengths})
-        recipe = {key: value for key, value in self.fingerprint().items() if key != "streams"}
-        world = self.world
-        recipe |= {"batch_size": self.batch_size, "replication": world.replication}
-        recipe |= {"nodes": world.num_nodes}
-        recipe |= {"context_parallel": [world.context_parallel, world.context_layout]}
-        balance = self._spec.balance
-        recipe["balance"] = None if balance is None else [balance.within, balance.digest()]
-        return {"streams": streams, "recipe": recipe}
-
-    # Sizes.
+        return rank_view(self._spec, self.recipe.names, self._digests, self.fingerprint())
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""
@@ -171,7 +155,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, including the padding of its last batch."""
         if epoch not in self._totals:
-            self._totals[epoch] = _packs_in(self.recipe, epoch)
+            self._totals[epoch] = packs_in(self.recipe, epoch)
         return slots_in(self.recipe, self._totals[epoch])
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
@@ -187,8 +171,6 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             num_workers=num_workers,
             plans_in_workers=plans_in_workers,
         )
-
-    # What an iteration needs.
 
     def reader(self, *, pinned: bool = False) -> BatchReader:
         """Return a reader that turns this dataset's plans into batches."""
@@ -253,23 +235,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             check_whole_batches(self.recipe)
             return self._sequence(self._start_of(epoch))
         sequence = self._sequence(self._start)
-        slots, size = sequence.num_slots, self._saved_size
-        # With larger global batches, a state may lie after padding that the last batch lacks here.
-        if slots is not None and self._start.position > -(-slots // size) * size:
-            raise ResumeError(
-                f"the state's position {self._start.position} lies after the epoch's {slots} "
-                "packs; load what state_dict() or state_after(batch) returned, unchanged"
-            )
+        check_within_epoch(sequence, self._saved_size)
         if sequence.is_finished:
             # The state was taken after the epoch's last batch, so the next epoch follows.
             self.counter.begin(worker, key, epoch + 1)
             return self._sequence(Progress(epoch=epoch + 1))
-        if sequence.position % self.batch_size:
-            raise ResumeError(
-                f"the state's position {self._start.position} is not a multiple of batch_size="
-                f"{self.batch_size}; set batch_size to "
-                f"{nearest_divisors(self._start.position, self.batch_size)}, on any number of ranks"
-            )
+        check_at_batch(sequence, self.batch_size)
         return sequence
 
     def _sequence(self, start: Progress) -> EpochSequence:
@@ -321,30 +292,13 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self, begun: EpochSequence | None, worker: int, num_workers: int
     ) -> Generator[Batch, None, None]:
         with self.iteration(begun) as sequence:
-            read = self._plain_reader(num_workers)
+            read, base = self._plain_reader(num_workers), sequence.position
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
-            step, turns = 0, max(num_workers, 1)
-            base, window = sequence.position, self._view.window
-            try:
-                ahead.look()
-                while (plan := sequence.next(fetch=step % turns == worker)) is not None:
-                    step += 1
-                    finished = ahead.look()
-                    if (step - 1) % turns == worker:
-                        # A worker knows only its own progress: assume that its round is complete.
-                        rounds = -(-step // turns) * turns
-                        position = base + rounds * window if num_workers else plan.position
-                        ahead.need_for(plan)
-                        batch = transferable(read(plan))
-                        self.note(sequence, Progress(epoch=plan.epoch, position=position))
-                        yield batch
-                        del batch
-                    ahead.finish(finished)
-                if not step and not base:
-                    check_not_empty(self.recipe, sequence.epoch)
-            finally:
-                ahead.close()
-                sequence.close()
+            share, window = (worker, num_workers), self._view.window
+            note = partial(self.note, sequence)
+            num_steps = yield from plain_batches(sequence, ahead, read, share, window, note)
+            if not num_steps and not base:
+                check_not_empty(self.recipe, sequence.epoch)
             if not num_workers:
                 self.note_end(sequence)
 
@@ -419,7 +373,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
         progress = unpack_state(state, saved, self._digests)
         check_resized(saved, recipe, progress)
-        check_balance(state, saved, self._view, lambda: _packs_in(saved, progress.epoch))
+        check_balance(state, saved, self._view, lambda: packs_in(saved, progress.epoch))
         is_of_worker = check_saving_worker(state, self._view)
         self._use_recipe(recipe)
         self._saved_size = saved.global_batch_size
@@ -431,30 +385,16 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
         self.go_to(progress.epoch)
-        self.counter.run = [1, progress.epoch, progress.position, *_shape(self.recipe)]
+        self.counter.run = [1, progress.epoch, progress.position, *kept_shape(self.recipe)]
 
     def _take_over_run(self) -> None:
         """Adopt a state that the training process loaded since this persistent worker started."""
         is_set, epoch, position, *shape = self.counter.run
         if not is_set:
             return
-        if tuple(shape) != _shape(self.recipe):
+        if tuple(shape) != kept_shape(self.recipe):
             sizes, method = (shape[0], shape[1], shape[2]), METHODS[shape[3]]
             mixes_last = bool(shape[4])
             self._use_recipe(build_recipe(self._spec, sizes, method, mixes_last=mixes_last))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)
-
-
-def _packs_in(recipe: Recipe, epoch: int) -> int:
-    """Return the packs that all lanes give in an epoch, in slots."""
-    if recipe.mixing.epoch_end == "carry":
-        return recipe.packs_per_carry_epoch
-    return count_slots(recipe, epoch)
-
-
-def _shape(recipe: Recipe) -> tuple[int, int, int, int, int]:
-    """Return what a run keeps, as integers for its workers."""
-    method = METHODS.index(recipe.packing.method)
-    sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
-    return *sizes, method, int(recipe.mixes_last)

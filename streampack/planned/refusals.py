@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, DataError, ResumeError
-from streampack.plan import DeviceView, Recipe, saving_worker
+from streampack.plan import DeviceView, EpochSequence, Recipe, nearest_divisors, saving_worker
 from streampack.types import State
 
 
@@ -53,6 +53,40 @@ def check_whole_batches(recipe: Recipe) -> None:
                 f"tokens, less than the {least} that fill a {batch}; set epoch_end to 'carry' or "
                 "'pad', or raise its share"
             )
+
+
+def check_within_epoch(sequence: EpochSequence, saved_size: int) -> None:
+    """Refuse a loaded state whose position lies after the epoch.
+
+    Args:
+        sequence: The epoch from there.
+        saved_size: Global batch size of the run that was saved.
+
+    Raises:
+        ResumeError: If it does.
+    """
+    slots, position = sequence.num_slots, sequence.position
+    # With larger global batches, a state may lie after padding that the last batch lacks here.
+    if slots is not None and position > -(-slots // saved_size) * saved_size:
+        raise ResumeError(
+            f"the state's position {position} lies after the epoch's {slots} "
+            "packs; load what state_dict() or state_after(batch) returned, unchanged"
+        )
+
+
+def check_at_batch(sequence: EpochSequence, batch_size: int) -> None:
+    """Refuse a loaded state whose position lies inside a batch.
+
+    Raises:
+        ResumeError: If it does. Names batch sizes that fit.
+    """
+    position = sequence.position
+    if position % batch_size:
+        raise ResumeError(
+            f"the state's position {position} is not a multiple of batch_size="
+            f"{batch_size}; set batch_size to "
+            f"{nearest_divisors(position, batch_size)}, on any number of ranks"
+        )
 
 
 def check_saving_worker(state: State, view: DeviceView) -> bool:

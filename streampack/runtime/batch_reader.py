@@ -110,4 +110,4 @@ class BatchReader:
         if self.keeps_rows:
             return make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
         made = make_batches(rows, plan.packs, steps=steps, positions=positions, blocks=self.blocks)
-        return [self.convert(batch) for batch in made]
+        return list(map(self.convert, made))

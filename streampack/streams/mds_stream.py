@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -71,26 +71,24 @@ class MdsStream:
     """What happens after `max_passes`."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
+    num_samples: int = field(init=False)
+    """Number of samples in the stream."""
+    num_shards: int = field(init=False)
+    """Number of shards in the stream."""
+    first_sample: Int64Array = field(init=False)
+    """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
+    raw_bytes: Int64Array = field(init=False)
+    """Decompressed bytes of each shard, shape (num_shards,)."""
+    needs_fetch: bool = field(init=False)
+    """Whether shards may have to be fetched or decompressed before use."""
 
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in the stream."""
-        return self.index.num_samples
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards in the stream."""
-        return len(self.index.shards)
-
-    @property
-    def first_sample(self) -> Int64Array:
-        """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
-        return self.index.first_sample
-
-    @property
-    def raw_bytes(self) -> Int64Array:
-        """Decompressed bytes of each shard, shape (num_shards,)."""
-        return self.index.raw_bytes
+    def __post_init__(self) -> None:
+        # Fields of this class, because planning and gathering ask for them at every turn.
+        object.__setattr__(self, "num_samples", self.index.num_samples)
+        object.__setattr__(self, "num_shards", len(self.index.shards))
+        object.__setattr__(self, "first_sample", self.index.first_sample)
+        object.__setattr__(self, "raw_bytes", self.index.raw_bytes)
+        object.__setattr__(self, "needs_fetch", self.cache.needs_fetch)
 
     @property
     def has_length_file(self) -> bool:
@@ -203,18 +201,16 @@ class MdsStream:
         """
         info, pool = self.index.shards[shard], shard_pool()
         uri = self.cache.uri(info.raw.basename)
-        with attach_uri(uri, info.raw.basename):
+        try:
             # Neither the path nor index.json distinguishes two versions of a file.
             opened = pool.get((self.cache.file(info), self.digest))
             if opened is None:
                 opened = self._open_shard(shard, uri)
                 pool.put(opened)
-            return opened
-
-    @property
-    def needs_fetch(self) -> bool:
-        """Whether shards may have to be fetched or decompressed before use."""
-        return self.cache.needs_fetch
+        except (DataError, OSError, RuntimeError):
+            with attach_uri(uri, info.raw.basename):
+                raise
+        return opened
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard's raw file exists with the right size; one `stat`."""
@@ -249,18 +245,19 @@ class MdsStream:
 
     def _read_lengths(self, read: Callable[..., Int64Array], *place: int) -> Int64Array:
         """Read from the length file; fetch it again if it was deleted or is damaged."""
-        path = self.cache.folder / LENGTH_FILE
-        with attach_uri(path):
+        path, state = self.cache.folder / LENGTH_FILE, None
+        try:
             state = self.cache.file_state(path)
-            try:
-                return read(*place)
-            except FileNotFoundError:
-                pass
-            except DataError:
-                if not self.cache.metadata.remove_damaged_lengths(state):
+            return read(*place)
+        except (DataError, OSError, RuntimeError) as failure:
+            with attach_uri(path):
+                metadata = self.cache.metadata
+                is_gone = isinstance(failure, FileNotFoundError)
+                is_damaged = isinstance(failure, DataError)
+                if not is_gone and not (is_damaged and metadata.remove_damaged_lengths(state)):
                     raise
-            if self.cache.metadata.length_file_path() is not None:
-                return read(*place)
+                if metadata.length_file_path() is not None:
+                    return read(*place)
         raise DataError(
             f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
             "remote has none; make it again with `streampack index`, and start again",
@@ -295,21 +292,22 @@ class MdsStream:
     def _parse(self, shard: int, mapped: MappedShard, uri: str) -> OpenShard:
         info, data = self.index.shards[shard], mapped.data
         where = f"stream {self.name!r}, shard {shard} ({uri})"
+        options = ["tokens"]
+        options += ["labels"] if self.columns.labels else []
+        options += ["loss_mask"] if self.columns.loss_mask else []
+        wanted = [(self.columns.names_of(o), self.columns.dtype_of(o), o) for o in options]
         check_columns(data, info, where)
-
-        def places(option: str) -> Places:
-            """Return where the values of a column are."""
-            names, dtype = self.columns.names_of(option), self.columns.dtype_of(option)
+        places: dict[str, Places] = {}
+        for names, dtype, option in wanted:
             column = find_column(info.layout, names, dtype, f"stream {self.name!r}", option)
-            return sample_places(data, info.num_samples, info.layout, column, where)
-
+            places[option] = sample_places(data, info.num_samples, info.layout, column, where)
         return OpenShard(
             key=(mapped.file, self.digest),
             uri=uri,
             data=data,
-            tokens=places("tokens"),
-            labels=places("labels") if self.columns.labels else None,
-            loss_mask=places("loss_mask") if self.columns.loss_mask else None,
+            tokens=places["tokens"],
+            labels=places.get("labels"),
+            loss_mask=places.get("loss_mask"),
             is_gone=mapped.is_gone,
         )
 

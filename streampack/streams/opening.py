@@ -53,9 +53,8 @@ def open_stream(
         DataError: If its index.json or its length file is invalid, a file of a local stream does
             not match index.json, or a requested column is missing.
     """
-    location = StreamLocation.of(stream)
+    location, columns = StreamLocation.of(stream), ColumnSelection.of(stream)
     cache = ShardCache(location, disk, store)
-    columns = ColumnSelection.of(stream)
     name = getattr(stream, "name", None) or _default_name(location)
     with attach_uri(location.index_uri):
         text = cache.metadata.index_bytes()
@@ -68,8 +67,7 @@ def open_stream(
             length_file = _usable(length_file, column, name)
         cache.check(index, may_be_emptied=may_be_emptied)
         entries = json.loads(text)["shards"]
-        chosen = getattr(stream, "shards", None)
-        if chosen is not None:
+        if (chosen := getattr(stream, "shards", None)) is not None:
             first, stop = _chosen_shards(chosen, len(index.shards), name)
             index, entries = index.part(first, stop), entries[first:stop]
             if length_file is not None:

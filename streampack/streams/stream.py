@@ -103,10 +103,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         check_remote: bool = False,
         **others: Any,
     ) -> None:
-        if remote is None and local is None:
-            raise ConfigError(
-                f"remote={remote} and local={local}: set one of them to the stream's folder"
-            )
+        self.remote = remote = _checked_remote(remote, local)
         _check_names(others)
         _check_weights(others)
         _check_download(others)
@@ -114,12 +111,7 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
             tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
         )
         _check_labels(labels, labels_shifted)
-        _check_part(shards, max_passes)
-        check_choice("on_exhausted", on_exhausted, OnExhausted)
-        if remote is not None:
-            remote = folder_of(shown_path(remote)) or shown_path(remote)
-        _check_scheme(remote)
-        self.remote = remote
+        _check_part(shards, max_passes, on_exhausted)
         self.split = split or ""
         # MosaicML refuses to reuse its own temporary folder, but accepts it as local=.
         self._temporary_root = _private_root() if local is None else None
@@ -174,7 +166,8 @@ def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:
         )
 
 
-def _check_part(shards: object, max_passes: Any) -> None:
+def _check_part(shards: object, max_passes: Any, on_exhausted: str) -> None:
+    check_choice("on_exhausted", on_exhausted, OnExhausted)
     if shards is not None and not isinstance(shards, slice):
         raise ConfigError(
             f"shards={shards!r:.80} is not a slice of shards; write slice(0, 10), or "
@@ -233,8 +226,14 @@ def _check_dtypes(**dtypes: str | None) -> None:
             )
 
 
-def _check_scheme(remote: str | None) -> None:
-    scheme = urlsplit(remote or "").scheme  # as in MosaicML: whatever precedes a colon
+def _checked_remote(remote: str | os.PathLike[str] | None, local: object) -> str | None:
+    """Return a remote as text, a folder as its path; refuse what nothing can fetch from."""
+    if remote is None:
+        if local is None:
+            raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
+        return None
+    remote = folder_of(shown_path(remote)) or shown_path(remote)
+    scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon
     known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is used as dbfs
     if scheme and scheme not in known:
         raise ConfigError(
@@ -242,6 +241,7 @@ def _check_scheme(remote: str | None) -> None:
             f"url of {', '.join(f'{name}:' for name in known)} or file:; copy the files to one of "
             "them"
         )
+    return remote
 
 
 mosaic.streams_registry.register("streampack", func=Stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def gates(remote, tmp_path) -> Gates:
 
 def gated(kind: type[Gate], remote: Path, local: Path, **values: object) -> Gate:
     opened = open_streams([Stream(remote=str(remote), local=str(local))])[0]
-    stream = kind(**{name: getattr(opened, name) for name in MdsStream.__slots__})
+    stream = kind(**{each.name: getattr(opened, each.name) for each in fields(opened) if each.init})
     for name, value in {"asked": [], "notes": [], **values}.items():
         object.__setattr__(stream, name, value)
     return stream
