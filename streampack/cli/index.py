@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streampack._paths import folder_of
 from streampack.cli.verbs import Index
+from streampack.cli.wording import counted
 from streampack.errors import ConfigError
 from streampack.write import write_lengths, write_remote_lengths
 
@@ -52,8 +53,9 @@ def run(options: Index) -> None:
                 written += write_lengths(Path(folder), *arguments)
     for stream in written:
         console.print(
-            f"{stream.path}: {stream.num_samples:,} samples, {stream.num_tokens:,} tokens in "
-            f"{stream.num_shards:,} shards, column {stream.column!r}",
+            f"{stream.path}: {counted(stream.num_samples, 'sample')}, "
+            f"{counted(stream.num_tokens, 'token')} in {counted(stream.num_shards, 'shard')}, "
+            f"column {stream.column!r}",
             highlight=False,
             soft_wrap=True,
         )

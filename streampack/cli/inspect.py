@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from streampack._paths import folder_of
 from streampack.cli.verbs import Inspect, StreamOptions
-from streampack.cli.wording import ARGUMENTS, in_words_of_options
+from streampack.cli.wording import ARGUMENTS, counted, in_words_of_options
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
@@ -116,7 +116,8 @@ def _job_lines(options: Inspect) -> _JobProgress:
     results = finished_parts(output, job)
     num_bad = sum(result.counts.num_bad_rows for result in results.values())
     lines = [
-        f"{len(results):,} of {len(job.parts):,} parts are done, {num_bad:,} bad rows left out"
+        f"{len(results):,} of {len(job.parts):,} parts are done, "
+        f"{counted(num_bad, 'bad row')} left out"
     ]
     bad_rows = (bad for result in results.values() for bad in result.bad_rows)
     in_options = {name: f"--{option.replace('_', '-')}" for name, option in ARGUMENTS.items()}
@@ -150,9 +151,9 @@ def _num_shards_to_read(stream: MdsStream) -> int:
 
 def _shard_table(stream: MdsStream) -> Table:
     """Return a table of the first shards, and the number of others."""
-    more = stream.num_shards - MAX_SHARDS_SHOWN
+    more, shards = stream.num_shards - MAX_SHARDS_SHOWN, counted(stream.num_shards, "shard")
     table = Table(
-        title=f"{stream.name}: {stream.num_shards:,} shards, {stream.num_samples:,} samples",
+        title=f"{stream.name}: {shards}, {counted(stream.num_samples, 'sample')}",
         title_justify="left",
         caption=f"... and {more:,} more" if more > 0 else None,
         caption_justify="left",
@@ -180,7 +181,7 @@ def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
             f"about {float(f'{about:.{DIGITS_SHOWN}g}'):,.0f} tokens, estimated from "
             f"{num_read:,} of {stream.num_shards:,} shards; `streampack index` counts them"
         )
-        seen = f" (of the first {len(lengths):,} samples)"
+        seen = f" (of the first {counted(len(lengths), 'sample')})"
     parts = [f"{name} {value:,.0f}" for name, value in length_quantiles(lengths).items()]
     return Text(f"{total}\nlengths: {', '.join(parts)}{seen}")
 

@@ -1,4 +1,4 @@
-"""Reword error messages for the command line, with options and config keys.
+"""Words of the command line: counts, and messages with its options and config keys.
 
 ::
 
@@ -33,6 +33,15 @@ VALUE = r"""('[^']*'|"[^"]*"|\.\.\.|[^\s,;()'"]*[^\s,;:.()'"])?"""
 CODE = r"\b(?:Iterable)?Stream\([^()]*\)|\b\w+\([^()]*=[^()]*\)"
 ARGUMENT_IN_TEXT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
 CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    >>> counted(1, "shard"), counted(1200, "bad row")
+    ('1 shard', '1,200 bad rows')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def in_words_of_options(text: str, options: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ from rich.progress import Progress as ProgressBar
 from streampack import write
 from streampack.cli.signals import terminable
 from streampack.cli.verbs import Write
+from streampack.cli.wording import counted
 from streampack.errors import ConfigError
 
 NO_COMPRESSION = "none"
@@ -201,7 +202,7 @@ def show_summary(
             f"when all are: streampack merge {written.path}",
         ]
     if num_verified:
-        lines.append(f"{num_verified:,} shards were read again: all hashes are equal")
+        lines.append(f"{counted(num_verified, 'shard')} read again: all hashes are equal")
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -209,10 +210,12 @@ def show_summary(
 def _sizes(written: write.Written) -> str:
     left_out = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
     if written.num_bad_rows:
-        left_out += f", {written.num_bad_rows:,} bad rows left out (each part.json names its own)"
+        left_out += (
+            f", {counted(written.num_bad_rows, 'bad row')} left out (each part.json names its own)"
+        )
     if written.num_without_targets:
         left_out += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
     return (
-        f"{written.num_samples:,} samples, {written.num_tokens:,} tokens in "
-        f"{written.num_shards:,} shards{left_out}"
+        f"{counted(written.num_samples, 'sample')}, {counted(written.num_tokens, 'token')} in "
+        f"{counted(written.num_shards, 'shard')}{left_out}"
     )

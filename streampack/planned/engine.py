@@ -235,12 +235,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             check_whole_batches(self.recipe)
             return self._sequence(self._start_of(epoch))
         sequence = self._sequence(self._start)
-        check_within_epoch(sequence, self._saved_size)
+        check_within_epoch(sequence, self._start.position, self._saved_size)
         if sequence.is_finished:
             # The state was taken after the epoch's last batch, so the next epoch follows.
             self.counter.begin(worker, key, epoch + 1)
             return self._sequence(Progress(epoch=epoch + 1))
-        check_at_batch(sequence, self.batch_size)
+        check_at_batch(sequence, self._start.position, self.batch_size)
         return sequence
 
     def _sequence(self, start: Progress) -> EpochSequence:

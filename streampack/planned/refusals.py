@@ -55,17 +55,18 @@ def check_whole_batches(recipe: Recipe) -> None:
             )
 
 
-def check_within_epoch(sequence: EpochSequence, saved_size: int) -> None:
+def check_within_epoch(sequence: EpochSequence, position: int, saved_size: int) -> None:
     """Refuse a loaded state whose position lies after the epoch.
 
     Args:
-        sequence: The epoch from there.
+        sequence: The epoch from there; its own position lies at most at its end.
+        position: The state's position.
         saved_size: Global batch size of the run that was saved.
 
     Raises:
         ResumeError: If it does.
     """
-    slots, position = sequence.num_slots, sequence.position
+    slots = sequence.num_slots
     # With larger global batches, a state may lie after padding that the last batch lacks here.
     if slots is not None and position > -(-slots // saved_size) * saved_size:
         raise ResumeError(
@@ -74,14 +75,13 @@ def check_within_epoch(sequence: EpochSequence, saved_size: int) -> None:
         )
 
 
-def check_at_batch(sequence: EpochSequence, batch_size: int) -> None:
-    """Refuse a loaded state whose position lies inside a batch.
+def check_at_batch(sequence: EpochSequence, position: int, batch_size: int) -> None:
+    """Refuse a loaded state whose `position` lies inside a batch; `sequence` begins there.
 
     Raises:
         ResumeError: If it does. Names batch sizes that fit.
     """
-    position = sequence.position
-    if position % batch_size:
+    if sequence.position % batch_size:
         raise ResumeError(
             f"the state's position {position} is not a multiple of batch_size="
             f"{batch_size}; set batch_size to "

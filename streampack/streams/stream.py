@@ -230,7 +230,9 @@ def _checked_remote(remote: str | os.PathLike[str] | None, local: object) -> str
     """Return a remote as text, a folder as its path; refuse what nothing can fetch from."""
     if remote is None:
         if local is None:
-            raise ConfigError("remote=None and local=None: set one of them to the stream's folder")
+            raise ConfigError(
+                f"remote={remote} and local={local}: set one of them to the stream's folder"
+            )
         return None
     remote = folder_of(shown_path(remote)) or shown_path(remote)
     scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon

@@ -198,8 +198,8 @@ def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, 
     written = call("write", rows, "--out", out, "--tokenizer", tokenizer)
     shown = call("inspect", out, "--tokenizer", tokenizer, "--pack", 16)
 
-    assert written.endswith("3 samples, 12 tokens in 1 shards, 1 without tokens left out\n")
-    assert "numbers: 1 shards, 3 samples" in shown
+    assert written.endswith("3 samples, 12 tokens in 1 shard, 1 without tokens left out\n")
+    assert "numbers: 1 shard, 3 samples" in shown
     assert "\n12 tokens\n" in shown
     assert "median 3" in shown
     assert all(text in shown for text in texts)
@@ -215,7 +215,7 @@ def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
 
     output = call("write", rows, "--out", out, *fields)
 
-    assert output.endswith("in 1 shards, 1 whose loss_mask is 0 throughout\n")
+    assert output.endswith("in 1 shard, 1 whose loss_mask is 0 throughout\n")
     stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
     assert stream.shard_edges(0).tolist() == [[3, 4]] * 2
     assert stream.index.shards[0].packed is None
@@ -240,7 +240,7 @@ def test_a_tilde_that_no_shell_has_read_is_the_home_folder(
     (tmp_path / "made" / "s" / LENGTH_FILE).unlink()
     output = call("index", "~/made")
 
-    assert output.startswith(f"{tmp_path}/made/s/{LENGTH_FILE}: 1 samples, 2 tokens")
+    assert output.startswith(f"{tmp_path}/made/s/{LENGTH_FILE}: 1 sample, 2 tokens")
     shown = call("inspect", tmp_path / "made" / "s", "--tokenizer", f"~/{tokenizer.name}")
     assert "one two" in shown
     assert json.loads(call("run", f"~/{config.name}", "--json"))["steps"]
@@ -317,7 +317,7 @@ def test_the_token_column_has_one_option_in_every_verb_and_its_former_name_works
         shown = call("inspect", out, option, "tokens")
         packed = call("compare-packers", "--stream", out, option, "tokens", "--markdown")
         made[option] = next(out.rglob("shard.00000.mds.zstd")).read_bytes()
-        assert "9 tokens in 1 shards, column 'tokens'" in indexed
+        assert "9 tokens in 1 shard, column 'tokens'" in indexed
         assert "\n9 tokens\n" in shown
         assert "exact_fit" in packed
     assert made["--tokens"] == made["--column"]

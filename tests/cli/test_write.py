@@ -112,7 +112,7 @@ def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer
         *("--on-bad-row", "skip"),
     )
     assert "20 samples, 160 tokens" in output
-    assert "1 bad rows left out" in output
+    assert "1 bad row left out" in output
     stream = Stream(local=str(out), loss_mask="loss_mask")
     dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=8), batch_size=1)
     labels = next(iter(PackedDataLoader(dataset, num_workers=0)))["labels"][0].tolist()
@@ -154,9 +154,9 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     written = json.loads(call_verb("merge", out, "--verify", "--json"))
     assert (written["num_bad_rows"], written["is_complete"]) == (1, True)
     assert written["num_verified"] == written["num_shards"]
-    assert "shards were read again: all hashes are equal" in call_verb("merge", out, "--verify")
+    assert "read again: all hashes are equal" in call_verb("merge", out, "--verify")
     shown = call_verb("inspect", out)
-    assert "1 bad rows left out" in shown
+    assert "1 bad row left out" in shown
     assert f"{path}, row " in shown
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
 

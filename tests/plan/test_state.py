@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import config
 from streampack.config import Mixing, Order, Packing
+from streampack.config import order as order_config
+from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
 from streampack.plan import (
     DeviceView,
@@ -179,22 +180,22 @@ def test_other_streams_are_refused_by_name_and_place(digests, message):
 
 
 @pytest.mark.parametrize(
-    ("field", "constant", "options"),
+    ("field", "module", "constant", "options"),
     [
-        ("shuffle_block_size", "SHUFFLE_BLOCK_SIZE", {}),
-        ("buffer_limit", "MIN_BUFFER_TOKENS", {}),
-        ("open_packs", "OPEN_PACKS", {"method": "best_fit"}),
-        ("min_fragment", "MIN_FRAGMENT_TOKENS", {"split_gap": 0.1}),
+        ("shuffle_block_size", order_config, "SHUFFLE_BLOCK_SIZE", {}),
+        ("buffer_limit", packing_config, "MIN_BUFFER_TOKENS", {}),
+        ("open_packs", packing_config, "OPEN_PACKS", {"method": "best_fit"}),
+        ("min_fragment", packing_config, "MIN_FRAGMENT_TOKENS", {"split_gap": 0.1}),
     ],
 )
 def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_the_saved_value(
-    monkeypatch, field, constant, options
+    monkeypatch, field, module, constant, options
 ):
     packing = Packing(max_seq_len=1024, **options)
     saved = pack_state(make(packing=packing), DIGESTS, Progress())
     value = saved["fingerprint"][field]
-    assert value == getattr(config, constant)
-    monkeypatch.setattr(config, constant, 2 * value)
+    assert value == getattr(module, constant)
+    monkeypatch.setattr(module, constant, 2 * value)
 
     with pytest.raises(ResumeError, match=rf"with {field}={value}, but .* has {field}={2 * value}"):
         unpack_state(saved, make(packing=packing), DIGESTS)
