@@ -79,8 +79,6 @@ class MdsStream:
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
     raw_bytes: Int64Array = field(init=False)
     """Decompressed bytes of each shard, shape (num_shards,)."""
-    needs_fetch: bool = field(init=False)
-    """Whether shards may have to be fetched or decompressed before use."""
 
     def __post_init__(self) -> None:
         # Fields of this class, because planning and gathering ask for them at every turn.
@@ -88,7 +86,6 @@ class MdsStream:
         object.__setattr__(self, "num_shards", len(self.index.shards))
         object.__setattr__(self, "first_sample", self.index.first_sample)
         object.__setattr__(self, "raw_bytes", self.index.raw_bytes)
-        object.__setattr__(self, "needs_fetch", self.cache.needs_fetch)
 
     @property
     def has_length_file(self) -> bool:
@@ -211,6 +208,11 @@ class MdsStream:
             with attach_uri(uri, info.raw.basename):
                 raise
         return opened
+
+    @property
+    def needs_fetch(self) -> bool:
+        """Whether shards may have to be fetched or decompressed before use."""
+        return self.cache.needs_fetch  # a later check of the cache may change it
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard's raw file exists with the right size; one `stat`."""
