@@ -65,7 +65,8 @@ class _Maker(Generic[Item, Result]):
         for _ in range(depth):
             self.give_back()
         self._asking = threading.Lock()
-        self._is_over = False
+        self._is_over = False  # no more items
+        self._is_left = False  # no more results either
         # One cell per item, in order. It receives the result or the failure, or None at the end.
         self._cells: queue.SimpleQueue[Cell[Result]] = queue.SimpleQueue()
         # Items not yet worked on; the caller sees a cell only once its item is here.
@@ -122,7 +123,7 @@ class _Maker(Generic[Item, Result]):
         join_threads(self._threads, LEAVE_S)
 
     def _stop(self) -> None:
-        self._is_over = True
+        self._is_over = self._is_left = True
         self._to_do.clear()
         for _ in self._threads:
             self.give_back()
@@ -137,6 +138,10 @@ class _Maker(Generic[Item, Result]):
                     self._asking.release()
             if self._room.get() is not None:  # the weak reference to the caller
                 self._stop()
+            # Checked before an item is taken: one may have arrived since `_stop` cleared them, and
+            # working on it would use up the permit that ends this thread.
+            if self._is_left:
+                return
             job = self._take()
             if job is not None:
                 self._do(*job, caught=BaseException)

@@ -113,6 +113,23 @@ def test_threads_end_with_the_iteration_also_when_it_is_left_early(num_threads):
     assert not reading_threads()
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_an_item_that_arrives_after_leaving_keeps_no_thread_alive(num_threads):
+    arrives = threading.Event()
+
+    def items():
+        yield 0
+        arrives.wait()
+        yield 1  # while the caller waits for the threads
+
+    results = ordered_thread_map(items(), lambda item: item, 1, num_threads)
+    assert next(results) == 0
+    threading.Timer(0.1, arrives.set).start()
+    begin = time.monotonic()
+    results.close()
+    assert time.monotonic() - begin < thread_map.LEAVE_S / 2
+
+
 def test_items_are_made_in_one_other_thread_and_so_are_results_that_nobody_waits_for():
     makers, workers = set(), set()
     made: queue.SimpleQueue[int] = queue.SimpleQueue()
