@@ -39,10 +39,12 @@ from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.state import check_state, fingerprint, pack_state
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
+from streampack.runtime.prefetch_thread import prefetched
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.runtime.torch_transfer import transferable
+from streampack.streams.source_traits import has_index
 from streampack.types import State
 from streampack.world import World
 
@@ -253,8 +255,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
         """Yield `native_batches` from a prefetch thread, until a later iteration begins."""
         batches = self.native_batches(iteration, ahead)
-        # The items are batches themselves, so the one at hand counts towards `ahead`.
-        reading = ordered_thread_map(batches, lambda batch: batch, ahead - 1, at_hand=1)
+        # The batch that the loop holds counts towards `ahead`.
+        if all(has_index(stream.source) for stream in self.plan.streams):
+            reading = prefetched(batches, ahead - 1)
+        else:
+            # One thread reads: a generator may hold what only the thread that made it can use, such
+            # as a connection to SQLite. The items are batches, so the one at hand counts too.
+            reading = ordered_thread_map(batches, lambda batch: batch, ahead - 1, at_hand=1)
         self._reading = reading
         yield from reading
         self._check_turn(iteration)
