@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -25,6 +25,7 @@ from streampack.batch.masks import (
     fixed_cu_seqlens,
 )
 from streampack.errors import ConfigError
+from tests.helpers.examples import examples
 from tests.helpers.packs import ROWS_OF_4, native_batch
 
 DOCUMENT_IDS = st.integers(1, 3).flatmap(
@@ -82,7 +83,7 @@ def test_all_forms_are_the_same_mask(document_ids: list[list[int]], padding: Any
     assert (added[~expected] == torch.finfo(torch.bfloat16).min).all()
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(document_ids=DOCUMENT_IDS, padding=PADDING)
 def test_a_block_mask_shows_the_blocks_that_hold_a_pair(
     document_ids: list[list[int]], padding: Any

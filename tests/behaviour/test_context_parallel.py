@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -44,6 +44,7 @@ from streampack.report import simulate
 from tests.helpers import conformance
 from tests.helpers.batches import same
 from tests.helpers.conformance import show
+from tests.helpers.examples import examples
 from tests.helpers.slices import LAYOUTS, PER_TOKEN, context_worlds, cut
 
 LENGTHS = [[1 + number**2 % 90 for number in range(90)], [5, 200, 64] * 10]
@@ -112,7 +113,7 @@ def loaded(dataset: Any, num_workers: int = 0) -> Any:
     return PackedDataLoader(dataset, num_workers=num_workers)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(case=cases())
 def test_merged_slices_are_the_whole_batch_and_each_is_what_trainers_cut_of_it(written, case):
     streams, options, num_ranks = written[case["kind"]], case["options"], case["num_ranks"]

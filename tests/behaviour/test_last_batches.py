@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -25,6 +25,7 @@ from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
 from tests.helpers.conformance import rows
+from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, device_batches, recipe, world_views
 
 SIZE, RUN = 64, 12
@@ -59,7 +60,7 @@ def chunks(packs: list, size: int) -> list[list]:
     return [packs[first : first + size] for first in range(0, len(packs), size)]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     method=methods,
     epoch_end=st.sampled_from(["drop", "carry"]),
@@ -94,7 +95,7 @@ def test_no_batch_mixes_streams_in_any_world(
         assert all_packs(r, world_views(num_devices, batch_size), epoch) == packs
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(method=methods, num_lanes=lanes, seed=st.integers(0, 9))
 def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
     method, num_lanes, seed
@@ -123,7 +124,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
         sequence.close()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(method=methods, num_lanes=lanes, epochs=st.integers(2, 4))
 def test_carry_takes_each_stream_from_where_the_epoch_before_stopped(method, num_lanes, epochs):
     r = make(method, "carry", num_lanes)
@@ -134,7 +135,7 @@ def test_carry_takes_each_stream_from_where_the_epoch_before_stopped(method, num
     assert set(seen.values()) == {1}
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(method=methods, epoch_end=st.sampled_from(["drop", "carry"]), num_lanes=lanes)
 def test_a_run_resumes_near_the_ends_of_its_streams(method, epoch_end, num_lanes):
     r = make(method, epoch_end, num_lanes)
@@ -175,7 +176,7 @@ def uneven_recipes(draw):
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(r=uneven_recipes(), epoch=st.integers(0, 1), data=st.data())
 def test_other_worlds_and_resumes_deliver_the_same_whole_batches(r, epoch, data):
     slots_of = r.shapes.slots_per_pack

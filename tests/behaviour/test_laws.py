@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -26,6 +26,7 @@ from streampack.runtime.resumable import engine_of
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
+from tests.helpers.examples import examples
 
 # Three workers on a machine of two cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -98,7 +99,7 @@ def test_weights_are_kept_exactly_over_epochs_and_no_sample_is_seen_twice_as_oft
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -306,7 +307,7 @@ def test_truncated_samples_end_where_they_are_cut_and_dropped_ones_do_not_appear
 
 
 @given(data=st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(written, data):
     method = data.draw(st.sampled_from(["exact_fit", "next_fit"]))
     gap = data.draw(st.sampled_from([None, 0.0, 0.02, 0.3]))

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import AttentionCost, Balance, ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
+from tests.helpers.examples import examples
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 NUM_SAMPLES = (300, 120)
@@ -91,7 +92,7 @@ def rest_of_each(ranks: list[PackedStreamingDataset], skipped: int) -> list[Any]
     return [[show(batch) for batch in islice(rank, skipped, None)] for rank in ranks]
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     chosen=options(),
     within=st.sampled_from([None, "rank", "node", "batch"]),

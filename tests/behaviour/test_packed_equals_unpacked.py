@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
 from streampack.cli.demo.train import Decoder
 from streampack.formats import to_hf, to_hf_flash, to_llama_factory
 from streampack.testing import assert_no_leak
+from tests.helpers.examples import examples
 from tests.helpers.flash import flash_in_torch
 from tests.helpers.packs import ROWS_OF_4, VOCABULARY, native_batch, samples_of
 
@@ -129,7 +130,7 @@ def packs_of(size: int) -> st.SearchStrategy[list[list[int]]]:
     return st.lists(lengths | full, min_size=size, max_size=size)
 
 
-@settings(deadline=None, max_examples=15, derandomize=True)
+@examples(15)
 @given(rows=packs_of(1), seed=st.integers(0, 9))
 def test_flash_attention_keeps_documents_of_one_pack_apart_in_every_format(
     rows: list[list[int]], seed: int
@@ -141,7 +142,7 @@ def test_flash_attention_keeps_documents_of_one_pack_apart_in_every_format(
             assert_no_leak(lambda b, convert=convert: model(**convert(b)).logits, batch)
 
 
-@settings(deadline=None, max_examples=8, derandomize=True)
+@examples(8)
 @given(rows=packs_of(3), seed=st.integers(0, 9))
 def test_several_packs_are_kept_apart_by_all_formats_that_say_so(
     rows: list[list[int]], seed: int

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 from torch.multiprocessing import start_processes
@@ -32,6 +32,7 @@ from streampack.streams import IterableStream, Stream
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
+from tests.helpers.examples import examples
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 GLOBAL_BATCH = 12
@@ -232,7 +233,7 @@ def test_states_of_iterables_cannot_be_gathered():
 
 
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_any_world_goes_on_where_another_world_stopped(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -549,7 +550,7 @@ def mixing_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(data=st.data())
-@settings(max_examples=50)
+@examples(50)
 def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, data):
     draw = data.draw
     sizes = [4, 6, 8, 16, 20, 24, 30]

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch.utils.data import DataLoader
@@ -43,6 +42,7 @@ from streampack import (
 )
 from streampack.write import write_stream
 from tests.helpers import builders, conformance
+from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, rows_of
 
 Place = tuple[int, int]  # an epoch, and how many of its batches were delivered
@@ -287,7 +287,7 @@ class Standing(RuleBasedStateMachine):
 def test_loader_dataset_and_next_loop_agree_whatever_was_done_before(kind, prefetch_threads):
     way = Way(kind, 0, prefetch_threads)
     machine = type("Standing", (Standing,), {"way": way}).TestCase
-    machine.settings = settings(max_examples=25, stateful_step_count=14)
+    machine.settings = examples(25, stateful_step_count=14)
     machine().runTest()
 
 
@@ -295,7 +295,7 @@ def test_loader_dataset_and_next_loop_agree_whatever_was_done_before(kind, prefe
 @pytest.mark.parametrize("kind", ["planned", "iterable"])
 def test_loader_dataset_and_next_loop_agree_with_workers_too(kind):
     machine = type("Standing", (Standing,), {"way": Way(kind, 1, 1)}).TestCase
-    machine.settings = settings(max_examples=15, stateful_step_count=10)
+    machine.settings = examples(15, stateful_step_count=10)
     machine().runTest()
 
 

@@ -7,13 +7,14 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.errors import ConfigError
+from tests.helpers.examples import examples
 
 WORDS = ["1", "11", "1", "1111", "111", "1", "11", "11", "111"]
 
@@ -68,7 +69,7 @@ def test_the_documented_examples_come_out_as_documented():
     ]
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     lengths=st.lists(st.integers(0, 12), max_size=40),
     max_token_count=st.integers(1, 20),
@@ -106,7 +107,7 @@ def test_a_buffer_of_one_keeps_the_order():
     assert [[len(sample) for sample in batch] for batch in batches] == [[3, 1], [2]]
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     lengths=st.lists(st.integers(1, 30), max_size=120),
     buffer_size=st.integers(1, 16),

@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.compat.torchtune import PackedDataset, padded_collate_packed
 from streampack.errors import ConfigError, DataError
+from tests.helpers.examples import examples
 
 
 def samples_of(lengths):
@@ -148,7 +149,7 @@ def test_an_endless_source_is_read_no_further_than_max_packs():
     assert len(read) == 5
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     lengths=st.lists(st.integers(0, 23), max_size=14),
     max_seq_len=st.integers(1, 9),
@@ -211,7 +212,7 @@ def test_a_number_past_the_end_is_an_index_error():
         dataset[1]
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=9), split=st.booleans())
 def test_a_token_attends_to_its_own_piece_and_padding_as_asked(lengths, split):
     size = 9

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
@@ -27,6 +27,7 @@ from streampack.streams.label_shift import detect_shift, labels_are_shifted
 from streampack.streams.mds_stream import MdsStream
 from streampack.streams.stream import Stream
 from streampack.types import Packs
+from tests.helpers.examples import examples
 from tests.helpers.slices import slots
 
 ROW_TOKENS = 12
@@ -179,7 +180,7 @@ def plans(draw: st.DrawFn, ways: set[str]) -> tuple[Packs, Packing]:
     return Packs(segments=rows, ends=np.array(ends, np.int64)), packing
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(plan=plans({stored[2] for stored in STORED}), num_padding=st.integers(0, 2))
 def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
     streams: list[MdsStream], plan: tuple[Packs, Packing], num_padding: int
@@ -196,7 +197,7 @@ def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
         assert rows.labels.tolist() == expected["labels"]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     plan=plans({stored[2] for stored in STORED}),
     layout=st.sampled_from(["zigzag", "contiguous"]),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
@@ -14,6 +14,7 @@ from streampack.mds import mosaic
 from streampack.mds.columns import find_column, sample_places
 from streampack.mds.index import parse_index
 from tests.helpers import builders
+from tests.helpers.examples import examples
 from tests.helpers.index_json import index_text
 
 
@@ -181,7 +182,7 @@ def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
         places_of(data, index.shards[0])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6)
 )

@@ -6,13 +6,14 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import DataError, PackedStreamingDataset, Packing, Stream
 from streampack.mds import mosaic
 from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype, dtype_of_sizes
 from streampack.write import write_lengths
+from tests.helpers.examples import examples
 
 SIGNED = ("int8", "int16", "int32", "int64")
 DTYPES = (*SIGNED, "uint8", "uint16", "uint32")
@@ -60,7 +61,7 @@ def stored(rng, kind, dtype, lengths):
 
 
 @pytest.mark.parametrize("kind", CORPUS)
-@settings(deadline=None, max_examples=12, derandomize=True)
+@examples(12)
 @given(
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),

@@ -7,11 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
 from streampack.mds.index import parse_index
+from tests.helpers.examples import examples
 from tests.helpers.index_json import SHARD, index_text
 
 
@@ -93,7 +94,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(field=st.sampled_from(sorted(SHARD)), value=json_values)
 def test_any_value_in_any_field_is_taken_or_refused_with_a_data_error(field: str, value: Any):
     try:

@@ -7,11 +7,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.mix import LinearShares, Schedule, SchedulePlace
 from streampack.mix.schedule_kernels import SCALE
+from tests.helpers.examples import examples
 
 amounts = st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any)
 
@@ -28,7 +29,7 @@ def drift(order: np.ndarray, amounts: list[int]) -> np.ndarray:
     return counts - np.arange(1, len(order) + 1)[:, None] * shares
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(amounts=amounts, seed=st.integers(0, 99))
 def test_without_blocks_each_stream_is_within_one_slot_of_its_share_after_every_slot(amounts, seed):
     order = streams(amounts, 1, seed, 300)
@@ -36,7 +37,7 @@ def test_without_blocks_each_stream_is_within_one_slot_of_its_share_after_every_
     assert np.abs(drift(order, amounts)).max() < 1 + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(amounts=amounts, block=st.integers(2, 40), seed=st.integers(0, 99))
 def test_with_blocks_each_stream_is_within_one_slot_of_its_share_after_every_block(
     amounts, block, seed
@@ -66,7 +67,7 @@ def test_every_place_in_a_block_sees_every_stream():
 LANE_BOUND = 8  # units of a stream by which two lanes may differ; 5 is the most that is usual
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     shares=st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any),
     block=st.integers(1, 70),
@@ -98,7 +99,7 @@ def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(run, block):
     assert counts.max() - counts.min() <= 3
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     ends=st.integers(2, 7).flatmap(
         lambda num: st.tuples(

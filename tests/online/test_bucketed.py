@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -26,6 +26,7 @@ from streampack import (
     World,
 )
 from streampack.pack.length_buckets import LengthBucketPacker
+from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, WithState, rows_of, same
 
 LENGTHS = np.random.Generator(np.random.Philox(key=1)).integers(1, 60, 150).tolist()
@@ -65,7 +66,7 @@ def expected() -> dict[tuple[int, int, int], list[int]]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=80),
     max_tokens=st.integers(20, 100),
@@ -299,7 +300,6 @@ def test_a_state_of_other_buckets_or_of_packs_is_refused():
 
 
 @given(lengths=st.lists(st.integers(1, 40), max_size=60), at=st.integers(0, 60))
-@settings(deadline=None)
 def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
     rows = np.array([[0, 0, n, 0, length, length] for n, length in enumerate(lengths)], np.int64)
     rows = rows.reshape(-1, 6)

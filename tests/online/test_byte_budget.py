@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -30,6 +30,7 @@ from streampack.batch.formats.registry import FORMATS
 from streampack.online.byte_budget import added_bytes, batch_bytes, format_bytes, tensor_bytes
 from streampack.online.samples import num_bytes
 from streampack.runtime.resumable import engine_of
+from tests.helpers.examples import examples
 from tests.helpers.iterables import same
 
 SIZE = 64
@@ -53,7 +54,7 @@ def real_bytes(*batches) -> int:
     return sum(storages.values())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=60),
     batch_size=st.integers(1, 3),
@@ -74,7 +75,7 @@ def test_no_batch_in_any_format_takes_more_than_was_reckoned(lengths, batch_size
         assert added_bytes(made, batch) <= format_bytes(make, plan)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=80),
     include_padding=st.booleans(),
@@ -225,7 +226,7 @@ def test_bounds_change_no_batch():
 
 
 @pytest.mark.processes
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     sizes=st.lists(st.integers(1, 50_000), min_size=20, max_size=60),
     ahead=st.integers(1, 4),

@@ -8,7 +8,7 @@ import random
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -22,6 +22,7 @@ from streampack import (
     Packing,
     ResumeError,
 )
+from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, WithState, rows_of, same
 
 LENGTHS = [7, 12, 30, 2, 9, 11, 31, 3, 5, 21] * 8
@@ -170,7 +171,7 @@ def test_what_lies_beside_the_tokens_is_looked_at_too(field):
         resumed(dataset(rows, **options), state)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_no_change_of_any_held_token_goes_unseen(data):
     lengths = data.draw(st.lists(st.integers(1, 90), min_size=8, max_size=40), "lengths")

@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -30,6 +30,7 @@ from streampack import (
     World,
 )
 from tests.helpers import iterables
+from tests.helpers.examples import examples
 
 KEYS = {
     "tokens",
@@ -67,7 +68,7 @@ def dataset(*lengths: list[int], **kwargs) -> PackedIterableDataset:
     return PackedIterableDataset(streams, packing=packing, **kwargs)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=st.lists(
         st.lists(st.integers(1, 100), min_size=1, max_size=30), min_size=1, max_size=3

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -51,7 +51,6 @@ def alone() -> dict[tuple[str, str], list[list[str]]]:
 # One process.
 
 
-@settings(deadline=None)
 @given(
     method=st.sampled_from(METHODS),
     end=st.sampled_from(["pad", "drop"]),

@@ -5,17 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import ConfigError, DataError, IterableStream, PackedIterableDataset, Packing
+from tests.helpers.examples import examples
 
 
 def dataset(*streams, **packing) -> PackedIterableDataset:
     return PackedIterableDataset(streams, packing=Packing(**{"max_seq_len": 16} | packing))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=20))
 def test_values_for_each_token_stay_beside_their_tokens(lengths):
     rows = [
@@ -38,7 +39,7 @@ def test_an_added_bos_or_eos_has_no_value_and_shifts_spans():
     assert batch["image_at"].tolist() == [[0, 2, 4]]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     samples=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=12),
     multiple=st.sampled_from([None, 4]),

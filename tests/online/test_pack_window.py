@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -62,7 +62,6 @@ def packs_of(batches: list[Any]) -> list[tuple[tuple[int, ...], ...]]:
     return found
 
 
-@settings(deadline=None)
 @given(
     window=st.integers(1, 60),
     packer=st.sampled_from(PACKERS),
@@ -90,7 +89,6 @@ def test_a_window_holds_the_packs_that_would_have_come_in_another_order(
     assert pieces(batches) == wanted
 
 
-@settings(deadline=None)
 @given(
     window=st.integers(1, 60),
     method=st.sampled_from(METHODS),
@@ -183,7 +181,6 @@ def test_loops_of_steps_lose_nothing():
     assert all(map(same, list(resumed), wanted[10:15]))
 
 
-@settings(deadline=None)
 @given(
     method=st.sampled_from(METHODS),
     batch_size=st.integers(1, 3),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -18,6 +18,7 @@ from streampack import (
 from streampack.online.item_decoder import are_integer_rows
 from streampack.online.ready_samples import ComplexSample, ReadySamples
 from streampack.online.source_slice import Items
+from tests.helpers.examples import examples
 from tests.helpers.iterables import rows_of, same
 
 
@@ -34,7 +35,6 @@ class OneByOne:
         return self.rows[number]
 
 
-@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["one", "many", "complex", "remove"]), st.integers(1, 9)),
@@ -106,7 +106,7 @@ MIXINGS = [
 ]
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=90), min_size=1, max_size=3),
     shares=st.tuples(*[st.integers(1, 9)] * 3),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -22,6 +22,7 @@ from streampack import (
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.compat.torchtune import PackedDataset
 from streampack.write import write_stream
+from tests.helpers.examples import examples
 
 PACKING = Packing(max_seq_len=16, buffer_tokens=256)
 KINDS = ("list", "array", "tensor")
@@ -147,7 +148,7 @@ def batches_of(source: Any, options: dict[str, Any], **others: Any) -> list[dict
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("pair", PAIRS, ids=["iterable", "indexed"])
-@settings(deadline=None, max_examples=6, derandomize=True)
+@examples(6)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS))
 def test_packs_are_those_of_fresh_items(pair, name, kind, samples):
     fields, options = OPTIONS[name]
@@ -179,7 +180,7 @@ def test_a_run_goes_on_over_a_reused_buffer(pair, name, kind):
         assert list(map(seen, second)) == expected[taken:]
 
 
-@settings(deadline=None, max_examples=15, derandomize=True)
+@examples(15)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS))
 def test_buckets_are_those_of_fresh_items(kind, samples):
     bucketing = Bucketing(max_tokens=64, buffer_samples=5)
@@ -192,7 +193,7 @@ def test_buckets_are_those_of_fresh_items(kind, samples):
 
 
 @pytest.mark.parametrize("split", [True, False])
-@settings(deadline=None, max_examples=15, derandomize=True)
+@examples(15)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS))
 def test_torchtunes_packs_are_those_of_fresh_items(split, kind, samples):
     def packs(source):
@@ -203,7 +204,7 @@ def test_torchtunes_packs_are_those_of_fresh_items(split, kind, samples):
 
 
 @pytest.mark.parametrize("fields", [(), ("tokens",), ("tokens", "images")])
-@settings(deadline=None, max_examples=15, derandomize=True)
+@examples(15)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS))
 def test_torchdatas_batches_are_those_of_fresh_items(fields, kind, samples):
     def batches(source):

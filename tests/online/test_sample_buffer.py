@@ -7,7 +7,7 @@ import itertools
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -27,6 +27,7 @@ from streampack.online.samples import prepare
 from streampack.pack import fit_samples, make_packer
 from streampack.streams import IterableSample
 from streampack.types import Packs
+from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of, same
 
 
@@ -42,7 +43,7 @@ def one_pack(rows) -> Packs:
     return Packs(segments=np.array(rows, np.int64), ends=np.array([len(rows)]))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=300),
     seed=st.integers(0, 99),
@@ -113,7 +114,7 @@ PACKERS = [
 PACKERS += [{"split_gap": 0.1}, {"guard": 2}, {"method": "first_fit", "guard": 1}]
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60))
 @pytest.mark.parametrize("options", PACKERS)
 def test_no_packer_closes_so_many_packs_with_fewer_tokens_wherever_it_stands(options, lengths):
@@ -131,7 +132,7 @@ def test_no_packer_closes_so_many_packs_with_fewer_tokens_wherever_it_stands(opt
         stood.append((num_packs, num_tokens - packer.num_buffered_tokens))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
     most=st.integers(1, 4),

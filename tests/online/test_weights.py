@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -27,6 +27,7 @@ from streampack import (
 from streampack.online.epoch_quota import epoch_amounts
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_sampler import StreamSampler
+from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of
 
 PACKING = Packing(max_seq_len=16, buffer_tokens=256)
@@ -293,7 +294,7 @@ class Sharded:
         return ([n + 1] for n in range(self._num))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     num=st.integers(0, 40),
     repeat=st.fractions(0, 3, max_denominator=8),
@@ -329,7 +330,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
     assert taken(Unsized(items)) == wanted
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=64),
     repeat=st.fractions(0, 3, max_denominator=8),

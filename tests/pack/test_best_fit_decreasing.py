@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import IterableStream, PackedIterableDataset
@@ -19,6 +19,7 @@ from streampack.pack.best_fit_decreasing import PASSING_PACKS
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
+from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
 
 METHOD = "best_fit_decreasing"
@@ -53,7 +54,7 @@ def as_lists(packs: Packs) -> list[list[list[int]]]:
     return [packs[pack].tolist() for pack in range(len(packs))]
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(case=windows_of())
 def test_windows_are_packed_as_in_plain_python(case):
     packing, windows = case

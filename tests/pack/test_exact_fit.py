@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
@@ -14,6 +14,7 @@ from streampack.pack import Packer, fit_samples, kernels, make_packer
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
+from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
 
 
@@ -221,7 +222,7 @@ def test_a_sample_waits_for_a_few_packs_at_most():
     assert spread.max() < 250
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     sums=st.sets(st.integers(0, 700), max_size=30),
     length=st.one_of(st.integers(1, 700), st.sampled_from([63, 64, 65, 128, 640])),
@@ -242,7 +243,7 @@ def test_a_row_of_sums_is_the_row_before_or_its_shift(sums, length, limit):
     assert words[-1] == 12345
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     sums=st.sets(st.integers(0, 319), max_size=20),
     last=st.integers(0, 319),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Bucketing
 from streampack.errors import DataError
 from streampack.pack.length_buckets import LengthBucketPacker
 from streampack.types import SAMPLE, Packs
+from tests.helpers.examples import examples
 
 
 def row(number, length):
@@ -29,7 +30,7 @@ def batches_of(lengths, max_tokens, **options):
     return numbers_of(packer.add(rows.reshape(-1, 6))) + numbers_of(packer.flush())
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(
     lengths=st.lists(st.integers(1, 20), max_size=150),
     max_tokens=st.integers(20, 60),
@@ -56,7 +57,7 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_over_a_limit(
         assert max_samples is None or len(batch) <= max_samples
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     lengths=st.lists(st.integers(1, 20), max_size=200),
     buffer_samples=st.integers(1, 20),

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
@@ -21,6 +21,7 @@ from streampack.errors import DataError, ResumeError
 from streampack.pack import Packer, make_packer
 from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, TOTAL, Packs
 from tests.helpers import oracles
+from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
 
 METHODS = get_args(Method)
@@ -115,7 +116,7 @@ def taken(packing: Packing, segments: np.ndarray) -> int:
 
 
 @pytest.mark.thorough
-@settings(max_examples=600)
+@examples(600)
 @given(case=cases(tuple(ORACLES)))
 def test_kernels_equal_plain_python_segment_by_segment(case):
     packing, rows = case
@@ -194,7 +195,7 @@ def test_a_pack_has_one_cut_at_most_and_none_without_split_gap(case):
             assert packing.split_gap is not None or not len(cuts)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(case=cases(OPTION_METHODS["guard"]))
 def test_with_a_guard_no_segment_waits_for_longer_than_its_bound(case):
     packing, rows = case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
@@ -12,6 +12,7 @@ from streampack.errors import ResumeError
 from streampack.pack import make_packer
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
 
 
@@ -25,7 +26,7 @@ def pack_all(packing: Packing, lengths) -> Packs:
 
 
 @pytest.mark.thorough
-@settings(max_examples=100)
+@examples(100)
 @given(lengths=st.lists(st.integers(1, 64), max_size=120))
 def test_samples_stay_whole_and_rows_hold_what_they_can(lengths):
     packs = pack_all(packing_of(), lengths)
@@ -35,7 +36,7 @@ def test_samples_stay_whole_and_rows_hold_what_they_can(lengths):
     assert all(packs[pack][:, LENGTH].sum() <= 64 for pack in range(len(packs)))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(lengths=st.lists(st.integers(1, 16), min_size=200, max_size=300))
 def test_a_block_is_a_run_of_shorts_of_at_most_short_seq_len(lengths):
     """The blocks of rows of shorts alone are found again by filling up from the left."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
@@ -14,6 +14,7 @@ from streampack.plan import Recipe
 from streampack.plan import sample_order as arrivals_module
 from streampack.plan.sample_order import make_sample_sequence
 from streampack.types import STREAM
+from tests.helpers.examples import examples
 from tests.helpers.planning import global_batches, recipe
 
 LENGTHS = [
@@ -65,7 +66,7 @@ def drift(counts: np.ndarray, r: Recipe) -> np.ndarray:
     return total - total.sum(axis=1, keepdims=True) * shares
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     weights=WEIGHTS,
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -81,7 +82,7 @@ def test_stratified_is_within_one_pack_of_each_share_after_every_global_batch(
     assert np.abs(drift(counts, r)).max() < 1 + 1e-6
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     weights=WEIGHTS,
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -98,7 +99,7 @@ def test_per_stream_gives_global_batches_of_one_stream_by_their_shares(
     assert np.abs(drift(counts, r)).max() < r.global_batch_size * (1 + 1e-6)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     weights=WEIGHTS,
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -150,7 +151,7 @@ def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method
     assert tokens[0] == tokens[1]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(weights=WEIGHTS, num_lanes=st.sampled_from([1, 2, 3]), epoch=st.integers(0, 2))
 def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_lane(
     weights, num_lanes, epoch
@@ -167,7 +168,7 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
         assert np.abs(error[: len(error) * 9 // 10]).max() <= longest + 1e-3
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     amounts=st.lists(st.integers(1, 9), min_size=2, max_size=2),
     wrong=st.integers(5, 40),
@@ -210,7 +211,7 @@ def test_how_far_the_draw_by_tokens_looks_ahead_changes_nothing(monkeypatch, uni
         monkeypatch.undo()
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(weights=WEIGHTS, num_lanes=st.sampled_from([1, 2, 3]), epoch=st.integers(0, 2))
 def test_random_by_samples_holds_each_stream_s_exact_count_in_every_epoch(
     weights, num_lanes, epoch

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.balance import AttentionCost, Balance
@@ -17,6 +17,7 @@ from streampack.errors import ConfigError
 from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.types import Packs
+from tests.helpers.examples import examples
 from tests.helpers.planning import device_batches, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -75,7 +76,7 @@ def by_global_batch(steps: list[list[list]], per_batch: int) -> list[list[str]]:
     ]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.sampled_from(METHODS),
     st.sampled_from(["pad", "drop", "carry"]),
@@ -101,7 +102,7 @@ def test_each_global_batch_holds_the_packs_that_it_has_without_balance(
 
 
 @pytest.mark.thorough
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.sampled_from(METHODS),
     st.sampled_from(["pad", "carry"]),
@@ -142,7 +143,7 @@ def test_batches_planned_together_are_those_planned_one_by_one(within):
 costs = st.integers(1, 10_000)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 def test_every_item_is_dealt_once_and_steps_take_no_longer(data, num_steps, num_ranks, size):
     count = num_steps * num_ranks * size
@@ -156,7 +157,7 @@ def test_every_item_is_dealt_once_and_steps_take_no_longer(data, num_steps, num_
     assert spread.max() <= own.sum() / (num_steps * num_ranks) + own.max()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(costs, min_size=6, max_size=6))
 def test_with_one_pack_a_batch_no_deal_is_better(own):
     own = np.array(own)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
@@ -15,6 +15,7 @@ from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.lane_ends import LaneEndFinder
 from streampack.plan.pack_queue import PackQueue
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     column_packs,
@@ -43,7 +44,7 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, size: int = 12, **mixi
 worlds = st.sampled_from([(1, 12), (1, 1), (2, 2), (3, 2), (4, 3), (6, 2), (12, 1)])
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     method=st.sampled_from(METHODS),
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -78,7 +79,7 @@ def test_an_epoch_of_whole_global_batches_is_neither_padded_nor_cut(method):
         assert [len(batch.packs) for batch in batches] == [12] * 10
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(method=st.sampled_from(METHODS), world=worlds)
 def test_positions_count_real_packs_over_all_ranks_and_never_go_back(method, world):
     num_devices, batch_size = world
@@ -93,7 +94,7 @@ def test_positions_count_real_packs_over_all_ranks_and_never_go_back(method, wor
         assert position == (min(end, num_packs) if end - view.window < num_packs else end)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     method=st.sampled_from(METHODS),
     num_lanes=st.sampled_from([1, 2, 3]),

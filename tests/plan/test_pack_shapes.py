@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.balance import AttentionCost, Balance
@@ -23,6 +23,7 @@ from streampack.plan import (
 )
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import LENGTH, SAMPLE, START, STREAM
+from tests.helpers.examples import examples
 from tests.helpers.planning import covered, device_batches, recipe, world_views
 
 SIZE, RUN = 32, 8
@@ -83,7 +84,7 @@ def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **
     return found
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     method=methods,
     epoch_end=epoch_ends,
@@ -114,7 +115,7 @@ def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
         assert {slots for slots, _ in expected} == set(SLOTS)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(method=methods, num_lanes=st.sampled_from([1, 2, 3]), seed=st.integers(0, 9))
 def test_a_padded_epoch_holds_every_token_once(method, num_lanes, seed):
     r = make(method, "pad", num_lanes=num_lanes, order=Order(seed=seed))
@@ -141,7 +142,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream(method, num_lan
         assert of_all - of_kept <= (run // slots - 1) * cut.num_lanes + last_batch
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(method=methods, epoch_end=epoch_ends, num_lanes=st.sampled_from([1, 2]), data=st.data())
 def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num_lanes, data):
     r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16)

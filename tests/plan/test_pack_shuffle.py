@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
@@ -18,6 +18,7 @@ from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.state import fingerprint
 from streampack.types import LENGTH, SAMPLE
+from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, column_packs, device_batches, recipe, world_views
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -48,7 +49,7 @@ orders = st.builds(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]), st.sampled_from(["pad", "carry"]))
 def test_a_column_gives_the_same_packs_each_within_a_window_of_its_place(
     order, method, num_lanes, epoch_end
@@ -78,7 +79,7 @@ def test_the_even_order_has_each_pack_once(tokens):
     assert sorted(order.tolist()) == list(range(len(tokens)))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["uniform", "few long", "two sizes"]),
@@ -132,7 +133,7 @@ def test_small_windows_are_parts_of_a_chunk(pack_shuffle):
 
 
 @pytest.mark.thorough
-@settings(max_examples=25)
+@examples(25)
 @given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
 def test_a_run_resumes_inside_a_window_in_any_world_with_or_without_snapshots(
     order, method, epoch_end, data

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
@@ -18,6 +18,7 @@ from streampack.plan import DeviceView, EpochSequence, Recipe, count_packs
 from streampack.plan.pack_queue import PackQueue
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     column_packs,
@@ -110,7 +111,7 @@ def test_ordinary_lengths_fill_all_packs_but_the_last(kind, size):
     assert fill_of(found, size) > 99.97 - 100 / len(found)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     orders,
     st.sampled_from(METHODS),
@@ -127,7 +128,7 @@ def test_packs_that_are_only_counted_are_as_many(order, method, num_lanes, epoch
 
 
 @pytest.mark.thorough
-@settings(max_examples=40)
+@examples(40)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]))
 def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num_lanes):
     r = make(order, method, num_lanes)
@@ -157,7 +158,7 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
 
 
 @pytest.mark.thorough
-@settings(max_examples=25)
+@examples(25)
 @given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
 def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(
     order, method, epoch_end, data

@@ -8,12 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
 from streampack.plan import DeviceView, EpochSequence, Progress, Recipe, check_resized
+from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, device_batches, recipe, world_views
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -88,7 +89,7 @@ def show(batch) -> tuple:
 
 
 @pytest.mark.thorough
-@settings(max_examples=80)
+@examples(80)
 @given(
     method=st.sampled_from(METHODS),
     epoch_end=st.sampled_from(ENDS),
@@ -131,7 +132,7 @@ def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
                 assert rest == expected[position:]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     method=st.sampled_from(METHODS),
     epoch_end=st.sampled_from(ENDS),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -34,6 +33,7 @@ from streampack.plan.run_state import (
 from streampack.planned.run_chapters import RunChapters
 from streampack.types import STREAM
 from tests.helpers.chapters import plan_packs, run_packs, run_plan, views_of
+from tests.helpers.examples import examples
 
 SIZE = 16  # packs of a global batch
 LIMITS = {"math": Fraction(1, 2), "code": Fraction(1, 8), "other": Fraction(1)}
@@ -265,9 +265,7 @@ class History(RuleBasedStateMachine):
 
 
 def play(num_histories: int) -> None:
-    run_state_machine_as_test(
-        History, settings=settings(max_examples=num_histories, stateful_step_count=8)
-    )
+    run_state_machine_as_test(History, settings=examples(num_histories, stateful_step_count=8))
 
 
 @pytest.mark.thorough

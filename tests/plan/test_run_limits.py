@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.chapters import Chapter
@@ -21,6 +21,7 @@ from streampack.plan.run_limits import check_limits
 from streampack.plan.run_sequence import RunSequence
 from streampack.types import PASS, START, STREAM
 from tests.helpers.chapters import device_packs, run_packs, run_plan, views_of
+from tests.helpers.examples import examples
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 RNG = np.random.default_rng(0)
@@ -83,7 +84,7 @@ passes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     run=chapters(),
     passes=passes,
@@ -103,7 +104,7 @@ def test_limited_streams_give_way_and_no_pack_is_empty(run, passes, method, over
         assert max(own, default=0) <= most
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(run=chapters(), passes=passes, is_global=st.booleans(), num_lanes=st.sampled_from([1, 2, 4]))
 def test_batches_of_one_stream_stay_so_where_streams_run_out(run, passes, is_global, num_lanes):
     method, size = ("per_stream", SIZE) if is_global else ("device_per_stream", RUN)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.chapters import Chapter, Ramp
@@ -24,10 +24,11 @@ from tests.helpers.chapters import (
     run_plan,
     views_of,
 )
+from tests.helpers.examples import examples
 
 NAMES = ["web", "code", "math"]
 SIZE = 16  # packs of a global batch
-EXAMPLES = settings(max_examples=25)
+EXAMPLES = examples(25)
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +189,7 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
     assert differ <= 2 + num_lanes * (max(draws) - min(draws)) / num_samples
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     run=chapters(),
     method=st.sampled_from(["stratified", "device_per_stream"]),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.plan import DeviceView, EpochSequence, Recipe, count_packs
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     covered,
@@ -58,7 +59,7 @@ def assert_covers_once(packs: list, all_lengths: list[np.ndarray]) -> None:
             assert starts[-1] == lengths[sample]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     all_lengths=all_lengths,
     method=methods,
@@ -108,7 +109,7 @@ def test_all_worlds_read_the_same_sequence_in_equal_steps(num_lanes, method, uni
         assert all_packs(r, world_views(num_devices, 2)) == expected
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     method=methods,
     unit=units,

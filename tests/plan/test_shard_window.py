@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
@@ -17,6 +17,7 @@ from streampack.order import Extents, Lengths, Passes
 from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.sequence import touched_lanes
 from streampack.types import SAMPLE, STREAM
+from tests.helpers.examples import examples
 from tests.helpers.planning import recipe, synthetic_stream
 
 METHODS = ["random", "stratified"]
@@ -191,7 +192,7 @@ def test_looking_costs_nothing_like_the_size_of_the_stream():
     assert not asked, "no length is needed to look ahead"
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     block=st.integers(1, 60),

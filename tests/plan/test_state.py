@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
@@ -31,6 +31,7 @@ from streampack.plan import (
     unpack_state,
 )
 from streampack.plan.state import STATE_VERSION
+from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, recipe, world_views
 
 DIGESTS = ["5f2c", "91aa"]
@@ -431,7 +432,7 @@ def put(state: dict, path: tuple, value: object) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=3000)
+@examples(3000)
 @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
 def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):
     state = json.loads(json.dumps(saved(number)))

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import DeviceView, PlanStream, Recipe
 from streampack.plan.sample_order import make_sample_sequence
 from streampack.types import SAMPLE, START, STREAM
+from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     covered,
@@ -49,7 +50,7 @@ def taken(r: Recipe, epoch: int) -> list[dict]:
     return covered(packs, len(r.streams))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     nums=st.lists(st.integers(1, 500), min_size=1, max_size=3),
     weights=st.lists(WEIGHT, min_size=3, max_size=3),
@@ -81,7 +82,7 @@ def test_repeat_and_choose_are_exact_in_every_epoch_and_samples_are_used_evenly(
                 assert max(uses) - min(uses) <= 1
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     nums=st.lists(st.integers(1, 500), min_size=2, max_size=3),
     weights=st.lists(st.sampled_from([1, 3, 0.5]), min_size=3, max_size=3),
@@ -150,7 +151,7 @@ def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_
     assert sum(map(len, large)) == len(set.union(*large)) == 3000
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     nums=st.lists(st.integers(20, 900), min_size=1, max_size=3),
     choose=st.lists(st.integers(1, 12_000), min_size=3, max_size=3),
@@ -201,7 +202,7 @@ def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
     return uses
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     long=st.integers(300, 1000),
     short=st.integers(4, 30),
@@ -263,7 +264,7 @@ def test_short_epochs_that_carry_come_to_every_lane(packer, least, most):
     assert (uses == 0).mean() < 0.01
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     method=st.sampled_from(METHODS),
     num_lanes=st.sampled_from([1, 2, 3, 5, 8]),
@@ -296,7 +297,7 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
     assert uses.max() - uses.min() <= 2
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     method=st.sampled_from(["stratified", "device_per_stream"]),
     num_lanes=st.sampled_from([1, 2, 3, 8]),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import Balance, Buffers, IterableStream, PackedDataLoader
@@ -30,6 +30,7 @@ from tests.helpers.conformance import (
     worlds,
     write_streams,
 )
+from tests.helpers.examples import examples
 
 SIZE, BATCH = 32, 8
 OWN = [{}, {"max_seq_len": 2 * SIZE}, {"max_seq_len": 8 * SIZE}]
@@ -304,7 +305,7 @@ def test_iterables_have_one_length():
 
 
 @pytest.mark.thorough
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_any_world_continues_where_another_stopped(written, data):
     draw = data.draw

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -18,6 +18,7 @@ from streampack.runtime.memory_budget import BYTES_PER_TOKEN, MemoryFootprint, m
 from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
+from tests.helpers.examples import examples
 
 pytestmark = pytest.mark.processes
 
@@ -116,7 +117,7 @@ def test_workers_that_plan_for_themselves_count_their_packers_each(written):
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_what_a_rank_holds_never_passes_what_it_was_said_to_hold(written, data):
     num_ranks = data.draw(st.integers(1, 6), "ranks")
     world = worlds(num_ranks)[data.draw(st.integers(0, num_ranks - 1), "rank")]

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedStreamingDataset, Packing
@@ -29,6 +29,7 @@ from streampack.storage.owner import OWNER_FILE
 from streampack.streams import Stream, open_stream, open_streams
 from streampack.streams import shard_pool as recent_module
 from tests.helpers import builders
+from tests.helpers.examples import examples
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 
@@ -297,8 +298,8 @@ class History:
         assert found == [sample.tolist() for sample in self.versions[version][1][first:last]]
 
 
-FEW = settings(max_examples=25, deadline=None, derandomize=True)
-MANY = settings(max_examples=500, deadline=None, derandomize=True)
+FEW = examples(25)
+MANY = examples(500)
 
 
 @pytest.mark.parametrize("how_many", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])

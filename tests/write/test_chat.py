@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
@@ -28,6 +28,7 @@ from streampack import (
 from streampack.errors import ConfigError, DataError
 from streampack.write import ChatEncoder, ChatSamples, write_stream
 from streampack.write.chat import target_tokens
+from tests.helpers.examples import examples
 
 ROOT = Path(__file__).parents[2]
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
@@ -158,7 +159,7 @@ chats = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
 def test_the_targets_are_the_responses_and_their_end_of_turn_tokens(chat, name, kind) -> None:
     if name == "llama_3":
@@ -185,7 +186,7 @@ def without_put_in_spaces(text: str, kind: str) -> str:
     return text.replace(" ", "") if kind == "byte_fallback" else text
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     chat=chats,
     spaces=st.sampled_from(["", " ", "\n", "\n\n "]),
@@ -232,7 +233,7 @@ def by_message(chat: list[dict[str, Any]], tokenizer: Any, train_on: str) -> lis
     return pairs
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(chat=chats, train_on=st.sampled_from(["responses", "last_response", "all"]))
 def test_the_same_as_encoding_message_by_message(chat, train_on) -> None:
     tokenizer = tokenizer_of()
