@@ -7,15 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-
-from streampack import Stream
-from streampack.mds.mosaic import MDSWriter
-from tests.helpers.batches import LENGTHS
-from tests.helpers.builders import stream_of
 
 # Tests share a machine with their own workers and compile kernels at a first call: a deadline per
 # example would measure that. Derandomised, so that a red test stays red until it is mended.
@@ -60,9 +53,15 @@ def quick_writer() -> Iterator[None]:
         yield
 
 
+# What these two need is imported at their use: the process that only starts the test processes
+# would wait five seconds for torch and MosaicML's library.
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Compute in one thread: the models of tests are too small for more."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -70,20 +69,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["plain", "mask", "labels"])
-def stream(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
+def stream(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A stream without, and two with a word on which tokens are targets."""
-    folder = tmp_path_factory.mktemp("stream") / "s"
-    if request.param == "plain":
-        yield stream_of(folder, LENGTHS)
-        return
-    name = {"mask": "loss_mask", "labels": "labels"}[request.param]
-    with MDSWriter(
-        out=str(folder), columns={"tokens": "ndarray:int32", name: "ndarray:int32"}
-    ) as writer:
-        for number, length in enumerate(LENGTHS):
-            tokens = np.arange(number, number + length, dtype=np.int32)
-            is_target = tokens % 3 > 0
-            values = is_target if name == "loss_mask" else np.where(is_target, tokens, -100)
-            writer.write({"tokens": tokens, name: values.astype(np.int32)})
-    shifted = {} if name == "loss_mask" else {"labels_shifted": False}
-    yield Stream(local=str(folder), **{name: name}, **shifted)
+    from tests.helpers.batches import stream_with_targets
+
+    return stream_with_targets(tmp_path_factory.mktemp("stream") / "s", request.param)

@@ -153,6 +153,7 @@ KINDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", KINDS.values(), ids=KINDS)
 def test_all_ways_of_attention_agree(rows: list[list[int]]) -> None:
     batch = native_batch(rows, 40)

@@ -15,6 +15,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -65,8 +66,12 @@ OUTSIDE |= {"tempfile", "time", "torch.distributed", "urllib"}
 PURE = ("mix", "order", "pack", "plan", "batch")
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-file_ids = [str(path.relative_to(PACKAGE)) for path in FILES]
-every_file = pytest.mark.parametrize("path", FILES, ids=file_ids)
+
+
+def in_every_file(offences: Callable[[Path], Iterable[str]]) -> None:
+    """Fail with every offence in the package, each behind the file that it stands in."""
+    found = [f"{path.relative_to(PACKAGE)}: {text}" for path in FILES for text in offences(path)]
+    assert not found, "\n".join(found)
 
 
 def room_of(path: Path) -> str:
@@ -115,12 +120,13 @@ def test_every_file_lies_in_a_room_of_the_plan():
     assert {room_of(path) for path in FILES} <= {*GROUND, *ROOMS, *BESIDE, FRONT_DOOR, BELL}
 
 
-@every_file
-def test_imports_only_go_upstream(path):
-    if room_of(path) == FRONT_DOOR:
-        return
-    unseen = rooms_seen(path) - rooms_allowed(room_of(path))
-    assert not unseen, f"{path.relative_to(PACKAGE)} imports {sorted(unseen)}, downstream of it"
+def test_imports_only_go_upstream():
+    def offences(path: Path) -> Iterator[str]:
+        if room_of(path) != FRONT_DOOR:
+            for room in sorted(rooms_seen(path) - rooms_allowed(room_of(path))):
+                yield f"imports {room}, downstream of it"
+
+    in_every_file(offences)
 
 
 def test_the_wings_never_import_each_other():
@@ -137,41 +143,50 @@ def test_every_room_says_what_comes_in_and_what_goes_out(room):
     assert len(text.splitlines()) <= 10
 
 
-@every_file
-def test_rooms_are_imported_by_name_and_not_through_the_front_door(path):
+def test_rooms_are_imported_by_name_and_not_through_the_front_door():
     through_door = {f"streampack.{name}" for name in streampack.__all__}
-    assert not imported(path) & through_door
+    in_every_file(lambda path: imported(path) & through_door)
 
 
-@every_file
-def test_imports_stand_at_the_top_and_are_absolute(path):
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom):
-            assert not node.level, f"line {node.lineno}: a relative import"
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
-            assert not inner, f"line {inner[0].lineno}: an import inside {node.name}"
-        if isinstance(node, ast.Name | ast.Attribute):
-            name = node.id if isinstance(node, ast.Name) else node.attr
-            assert name != "TYPE_CHECKING", f"line {node.lineno}: an import for types only"
+def test_imports_stand_at_the_top_and_are_absolute():
+    def offences(path: Path) -> Iterator[str]:
+        for node in nodes(path):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                yield f"line {node.lineno}: a relative import"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                inner = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+                yield from (f"line {n.lineno}: an import inside {node.name}" for n in inner)
+            if isinstance(node, ast.Name | ast.Attribute):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+                if name == "TYPE_CHECKING":
+                    yield f"line {node.lineno}: an import for types only"
+
+    in_every_file(offences)
 
 
-@every_file
-def test_the_package_neither_asserts_nor_prints(path):
-    for node in nodes(path):
-        assert not isinstance(node, ast.Assert), f"line {node.lineno}: raise a typed error instead"
-        called = node.func if isinstance(node, ast.Call) else None
-        assert not (isinstance(called, ast.Name) and called.id == "print"), f"line {node.lineno}"
+def test_the_package_neither_asserts_nor_prints():
+    def offences(path: Path) -> Iterator[str]:
+        for node in nodes(path):
+            if isinstance(node, ast.Assert):
+                yield f"line {node.lineno}: raise a typed error instead"
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Name) and called.id == "print":
+                yield f"line {node.lineno}: prints"
+
+    in_every_file(offences)
 
 
-@every_file
-def test_every_module_and_every_public_thing_in_it_is_documented(path):
-    module = nodes(path)[0]
-    assert ast.get_docstring(module), "the file does not say what it is for"
-    definitions = (ast.FunctionDef, ast.ClassDef)
-    public = [n for n in module.body if isinstance(n, definitions) and not n.name.startswith("_")]
-    undocumented = [node.name for node in public if not ast.get_docstring(node)]
-    assert not undocumented
+def test_every_module_and_every_public_thing_in_it_is_documented():
+    def offences(path: Path) -> Iterator[str]:
+        module = nodes(path)[0]
+        definitions = [n for n in module.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        if not ast.get_docstring(module):
+            yield "does not say what it is for"
+        for node in definitions:
+            if not node.name.startswith("_") and not ast.get_docstring(node):
+                yield f"{node.name} has no docstring"
+
+    in_every_file(offences)
 
 
 def test_mosaicml_streaming_is_imported_at_one_door_only():
@@ -183,18 +198,20 @@ def test_mosaicml_streaming_is_imported_at_one_door_only():
     assert users <= {"mds/mosaic.py"}
 
 
-@every_file
-def test_rooms_without_io_import_nothing_of_the_outside(path):
-    if room_of(path) in PURE:
-        assert not imported(path) & OUTSIDE
+def test_rooms_without_io_import_nothing_of_the_outside():
+    in_every_file(lambda path: imported(path) & OUTSIDE if room_of(path) in PURE else ())
 
 
-@every_file
-def test_torch_is_needed_from_batch_on_only(path):
-    before = ROOMS[: ROOMS.index("batch")]
+def test_torch_is_needed_from_batch_on_only():
     # The door to MosaicML Streaming mends what torchvision leaves broken, in torch's registry.
-    if room_of(path) in before + GROUND and path.name != "mosaic.py":
-        assert not {name for name in imported(path) if name.split(".")[0] == "torch"}
+    before = {*ROOMS[: ROOMS.index("batch")], *GROUND}
+
+    def offences(path: Path) -> list[str]:
+        if room_of(path) not in before or path.name == "mosaic.py":
+            return []
+        return [name for name in imported(path) if name.split(".")[0] == "torch"]
+
+    in_every_file(offences)
 
 
 def test_no_room_reads_the_environment_behind_its_callers_back():
@@ -236,12 +253,14 @@ def test_the_stub_tells_editors_the_same_names(room):
     assert all(hasattr(module, name) for name in named)
 
 
-@every_file
-def test_what_a_file_takes_from_another_is_public_there(path):
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("streampack."):
-            private = [alias.name for alias in node.names if alias.name.startswith("_")]
-            assert not private, f"line {node.lineno}: {private} of {node.module}"
+def test_what_a_file_takes_from_another_is_public_there():
+    def offences(path: Path) -> Iterator[str]:
+        for node in nodes(path):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("streampack."):
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                yield from (f"line {node.lineno}: {name} of {node.module}" for name in private)
+
+    in_every_file(offences)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

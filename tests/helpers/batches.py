@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from streampack import PackedStreamingDataset, Packing, Stream
+from streampack.mds.mosaic import MDSWriter
+from tests.helpers.builders import stream_of
 
 LENGTHS = np.random.default_rng(7).integers(1, 200, 300).tolist()
+
+
+def stream_with_targets(folder: Path, targets: str) -> Stream:
+    """Write a stream in which a "mask" or "labels" say which tokens are targets; "plain": none."""
+    if targets == "plain":
+        return stream_of(folder, LENGTHS)
+    name = {"mask": "loss_mask", "labels": "labels"}[targets]
+    with MDSWriter(
+        out=str(folder), columns={"tokens": "ndarray:int32", name: "ndarray:int32"}
+    ) as writer:
+        for number, length in enumerate(LENGTHS):
+            tokens = np.arange(number, number + length, dtype=np.int32)
+            is_target = tokens % 3 > 0
+            values = is_target if name == "loss_mask" else np.where(is_target, tokens, -100)
+            writer.write({"tokens": tokens, name: values.astype(np.int32)})
+    shifted = {} if name == "loss_mask" else {"labels_shifted": False}
+    return Stream(local=str(folder), **{name: name}, **shifted)
 
 
 def dataset_of(stream: Stream, batch_format: Any = "native") -> PackedStreamingDataset:

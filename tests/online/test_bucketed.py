@@ -160,6 +160,7 @@ def test_ranks_and_workers_take_every_sample_once(num_workers):
     assert samples_of(batches) == expected()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 @pytest.mark.parametrize("kind", [list, Again, WithState])
 def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
@@ -178,6 +179,7 @@ def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
         assert all(map(same, rest, batches[at:])), f"differs after {at}"
 
 
+@pytest.mark.thorough
 def test_a_state_in_the_middle_of_a_long_samples_pieces_goes_on_bit_for_bit():
     bucketing = Bucketing(max_tokens=16, max_seq_len=8, buffer_samples=3)
     original = dataset(bucketing=bucketing)

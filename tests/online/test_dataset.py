@@ -180,6 +180,7 @@ def test_mixing_by_tokens_is_off_by_at_most_one_longest_sample():
     assert abs(tokens[0] - tokens[1]) <= 30 + 512
 
 
+@pytest.mark.thorough
 def test_an_endless_source_with_huge_samples_in_between_stays_under_the_bound():
     rng = np.random.default_rng(0)
     seen = {"given": 0}

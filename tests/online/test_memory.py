@@ -17,6 +17,7 @@ def resident_bytes() -> int:
     return pages * 4096
 
 
+@pytest.mark.thorough
 def test_samples_of_a_million_tokens_are_sliced_and_their_rests_do_not_keep_them_alive():
     def source():
         for number in itertools.count():

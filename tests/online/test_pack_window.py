@@ -131,6 +131,7 @@ def test_a_state_of_any_batch_continues_bit_for_bit(
     assert all(map(same, rest, left))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("loader_type", [PackedDataLoader, StatefulDataLoader])
 def test_workers_continue_bit_for_bit(loader_type):
     def begun() -> Any:

@@ -70,6 +70,7 @@ def dataset_of(source) -> PackedIterableDataset:
     return PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=16))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
 @pytest.mark.parametrize("kind", [list, Again, WithState])
 def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
@@ -565,6 +566,7 @@ def places_in(node, above=()):
         yield from [(*above, key)] if key == "fingerprint" else places_in(value, (*above, key))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", ["del", None, "x", []])
 def test_no_damage_of_a_state_is_an_error_of_anyone_elses(damage):
     loader = PackedDataLoader(dataset(WithState), num_workers=0)

@@ -146,6 +146,7 @@ def batches_of(source: Any, options: dict[str, Any], **others: Any) -> list[dict
     return list(map(seen, dataset))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("pair", PAIRS, ids=["iterable", "indexed"])
 @examples(6)
@@ -159,6 +160,7 @@ def test_packs_are_those_of_fresh_items(pair, name, kind, samples):
     assert batches_of(reuses, options, order=order) == batches_of(fresh, options, order=order)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["list", "tensor"])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("pair", PAIRS, ids=["iterable", "indexed"])

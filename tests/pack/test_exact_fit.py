@@ -164,6 +164,7 @@ def test_the_default_packer_and_buffer_fill_999_slots_of_a_thousand(kind, max_se
     assert packs.segments[:, LENGTH].sum() / (max_seq_len * len(packs)) >= 0.999
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("max_seq_len", [2048, 8192])
 @pytest.mark.parametrize("kind", ["web", "sft", "code"])
 def test_packs_leave_steadily_after_the_first(kind, max_seq_len):
@@ -177,6 +178,7 @@ def test_packs_leave_steadily_after_the_first(kind, max_seq_len):
     assert between.max() < 20 * between.mean()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("max_seq_len", "least"), [(2048, 0.9995), (8192, 0.9999), (32768, 0.9999)]
 )

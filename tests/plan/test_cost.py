@@ -174,6 +174,7 @@ def small(num_samples: int, method: str = "random", **kwargs) -> Recipe:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified"])
 @pytest.mark.parametrize("epoch_end", ["pad", "carry"])
 def test_the_memory_of_a_whole_epoch_does_not_grow_with_it(method, epoch_end):

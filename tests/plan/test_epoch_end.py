@@ -44,6 +44,7 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, size: int = 12, **mixi
 worlds = st.sampled_from([(1, 12), (1, 1), (2, 2), (3, 2), (4, 3), (6, 2), (12, 1)])
 
 
+@pytest.mark.thorough
 @examples(25)
 @given(
     method=st.sampled_from(METHODS),
@@ -133,6 +134,7 @@ def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothin
     assert not delivered
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_lanes", [1, 3])
 def test_carry_takes_every_sample_of_a_pass_before_long_and_its_pieces_in_full(method, num_lanes):

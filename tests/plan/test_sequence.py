@@ -109,6 +109,7 @@ def test_all_worlds_read_the_same_sequence_in_equal_steps(num_lanes, method, uni
         assert all_packs(r, world_views(num_devices, 2)) == expected
 
 
+@pytest.mark.thorough
 @examples(40)
 @given(
     method=methods,

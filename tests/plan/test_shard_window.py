@@ -83,6 +83,7 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
     assert num_finished > 10 or epoch_end == "carry"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", get_args(Method))
 def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
     options = {"short_seq_len": 16} if method == "two_tiers" else {}

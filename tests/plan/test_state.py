@@ -235,6 +235,7 @@ PINNED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_lanes", "pack_shuffle", "expected"),
     [

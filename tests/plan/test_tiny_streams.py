@@ -39,6 +39,7 @@ def digest(recipes: list[Recipe]) -> str:
     return seen.hexdigest()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("unit", "num_lanes", "expected"),
     [
@@ -87,6 +88,7 @@ def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
     return calls
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("num_lanes", [1, 30])
 def test_tiny_streams_and_blocks_are_planned_in_few_calls(unit, num_lanes, monkeypatch):

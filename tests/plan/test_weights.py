@@ -244,6 +244,7 @@ def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
 
 
 # A packing window is a pass here, rounded up, and a few samples pass on to the next one.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("packer", "least", "most"), [("exact_fit", 1, 2), ("best_fit_decreasing", 0, 3)]
 )
@@ -264,6 +265,7 @@ def test_short_epochs_that_carry_come_to_every_lane(packer, least, most):
     assert (uses == 0).mean() < 0.01
 
 
+@pytest.mark.thorough
 @examples(25)
 @given(
     method=st.sampled_from(METHODS),
@@ -297,6 +299,7 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
     assert uses.max() - uses.min() <= 2
 
 
+@pytest.mark.thorough
 @examples(8)
 @given(
     method=st.sampled_from(["stratified", "device_per_stream"]),

@@ -42,6 +42,7 @@ def global_batches(datasets) -> list[list]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("within", ["rank", "node", "batch"])
 def test_every_world_trains_on_the_packs_of_one_process_in_each_global_batch(written, within):
     balance = Balance(within=within)

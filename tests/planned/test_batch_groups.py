@@ -94,6 +94,7 @@ def test_batches_that_are_read_at_once_are_those_that_are_read_alone(
     assert all(map(same, found, expected))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_format", ["native", "compact"])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_loader_reads_groups_and_delivers_the_batches_of_the_dataset(

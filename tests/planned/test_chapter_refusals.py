@@ -188,6 +188,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_change_of_what_ran_is_refused_by_name_and_its_ways_out_work(make, case):
     number, edit, message, ways_out = REFUSED[case]
@@ -215,6 +216,7 @@ def test_a_stream_that_ran_stays_in_the_list_and_rests(make):
     make(chapters=C[:2]).load_state_dict(state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_streams_in_another_order_are_refused_by_name(make, method):
     # Ties between streams, and under "random" all draws, are decided by their order: samples would

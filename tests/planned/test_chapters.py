@@ -87,6 +87,7 @@ def test_a_loop_continues_after_break_and_ends_with_the_run(make, method):
     assert keys(make(method=method)) == whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_every_world_gets_the_same_rows(make, method):
     worlds = []
@@ -133,6 +134,7 @@ def test_torchs_own_workers_deliver_the_run_once(make):
         list(loader)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [1, 30, 47, 48, 49, 90, 128, 130])
 def test_a_state_resumes_in_another_world(make, number):
     whole = keys(PackedDataLoader(make()))
@@ -205,6 +207,7 @@ def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make
         assert keys(resumed) == got[number:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make, method):
     runs = []
@@ -252,6 +255,7 @@ def test_what_comes_later_may_be_edited_and_streams_may_come_and_go(make):
     assert rest == keys(PackedDataLoader(make(edited, names=names)))[20:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_streams_that_never_ran_may_stand_anywhere(make, method):
     state = saved(make, 20, method=method)  # math had no share yet
@@ -377,6 +381,7 @@ def test_a_run_is_simulated_as_it_is_delivered(make):
     assert len(report.simulate(make())["chapters"]) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["annealing", "length-curriculum"])
 def test_the_configs_of_chapters_load_and_are_planned(folders, tmp_path, name):
     written = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
@@ -488,6 +493,7 @@ def uses(dataset) -> dict[tuple[int, int], int]:
     return counts
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exhausted_stream_gives_way_and_no_sample_is_used_too_often(folders, method):
     write_lengths(Path(folders["math"]))

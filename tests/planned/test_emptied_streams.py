@@ -52,6 +52,7 @@ def tokens_of(batches) -> list[bytes]:
     return [batch["tokens"].numpy().tobytes() for batch in batches]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
 def test_a_run_resumes_without_the_shards_of_a_stream_that_it_no_longer_uses(folders, method):
     whole = tokens_of(loader_of(folders, method))

@@ -61,6 +61,7 @@ def test_every_world_delivers_every_token_once_and_the_same_packs(written, metho
         assert batch["tokens"].shape == (2, 384)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_resumes_after_any_batch(written, num_workers):
     wanted = [conformance.show(batch) for batch in PackedDataLoader(make(written))]
@@ -96,6 +97,7 @@ def test_states_without_a_bound_do_not_name_it(written):
     assert not {"max_cost", "capacity", "cost", "cost_window"} & set(state["fingerprint"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_an_epoch_that_carries_has_the_packs_that_its_tokens_fill(written, method):
     dataset = make(written, method, mixing={"epoch_end": "carry", "global_batch_size": 4})
@@ -110,6 +112,7 @@ def test_an_epoch_that_carries_has_the_packs_that_its_tokens_fill(written, metho
     assert abs(np.mean(tokens) / sum(map(sum, written.lengths)) - 1) < 0.08
 
 
+@pytest.mark.thorough
 def test_the_tokens_of_global_batches_vary_by_less_than_one_percent():
     lengths = np.minimum(synthetic_lengths("web", 200_000), 8192)
     packing = Packing(max_seq_len=8192, max_cost=9558)

@@ -209,6 +209,7 @@ def test_balance_keeps_the_packs_of_each_global_batch(written, within):
     assert len(dealt) > 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_simulation_counts_what_the_ranks_deliver(written, num_ranks, epoch_end):

@@ -47,6 +47,7 @@ def shard_of(codec: str, num_bytes: int) -> Shard:
     )
 
 
+@pytest.mark.thorough
 @every_codec
 def test_what_was_compressed_comes_back(tmp_path, codec):
     raw = bytes(i * 7 % 251 for i in range(3 * PIECE_BYTES + 11))
@@ -55,6 +56,7 @@ def test_what_was_compressed_comes_back(tmp_path, codec):
     assert decompress_shard(tmp_path / "a", shard_of(codec, len(raw))) == raw
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_bytes", [1, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 1])
 @every_codec
 def test_pieces_that_are_used_before_the_next_is_asked_for_make_up_the_file(codec, num_bytes):

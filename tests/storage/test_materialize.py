@@ -647,6 +647,7 @@ def few(tmp_path, compression):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cache_limit", [None, 1700])
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_whatever_use_of_the_disk_fails_the_bytes_are_right_or_an_error_says_why(
