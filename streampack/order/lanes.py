@@ -116,7 +116,9 @@ def assign_to_lanes(
     [4, 4, 4]
     """
     num_shards = len(samples)
-    order = permutation(num_shards, seed, "deal", *place) if seed >= 0 else np.arange(num_shards)
+    order = np.arange(num_shards)
+    if seed >= 0 and num_shards > 1:
+        order = permutation(num_shards, seed, "deal", *place)
     whole = Extents(
         shards=order, firsts=np.zeros(num_shards, np.int64), counts=samples[order].astype(np.int64)
     )

@@ -353,7 +353,7 @@ class Passes:
         return self._order_of(passes).between(start, start + self._block_size)
 
     def _order_of(self, passes: int) -> Extents:
-        if self._seed < 0:
+        if self._seed < 0 or len(self._extents.shards) == 1:
             return self._extents
         if self._pass_order is None or self._pass_order[0] != passes:
             order = permutation(

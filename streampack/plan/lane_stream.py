@@ -121,8 +121,8 @@ class LaneStream:
         return self._part(epoch * amount), self._part((epoch + 1) * amount)
 
     def _part(self, total: int) -> int:
-        if not total:
-            return 0
+        if not total or self._num_lanes == 1:
+            return total
         if self._shares is not None:
             return parts(total, self._shares)[self._lane]
         if self.stream.quota.unit == "samples":

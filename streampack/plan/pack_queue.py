@@ -143,7 +143,8 @@ class PackQueue:
             return
         self._snapshots.append(self._snapshot_now())
         self.num_moves += 1
-        self._hold(Packs.join([self._queue, self._next_window()]))
+        window = self._next_window()
+        self._hold(Packs.join([self._queue, window]) if len(self._queue.ends) else window)
 
     def _snapshot_now(self) -> Snapshot:
         return Snapshot(
@@ -192,9 +193,10 @@ class PackQueue:
             num_samples += len(rows)
             if num_packs >= self._max_packs or num_samples >= self._max_samples:
                 break
+        packs = Packs.join(chunks) if len(chunks) > 1 else chunks[0]
         if len(before):
-            return Packs.join(chunks), 1, num_samples + len(before)
-        return Packs.join(chunks), len(chunks), num_samples
+            return packs, 1, num_samples + len(before)
+        return packs, len(chunks), num_samples
 
     def _pack_together(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
