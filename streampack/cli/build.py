@@ -22,16 +22,9 @@ from streampack.world import World
 def build_dataset(
     config: RunConfig, path: Path, world: World | None = None
 ) -> PackedStreamingDataset:
-    """Return the dataset that a config describes.
+    """Return the dataset of a rank that a config describes; a ConfigError names its path.
 
-    Args:
-        config: The config.
-        path: Its file, for messages.
-        world: The rank; None: this process, as the environment says.
-
-    Raises:
-        ConfigError: If the options contradict each other. Names the config's path.
-        DataError: If a stream is missing or invalid.
+    Without a world, the rank is that of this process, as the environment says.
     """
     try:
         if world is None and config.world is not None:

@@ -31,11 +31,7 @@ from streampack.types import Int64Array
 
 
 def run(options: ComparePackers) -> None:
-    """Pack lengths with every packer, and print the results.
-
-    Raises:
-        ConfigError: If a kind is unknown.
-    """
+    """Pack lengths with every packer, and print the results."""
     streams = [open_path(path, options) for path in options.stream or []]
     console = Console()
     compared = {}

@@ -33,10 +33,14 @@ from streampack.world import ContextLayout
 Place = Sequence[int | str]
 
 
-class StreamConfig(BaseModel):
-    """One stream: the arguments of ``streampack.Stream``, or of the class in `stream_name`."""
+class _Keys(BaseModel):
+    """A mapping of the file, in which an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamConfig(_Keys):
+    """One stream: the arguments of ``streampack.Stream``, or of the class in `stream_name`."""
 
     name: str | None = None
     """Name in tables and messages; None: the last part of the stream's path."""
@@ -101,10 +105,8 @@ class StreamConfig(BaseModel):
         return values
 
 
-class BalanceConfig(BaseModel):
+class BalanceConfig(_Keys):
     """How packs are dealt to ranks: ``streampack.Balance`` with an ``AttentionCost``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     within: Within = "node"
     """Which ranks share packs: none (each rank orders its own), the ranks of a node, or all."""
@@ -114,10 +116,8 @@ class BalanceConfig(BaseModel):
     """Tokens that a token attends to, itself included; None: all before it in its sample."""
 
 
-class RampConfig(BaseModel):
+class RampConfig(_Keys):
     """A weight that changes over its chapter: ``streampack.Ramp``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     start: float = Field(ge=0)
     """Weight at the chapter's first step."""
@@ -125,10 +125,8 @@ class RampConfig(BaseModel):
     """Weight after the chapter's last step."""
 
 
-class ChapterConfig(BaseModel):
+class ChapterConfig(_Keys):
     """One chapter of a run: ``streampack.Chapter``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     weights: dict[str, float | RampConfig]
     """Share of each stream, by name: a number, or {start: 0.8, stop: 0.4}. Streams that are left
@@ -148,10 +146,8 @@ class ChapterConfig(BaseModel):
     end."""
 
 
-class WorldConfig(BaseModel):
+class WorldConfig(_Keys):
     """How ranks share rows: ``streampack.World`` without the rank, which is the environment's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     replication: int = Field(default=1, ge=1)
     """Number of neighbouring ranks that receive the same rows (tensor, sequence, context or
@@ -163,10 +159,8 @@ class WorldConfig(BaseModel):
     """The tokens that each of these ranks gets: of the row, or of each document in it."""
 
 
-class RunConfig(BaseModel):
+class RunConfig(_Keys):
     """The config of ``streampack run``: streams, mixing, packing, buffers and batches."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     streams: list[StreamConfig] = Field(min_length=1)
     """The weighted streams, in order."""

@@ -23,11 +23,7 @@ from streampack.write import write_lengths, write_remote_lengths
 
 
 def run(options: Index) -> None:
-    """Write the missing length files, and print a line for each.
-
-    Raises:
-        ConfigError: If --local or --keep-local are given for anything but one remote stream.
-    """
+    """Write the missing length files, and print a line for each."""
     paths, local, keep_local = options.paths, options.local, options.keep_local
     remotes = [path for path in paths if folder_of(path) is None]
     if (local is not None or keep_local) and (len(remotes) != 1 or len(paths) != 1):

@@ -13,7 +13,6 @@ Cost: seconds; without a length file, the first shards are fetched and decompres
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -50,12 +49,7 @@ CHARACTERS_SHOWN = 160  # of each segment
 
 
 def open_path(path: str, options: StreamOptions) -> MdsStream:
-    """Open the stream in a folder or at a URL.
-
-    Raises:
-        ConfigError: If an option is invalid.
-        DataError: If the place holds no stream.
-    """
+    """Open the stream in a folder or at a URL."""
     return open_stream(_describe(path, options), 0)
 
 
@@ -74,16 +68,13 @@ def run(options: Inspect) -> None:
     """Print a stream's parts, its shards, its lengths and one of its packs.
 
     Of a stream that is not finished, only the parts are printed.
-
-    Raises:
-        DataError: If the stream is invalid.
     """
     console = Console()
     described = _describe(options.path, options)
-    progress = _job_lines(options)
-    for line in progress.lines:
+    lines, is_complete = _job_progress(options)
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    if not progress.is_complete:
+    if not is_complete:
         return
     stream = open_stream(described, 0)
     console.print(_shard_table(stream))
@@ -97,22 +88,18 @@ def run(options: Inspect) -> None:
     console.print(_decode(stream, packs, options.pack, decoder))
 
 
-@dataclass(frozen=True, slots=True)
-class _JobProgress:
-    lines: list[str]
-    is_complete: bool
-    """Whether there is a whole stream to show."""
+def _job_progress(options: Inspect) -> tuple[list[str], bool]:
+    """Return lines on the job that wrote a stream, and whether there is a whole stream to show.
 
-
-def _job_lines(options: Inspect) -> _JobProgress:
-    """Return the progress of the job that wrote a stream, if `streampack write` did."""
+    There are no lines if the stream is not the output of `streampack write`.
+    """
     path = options.path if options.split is None else f"{options.path.rstrip('/')}/{options.split}"
     if folder_of(path) is None and not path.startswith("s3://"):
-        return _JobProgress([], True)
+        return [], True
     output = open_output(path)
     job = read_job(output)
     if job is None:
-        return _JobProgress([], True)
+        return [], True
     results = finished_parts(output, job)
     num_bad = sum(result.counts.num_bad_rows for result in results.values())
     lines = [
@@ -131,7 +118,7 @@ def _job_lines(options: Inspect) -> _JobProgress:
     elif output.read(INDEX_FILE) is None:
         is_complete = False
         lines.append(f"all parts are done; finish the stream: streampack merge {path}")
-    return _JobProgress(lines, is_complete)
+    return lines, is_complete
 
 
 def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:
@@ -226,7 +213,9 @@ def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
     some = ids[:CHARACTERS_SHOWN].tolist()
     if decoder is None:
         text = " ".join(map(str, some))
+        end = text.rfind(" ", 0, CHARACTERS_SHOWN + 1)  # an id is shown whole, or not at all
     else:
         text = decoder.decode(some, skip_special_tokens=False).replace("\n", "⏎")
+        end = CHARACTERS_SHOWN
     is_whole = len(some) == len(ids) and len(text) <= CHARACTERS_SHOWN
-    return text if is_whole else f"{text[:CHARACTERS_SHOWN]} ..."
+    return text if is_whole else f"{text[:end]} ..."

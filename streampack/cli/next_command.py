@@ -75,6 +75,11 @@ class Mistake:
             option = None
         return found
 
+    def value_of(self, option: str) -> str | None:
+        """Return the value that an option was given, or None."""
+        given = list(self.arguments)
+        return given[given.index(option) + 1] if option in given else None
+
     def with_option(self, option: str, value: str) -> str:
         """Return the command with an option set."""
         kept = list(self.arguments)
@@ -93,14 +98,13 @@ class Mistake:
 
     def with_input(self, arguments: Sequence[str]) -> str:
         """Return the command with other arguments of its input."""
-        kept = list(self.arguments)
+        kept, arguments = list(self.arguments), list(arguments)
         for option in ("--text", "--tokens", "--chat", "--tokenizer"):
             if option in kept:
                 del kept[kept.index(option) : kept.index(option) + 2]
-        if self.arguments.count("--tokenizer") and "--tokenizer" in arguments:
-            given = self.arguments[self.arguments.index("--tokenizer") + 1]
-            place = list(arguments).index("--tokenizer") + 1
-            arguments = [*arguments[:place], given, *arguments[place + 1 :]]
+        tokenizer = self.value_of("--tokenizer")
+        if tokenizer is not None and "--tokenizer" in arguments:
+            arguments[arguments.index("--tokenizer") + 1] = tokenizer
         place = kept.index(arguments[0])
         return self.command([*kept[:place], *arguments, *kept[place + 1 :]])
 
@@ -144,11 +148,11 @@ def _by_path(mistake: Mistake) -> str | None:
             return _for_data(path)
         if mistake.verb == "write":
             return _for_input(mistake, path)
-        if mistake.verb in STREAM_VERBS and "does not exist" not in mistake.message:
-            fits = (file / INDEX).exists() if mistake.verb != "merge" else (file / JOB).exists()
-            return None if fits else _for_data(path)
-        if mistake.verb in STREAM_VERBS and not (file / INDEX).exists():
-            return _for_data(path)
+        if mistake.verb in STREAM_VERBS:
+            if not (file / (JOB if mistake.verb == "merge" else INDEX)).exists():
+                return _for_data(path)
+            if "does not exist" not in mistake.message:
+                return None
     return None
 
 
@@ -227,18 +231,15 @@ def _by_option(mistake: Mistake) -> str | None:
 
 def _names_a_model(mistake: Mistake) -> bool:
     """Return whether the tokenizer is a model's name; another one would have other ids."""
-    given = list(mistake.arguments)
-    if "--tokenizer" not in given:
-        return False
-    path = Path(given[given.index("--tokenizer") + 1])
+    path = Path(mistake.value_of("--tokenizer") or ".")
     return not path.suffix and not path.exists()
 
 
 def _by_output(mistake: Mistake) -> str | None:
     """Propose another name for an output that is taken, or a folder for one that is not a place."""
-    if not mistake.message.startswith("--out ") or "--out" not in mistake.arguments:
+    out = mistake.value_of("--out")
+    if out is None or not mistake.message.startswith("--out "):
         return None
-    out = mistake.arguments[mistake.arguments.index("--out") + 1]
     return mistake.with_option("--out", name_for(out, "" if is_url(out) else str(Path(out).parent)))
 
 

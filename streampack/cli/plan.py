@@ -22,7 +22,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Plan
 from streampack.errors import ConfigError
-from streampack.report.chapters import chapter_notes
+from streampack.report.chapters import chapters_view
 from streampack.world import World
 
 
@@ -37,10 +37,7 @@ def run(options: Plan) -> None:
     if options.as_json:
         sys.stdout.write(json.dumps({"config": str(options.config), **chapters}) + "\n")
         return
-    console = Console()
-    console.print(report.chapter_table(chapters))
-    for note in chapter_notes(chapters):
-        console.print(note)
+    Console().print(chapters_view(chapters))
 
 
 def _read_state(path: Path) -> Any:

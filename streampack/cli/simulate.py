@@ -19,7 +19,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Simulate
 from streampack.config import Mixing
-from streampack.report.chapters import chapter_notes
+from streampack.report.chapters import chapters_view
 from streampack.world import World
 
 
@@ -36,13 +36,8 @@ def run(options: Simulate) -> None:
         sys.stdout.write(json.dumps({"config": str(options.config), **stats}) + "\n")
         return
     if described.chapters is not None:
-        console = Console()
-        if options.steps is not None:
-            console.print(report.stats_table(stats))
-            return
-        console.print(report.chapter_table(stats))
-        for note in chapter_notes(stats):
-            console.print(note)
+        view = chapters_view if options.steps is None else report.stats_table
+        Console().print(view(stats))
         return
     Console().print(report.simulation_view(stats, weight_unit=described.mixing.weight_unit))
     for note in _step_notes(dataset.batch_size * world.num_devices, described.mixing):

@@ -21,6 +21,11 @@ NUM_DEMO_STEPS = 30
 
 Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
 TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
+Verify = Annotated[
+    bool, Option("--verify", help="Read the shards again, and compare their hashes.")
+]
+JsonAtEnd = Annotated[bool, Option("--json", help="Print one JSON line at the end.")]
+JsonOnly = Annotated[bool, Option("--json", help="Print one JSON line, and no table.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +87,8 @@ class Write:
     ] = False
     on_bad_row: Annotated[str, Option(help="error, or skip: count it and leave it out.")] = "error"
     max_bad_rows: Annotated[int, Option(help="Bad rows that may be left out.")] = 1000
-    verify: Annotated[
-        bool, Option("--verify", help="Read the shards again, and compare their hashes.")
-    ] = False
-    as_json: Annotated[bool, Option("--json", help="Print one JSON line at the end.")] = False
+    verify: Verify = False
+    as_json: JsonAtEnd = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +99,8 @@ class Merge:
     max_bad_rows: Annotated[
         int | None, Option(help="Bad rows that may have been left out; by default any number.")
     ] = None
-    verify: Annotated[
-        bool, Option("--verify", help="Read the shards again, and compare their hashes.")
-    ] = False
-    as_json: Annotated[bool, Option("--json", help="Print one JSON line at the end.")] = False
+    verify: Verify = False
+    as_json: JsonAtEnd = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +184,7 @@ class Simulate:
     context_parallel: Annotated[
         int | None, Option(min=1, help="Ranks that divide each row, in place of the config's.")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print one JSON line, and no table.")] = False
+    as_json: JsonOnly = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +198,7 @@ class Plan:
     picture: Annotated[
         Path | None, Option(help="Write a picture of shares and passes here, such as run.png.")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print one JSON line, and no table.")] = False
+    as_json: JsonOnly = False
 
 
 @dataclass(frozen=True, kw_only=True)

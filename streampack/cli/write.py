@@ -32,19 +32,15 @@ LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
 def run(options: Write) -> None:
     """Write a stream, and print its size."""
-    as_json = options.as_json
-    console = Console(stderr=as_json)
+    console = Console(stderr=options.as_json)
     begin = time.monotonic()
     written = write_with_progress(options.inputs, options.out, _options(options), console)
-    num_verified = 0
-    if options.verify and written.is_complete:
-        num_verified = write.verify(options.out)
-    seconds = time.monotonic() - begin
+    is_verified = options.verify and written.is_complete
+    num_verified = write.verify(options.out) if is_verified else 0
     show_summary(
         written,
-        Console(),
-        as_json=as_json,
-        seconds=seconds,
+        as_json=options.as_json,
+        seconds=time.monotonic() - begin,
         part=options.part,
         num_verified=num_verified,
     )
@@ -99,7 +95,7 @@ def write_with_progress(
     """Write a stream, with a progress bar, or lines where the output is not a terminal."""
     shown = _Shown(str(out), console)
     try:
-        with shown, terminable():
+        with shown.bar, terminable():
             return write.write_texts(paths, out, options, shown.show)
     except KeyboardInterrupt as interrupt:
         interrupt.args = (shown.where_it_ended(),)
@@ -119,20 +115,14 @@ class _Shown:
             TimeRemainingColumn(),
         )
         # In a file or a pipe, a transient bar would leave an empty line.
-        self._bar = ProgressBar(
+        self.bar = ProgressBar(
             *columns, console=console, transient=True, disable=not console.is_terminal
         )
         name = os.path.basename(out.rstrip("/"))
-        self._task = self._bar.add_task(name, total=None, counts="")
+        self._task = self.bar.add_task(name, total=None, counts="")
         self._begin = self._last_line = time.monotonic()
         self._first: write.Progress | None = None
         self._last: write.Progress | None = None
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
 
     def show(self, progress: write.Progress) -> None:
         """Show the progress; called by the writer."""
@@ -140,7 +130,7 @@ class _Shown:
         self._last = progress
         now = time.monotonic()
         counts = self._counts(progress, now - self._begin)
-        self._bar.update(
+        self.bar.update(
             self._task, completed=progress.num_bytes, total=progress.total_bytes, counts=counts
         )
         if not self._console.is_terminal and now - self._last_line >= LINE_S:
@@ -178,7 +168,6 @@ class _Shown:
 
 def show_summary(
     written: write.Written,
-    console: Console,
     *,
     as_json: bool,
     seconds: float | None = None,
@@ -186,6 +175,7 @@ def show_summary(
     num_verified: int = 0,
 ) -> None:
     """Print the size of a stream, or of the parts that are done."""
+    console = Console()
     if as_json:
         document = asdict(written) | {"path": str(written.path), "is_complete": written.is_complete}
         if seconds is not None:

@@ -20,8 +20,7 @@ TOKENIZER_CONFIG = "tokenizer_config.json"  # in the folder that save_pretrained
 def write_arguments(path: str) -> list[str]:
     """Return the arguments of `streampack write` that read a path, without those of the output.
 
-    Raises:
-        StreampackError: If the path names no file of rows, or the first row cannot be read.
+    A StreampackError says that the path names no file of rows, or that none can be read.
     """
     row = first_row(list_inputs([path])[0])
     ids, chat = _column_of(row, _is_ids), _column_of(row, _is_chat)
@@ -55,9 +54,7 @@ def _text_of(row: Mapping[str, Any]) -> str | None:
 def tokenizer_near(path: str, *, is_for_chat: bool = False) -> str:
     """Return a tokenizer in this folder or beside a path; its usual name if there is none.
 
-    Args:
-        path: Where to look too.
-        is_for_chat: Whether it must be a tokenizer's folder, which has a chat template.
+    For chat, it is a tokenizer's folder, which has a chat template.
     """
     if is_for_chat:
         folders = sorted(file.parent for file in Path().glob(f"*/{TOKENIZER_CONFIG}"))

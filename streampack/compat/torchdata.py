@@ -45,31 +45,6 @@ class _Waiting(Generic[Sample]):
     has_left: bool = field(compare=False, default=False)
 
 
-class _OpenBatch(Generic[Sample]):
-    """The batch being filled."""
-
-    def __init__(self, max_token_count: int, *, include_padding: bool) -> None:
-        self._max_token_count = max_token_count
-        self._include_padding = include_padding
-        self.samples: list[Sample] = []
-        self._cost = 0
-        self._longest = 0
-
-    def offer(self, waiting: _Waiting[Sample]) -> list[Sample] | None:
-        """Add a sample; if it does not fit, start a new batch and return the full one."""
-        longest = max(self._longest, waiting.length)
-        cost = self._cost + waiting.length
-        if self._include_padding:
-            cost = (len(self.samples) + 1) * longest
-        if cost <= self._max_token_count:
-            self.samples.append(waiting.sample)
-            self._cost, self._longest = cost, longest
-            return None
-        full, self.samples = self.samples, [waiting.sample]
-        self._cost = self._longest = waiting.length
-        return full
-
-
 class MaxTokenBucketizer(IterableDataset[list[Sample]]):
     """Batches samples of similar length under a token budget: torchdata's class of this name.
 
@@ -135,34 +110,37 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
 
     def __iter__(self) -> Iterator[list[Sample]]:
         """Read the source from its start; waiting samples belong to this iteration."""
+        batch: list[Sample] = []
+        cost = longest = 0  # of the batch, in tokens
+        for waiting in self._leaving():
+            longest = max(longest, waiting.length)
+            cost = (len(batch) + 1) * longest if self.include_padding else cost + waiting.length
+            if cost > self.max_token_count:
+                yield batch
+                batch, cost, longest = [], waiting.length, waiting.length
+            batch.append(waiting.sample)
+        if batch:
+            yield batch
+
+    def _leaving(self) -> Iterator[_Waiting[Sample]]:
+        """Yield the samples of the right lengths in the order in which they leave."""
         heap: list[_Waiting[Sample]] = []
         arrived: deque[_Waiting[Sample]] = deque()  # for max_age; includes some that have left
-        batch = _OpenBatch[Sample](self.max_token_count, include_padding=self.include_padding)
-        num_waiting = num_left = 0
-        for number, waiting in enumerate(self._wanted()):
-            waiting.number = number
+        num_arrived = num_left = 0
+        for sample in self._own_part():
+            length = self.len_fn(sample)
+            if not self.min_len <= length <= self.max_len:
+                continue
+            waiting = _Waiting(length, own_copy(sample), num_arrived)
+            num_arrived += 1
             heapq.heappush(heap, waiting)
             if self.max_age is not None:
                 arrived.append(waiting)
-            num_waiting += 1
-            if num_waiting == self.buffer_size:
-                num_waiting, num_left = num_waiting - 1, num_left + 1
-                full = batch.offer(self._next(heap, arrived, num_left))
-                if full is not None:
-                    yield full
-        while num_waiting:
-            num_waiting, num_left = num_waiting - 1, num_left + 1
-            full = batch.offer(self._next(heap, arrived, num_left))
-            if full is not None:
-                yield full
-        if batch.samples:
-            yield batch.samples
-
-    def _wanted(self) -> Iterator[_Waiting[Sample]]:
-        for sample in self._own_part():
-            length = self.len_fn(sample)
-            if self.min_len <= length <= self.max_len:
-                yield _Waiting(length, own_copy(sample), 0)
+            if num_arrived - num_left == self.buffer_size:
+                yield self._next(heap, arrived, num_left)
+                num_left += 1
+        for number in range(num_left, num_arrived):
+            yield self._next(heap, arrived, number)
 
     def _own_part(self) -> Iterable[Sample]:
         """Return this process's share of the source."""
@@ -182,8 +160,8 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
         """Take the shortest waiting sample, or the oldest if it is overdue."""
         while arrived and arrived[0].has_left:
             arrived.popleft()
-        # num_left - 1 samples have left before; those with higher numbers overtook the oldest.
-        if self.max_age is not None and num_left - 1 - arrived[0].number >= self.max_age:
+        # Of the num_left samples that left, those with higher numbers overtook the oldest.
+        if self.max_age is not None and num_left - arrived[0].number >= self.max_age:
             waiting = arrived.popleft()
         else:
             waiting = heapq.heappop(heap)

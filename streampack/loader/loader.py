@@ -26,6 +26,7 @@ from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
+from streampack.planned.run_engine import RunEngine
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
@@ -190,7 +191,7 @@ class PackedDataLoader:
         Raises:
             ConfigError: If the dataset has no chapters, or ranks differ in weights or position.
         """
-        self._run_loading("amend").amend(weights)
+        self._change_run("amend", weights)
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches of a run of chapters, from the next one on.
@@ -201,15 +202,17 @@ class PackedDataLoader:
         Raises:
             ConfigError: If the dataset has no chapters, or ranks differ in steps or position.
         """
-        self._run_loading("skip").skip(steps)
+        self._change_run("skip", steps)
 
-    def _run_loading(self, what: str) -> PlannedLoading:
-        if isinstance(self._loading, PlannedLoading) and self._loading.has_chapters:
-            return self._loading
-        raise ConfigError(
-            f"loader.{what}() is for a run of chapters; pass chapters=[Chapter(weights={{...}})] "
-            "to the PackedStreamingDataset"
-        )
+    def _change_run(self, method: str, value: Any) -> None:
+        loading = self._loading
+        if not (isinstance(loading, PlannedLoading) and isinstance(loading.engine, RunEngine)):
+            raise ConfigError(
+                f"loader.{method}() is for a run of chapters; pass "
+                "chapters=[Chapter(weights={...})] to the PackedStreamingDataset"
+            )
+        getattr(loading.engine, method)(value)
+        loading.discard_prefetched()
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.

@@ -3,7 +3,7 @@
 ::
 
     "zstd:7"  -->  family "zstd", level 7  -->  compress(b"...")
-    "xxh64"   -->  hash_of(b"...")         -->  "26c7827d889f6da3"
+    "xxh64"   -->  new_hash(b"...")        -->  "26c7827d889f6da3"
 
 Compressed bytes are a function of the data, the name and the codec's version: zstd runs in one
 thread, and gzip's time stamp is 0. zstd frames carry their size and a checksum.
@@ -18,6 +18,7 @@ import gzip
 import hashlib
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import brotli
 import xxhash
@@ -49,7 +50,8 @@ FAMILIES: dict[str, tuple[range, int, Callable[[bytes, int], bytes]]] = {
     "snappy": (range(0), 0, _snappy),
     "zstd": (range(1, 23), 3, _zstd),
 }
-"""Levels, default level and function of each family; its name is also the file's extension."""
+"""Levels, default level and function of each family, sorted; its name is also the file's extension.
+"""
 
 COMPRESSIONS = frozenset(FAMILIES) | {
     f"{family}:{level}" for family, (levels, _, _) in FAMILIES.items() for level in levels
@@ -62,15 +64,6 @@ HASHES = frozenset(xxhash.algorithms_available) | {
     if hasattr(hashlib, name) and not name.startswith("shake_")
 }
 """Every hash algorithm that MosaicML Streaming can verify."""
-
-
-def extension_of(compression: str) -> str:
-    """Return the extension of compressed files.
-
-    >>> extension_of("zstd:7")
-    'zstd'
-    """
-    return compression.partition(":")[0]
 
 
 def compress(compression: str, data: bytes) -> bytes:
@@ -93,13 +86,12 @@ def compress(compression: str, data: bytes) -> bytes:
         ) from error
 
 
-def hash_of(algorithm: str, data: bytes) -> str:
-    """Return the hash of some bytes, in hex.
+def new_hash(algorithm: str, data: bytes = b"") -> Any:
+    """Return an object with the interface of hashlib's, that has hashed some bytes.
 
-    >>> hash_of("xxh64", b"abc"), hash_of("md5", b"abc")
+    >>> new_hash("xxh64", b"abc").hexdigest(), new_hash("md5", b"abc").hexdigest()
     ('44bc2cf5ad770999', '900150983cd24fb0d6963f7d28e17f72')
     """
     if algorithm in xxhash.algorithms_available:
-        text: str = getattr(xxhash, algorithm)(data).hexdigest()
-        return text
-    return hashlib.new(algorithm, data).hexdigest()
+        return getattr(xxhash, algorithm)(data)
+    return hashlib.new(algorithm, data)

@@ -25,7 +25,7 @@ import numpy as np
 
 from streampack._checks import parse_bytes
 from streampack.errors import ConfigError, suggest
-from streampack.mds.codecs import COMPRESSIONS, HASHES, compress, extension_of, hash_of
+from streampack.mds.codecs import COMPRESSIONS, FAMILIES, HASHES, compress, new_hash
 from streampack.mds.columns import DYNAMIC_DTYPES
 from streampack.mds.index import MAX_SHARD_BYTES
 
@@ -204,13 +204,13 @@ class ShardEncoder:
         entry = {"samples": num_samples, "raw_data": self._file(name, data), "zip_data": None}
         compression = self._fields["compression"]
         if compression:
-            name = f"{name}.{extension_of(compression)}"
+            name = f"{name}.{compression.partition(':')[0]}"
             data = compress(compression, data)
             entry["zip_data"] = self._file(name, data)
         return EncodedShard(name=name, data=data, entry=entry | self._fields)
 
     def _file(self, name: str, data: bytes) -> dict[str, Any]:
-        hashes = {algorithm: hash_of(algorithm, data) for algorithm in self._hashes}
+        hashes = {algorithm: new_hash(algorithm, data).hexdigest() for algorithm in self._hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 
@@ -230,10 +230,9 @@ def check_compression(compression: str | None) -> None:
         ConfigError: If it is unknown.
     """
     if compression and compression not in COMPRESSIONS:
-        families = sorted({extension_of(name) for name in COMPRESSIONS})
         raise ConfigError(
-            f"compression={compression!r} is not one of {'|'.join(families)}, alone or with a "
-            f"level that it has, as zstd:7{suggest(compression, families)}; None (on the command "
+            f"compression={compression!r} is not one of {'|'.join(FAMILIES)}, alone or with a "
+            f"level that it has, as zstd:7{suggest(compression, FAMILIES)}; None (on the command "
             "line: none) writes raw shards"
         )
 

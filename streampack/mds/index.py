@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.codecs import COMPRESSIONS
+from streampack.mds.codecs import COMPRESSIONS, FAMILIES
 from streampack.types import Int64Array
 
 INDEX_FILE = "index.json"
@@ -217,10 +217,9 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
 def _parse_compression(entry: dict[str, Any], where: str) -> str:
     compression = entry.get("compression")
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
-        families = sorted({name.split(":")[0] for name in COMPRESSIONS})
         raise DataError(
             f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
-            f"compressed with one of {', '.join(families)}; write the stream again"
+            f"compressed with one of {', '.join(FAMILIES)}; write the stream again"
         )
     return compression
 

@@ -125,9 +125,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def rank_view(self) -> RankView:
         """Return the options that all ranks must share; their sources may differ."""
         recipe = {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}
-        world = self.world
-        recipe |= {"context_parallel": [world.context_parallel, world.context_layout]}
-        recipe |= {"steps": self.plan.steps}
+        recipe["context_parallel"] = [self.world.context_parallel, self.world.context_layout]
+        recipe["steps"] = self.plan.steps
         return {"streams": [], "recipe": recipe}
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
@@ -143,9 +142,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.
 
-        Raises:
-            ConfigError: If the tensors that a user's function adds do not fit
-                `Buffers.worker_bytes`.
+        Refuse tensors that a user's function adds if they do not fit `Buffers.worker_bytes`.
         """
         converted, limit = self._convert(batch), self.buffers.worker_bytes
         if self._format_bytes is None and limit is not None:
@@ -186,7 +183,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 self._even_steps = EvenSteps(self.loops, self, self.world, self.counter)
             return self._even_steps.loop()
         self.ask()
-        return self._batches_and_notes(None)
+        return self.read_epoch()
 
     def _batches_and_notes(self, begun: OnlineIteration | None) -> Generator[Any, None, None]:
         with self.iteration(begun) as iteration:
@@ -237,11 +234,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def native_batches(
         self, iteration: OnlineIteration, ahead: int = 1
     ) -> Generator[tuple[Batch, State], None, None]:
-        """Yield the native batches of an iteration, each with the state after it.
-
-        Raises:
-            ConfigError: While iterating: if payloads do not fit `Buffers.worker_bytes`.
-        """
+        """Yield the native batches of an iteration, each with the state after it."""
         epoch, start = iteration.epoch, iteration.start
         num_batches = yield from self._epoch(iteration, epoch, start, ahead)
         if start is not None and not num_batches and get_worker_info() is None:
@@ -312,11 +305,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         if not is_next:
             self.restart(epoch)
 
-    def restart(self, epoch: int) -> None:
-        """Read from the start of an epoch."""
-        self._resume_from(epoch, None)
-
-    def _resume_from(self, epoch: int, start: State | None) -> None:
+    def restart(self, epoch: int, start: State | None = None) -> None:
+        """Read from a state in an epoch; None: from the epoch's start."""
         self._start, self._is_start_own = start, get_worker_info() is not None
         self._has_moved_away = False
         self.loops.num_moves += 1
@@ -345,13 +335,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        state = self.state_here()
+        state = self.position()
         # In a worker, no copy is needed: torch pickles the state into a pipe at every batch.
         return state if info else copy.deepcopy(state) | self.loops.state_dict()
-
-    def state_here(self) -> State:
-        """Return the state of this process's own iteration, without a copy or a check."""
-        return self.at if self.at is not None else self.next_state(self._place_here())
 
     def next_state(self, place: WorkerSlice) -> State:
         """Return the state from which a worker's next iteration begins."""
@@ -365,14 +351,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Resume from a copy of `state`; refuse one of another worker, world or dataset."""
         self.check(state, self._place_here())
         loop = self.loops.read(state)
-        self._resume_from(int(state["epoch"]), copy.deepcopy(state))
+        self.restart(int(state["epoch"]), copy.deepcopy(state))
         self.loops.go_to(*loop)
 
     # What `EvenSteps` reads from.
 
     def position(self) -> State:
-        """Return the state after the batch last read."""
-        return self.state_here()
+        """Return the state of this process's own iteration, without a copy or a check."""
+        return self.at if self.at is not None else self.next_state(self._place_here())
 
     def set_position(self, position: State) -> None:
         """Let the state be an earlier or later one, without reading."""
@@ -380,7 +366,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def epoch_read(self) -> int:
         """Return the epoch of the batch last read."""
-        return int(self.state_here()["epoch"])
+        return int(self.position()["epoch"])
 
     def read_epoch(self) -> Generator[Any, None, None]:
         """Read the next epoch, or the rest of the one in a loaded state."""
@@ -390,7 +376,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Let `read_epoch` continue where an earlier reading was left."""
         self.check_not_moved_away()
         if self.at is not None:  # a reading that failed, or another loop over this dataset
-            self._resume_from(int(self.at["epoch"]), copy.deepcopy(self.at))
+            self.restart(int(self.at["epoch"]), copy.deepcopy(self.at))
 
     def check_not_moved_away(self) -> None:
         """Refuse to continue a loop of a loader's workers; only they know where it ended."""

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from streampack.config import Bucketing, Packing
 from streampack.errors import DataError
 from streampack.online.byte_budget import HeldBytes
-from streampack.online.lookahead import Lookahead
 from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
 from streampack.online.restore import ReplayedSample, check_whole, key_of
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.samples import EncodedSample, SampleKey, prepare, segment_rows
 from streampack.online.stream_mixer import StreamMixer, Window
+from streampack.pack.buffered import PATIENCE, TOLERANCE
+from streampack.pack.packer import Packer
 from streampack.runtime.stats import DROPPED, TRUNCATED
 from streampack.streams import IterableSample
 from streampack.types import (
@@ -51,6 +53,39 @@ class _Pending:
     """Digest of the whole sample."""
     next: int = 0
     """Index of the row that the packer gets next."""
+
+
+class Lookahead:
+    """The tokens and samples that cannot close the last of the packs that a packer still owes.
+
+    With max_seq_len=1000, 8 packs wanted and 1,500 tokens buffered by exact fit::
+
+        8 packs      hold 8 * 999 tokens at least, so 6,491 more can close at most 7 of them
+        the last     is closed by the next sample, or by one after it
+
+    So a slow source is never asked for a sample that the next batch may not need. A packer call
+    costs more than the samples it takes, and it is called only a few times per batch.
+    """
+
+    def __init__(self, packing: Packing, bucketing: Bucketing | None, most_packs: int) -> None:
+        self._most_samples = packing.buffer_samples - 1
+        self._least = [least_tokens(packing, num) for num in range(most_packs + 1)]
+        # Once the buffer is full, every sample completes a batch.
+        self._of_buckets = packing.buffer_samples * packing.max_seq_len if bucketing else None
+        self._is_unknown = bool(packing.max_samples_per_pack or packing.pad_to_multiple)
+        self._is_unknown |= packing.method == "two_tiers"
+
+    def certain(self, packer: Packer, num_packs: int) -> tuple[int, int]:
+        """Return the tokens and samples that cannot close the last of the next `num_packs` packs.
+
+        One sample more than that can be added in a single call.
+        """
+        samples = max(self._most_samples - packer.num_buffered_samples, 0)
+        if self._of_buckets is not None:
+            return self._of_buckets, samples
+        if self._is_unknown:
+            return 0, 0
+        return max(self._least[num_packs] - packer.num_buffered_tokens - 1, 0), samples
 
 
 class Lane:
@@ -220,3 +255,28 @@ def encode_sample(
     ready = prepare(sample, plan.packing, labels_shifted=shifted)
     may_split = plan.streams[stream].split_payloads
     return ready, segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)
+
+
+def least_tokens(packing: Packing, num_packs: int) -> int:
+    """Return the fewest tokens with which an empty packer can close `num_packs` packs.
+
+    >>> [least_tokens(Packing(max_seq_len=1000, method="exact_fit"), n) for n in (8, 1)]
+    [7992, 1000]
+    """
+    size, method = packing.max_seq_len, packing.method
+    if method == "concat":
+        return num_packs * size
+    if method == "next_fit":
+        # Two consecutive packs hold more than max_seq_len tokens.
+        return (num_packs + 1) // 2 * size
+    if method == "knapsack":
+        return packing.buffer_limit + 1
+    if method == "exact_fit":
+        # A pack within the tolerance may close with less than a pack buffered: only the last one.
+        tolerance = size // TOLERANCE
+        least = (num_packs - (tolerance >= PATIENCE)) * (size - tolerance)
+    else:
+        # The sample that closes a pack does not fit into it, and closes no other pack.
+        least = num_packs * size // 2 if packing.guard is None else size
+    # A full buffer closes packs early.
+    return max(size, min(least, packing.buffer_limit + 1))

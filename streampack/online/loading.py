@@ -114,7 +114,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def _position(self) -> LoaderPosition:
         if not self.num_workers:
-            return LoaderPosition([self.engine.state_here()])
+            return LoaderPosition([self.engine.position()])
         self._follow()
         return self._at or self._next()
 
@@ -161,13 +161,12 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Iterate over the next epoch, or resume from the loaded state."""
         self._num_begun += 1
         self._follow()
-        if self.engine.plan.steps is not None:
-            return close_at_exit(self._deliver(self._num_begun))
-        if self._at is not None:
-            self._start = None  # a batch was delivered since
-        self._at = None
-        if not self.num_workers:
-            self.engine.ask()
+        if self.engine.plan.steps is None:
+            if self._at is not None:
+                self._start = None  # a batch was delivered since
+            self._at = None
+            if not self.num_workers:
+                self.engine.ask()
         return close_at_exit(self._deliver(self._num_begun))
 
     def _deliver(self, number: int) -> Generator[Any, None, None]:
@@ -187,10 +186,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def read_epoch(self) -> Generator[Any, None, None]:
         """Read the next epoch of this rank, or from the loaded state."""
-        here = weakref.proxy(self)
-        if self.num_workers:
-            return OnlineLoading._from_workers(here)
-        return OnlineLoading._from_here(here)
+        read = OnlineLoading._from_workers if self.num_workers else OnlineLoading._from_here
+        return read(weakref.proxy(self))
 
     def _from_here(self) -> Generator[Any, None, None]:
         engine = self.engine

@@ -97,8 +97,9 @@ class Work(NamedTuple):
 
 
 @compiled_inline
-def continues_last(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int) -> bool:
+def continues_last(work: Work, row: int) -> bool:
     """Whether a row continues the last segment of the current pack."""
+    rows, out, cursor = work.rows, work.out, work.cursor
     last = cursor[NUM_OUT] - 1
     num_packs = cursor[NUM_PACKS]
     if last < (cursor[NUM_CURSORS + num_packs - 1] if num_packs else 0):
@@ -110,8 +111,9 @@ def continues_last(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: i
 
 
 @compiled_inline
-def emit(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int) -> None:
+def emit(work: Work, row: int, length: int) -> None:
     """Append the first `length` tokens of a row to the current pack, as a new segment."""
+    rows, out, cursor = work.rows, work.out, work.cursor
     place = cursor[NUM_OUT]
     for column in range(NUM_COLUMNS):
         out[place, column] = rows[row, column]
@@ -120,17 +122,15 @@ def emit(rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length
 
 
 @compiled
-def emit_piece(
-    rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, length: int
-) -> None:
+def emit_piece(work: Work, row: int, length: int) -> None:
     """Append as `emit` does, but merge a row that continues the last segment into it.
 
     Separate from `emit`, which is inlined and must stay small. Few rows start inside a sample.
     """
-    if continues_last(rows, out, cursor, row):
-        out[cursor[NUM_OUT] - 1, LENGTH] += length
+    if continues_last(work, row):
+        work.out[work.cursor[NUM_OUT] - 1, LENGTH] += length
     else:
-        emit(rows, out, cursor, row, length)
+        emit(work, row, length)
 
 
 @compiled_inline
@@ -141,20 +141,18 @@ def close(cursor: Int64Array) -> None:
 
 
 @compiled
-def cut(
-    limits: Limits, rows: Int64Array, out: Int64Array, cursor: Int64Array, row: int, gap: int
-) -> int:
+def cut(limits: Limits, work: Work, row: int, gap: int) -> int:
     """Fill a gap with the head of a row if that is allowed; return the tokens taken."""
-    length = rows[row, LENGTH]
+    length = work.rows[row, LENGTH]
     # If the tail would be too short, cut earlier instead of not at all. Otherwise packs of segments
     # of half a pack would stay half empty.
     taken = min(gap, length - limits.min_fragment)
     taken -= taken % limits.multiple
     if gap <= limits.split_gap or length <= gap or taken < limits.min_fragment:
         return 0
-    emit_piece(rows, out, cursor, row, taken)
-    rows[row, START] += taken
-    rows[row, LENGTH] -= taken
+    emit_piece(work, row, taken)
+    work.rows[row, START] += taken
+    work.rows[row, LENGTH] -= taken
     return int(taken)
 
 
@@ -166,15 +164,9 @@ def note_high_water(cursor: Int64Array) -> None:
 
 
 @compiled
-def pull(
-    limits: Limits,
-    rows: Int64Array,
-    pool: Int64Array,
-    out: Int64Array,
-    cursor: Int64Array,
-    final: bool,
-) -> int:
+def pull(limits: Limits, work: Work, final: bool) -> int:
     """Pull one row into the pool. Full rows before it become packs of their own."""
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     while cursor[NEXT] < len(rows):
         row = cursor[NEXT]
         if cursor[NUM_PACKS] >= cursor[MOST_PACKS] and row >= cursor[SEEN]:
@@ -195,22 +187,16 @@ def pull(
             cursor[TOKENS] += length
             note_high_water(cursor)
             return PULLED
-        emit_piece(rows, out, cursor, row, length)
+        emit_piece(work, row, length)
         close(cursor)
         cursor[NEXT] += 1
     return FULL if final else EMPTY
 
 
 @compiled
-def take_in_order(
-    limits: Limits,
-    rows: Int64Array,
-    pool: Int64Array,
-    out: Int64Array,
-    cursor: Int64Array,
-    final: bool,
-) -> tuple[int, int]:
+def take_in_order(limits: Limits, work: Work, final: bool) -> tuple[int, int]:
     """Count the oldest segments to take in order, and the tokens then left; (0, 0): wait."""
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     head = cursor[HEAD]
     left = limits.max_seq_len - rows[pool[ORDER, head], LENGTH]
     count = 1
@@ -223,7 +209,7 @@ def take_in_order(
         count += 1
     while left > limits.window and count < limits.max_samples:
         if head + count == cursor[TAIL]:
-            status = pull(limits, rows, pool, out, cursor, final)
+            status = pull(limits, work, final)
             if status == EMPTY:
                 return 0, 0
             if status == FULL:
@@ -315,13 +301,10 @@ def add_row(sums: npt.NDArray[np.uint64], row: int, left: int, total: int, lengt
 
 @compiled_inline
 def mark(
-    rows: Int64Array,
-    pool: Int64Array,
-    sums: npt.NDArray[np.uint64],
-    span: tuple[int, int, int, int, int],
-    best: int,
+    work: Work, sums: npt.NDArray[np.uint64], span: tuple[int, int, int, int, int], best: int
 ) -> None:
     """Mark the segments that first reached the sum `best`, by going back through the rows."""
+    rows, pool = work.rows, work.pool
     head, first, last, left, num_rows = span
     num_words = (left >> 6) + 1
     for place in range(last - 1, first - 1, -1):
@@ -337,13 +320,7 @@ def mark(
 
 @compiled
 def search(
-    limits: Limits,
-    rows: Int64Array,
-    pool: Int64Array,
-    out: Int64Array,
-    cursor: Int64Array,
-    sums: npt.NDArray[np.uint64],
-    task: tuple[int, int, bool],
+    limits: Limits, work: Work, sums: npt.NDArray[np.uint64], task: tuple[int, int, bool]
 ) -> int:
     """Choose segments of the pool, from place `first` on, to fill `left` tokens with few looks.
 
@@ -353,6 +330,7 @@ def search(
         The number of places examined; WAIT if more rows are needed; TOO_SMALL if the search must be
         repeated with larger scratch.
     """
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     first, left, final = task
     num_words = (left >> 6) + 1
     sums[0] = 1
@@ -360,7 +338,7 @@ def search(
     best = total = 0
     while looks > 0 and best < left:
         if head + place == cursor[TAIL]:
-            status = pull(limits, rows, pool, out, cursor, final)
+            status = pull(limits, work, final)
             if status == EMPTY:
                 return WAIT
             if status == FULL:
@@ -382,7 +360,7 @@ def search(
             looks -= 1
     if best < 0:
         best = highest_bit(sums, num_rows * num_words, min(left, total), 0)
-    mark(rows, pool, sums, (head, first, place, left, num_rows), best)
+    mark(work, sums, (head, first, place, left, num_rows), best)
     return place
 
 
@@ -397,13 +375,10 @@ def best_counted(counts: npt.NDArray[np.int16], last: int, first: int, budget: i
 
 @compiled_inline
 def mark_counted(
-    rows: Int64Array,
-    pool: Int64Array,
-    counts: npt.NDArray[np.int16],
-    span: tuple[int, int, int, int, int],
-    best: int,
+    work: Work, counts: npt.NDArray[np.int16], span: tuple[int, int, int, int, int], best: int
 ) -> None:
     """Mark at most `budget` segments that add up to `best`, preferring the oldest."""
+    rows, pool = work.rows, work.pool
     head, first, last, left, budget = span
     num_rows = len(counts)
     for place in range(last - 1, first - 1, -1):
@@ -419,14 +394,7 @@ def mark_counted(
 
 
 @kernel_allocating
-def search_counted(
-    limits: Limits,
-    rows: Int64Array,
-    pool: Int64Array,
-    out: Int64Array,
-    cursor: Int64Array,
-    task: tuple[int, int, bool],
-) -> int:
+def search_counted(limits: Limits, work: Work, task: tuple[int, int, bool]) -> int:
     """Choose as `search` does, but respect `max_samples`.
 
     A row of counts holds, for each sum, the minimum number of segments that reach it.
@@ -434,6 +402,7 @@ def search_counted(
     Returns:
         The number of places examined; WAIT if more rows are needed.
     """
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     first, left, final = task
     budget = limits.max_samples - first
     counts = np.empty((COUNTED_ROWS + 1, left + 1), np.int16)
@@ -443,7 +412,7 @@ def search_counted(
     best = left if budget == 0 else 0
     while looks > 0 and best < left and num_rows < COUNTED_ROWS:
         if head + place == cursor[TAIL]:
-            status = pull(limits, rows, pool, out, cursor, final)
+            status = pull(limits, work, final)
             if status == EMPTY:
                 return WAIT
             if status == FULL:
@@ -461,23 +430,17 @@ def search_counted(
         if best >= 0:
             looks -= 1
     best = best_counted(counts[num_rows], left, 0, budget)
-    mark_counted(rows, pool, counts[:num_rows], (head, first, place, left, budget), best)
+    mark_counted(work, counts[:num_rows], (head, first, place, left, budget), best)
     return place
 
 
 @compiled
-def commit(
-    limits: Limits,
-    rows: Int64Array,
-    pool: Int64Array,
-    out: Int64Array,
-    cursor: Int64Array,
-    looked: tuple[int, int],
-) -> None:
+def commit(limits: Limits, work: Work, looked: tuple[int, int]) -> None:
     """Close a pack of the chosen segments, and compact the pool.
 
     `looked`: the first place that was examined (all before it are taken), and one past the last.
     """
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     first, last = looked
     head = cursor[HEAD]
     num_tokens, num_samples = 0, 0
@@ -485,9 +448,9 @@ def commit(
         if place < first or pool[CHOSEN, place]:
             row = pool[ORDER, head + place]
             if rows[row, START]:
-                emit_piece(rows, out, cursor, row, rows[row, LENGTH])
+                emit_piece(work, row, rows[row, LENGTH])
             else:
-                emit(rows, out, cursor, row, rows[row, LENGTH])
+                emit(work, row, rows[row, LENGTH])
             num_tokens += rows[row, LENGTH]
             num_samples += 1
     target = head + last
@@ -499,7 +462,7 @@ def commit(
     cursor[TOKENS] -= num_tokens
     gap = limits.max_seq_len - num_tokens
     if target < cursor[TAIL] and num_samples < limits.max_samples:
-        cursor[TOKENS] -= cut(limits, rows, out, cursor, pool[ORDER, target], gap)
+        cursor[TOKENS] -= cut(limits, work, pool[ORDER, target], gap)
     cursor[POOL_PACKS] += 1
     close(cursor)
 
@@ -509,22 +472,21 @@ def one_pack(
     limits: Limits, work: Work, sums: npt.NDArray[np.uint64], final: bool
 ) -> tuple[bool, npt.NDArray[np.uint64]]:
     """Close a pack opened by the oldest segment. Return whether that succeeded, and the scratch."""
-    rows, pool, out, cursor = work
-    first, left = take_in_order(limits, rows, pool, out, cursor, final)
+    first, left = take_in_order(limits, work, final)
     if first == 0:
         return False, sums
     task = (first, left, final)
-    looked = search(limits, rows, pool, out, cursor, sums, task)
+    looked = search(limits, work, sums, task)
     while looked == TOO_SMALL:
-        sums = larger(sums)
-        looked = search(limits, rows, pool, out, cursor, sums, task)
+        sums = np.empty(2 * len(sums), np.uint64)
+        looked = search(limits, work, sums, task)
     num_samples = first
     for place in range(first, looked):
-        num_samples += pool[CHOSEN, place]
+        num_samples += work.pool[CHOSEN, place]
     if num_samples > limits.max_samples:
-        looked = search_counted(limits, rows, pool, out, cursor, task)
+        looked = search_counted(limits, work, task)
     if looked > 0:
-        commit(limits, rows, pool, out, cursor, (first, looked))
+        commit(limits, work, (first, looked))
     return looked > 0, sums
 
 
@@ -537,20 +499,12 @@ def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
 
 
 @kernel_allocating
-def larger(sums: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return scratch of twice the size."""
-    return np.empty(2 * len(sums), np.uint64)
-
-
-@kernel_allocating
 def exact_fit(limits: Limits, work: Work, final: bool) -> None:
     """Close every pack that can be closed; with `final`, also those that no row will fill."""
     sums = first_sums(limits)
-    rows, pool, out, cursor = work
+    cursor = work.cursor
     closed = True
-    while closed and (
-        cursor[HEAD] < cursor[TAIL] or pull(limits, rows, pool, out, cursor, final) == PULLED
-    ):
+    while closed and (cursor[HEAD] < cursor[TAIL] or pull(limits, work, final) == PULLED):
         closed, sums = one_pack(limits, work, sums, final)
 
 
@@ -563,21 +517,21 @@ def close_oldest(limits: Limits, work: Work) -> None:
 @kernel_allocating
 def fill_room(limits: Limits, work: Work, room: int) -> None:
     """Close a pack of at most `room` tokens from the pool. It may leave the oldest segment."""
-    rows, pool, out, cursor = work
     sums = first_sums(limits)
-    looked = search(limits, rows, pool, out, cursor, sums, (NOTHING, room, FINAL))
+    looked = search(limits, work, sums, (NOTHING, room, FINAL))
     while looked == TOO_SMALL:
-        sums = larger(sums)
-        looked = search(limits, rows, pool, out, cursor, sums, (NOTHING, room, FINAL))
-    commit(limits, rows, pool, out, cursor, (NOTHING, looked))
+        sums = np.empty(2 * len(sums), np.uint64)
+        looked = search(limits, work, sums, (NOTHING, room, FINAL))
+    commit(limits, work, (NOTHING, looked))
 
 
 @compiled
-def empty_pool(rows: Int64Array, pool: Int64Array, out: Int64Array, cursor: Int64Array) -> None:
+def empty_pool(work: Work) -> None:
     """Move the whole pool to the current pack."""
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     for place in range(cursor[HEAD], cursor[TAIL]):
         row = pool[ORDER, place]
-        emit_piece(rows, out, cursor, row, rows[row, LENGTH])
+        emit_piece(work, row, rows[row, LENGTH])
     cursor[HEAD] = cursor[TAIL]
     cursor[TOKENS] = 0
 
@@ -585,14 +539,14 @@ def empty_pool(rows: Int64Array, pool: Int64Array, out: Int64Array, cursor: Int6
 @compiled
 def next_fit(limits: Limits, work: Work, final: bool) -> None:
     """Add rows to the open pack, which is the whole pool. Close it if a row does not fit."""
-    rows, pool, out, cursor = work
+    rows, pool, cursor = work.rows, work.pool, work.cursor
     while cursor[NEXT] < len(rows) and cursor[NUM_PACKS] < cursor[MOST_PACKS]:
         row = cursor[NEXT]
         cursor[NEXT] += 1
         gap = limits.max_seq_len - cursor[TOKENS]
         if rows[row, LENGTH] > gap:
-            empty_pool(rows, pool, out, cursor)
-            cut(limits, rows, out, cursor, row, gap)
+            empty_pool(work)
+            cut(limits, work, row, gap)
             close(cursor)
         pool[ORDER, cursor[TAIL]] = row
         cursor[TAIL] += 1
@@ -601,10 +555,10 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
         num_samples = cursor[TAIL] - cursor[HEAD]
         most = min(limits.buffer_samples, limits.max_samples)
         if cursor[TOKENS] == limits.max_seq_len or num_samples == most:
-            empty_pool(rows, pool, out, cursor)
+            empty_pool(work)
             close(cursor)
     if final and cursor[HEAD] < cursor[TAIL]:
-        empty_pool(rows, pool, out, cursor)
+        empty_pool(work)
         close(cursor)
 
 

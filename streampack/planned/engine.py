@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
@@ -32,7 +32,6 @@ from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import ShardPrefetcher
 from streampack.plan import (
     DevicePlan,
-    DeviceView,
     EpochSequence,
     Progress,
     Recipe,
@@ -58,6 +57,7 @@ from streampack.planned.plain_iteration import plain_batches
 from streampack.planned.rank_view import rank_view
 from streampack.planned.refusals import (
     check_at_batch,
+    check_lanes,
     check_not_empty,
     check_saving_worker,
     check_whole_batches,
@@ -124,6 +124,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
+        self._view = device_view(self.world, self.batch_size, self._spec.balance)
         self._totals: dict[int, int] = {}  # packs of epochs
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
         self._latest: EpochSequence | None = None
@@ -147,10 +148,6 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def balance(self) -> Balance | None:
         """How packs are dealt to ranks; None: they are not."""
         return self._spec.balance
-
-    @cached_property
-    def _view(self) -> DeviceView:
-        return device_view(self.world, self.batch_size, self._spec.balance)
 
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, including the padding of its last batch."""
@@ -240,7 +237,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             # The state was taken after the epoch's last batch, so the next epoch follows.
             self.counter.begin(worker, key, epoch + 1)
             return self._sequence(Progress(epoch=epoch + 1))
-        check_at_batch(sequence, self._start.position, self.batch_size)
+        check_at_batch(sequence.position, self._start.position, self.batch_size)
         return sequence
 
     def _sequence(self, start: Progress) -> EpochSequence:
@@ -355,12 +352,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`, with its run's lanes and packing method."""
         shape = run_shape(state)
-        own_lanes = self._spec.order.num_lanes
-        if own_lanes not in (None, shape[0]):
-            raise ResumeError(
-                f"the state was saved with num_lanes={shape[0]}, but this dataset asks for "
-                f"{own_lanes}; a run keeps its num_lanes: set {shape[0]}, or leave it out"
-            )
+        check_lanes(self._spec.order, shape[0])
         size = self._spec.mixing.global_batch_size or shape[2]
         try:
             method, mixes_last = run_method(state), run_mixes_last(state)

@@ -21,24 +21,22 @@ from a worker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from streampack.batch.batch import Batch
-from streampack.errors import ConfigError
 from streampack.plan import DevicePlan, EpochSequence
 from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
-from streampack.planned.deliveries import DeliveredBatch, IterationPlans, Losses
+from streampack.planned.deliveries import IterationPlans, PlannedBatches, Totals
 from streampack.planned.engine import PlanEngine
-from streampack.planned.run_engine import RunEngine
 from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.loader_session import LoaderSession
+from streampack.runtime.loader_session import LoaderSession, Reads, SharedMemory, task_groups
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
-from streampack.runtime.rank_digest import compare_values, digest_of
-from streampack.runtime.reading_workers import Reads, SharedMemory, task_groups
+from streampack.runtime.rank_digest import digest_of
 from streampack.runtime.shared_ring import Ring, RingReader
 from streampack.runtime.stats import DeliveryStats
 from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
@@ -57,43 +55,35 @@ GROUPS_AT_HAND = 12
 
 
 class PlannedLoading(LoaderSession[PlanEngine]):
-    """Iterates over a `PackedStreamingDataset`; see `PackedDataLoader`.
-
-    Args:
-        engine: The dataset's engine.
-        options: Options of prefetching and workers.
-
-    Raises:
-        ConfigError: If its buffers cannot hold one batch per worker, or shared memory cannot hold
-            the workers' output.
-    """
+    """Iterates over a `PackedStreamingDataset`; see `PackedDataLoader`."""
 
     def __init__(self, engine: PlanEngine, options: WorkerOptions) -> None:
         super().__init__(engine, options)
         self._asked_options = options
         self._num_threads = options.prefetch_threads
         self._fit()
-        self._tally = DeliveryStats(engine.recipe)
         self._is_new = True  # made, or given a state, and no batch delivered since
-        # Losses and high-water marks, without those of `_last`.
-        self._losses = Losses.none(len(engine.recipe.streams))
-        self._packer_tokens = 0
-        self._most_waiting = 0
-        self._straggler: tuple[float, float] | None = None
         self._plans: IterationPlans | None = None  # of the current iteration
-        self._last: DeliveredBatch | None = None  # the batch last delivered
+        self._last: PlannedBatches | None = None  # those of the batch last delivered
+        self._read_ahead: ReadAhead | None = None
+        self._is_cut = False  # whether the plan changed since the batch last delivered
+        self._begin_stats(0)
+
+    def _begin_stats(self, num_fetched: int) -> None:
+        """Begin the statistics; the dataset fetched this many shards for lengths before."""
+        recipe = self.engine.recipe
+        self._tally = DeliveryStats(recipe)
+        self._totals = Totals.none(len(recipe.streams))  # without those of `_last`
+        self._most_waiting = 0
+        self._first_fetched = num_fetched
         # Before the current iteration.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
-        self._read_ahead: ReadAhead | None = None
-        self._first_fetched = 0  # index of the first shard that the dataset fetched for lengths
-        self._is_cut = False  # whether the plan changed since the batch last delivered
 
     def _fit(self) -> None:
         """Fit reader, prefetching and workers to the engine's packing and batch size.
 
-        Raises:
-            ConfigError: If its buffers cannot hold one batch per worker, or shared memory cannot
-                hold the workers' output.
+        Raises a ConfigError if its buffers cannot hold one batch per worker, or shared memory
+        cannot hold the workers' output.
         """
         engine, options = self.engine, self._asked_options
         num_workers = options.num_workers
@@ -163,24 +153,15 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return close_at_exit(self._deliver())
 
     def _begin(self, sequence: EpochSequence, num_fetched: int) -> IterationPlans:
-        """Record the beginning of an iteration.
-
-        Args:
-            sequence: The sequence that it delivers.
-            num_fetched: Shards that the dataset had fetched for lengths before it.
-        """
+        """Record the beginning of an iteration; `num_fetched` as in `_begin_stats`."""
         self._settle()
-        recipe = self.engine.recipe
         if self._is_new:
-            self._tally = DeliveryStats(recipe)
-            self._losses = Losses.none(len(recipe.streams))
-            self._fetched = dict.fromkeys(NO_FETCHES, 0)
-            self._first_fetched = num_fetched
+            self._begin_stats(num_fetched)
         else:
-            self._tally.use(recipe)
+            self._tally.use(self.engine.recipe)
             self._fetched = self._fetched_ahead()
         self._read_ahead = self.engine.read_ahead(sequence, self.num_workers)
-        self._plans = IterationPlans(sequence, recipe, self._read_ahead)
+        self._plans = IterationPlans(sequence, self.engine.recipe, self._read_ahead)
         return self._plans
 
     def _deliver(self) -> Generator[Batch, None, None]:
@@ -214,9 +195,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     del batch
                     if self._is_cut:
                         break
-                    if delivered.is_last:
+                    if delivered.is_delivered:
                         delivered.count(tally)
-                        ahead.finish(delivered.planned.finished)
+                        ahead.finish(delivered.finished)
                     ahead.check()
                 if plans is self._plans:
                     self._settle()
@@ -244,33 +225,26 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return group
 
     def _from_workers(self, plans: IterationPlans, workers: Pool) -> Iterator[Batch]:
-        handing, one_by_one = self._handing, plans.one_by_one()
+        handing, one_by_one = self._handing, iter(partial(plans.next, 1), None)
         tasks = handing.tasks(one_by_one) if handing else one_by_one
         for got in workers.results(task_groups(tasks, self._group)):
             batch = handing.finish(plans.waiting[0].plan, got) if handing else got
             yield self._pinned(batch)
             del batch
 
-    def _totals(self) -> tuple[int, Losses, int]:
-        """Count delivered batches; return the most that waited, all losses, and buffer peaks."""
+    def _counted(self) -> tuple[Totals, int]:
+        """Count delivered batches; return all totals, and the most batches that waited."""
         plans, last = self._plans, self._last
-        most_waiting, losses, packers = self._most_waiting, self._losses, self._packer_tokens
-        if plans is not None:
-            most_waiting = max(most_waiting, plans.most_waiting)
-        if last is not None:
-            last.count(self._tally)
-            losses, packers = losses + last.planned.losses, max(packers, last.planned.packer_tokens)
-        return most_waiting, losses, packers
+        most_waiting = max(self._most_waiting, plans.most_waiting if plans else 0)
+        if last is None:
+            return self._totals, most_waiting
+        last.count(self._tally)
+        return self._totals + last.totals, most_waiting
 
     def _settle(self) -> None:
         """Add the iteration that ends to the earlier ones."""
-        self._most_waiting, self._losses, self._packer_tokens = self._totals()
-        self._straggler = self._last_straggler()
+        self._totals, self._most_waiting = self._counted()
         self._plans = self._last = None
-
-    def _last_straggler(self) -> tuple[float, float] | None:
-        """Return the straggler factors of the latest iteration that dealt a global batch."""
-        return (self._last and self._last.planned.straggler) or self._straggler
 
     def state_dict(self) -> State:
         """Return the state after the batch last delivered, as JSON."""
@@ -279,36 +253,13 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return self.engine.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from `state` at the next iteration.
-
-        Raises:
-            ResumeError: If it belongs to another sequence; the message names the difference.
-        """
+        """Resume from `state` at the next iteration."""
         self.engine.load_state_dict(state)
         self._settle()
         self._is_new = True
 
-    @property
-    def has_chapters(self) -> bool:
-        """Whether the dataset is a run of chapters."""
-        return isinstance(self.engine, RunEngine)
-
-    def amend(self, weights: Mapping[str, Any]) -> None:
-        """Change the weights of the run; see `PackedDataLoader.amend`."""
-        # Also what is not a mapping: a rank that raised alone would leave the others waiting.
-        shown = {k: str(v) for k, v in weights.items()} if isinstance(weights, Mapping) else weights
-        self._change(("weights", shown), "amend", weights)
-
-    def skip(self, steps: int) -> None:
-        """Skip the next global batches; see `PackedDataLoader.skip`."""
-        self._change(("steps", steps), "skip", steps)
-
-    def _change(self, shown: tuple[str, Any], name: str, value: Any) -> None:
-        engine = self.engine
-        if not isinstance(engine, RunEngine):
-            raise ConfigError(f"{name} is for a run of chapters")
-        compare_values({shown[0]: shown[1], "position": engine.reached}, engine.world)
-        getattr(engine, name)(value)
+    def discard_prefetched(self) -> None:
+        """Plan again from the batch last delivered: the run was changed there."""
         self._is_cut = self._plans is not None
 
     def stats(self) -> dict[str, Any]:
@@ -316,7 +267,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
         See `PackedDataLoader.stats`. Substituted slots are counted one group of batches ahead.
         """
-        most_waiting, losses, packers = self._totals()
+        totals, most_waiting = self._counted()
         # torch requests one more plan before it delivers a batch.
         most_waiting = max(most_waiting - (self.num_workers > 0), 0)
         if self._num_threads and not self.num_workers:
@@ -324,19 +275,19 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             most_waiting = min(most_waiting, self._ahead * self._group)
         batch_tokens = self.engine.footprint().batch_tokens
         waiting = most_waiting * batch_tokens
-        straggler = self._last_straggler()
+        straggler = totals.straggler
         per_worker = -(-most_waiting // max(self.num_workers, 1)) * batch_tokens
-        return self._tally.stats(losses.dropped.tolist()) | {
-            "substituted": losses.substituted,
-            "skipped": losses.skipped,
-            "omitted_packs": losses.omitted,
+        return self._tally.stats(totals.dropped.tolist()) | {
+            "substituted": totals.substituted,
+            "skipped": totals.skipped,
+            "omitted_packs": totals.omitted,
             "digest": digest_of(self.engine.fingerprint()),
             "straggler": straggler and dict(zip(("planned", "dealt"), straggler, strict=True)),
             "shards": self._shards(),
             "buffers": {
-                "worker_tokens": per_worker + (0 if self.num_workers else packers),
+                "worker_tokens": per_worker + (0 if self.num_workers else totals.packer_tokens),
                 "worker_bytes": per_worker * BYTES_PER_TOKEN,
-                "rank_tokens": waiting + packers,
+                "rank_tokens": waiting + totals.packer_tokens,
             },
         }
 

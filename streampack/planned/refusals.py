@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from torch.utils.data import get_worker_info
 
+from streampack.config import Order
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.plan import DeviceView, EpochSequence, Recipe, nearest_divisors, saving_worker
 from streampack.types import State
 
 
 def check_not_empty(recipe: Recipe, epoch: int) -> None:
-    """Refuse an epoch that has no batch, on which a training loop would spin.
-
-    Raises:
-        ConfigError: If its packs are fewer than a global batch.
-        DataError: If all of its samples are dropped.
-    """
+    """Refuse an epoch that has no batch, on which a training loop would spin."""
     if recipe.mixing.epoch_end == "drop":
         raise ConfigError(
             "epoch_end='drop' leaves no batch: an epoch has fewer packs than one global batch, "
@@ -32,11 +28,7 @@ def check_not_empty(recipe: Recipe, epoch: int) -> None:
 
 
 def check_whole_batches(recipe: Recipe) -> None:
-    """Refuse streams that epoch_end="drop" would leave out: they fill no batch of their own.
-
-    Raises:
-        ConfigError: If there is one. Names the tokens that it needs.
-    """
+    """Refuse streams that epoch_end="drop" would leave out: they fill no batch of their own."""
     if recipe.mixing.epoch_end != "drop" or not recipe.shapes.is_pure:
         return
     lanes, run = recipe.num_lanes, recipe.lane_run
@@ -58,13 +50,7 @@ def check_whole_batches(recipe: Recipe) -> None:
 def check_within_epoch(sequence: EpochSequence, position: int, saved_size: int) -> None:
     """Refuse a loaded state whose position lies after the epoch.
 
-    Args:
-        sequence: The epoch from there; its own position lies at most at its end.
-        position: The state's position.
-        saved_size: Global batch size of the run that was saved.
-
-    Raises:
-        ResumeError: If it does.
+    The sequence begins there, or at its end; `saved_size` is the global batch size of the state.
     """
     slots = sequence.num_slots
     # With larger global batches, a state may lie after padding that the last batch lacks here.
@@ -75,13 +61,9 @@ def check_within_epoch(sequence: EpochSequence, position: int, saved_size: int) 
         )
 
 
-def check_at_batch(sequence: EpochSequence, position: int, batch_size: int) -> None:
-    """Refuse a loaded state whose `position` lies inside a batch; `sequence` begins there.
-
-    Raises:
-        ResumeError: If it does. Names batch sizes that fit.
-    """
-    if sequence.position % batch_size:
+def check_at_batch(begin: int, position: int, batch_size: int) -> None:
+    """Refuse a state whose `position` lies inside a batch; the sequence begins at `begin`."""
+    if begin % batch_size:
         raise ResumeError(
             f"the state's position {position} is not a multiple of batch_size="
             f"{batch_size}; set batch_size to "
@@ -89,11 +71,19 @@ def check_at_batch(sequence: EpochSequence, position: int, batch_size: int) -> N
         )
 
 
+def check_lanes(order: Order, num_lanes: int) -> None:
+    """Refuse a state with another number of lanes than the dataset asks for."""
+    if order.num_lanes not in (None, num_lanes):
+        raise ResumeError(
+            f"the state was saved with num_lanes={num_lanes}, but this dataset asks for "
+            f"{order.num_lanes}; a run keeps its num_lanes: set {num_lanes}, or leave it out"
+        )
+
+
 def check_saving_worker(state: State, view: DeviceView) -> bool:
     """Return whether a state was saved in a worker; refuse it outside of that worker.
 
-    Raises:
-        ResumeError: If this process is not that worker, or a step takes another number of packs.
+    A step must also take as many packs as there.
     """
     info, saved_in = get_worker_info(), saving_worker(state)
     if saved_in is None:

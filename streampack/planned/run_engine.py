@@ -21,14 +21,13 @@ from torch.utils.data import get_worker_info
 from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.batch.slices import context_slice
-from streampack.chapters import Chapter
+from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan import DevicePlan, DeviceView, Progress, nearest_divisors
+from streampack.plan import DevicePlan, Progress
 from streampack.plan.chapter_recipes import chapter_slots
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
-    chain,
     chapter_record,
     check_common,
     pack_run_state,
@@ -40,10 +39,12 @@ from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.engine import PlanEngine
+from streampack.planned.refusals import check_at_batch, check_lanes
 from streampack.planned.run_build import build_run, chapter_spec
 from streampack.planned.run_chapters import RunChapters
 from streampack.planned.run_resume import fitting_run, read_skips, skip_problem
 from streampack.runtime.memory_budget import max_prefetch
+from streampack.runtime.rank_digest import compare_values
 from streampack.streams import MdsStream
 from streampack.types import State
 
@@ -53,9 +54,10 @@ class RunEngine(PlanEngine):
 
     def _build(self) -> None:
         self._whole = self._spec
-        self._written = self._running_chapters = RunChapters.written(self._spec.chapters)
-        self._skips = list(self._spec.skip)
-        self._use_run(build_run(self._whole, self._chapters))
+        self._written = RunChapters.written(self._spec.chapters)
+        self.skips = list(self._spec.skip)
+        """Ranges [first, stop) of steps of the run that are not delivered."""
+        self._use_run(build_run(self._whole, self._written.chapters), self._written)
         for number in range(len(self.run) - 1, -1, -1):  # ends with the first
             self._use_chapter(number)
             max_prefetch(self.buffers, self.footprint(), 1)
@@ -63,11 +65,7 @@ class RunEngine(PlanEngine):
         self._check_shards(self.run, len(self.run) - 1)  # no state lies after the last chapter
 
     def _check_shards(self, run: RunPlan, first: int) -> None:
-        """Refuse a stream without shards that chapters from one on use.
-
-        Raises:
-            DataError: If there is one. Names its first shard.
-        """
+        """Refuse a stream without shards that chapters from one on use; names its first shard."""
         plans = [plan for plan in run.chapters if plan.number >= first]
         for number, stream in enumerate(self._whole.streams):
             if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
@@ -76,33 +74,28 @@ class RunEngine(PlanEngine):
     def _digests_of(self, streams: Sequence[MdsStream]) -> list[str]:
         return [stream.growing_digest for stream in streams]
 
-    def _use_run(self, run: RunPlan) -> None:
+    def _use_run(self, run: RunPlan, chapters: RunChapters, place: WalkPlace | None = None) -> None:
+        """Plan these chapters from now on; the walk resumes at a place, if it is known."""
         self.run = run
         """The chapters, and where they begin."""
-        self._place: WalkPlace | None = None  # where a loaded state's walk resumes
+        self._chapters = chapters
+        # Of each chapter. The run may end before the last.
+        self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
+        self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
+        self._place = place
         self._running: RunSequence | None = None
 
     def _use_chapter(self, number: int) -> None:
         """Let recipe, batch size and view be those of a chapter."""
-        spec = chapter_spec(self._whole, self._chapters[number])
+        spec = self._specs[number]
         context = context_slice(spec.world, spec.packing, self._convert, spec.batch_size)
         spec = self._spec = replace(spec, context=context)
         self.batch_size = spec.batch_size
         self.size = f"max_seq_len={spec.packing.max_seq_len}"
         self._use_recipe(self.run.recipes[number])
-        self.__dict__.pop("_view", None)  # made again for this batch size
 
-    @property
-    def _chapters(self) -> tuple[Chapter, ...]:
-        return self._running_chapters.chapters
-
-    def _shape(self, number: int) -> tuple[Any, ...]:
-        spec = chapter_spec(self._whole, self._chapters[number])
-        return spec.packing, spec.batch_size
-
-    def _views(self) -> list[DeviceView]:
-        specs = [chapter_spec(self._whole, chapter) for chapter in self._chapters]
-        return [device_view(spec.world, spec.batch_size, spec.balance) for spec in specs]
+    def _shape(self, number: int) -> tuple[Packing, int]:
+        return self._specs[number].packing, self._specs[number].batch_size
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the chapters share, and a record of each."""
@@ -113,26 +106,18 @@ class RunEngine(PlanEngine):
     # Sizes.
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in the run.
-
-        Raises:
-            TypeError: If the last chapter has no end.
-        """
-        slots = [self.run.num_slots(number) for number in range(len(self.run))]
-        if None in slots:
-            raise TypeError(
-                f"chapter {len(slots) - 1}, the run's last, has no end, so the run has no length"
-            )
-        pairs = zip(slots, self._views(), strict=True)
-        return sum((num_slots or 0) // view.window for num_slots, view in pairs)
+        """Return the number of batches of this rank in the run; a TypeError if it has no end."""
+        num_batches = 0
+        for number, view in enumerate(self._views):
+            slots = self.run.num_slots(number)
+            if slots is None:
+                raise TypeError(
+                    f"chapter {number}, the run's last, has no end, so the run has no length"
+                )
+            num_batches += slots // view.window
+        return num_batches
 
     # Iteration.
-
-    @property
-    def reached(self) -> tuple[int, int]:
-        """The chapter and the position at which the next batch lies."""
-        progress = self._after_edge(self._reached)
-        return progress.epoch, progress.position
 
     @property
     def _reached(self) -> Progress:
@@ -161,12 +146,12 @@ class RunEngine(PlanEngine):
             stop += 1
         self._running = RunSequence(
             self.run,
-            self._views(),
+            self._views,
             chapter=start.epoch,
             position=start.position,
             snapshots=start.snapshots,
             place=self._place_at(start),
-            skips=self._skips,
+            skips=self.skips,
             stop=stop,
         )
         self.at = start
@@ -240,10 +225,10 @@ class RunEngine(PlanEngine):
 
     def _state_of(self, progress: Progress) -> State:
         state = pack_run_state(self.run, self._digests, progress, self._place_at(progress))
-        view = self._views()[progress.epoch]
+        view = self._views[progress.epoch]
         state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
-        skips = {"skip": [list(skip) for skip in self._skips]}
-        return state | skips | self._running_chapters.record(len(self.run))
+        skips = {"skip": [list(skip) for skip in self.skips]}
+        return state | skips | self._chapters.record(len(self.run))
 
     def state_dict(self) -> State:
         """Return the state of the run; only the training process knows it."""
@@ -266,13 +251,7 @@ class RunEngine(PlanEngine):
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`; later chapters, skips and streams may differ from its own."""
         current, records = saved_chapters(state)
-        lanes = state["num_lanes"]
-        if self._whole.order.num_lanes not in (None, lanes):
-            raise ResumeError(
-                f"the state was saved with num_lanes={lanes}, but this dataset asks for "
-                f"{self._whole.order.num_lanes}; a run keeps its num_lanes: set {lanes}, or leave "
-                "it out"
-            )
+        check_lanes(self._whole.order, state["num_lanes"])
         skips = read_skips(state)
         chapters, run = fitting_run(self._whole, self._written, state, records)
         check_common(state, run, self._digests)
@@ -282,38 +261,22 @@ class RunEngine(PlanEngine):
         check_balance(state, run.recipes[current], view, lambda: num_packs)
         self._check_shards(run, current)
         progress, place = unpack_run_state(state, run)
-        if progress.position % own.batch_size:
-            raise ResumeError(
-                f"the state's position {progress.position} is not a multiple of batch_size="
-                f"{own.batch_size}; set batch_size to "
-                f"{nearest_divisors(progress.position, own.batch_size)}, on any number of ranks"
-            )
-        skips = sorted({*self._skips, *skips})
+        check_at_batch(progress.position, progress.position, own.batch_size)
+        skips = sorted({*self.skips, *skips})
         if (problem := skip_problem(run, progress, view.window, skips)) is not None:
             raise ResumeError(problem)
-        self._running_chapters = chapters
-        self._skips = skips
-        self._use_run(run)
-        self._place = place
+        self.skips = skips
+        self._use_run(run, chapters, place)
         self._use_chapter(current)
         self._resume_from(progress)
 
     @property
-    def skips(self) -> list[tuple[int, int]]:
-        """Ranges [first, stop) of steps of the run that are not delivered."""
-        return list(self._skips)
-
-    @property
     def batch_sizes(self) -> list[int]:
         """Packs in a device batch, for each chapter."""
-        return [chapter_spec(self._whole, chapter).batch_size for chapter in self._chapters]
+        return [own.batch_size for own in self._specs]
 
     def check_state(self, state: State) -> tuple[int, int]:
-        """Check that a state belongs to this run, and return its chapter and position.
-
-        Raises:
-            ResumeError: If it does not. Names the chapter and the field.
-        """
+        """Check that a state belongs to this run, and return its chapter and position."""
         current, records = saved_chapters(state)
         _, run = fitting_run(self._whole, self._written, state, records)
         check_common(state, run, self._digests)
@@ -324,22 +287,29 @@ class RunEngine(PlanEngine):
         self.go_to(0)
         self.counter.run = [1, progress.epoch, progress.position, *([0] * 5)]
 
-    # Changes at run time.
+    # Changes at run time; all ranks must ask for the same.
 
-    def amend(self, weights: Mapping[str, Any]) -> None:
+    def _compare(self, **asked: Any) -> None:
+        at = self._after_edge(self._reached)
+        compare_values(asked | {"position": (at.epoch, at.position)}, self.world)
+
+    def amend(self, weights: Any) -> None:
         """End the running chapter at the next global batch, and begin one with other weights."""
+        # Also what is not a mapping: a rank that raised alone would leave the others waiting.
+        shown = {k: str(v) for k, v in weights.items()} if isinstance(weights, Mapping) else weights
+        self._compare(weights=shown)
         progress = self._after_edge(self._reached)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
         # As written: a stream that ends the run may have no share in what is amended.
         max_seq_len = self.run.recipes[number].packing.max_seq_len
-        slots = chapter_slots(self._chapters[number], max_seq_len, size)
+        slots = chapter_slots(self._chapters.chapters[number], max_seq_len, size)
         left = None if slots is None else slots // size - steps
         if left == 0:
             raise ConfigError(
                 f"chapters[{number}] ends with this global batch; amend in the next chapter"
             )
-        amended = self._running_chapters.amend(number, weights, after=steps, left=left)
+        amended = self._chapters.amend(number, weights, after=steps, left=left)
         runs = [recipe.lane_run for recipe in self.run.recipes]
         if steps:
             runs.insert(number, runs[number])
@@ -349,27 +319,22 @@ class RunEngine(PlanEngine):
         # A place in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
         place = None if is_replaced else self._place_at(reached)
-        self._running_chapters = amended
-        self._start = self.at = self._reached
-        self._use_run(run)
-        self._place = place
+        self._start = self.at = reached
+        self._use_run(run, amended, place)
         self._use_chapter(number)
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches, from the next edge on."""
+        self._compare(steps=steps)
         progress = self._after_edge(self._reached)
         size = self.run.recipes[progress.epoch].global_batch_size
         first = self.run.steps_before(progress.epoch) + -(-progress.position // size)
-        skips = sorted([*self._skips, (first, first + read_count("steps", steps))])
-        window = self._views()[progress.epoch].window
+        skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
+        window = self._views[progress.epoch].window
         if (problem := skip_problem(self.run, progress, window, skips)) is not None:
             raise ConfigError(problem)
-        self._skips = skips
-        place = self._place_at(self._reached)
-        self._start = self.at = self._reached
-        self._running, self._place = None, place
-
-    @property
-    def chain(self) -> str:
-        """The hash of the chapters before the current one."""
-        return chain(self.run, self._reached.epoch)
+        self.skips = skips
+        reached = self._reached
+        place = self._place_at(reached)
+        self._start = self.at = reached
+        self._use_run(self.run, self._chapters, place)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from streampack.errors import ConfigError
 from streampack.plan.chapter import ChapterPlan
@@ -30,7 +30,7 @@ from streampack.plan.run_state import chapter_record
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_engine import RunEngine
 from streampack.report.bars import colour
-from streampack.report.plots import save_figure
+from streampack.report.plots import make_figure, save_figure
 from streampack.runtime.resumable import engine_of
 from streampack.types import State
 
@@ -89,11 +89,7 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
 
 
 def run_engine_of(dataset: PackedStreamingDataset) -> RunEngine:
-    """Return the engine of a dataset with chapters.
-
-    Raises:
-        ConfigError: If it has none.
-    """
+    """Return the engine of a dataset; one without chapters is a ConfigError."""
     engine = engine_of(dataset)
     if not isinstance(engine, RunEngine):
         raise ConfigError(
@@ -105,12 +101,10 @@ def run_engine_of(dataset: PackedStreamingDataset) -> RunEngine:
 
 def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[str, Any]:
     """Describe a chapter; add what it takes of each stream to `used`, in tokens."""
-    slots = plan.num_slots
-    shown = slots if slots is not None else OPEN_STEPS * recipe.global_batch_size
+    slots, shown = plan.num_slots, _shown_slots(recipe, plan)
     streams = {}
-    for number, stream in enumerate(recipe.streams):
-        share = plan.mean_share(number, shown)
-        tokens = share * shown * recipe.packing.max_seq_len
+    for number, tokens in enumerate(_taken(recipe, plan, shown)):
+        stream = recipe.streams[number]
         used[number] += tokens
         if plan.uses(number) or used[number]:
             streams[stream.name] = {
@@ -129,6 +123,18 @@ def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[s
     }
 
 
+def _shown_slots(recipe: Recipe, plan: ChapterPlan) -> int:
+    """Return the slots of a chapter that tables and pictures show."""
+    slots = plan.num_slots
+    return OPEN_STEPS * recipe.global_batch_size if slots is None else slots
+
+
+def _taken(recipe: Recipe, plan: ChapterPlan, slots: int) -> list[Fraction]:
+    """Return the tokens that the first slots of a chapter take of each stream."""
+    tokens = slots * recipe.packing.max_seq_len
+    return [plan.mean_share(number, slots) * tokens for number in range(len(recipe.streams))]
+
+
 def _exhausted(engine: RunEngine) -> dict[str, int]:
     """Return the step of the run at which streams reach their max_passes, by name."""
     run = engine.run
@@ -139,8 +145,8 @@ def _exhausted(engine: RunEngine) -> dict[str, int]:
     return {name: run.steps_before(at[0]) + at[1] for name, at in places.items() if at is not None}
 
 
-def chapter_notes(described: Mapping[str, Any]) -> list[str]:
-    """Return what to know about a described run beside its table, one line each."""
+def chapters_view(described: Mapping[str, Any]) -> Group:
+    """Return a run's table, and what to know beside it, for a terminal."""
     notes = ["steps and tokens are exact; passes are expected, for packs that are full"]
     for name, step in described["exhausted"].items():
         notes.append(
@@ -151,7 +157,7 @@ def chapter_notes(described: Mapping[str, Any]) -> list[str]:
     if described["stands_at"] is not None:
         place = described["stands_at"]
         notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")
-    return notes
+    return Group(chapter_table(described), Text("\n".join(notes)))
 
 
 def _changes(before: Recipe, after: Recipe) -> list[str]:
@@ -179,11 +185,11 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
         table.add_column(name, justify="left" if name == "stream" else "right")
     table.add_column("changes")
     for number, chapter in enumerate(described["chapters"]):
-        stop = "end" if chapter["steps"] is None else chapter["first_step"] + chapter["steps"]
+        first, steps = chapter["first_step"], chapter["steps"]
         notes = ", ".join([*chapter["changes"], *(f"edited: {e}" for e in chapter["edits"])])
         head = [
             str(number),
-            f"{chapter['first_step']:,}-{stop if isinstance(stop, str) else f'{stop:,}'}",
+            f"{first:,}-{'end' if steps is None else f'{first + steps:,}'}",
             "" if chapter["tokens"] is None else f"{chapter['tokens']:,}",
             f"{chapter['max_seq_len']:,}",
             f"{chapter['global_batch_size']:,}",
@@ -203,8 +209,7 @@ def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
     engine = run_engine_of(dataset)
     names = engine.recipe.names
     tokens, shares, passes = _curves(engine)
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure(height=5)
     upper, lower = figure.subplots(2, 1, sharex=True)
     colours = [colour(number) for number in range(len(names))]
     upper.stackplot(tokens, shares.T, labels=names, colors=colours)
@@ -212,9 +217,7 @@ def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
     for number, name in enumerate(names):
         lower.plot(tokens, passes[:, number], color=colours[number], label=name)
     lower.set(xlabel="tokens", ylabel="passes")
-    handles, labels = lower.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(names), 6))
-    save_figure(figure, path)
+    save_figure(figure, path, legend=lower.get_lines())
 
 
 def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:
@@ -222,22 +225,13 @@ def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:
     tokens, shares, passes = [], [], []
     begin, used = 0, [Fraction(0)] * len(engine.recipe.streams)
     for recipe, plan in zip(engine.run.recipes, engine.run.chapters, strict=True):
-        max_seq_len = recipe.packing.max_seq_len
-        slots = plan.num_slots
-        shown = slots if slots is not None else OPEN_STEPS * recipe.global_batch_size
+        shown = _shown_slots(recipe, plan)
         for point in range(POINTS):
             at = shown * point // (POINTS - 1)
-            tokens.append(begin + at * max_seq_len)
+            tokens.append(begin + at * recipe.packing.max_seq_len)
             shares.append([float(share) for share in plan.shares_at(plan.part(at))])
-            passes.append(
-                [
-                    float(before + plan.mean_share(n, at) * at * max_seq_len) / max(s.num_tokens, 1)
-                    for n, (before, s) in enumerate(zip(used, recipe.streams, strict=True))
-                ]
-            )
-        used = [
-            before + plan.mean_share(number, shown) * shown * max_seq_len
-            for number, before in enumerate(used)
-        ]
-        begin += shown * max_seq_len
+            rows = zip(used, _taken(recipe, plan, at), recipe.streams, strict=True)
+            passes.append([float(old + new) / max(s.num_tokens, 1) for old, new, s in rows])
+        used = [old + new for old, new in zip(used, _taken(recipe, plan, shown), strict=True)]
+        begin += shown * recipe.packing.max_seq_len
     return np.array(tokens, np.float64), np.array(shares), np.array(passes)

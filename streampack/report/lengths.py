@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from rich import box
 from rich.bar import Bar as HorizontalBar
-from rich.table import Table
+from rich.table import Column, Table
 
 from streampack.types import Int64Array
 
@@ -29,10 +29,9 @@ def length_quantiles(lengths: Int64Array) -> dict[str, float]:
     >>> length_quantiles(np.array([5, 1, 9]))["median"]
     5.0
     """
-    ordered = np.sort(lengths)
-    ranks = {name: int(np.ceil(q * len(ordered))) - 1 for name, q in QUANTILES.items()}
-    quantiles = {name: float(ordered[max(rank, 0)]) for name, rank in ranks.items()}
-    return {**quantiles, "mean": float(ordered.mean())}
+    found = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf").tolist()
+    quantiles = dict(zip(QUANTILES, map(float, found), strict=True))
+    return {**quantiles, "mean": float(lengths.mean())}
 
 
 def histogram_table(lengths: Int64Array) -> Table:
@@ -40,10 +39,8 @@ def histogram_table(lengths: Int64Array) -> Table:
     # A length of n bits lies in [2 ** (n - 1), 2 ** n); frexp counts the bits exactly.
     bits = np.frexp(lengths.astype(np.float64))[1]
     counts = np.bincount(bits)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("tokens", justify="right")
-    table.add_column("samples", justify="right")
-    table.add_column("")
+    numbers = [Column(name, justify="right") for name in ("tokens", "samples")]
+    table = Table(*numbers, "", box=box.SIMPLE_HEAD)
     for num_bits in range(int(bits.min()), int(bits.max()) + 1):
         count = int(counts[num_bits])
         table.add_row(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -21,9 +22,7 @@ DOTS_PER_INCH = 120
 
 def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int) -> None:
     """Write a PNG of packs, the first one on top, coloured by stream; `names` are by number."""
-    # No pyplot: it keeps every figure alive, and selects a backend for the whole process.
-    figure = Figure(figsize=(11, 1.4 + INCHES_PER_PACK * len(bars)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure(height=1.4 + INCHES_PER_PACK * len(bars))
     axes = figure.add_subplot()
     packs, begins, lengths, streams = _rectangles(bars)
     axes.barh(
@@ -41,12 +40,20 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
     axes.set_title(f"{len(bars)} packs of {max_seq_len:,} tokens", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=colour(number), label=name) for number, name in enumerate(names)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6))
-    save_figure(figure, path)
+    save_figure(figure, path, legend=handles)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def make_figure(height: float) -> Figure:
+    """Return an empty figure of a height in inches."""
+    # No pyplot: it keeps every figure alive, and selects a backend for the whole process.
+    figure = Figure(figsize=(11, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path, *, legend: Sequence[Artist]) -> None:
     """Write a figure in the format that the path's suffix names; PNG without one."""
+    figure.legend(handles=legend, loc="outside lower center", ncols=min(len(legend), 6))
     # Written under a temporary name and renamed, so that a full disk leaves no broken picture.
     part = path.with_name(f".{path.name}.part")
     try:

@@ -107,12 +107,7 @@ def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
 
 
 class _Waits:
-    """How long the ranks of a global batch wait for each other, by the cost of attention.
-
-    Args:
-        recipe: Determines the sequence.
-        dataset: Has the world, the batch size and the balance.
-    """
+    """How long the ranks of a global batch wait for each other, by the cost of attention."""
 
     def __init__(self, recipe: Recipe, dataset: PackedStreamingDataset) -> None:
         world, size = dataset.world, recipe.global_batch_size

@@ -1,22 +1,36 @@
-"""What the loaders of both wings share: options, worker processes, and pinned memory.
+"""What the loaders of both wings share: worker processes, their tasks, and memory for batches.
 
 ::
 
     PlannedLoading    workers read what this process plans
     OnlineLoading     workers read and pack
 
-A copy of a loader has no running iteration, and starts its own workers.
+    plans  --groups-->  worker 0  batches 0, 2, ...
+                        worker 1  batches 1, 3, ...
+
+worker_pool.py starts and ends the processes. A worker's failure is raised as the original error,
+after the batches that were read before it. A copy of a loader has no running iteration, and starts
+its own workers.
+
+Cost: that of one transfer per group of tasks.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
-from streampack.runtime.reading_workers import pin
+from streampack.errors import ConfigError
 from streampack.runtime.resumable import Engine
-from streampack.runtime.worker_pool import Pool
+from streampack.runtime.worker_main import Failed
+from streampack.runtime.worker_pool import SHARED_MEMORY, Pool
 from streampack.runtime.worker_processes import WorkerOptions
 
 
@@ -41,3 +55,77 @@ class LoaderSession(Generic[Engine]):
         """End the workers; the next iteration starts new ones."""
         if self._workers is not None:
             self._workers.end()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """Work of a `Pool`: reads a group of tasks, up to the first that fails."""
+
+    read: Callable[[Any], Any]
+    """Reads one planned batch; picklable."""
+
+    def __call__(self, _given: None) -> Callable[[tuple[Any, ...]], list[Any]]:
+        """Begin an iteration; needs no setup."""
+        return self._results
+
+    def _results(self, tasks: tuple[Any, ...]) -> list[Any]:
+        results = []
+        try:
+            for task in tasks:
+                results.append(self.read(task))
+        except Exception as error:
+            results.append(Failed.of(error))
+        return results
+
+
+def task_groups(tasks: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """Return groups of tasks, of `size` but for the last.
+
+    >>> list(task_groups(range(5), 2))
+    [(0, 1), (2, 3), (4,)]
+    """
+    left = iter(tasks)
+    return iter(lambda: tuple(islice(left, size)), ())
+
+
+def pin(batch: Any) -> Any:
+    """Return a batch of any format with its tensors in pinned memory."""
+    if isinstance(batch, dict):
+        return {key: pin(value) for key, value in batch.items()}
+    if hasattr(batch, "_fields"):  # a NamedTuple takes its values one by one
+        return type(batch)(*map(pin, batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(pin(value) for value in batch)
+    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """Free shared memory, and each rank's share of it."""
+
+    folder: Path
+    free: int | None
+    """Bytes; None: unknown, torch will use another location or raise its own error."""
+    num_ranks: int
+
+    @classmethod
+    def asked(cls, num_ranks: int, folder: Path = SHARED_MEMORY) -> SharedMemory:
+        """Query the system; `num_ranks` share torch's folder for shared memory."""
+        free = None
+        with suppress(OSError):
+            status = os.statvfs(folder)
+            free = status.f_bavail * status.f_frsize
+        return cls(folder=folder, free=free, num_ranks=num_ranks)
+
+    def has(self, num_bytes: int) -> bool:
+        """Return whether every rank can have this many bytes for its batches."""
+        return self.free is None or self.num_ranks * num_bytes <= self.free
+
+    def check(self, num_bytes: int) -> None:
+        """Refuse workers whose batches, of `num_bytes` in each rank, do not fit."""
+        if not self.has(num_bytes):
+            raise ConfigError(
+                f"{self.folder} has {self.free} bytes free, but workers hand batches over in it "
+                f"and may need {self.num_ranks * num_bytes}; make it larger (docker: --shm-size), "
+                "lower batch_size or prefetch_factor, or set num_workers=0, which needs none"
+            )

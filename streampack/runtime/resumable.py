@@ -17,8 +17,8 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from reprlib import repr as short_repr
-from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -73,9 +73,17 @@ class ResumableRun(Generic[Iteration, Position]):
         """
         self.at = None
 
-    def iteration(self, begun: Iteration | None = None) -> RolledBack[Iteration]:
-        """Return a context that begins an iteration, unless it has `begun`, and undoes failures."""
-        return RolledBack(self, begun)
+    @contextmanager
+    def iteration(self, begun: Iteration | None = None) -> Iterator[Iteration]:
+        """Begin an iteration, unless it has `begun`; undo it if it fails before its first batch."""
+        iteration = self.begin() if begun is None else begun
+        try:
+            yield iteration
+        except GeneratorExit:  # a loop that is left early closes its iterator: no failure
+            raise
+        except BaseException:
+            self.abandon()
+            raise
 
     def begin(self) -> Iteration:
         """Begin the next epoch, or resume from a loaded state; in a torch worker, for its share.
@@ -163,24 +171,6 @@ class ResumableRun(Generic[Iteration, Position]):
     def load_state_dict(self, state: State) -> None:
         """Resume from `state` at the next iteration; change nothing if it does not fit."""
         raise NotImplementedError
-
-
-class RolledBack(Generic[Iteration]):
-    """An iteration that is undone if it fails before its first batch."""
-
-    def __init__(self, run: ResumableRun[Iteration, Any], begun: Iteration | None) -> None:
-        self._run = run
-        self._begun = begun
-
-    def __enter__(self) -> Iteration:
-        return self._begun if self._begun is not None else self._run.begin()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        # A loop that is left early closes its iterator; that is not a failure.
-        if kind is not None and kind is not GeneratorExit:
-            self._run.abandon()
 
 
 Engine = TypeVar("Engine", bound=ResumableRun[Any, Any])

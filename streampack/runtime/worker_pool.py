@@ -5,7 +5,7 @@
     training loop                       worker 0, 1, ...
     (n, True, start)   --- socket --->  sets up the work of iteration n      worker_main.py
     (n, False, task)   -------------->  work(task)
-    (n, results)       <--------------  results                              worker_messages.py
+    (n, results)       <--------------  results
 
     keeper, a thread    starts and ends the processes                        worker_processes.py
 
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, WorkerError
-from streampack.runtime.worker_messages import Failed, Serve, receive_result
+from streampack.runtime.worker_main import Failed, Serve, receive_result
 from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -28,8 +28,7 @@ from typing import Any
 import torch
 
 from streampack.errors import naming_limits
-from streampack.runtime.worker_main import run_worker
-from streampack.runtime.worker_messages import Serve
+from streampack.runtime.worker_main import Serve, run_worker
 
 LEAVE_S = 2.0  # time limit for workers to end by themselves
 AWAKE_S = 0.1  # poll interval while waiting for the keeper

@@ -8,12 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-import xxhash
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
+from streampack.mds.codecs import HASHES, new_hash
 from streampack.mds.index import Part
 from streampack.storage.filesystem import LocalFilesystem, Piece
 
@@ -23,18 +20,14 @@ FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5",
 def expected_hash(part: Part, validate_hash: str | None, uri: str) -> str:
     """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
 
-    Args:
-        part: The file's entry in the index.json at `uri`.
-        validate_hash: Which of its hashes to use; None: the cheapest.
-
-    Raises:
-        DataError: If it has no such hash.
+    `part` is the file's entry in the index.json at `uri`. `validate_hash` is the one of its hashes
+    to use, and a DataError if it has no such hash; None: the cheapest.
 
     >>> part = Part(basename="a.mds", num_bytes=3, hashes={"md5": "0f", "xxh64": "AB"})
     >>> expected_hash(part, None, "index.json")
     'xxh64:ab'
     """
-    known = sorted(name for name in part.hashes if name in mosaic.get_hashes())
+    known = sorted(HASHES.intersection(part.hashes))
     if validate_hash and validate_hash not in known:
         raise DataError(
             f"{uri}: {part.basename} has no {validate_hash!r} hash, only "
@@ -58,7 +51,7 @@ class Digest:
 
     def __init__(self, expected: str) -> None:
         self._algorithm = expected.partition(":")[0]
-        self._hash = _new_hash(self._algorithm) if self._algorithm else None
+        self._hash = new_hash(self._algorithm) if self._algorithm else None
 
     def of(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield the pieces unchanged, hashing each one."""
@@ -77,11 +70,5 @@ def file_digest(disk: LocalFilesystem, path: Path, expected: str) -> str:
     """Return a file's hash by the algorithm of `expected`; both are "algorithm:digest"."""
     algorithm = expected.partition(":")[0]
     with disk.open(path) as file:
-        digest = hashlib.file_digest(file, lambda: _new_hash(algorithm))
+        digest = hashlib.file_digest(file, lambda: new_hash(algorithm))
     return f"{algorithm}:{digest.hexdigest()}"
-
-
-def _new_hash(algorithm: str) -> Any:
-    if algorithm in xxhash.algorithms_available:
-        return getattr(xxhash, algorithm)()
-    return hashlib.new(algorithm)

@@ -27,6 +27,7 @@ import zstandard
 
 from streampack.errors import DataError
 from streampack.mds import mosaic
+from streampack.mds.codecs import COMPRESSIONS
 from streampack.mds.index import Shard
 from streampack.storage.filesystem import WRITE_BYTES, Piece
 
@@ -35,11 +36,7 @@ MAX_SNAPPY_RATIO = 24  # the longest copy turns 3 bytes into 64
 
 
 def decompress_shard(path: Path, shard: Shard) -> bytes:
-    """Decompress a shard's file into memory, up to the size in index.json.
-
-    Raises:
-        DataError: If it cannot be decompressed, or has another decompressed size.
-    """
+    """Decompress a shard's file into memory; raise as `decompress_pieces`."""
     raw = BytesIO()
     with path.open("rb") as file:
         raw.writelines(decompress_pieces(file, str(path), shard))
@@ -49,25 +46,17 @@ def decompress_shard(path: Path, shard: Shard) -> bytes:
 def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piece]:
     """Decompress a shard's file piece by piece, up to the size in index.json.
 
-    A piece is valid until the next one is requested.
-
-    Args:
-        file: The compressed file, opened for reading.
-        where: Its name, for messages.
-        shard: The shard's entry in index.json.
-
-    Raises:
-        DataError: If it cannot be decompressed, or has another decompressed size.
+    A piece is valid until the next one is requested. `where` names the file in messages. A
+    DataError says that it cannot be decompressed, or has another decompressed size.
     """
     algorithm = shard.compression or "none"
-    family = algorithm.split(":")[0]
-    if algorithm not in mosaic.get_compressions() or family not in CODECS:
+    if algorithm not in COMPRESSIONS:
         raise DataError(
             f"{where}: compression {algorithm!r} is not known; write it with one of "
             f"{', '.join(sorted(CODECS))}"
         )
     num_bytes, filled = shard.raw.num_bytes, 0
-    pieces = CODECS[family](file, num_bytes)
+    pieces = CODECS[algorithm.partition(":")[0]](file, num_bytes)
     while filled <= num_bytes:
         piece = _next_piece(pieces, where, algorithm)
         if not piece:

@@ -163,6 +163,14 @@ class LocalFilesystem:
         """Open a file for reading."""
         return path.open("rb")
 
+    def read(self, path: Path) -> bytes | None:
+        """Return the contents of a small file; None if it does not exist."""
+        try:
+            with self.open(path) as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def map(self, path: Path) -> ByteArray:
         """Return a file's bytes, mapped where that is safe; shape (num_bytes,)."""
         if self.is_network(path.parent):

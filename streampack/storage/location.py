@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from streampack._paths import folder_of
 from streampack.errors import ConfigError
 from streampack.mds import mosaic
+from streampack.mds.index import INDEX_FILE
 
 # Methods of MosaicML's `Stream` that are never called here, but would change samples or weights.
 NOT_CALLED = (
@@ -75,7 +76,7 @@ class StreamLocation:
     @property
     def index_uri(self) -> str:
         """The origin of the stream's index.json, for messages."""
-        return self.uri(mosaic.get_index_basename())
+        return self.uri(INDEX_FILE)
 
     @property
     def remote_folder(self) -> Path | None:

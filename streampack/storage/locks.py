@@ -48,19 +48,25 @@ class FileLocks:
         self._folder = folder / NOTES_FOLDER
         self._disk = disk
 
-    def temporary(self, basename: str) -> Path:
-        """Return a new temporary path for a file; its lock must be held to use it."""
-        return self._folder / f"{note_name(basename)}.{uuid.uuid4().hex}.tmp"
+    @contextmanager
+    def temporary(self, basename: str) -> Iterator[Path]:
+        """Yield a new temporary path for a file, whose lock must be held.
+
+        What is there at the end is removed, or if that fails, left to a later start.
+        """
+        path = self._folder / f"{note_name(basename)}.{uuid.uuid4().hex}.tmp"
+        try:
+            yield path
+        finally:
+            with suppress(OSError):
+                self._disk.remove(path)
 
     def replace(self, basename: str, path: Path, content: bytes) -> None:
         """Write a small file atomically, by way of a temporary file of `basename`."""
         self._disk.make_folder(self._folder)
-        temporary = self.temporary(basename)
-        try:
+        with self.temporary(basename) as temporary:
             self._disk.write(temporary, [content])
             self._disk.rename(temporary, path)
-        finally:
-            self._disk.remove(temporary)
 
     @contextmanager
     def hold(self, basename: str, timeout_s: float) -> Iterator[None]:
@@ -123,11 +129,9 @@ class FileLocks:
             yield
 
     def _read(self, note: Path) -> bytes | None:
-        try:
-            with self._disk.open(note) as file:
-                return file.read()
-        except OSError:
-            return None  # usually because there is none
+        with suppress(OSError):
+            return self._disk.read(note)
+        return None
 
     def remove_leftovers(self, basename: str) -> None:
         """Remove a file's temporary files; they are unused, because its lock is held."""

@@ -81,11 +81,8 @@ class Manifest:
 
     def read(self, basename: str) -> CacheEntry | None:
         """Return a file's entry; None if there is none."""
-        try:
-            with self._disk.open(self.path(basename)) as file:
-                return _parse(file.read())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        text = self._disk.read(self.path(basename))
+        return None if text is None else _parse(text)
 
     def has(self, basename: str) -> bool:
         """Return whether an existing file is ours."""

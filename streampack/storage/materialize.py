@@ -67,11 +67,6 @@ class ShardMaterializer:
         """Return how long a process may hold a file's lock."""
         return budget_s(self.location, num_bytes) + LEAST_LOCK_S
 
-    def discard(self, temporary: Path) -> None:
-        """Remove a temporary file; on failure, leave it to a later start."""
-        with suppress(OSError):
-            self.disk.remove(temporary)
-
     def materialize(self, shard: Shard, folder: Path) -> bool:
         """Make a shard's raw file available in a folder; return False if it was there already.
 
@@ -125,21 +120,20 @@ class ShardMaterializer:
         if origin:
             self.verifier.raise_if_rewritten()
         # Both temporary names use the raw file's name, because its lock guards them.
-        raw, packed = (locks.temporary(shard.raw.basename) for _ in range(2))
+        name, verifier = shard.raw.basename, self.verifier
         try:
-            if shard.packed is None:
-                self._fetch(shard, raw, None)
-            else:
-                self._fetch_and_unpack(shard, shard.packed, packed, raw)
-            self.publish(raw, folder, shard.raw.basename, self.verifier.expected(shard.raw), origin)
-            keeps_packed = bool(self.location.stream.safe_keep_zip)
-            if shard.packed is not None and keeps_packed and self.disk.state(packed) is not None:
-                expected = self.verifier.expected(shard.packed)
-                to = self.location.folder
-                self.publish(packed, to, shard.packed.basename, expected, origin)
+            with locks.temporary(name) as raw, locks.temporary(name) as packed:
+                if shard.packed is None:
+                    self._fetch(shard, raw, None)
+                else:
+                    self._fetch_and_unpack(shard, shard.packed, packed, raw)
+                self.publish(raw, folder, name, verifier.expected(shard.raw), origin)
+                keeps_packed = bool(self.location.stream.safe_keep_zip)
+                if shard.packed and keeps_packed and self.disk.state(packed) is not None:
+                    expected = verifier.expected(shard.packed)
+                    to = self.location.folder
+                    self.publish(packed, to, shard.packed.basename, expected, origin)
         finally:
-            self.discard(raw)
-            self.discard(packed)
             for part in parts:
                 with suppress(OSError):
                     if self._is_missing(folder, part):

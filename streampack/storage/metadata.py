@@ -17,8 +17,7 @@ import logging
 from pathlib import Path
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
-from streampack.mds.index import parse_index
+from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, index_digest
 from streampack.storage.download_errors import DamagedError
 from streampack.storage.filesystem import FileState
@@ -27,7 +26,6 @@ from streampack.storage.manifest import Manifest
 from streampack.storage.materialize import ShardMaterializer
 from streampack.storage.verify import as_data_error
 
-INDEX = mosaic.get_index_basename()
 NAMED_SPLITS = 8  # in a message
 
 logger = logging.getLogger(__name__)
@@ -50,7 +48,7 @@ class StreamMetadata:
             DataError: If there is none, the remote now holds a different one, or the local folder
                 belongs to another remote or another user.
         """
-        path = self._location.folder / INDEX
+        path = self._location.folder / INDEX_FILE
         with as_data_error(path, is_retried=False):
             self._make_root_private()
             self._owner.refuse_others()
@@ -62,7 +60,7 @@ class StreamMetadata:
                 )
             is_cached = text is not None
             if text is None:
-                with self._locks.hold(INDEX, self._materializer.lock_s()):
+                with self._locks.hold(INDEX_FILE, self._materializer.lock_s()):
                     text = self._read_index(path) or self._fetch_index(path)
             if not self._owner.claim():
                 self._owner.refuse_others()
@@ -83,16 +81,9 @@ class StreamMetadata:
                 uri=str(root),
             ) from error
 
-    def _read(self, path: Path) -> bytes | None:
-        try:
-            with self._disk.open(path) as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
     def _read_index(self, path: Path) -> bytes | None:
         """Return the local index.json; None if it is missing, or was fetched and is damaged."""
-        text = self._read(path)
+        text = self._disk.read(path)
         digest = self._owner.digest
         if text is None or digest in ("", index_digest(text).hex()):
             return text
@@ -104,7 +95,7 @@ class StreamMetadata:
     def _split_hint(self) -> str:
         """Return a hint naming the subfolders that hold a stream."""
         folder = Path(self._location.stream.local)
-        splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX}"))
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX_FILE}"))
         if not splits:
             return ""
         options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
@@ -112,13 +103,13 @@ class StreamMetadata:
         return f"set {options}{more}, whose folders hold one; or "
 
     def _fetch_index(self, path: Path) -> bytes:
-        temporary, uri = self._locks.temporary(INDEX), self._location.index_uri
+        uri = self._location.index_uri
         downloads: list[bytes] = []
 
         def check(fetched: Path) -> None:
             """Refuse an index.json that cannot be parsed, so that the download tries again."""
             # An invalid index must not get its final name: the next start would find it there.
-            downloads.append(self._read(fetched) or b"")
+            downloads.append(self._disk.read(fetched) or b"")
             try:
                 parse_index(downloads[-1], uri)
             except DataError as error:
@@ -126,8 +117,8 @@ class StreamMetadata:
                     raise
                 raise DamagedError(str(error).removeprefix(f"{uri}: ")) from error
 
-        try:
-            self._materializer.store.fetch(self._location, INDEX, temporary, check=check)
+        with self._locks.temporary(INDEX_FILE) as temporary:
+            self._materializer.store.fetch(self._location, INDEX_FILE, temporary, check=check)
             text = downloads[-1]
             digest, owned = index_digest(text).hex(), self._owner.digest
             # Shards of two versions may have equal sizes: only hashes distinguish them.
@@ -135,8 +126,6 @@ class StreamMetadata:
                 raise self._other_version(owned, digest)
             if self._owner.claim(digest):
                 self._disk.rename(temporary, path)
-        finally:
-            self._materializer.discard(temporary)
         return text
 
     def _is_hashed(self, text: bytes) -> bool:
@@ -148,10 +137,13 @@ class StreamMetadata:
         folder, current = self._location.remote_folder, None
         if folder is not None:
             try:
-                state, current = self._disk.state(folder / INDEX), self._read(folder / INDEX)
+                state, current = (
+                    self._disk.state(folder / INDEX_FILE),
+                    self._disk.read(folder / INDEX_FILE),
+                )
             except OSError:
                 return  # fetched files remain usable without the remote
-            self._materializer.verifier.watch_index(folder / INDEX, state)
+            self._materializer.verifier.watch_index(folder / INDEX_FILE, state)
         elif self._location.remote and getattr(self._location.stream, "check_remote", False):
             current = self._fetch_current() if is_cached else None
         if current is not None and current != text:
@@ -159,14 +151,14 @@ class StreamMetadata:
 
     def _fetch_current(self) -> bytes | None:
         """Fetch index.json again, which works with any store; etags differ between copies."""
-        temporary = self._locks.temporary(INDEX)
+        lock_s = self._materializer.lock_s()
         try:
-            with self._locks.hold(INDEX, self._materializer.lock_s()):
-                try:
-                    self._materializer.store.fetch(self._location, INDEX, temporary)
-                    return self._read(temporary) or b""
-                finally:
-                    self._materializer.discard(temporary)
+            with (
+                self._locks.hold(INDEX_FILE, lock_s),
+                self._locks.temporary(INDEX_FILE) as temporary,
+            ):
+                self._materializer.store.fetch(self._location, INDEX_FILE, temporary)
+                return self._disk.read(temporary) or b""
         except (DataError, OSError) as error:
             logger.warning(
                 "%s: check_remote cannot tell whether the store still holds the version in %s, "
@@ -210,15 +202,12 @@ class StreamMetadata:
 
     def _fetch_lengths(self) -> bool:
         materializer, location = self._materializer, self._location
-        temporary = self._locks.temporary(LENGTH_FILE)
         origin = materializer.verifier.version(LENGTH_FILE)
-        try:
-            if not materializer.store.fetch_if_there(location, LENGTH_FILE, temporary):
-                return False
-            materializer.publish(temporary, location.folder, LENGTH_FILE, "", origin)
-        finally:
-            materializer.discard(temporary)
-        return True
+        with self._locks.temporary(LENGTH_FILE) as temporary:
+            is_there = materializer.store.fetch_if_there(location, LENGTH_FILE, temporary)
+            if is_there:
+                materializer.publish(temporary, location.folder, LENGTH_FILE, "", origin)
+        return is_there
 
     def remove_damaged_lengths(self, damaged: FileState | None) -> bool:
         """Remove a damaged length file that we fetched; return whether there may be a new copy."""

@@ -83,13 +83,10 @@ class CacheOwner:
         if self._remote is None:
             return None
         try:
-            with self._disk.open(self._path) as file:
-                fields = json.loads(file.read())
+            fields = json.loads(self._disk.read(self._path) or b"")
             owner = _Owner(fields["remote"], fields["digest"])
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except (ValueError, TypeError, KeyError, RecursionError):
-            return None  # a partial write after a power loss: write it again
+            return None  # no note, or a partial one after a power loss: write it again
         return owner if all(isinstance(field, str) for field in owner) else None
 
     def _write(self, new: _Owner) -> _Owner:

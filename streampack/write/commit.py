@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from streampack.errors import DataError
-from streampack.mds.codecs import hash_of
+from streampack.mds.codecs import new_hash
 from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.index import Part as Stored
@@ -174,7 +174,9 @@ def _fault(output: Output, file: Stored) -> str:
     if len(data) != file.num_bytes:
         return f"{len(data)} bytes, not {file.num_bytes}"
     differing = [
-        name for name, digest in file.hashes.items() if hash_of(name, data) != digest.lower()
+        name
+        for name, digest in file.hashes.items()
+        if new_hash(name, data).hexdigest() != digest.lower()
     ]
     return f"another {differing[0]}" if differing else ""
 

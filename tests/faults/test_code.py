@@ -54,7 +54,7 @@ IMPORTS_BY_NAME = {
     "write/inputs/tables.py": {"name"},  # modules of pyarrow, written out by the callers
 }
 # Writing a pickle runs nothing: whether an error can go from a worker to its rank.
-MAY_WRITE_PICKLES = {"runtime/worker_messages.py", "_numba.py"}
+MAY_WRITE_PICKLES = {"runtime/worker_main.py", "_numba.py"}
 # numba's own cache of compiled kernels, beside the package's files: machine code, which numba
 # unpickles by itself. It is never data of a stream, and is read only where its digest fits.
 MAY_READ_KERNELS = {"_numba.py"}

@@ -20,7 +20,7 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.lookahead import least_tokens
+from streampack.online.lane import least_tokens
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.sample_buffer_kernels import DIGEST_BITS, FACTOR, digest_of
 from streampack.online.samples import prepare

@@ -83,7 +83,7 @@ def test_samples_of_a_lane_are_drawn_equally_often_and_shares_are_as_written(fol
     assert all(max(counts.values()) == 1 for counts in drawn.values())
     # What a lane drew: some of it waits in its packers, so what it delivered may differ by more.
     engine = run_engine_of(dataset)
-    views = engine._views()
+    views = engine._views
     segments = drawn_segments(RunSequence(engine.run, views), views)
     uses = Counter((row[STREAM], row[SAMPLE]) for row in segments.tolist() if row[START] == 0)
     recipe = engine.run.recipes[0]

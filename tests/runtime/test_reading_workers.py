@@ -21,7 +21,7 @@ from streampack.errors import ConfigError, DataError, WorkerError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online import loading
 from streampack.online.dataset import PackedIterableDataset
-from streampack.runtime.reading_workers import SharedMemory, pin
+from streampack.runtime.loader_session import SharedMemory, pin
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.streams import IterableStream

@@ -125,8 +125,7 @@ def test_each_holder_before_us_has_its_own_time(tmp_path):
 def test_a_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
     disk = LocalFilesystem()
     locks = FileLocks(tmp_path, disk)
-    with locks.hold("a/x", 1), locks.hold("b", 1):
-        living = locks.temporary("a/x")
+    with locks.hold("a/x", 1), locks.hold("b", 1), locks.temporary("a/x") as living:
         living.write_bytes(b"half")
         folder = tmp_path / ".streampack"
         dead = folder / f"c.{uuid.uuid4().hex}.tmp.1"
@@ -149,8 +148,11 @@ def test_a_sweep_of_a_folder_that_is_not_there_makes_none(tmp_path):
 
 def test_remains_of_one_file_are_not_those_of_another(tmp_path):
     locks = FileLocks(tmp_path, LocalFilesystem())
-    with locks.hold("shard.mds", 1):
-        mine, other = locks.temporary("shard.mds"), locks.temporary("shard.mds.zstd")
+    with (
+        locks.hold("shard.mds", 1),
+        locks.temporary("shard.mds") as mine,
+        locks.temporary("shard.mds.zstd") as other,
+    ):
         mine.write_text("x")
         other.write_text("x")
         locks.remove_leftovers("shard.mds")

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from streampack.cli.build import build_streams
 from streampack.cli.config import RunConfig
-from streampack.cli.demo.processes import Report, report_until
+from streampack.cli.demo.processes import Report, check_batches, report_until
 from streampack.cli.demo.read import read
 from streampack.errors import StreampackError
 from streampack.streams import open_stream
@@ -48,16 +48,10 @@ EDITED: list[dict[str, Any]] = [
 
 
 def change(described: RunConfig, out: Path, console: Console) -> None:
-    """Read, kill, edit, resume and compare a run of chapters.
+    """Read, kill, edit, resume and compare a run of chapters over the demo's streams.
 
-    Args:
-        described: The demo's config, whose streams are written.
-        out: Folder of the YAML, the state and the log.
-        console: Where to print.
-
-    Raises:
-        StreampackError: If a batch differs from the unbroken run's, or a sample is used again
-            before all others of its stream were.
+    A StreampackError says that a batch differs from the unbroken run's, or that a sample was used
+    again before all others of its stream were. YAML, state and log are written to `out`.
     """
     config, state, log = out / "chapters.yaml", out / "chapters.json", out / "chapters.log"
     for file in (state, log):
@@ -131,11 +125,7 @@ def share_table(reports: list[Report], chapters: list[dict[str, Any]]) -> Table:
 
 
 def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
-    """Return a table of how often samples were used.
-
-    Raises:
-        StreampackError: If one was used again before all others of its stream were.
-    """
+    """Return a table of how often samples were used, each no more than once above the others."""
     uses = Counter((name, sample) for report in reports for name, sample in report["begun"])
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("stream", "samples", "used", "most uses of one"):
@@ -152,18 +142,8 @@ def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
 
 
 def compare(unbroken: list[Report], before: list[Report], after: list[Report]) -> None:
-    """Check that both processes read the batches of the unbroken run.
-
-    Raises:
-        StreampackError: If a batch differs, or one is missing.
-    """
-    differing = [
-        report["step"]
-        for report in [*before, *after]
-        if report["batch"] != unbroken[report["step"] - 1]["batch"]
-    ]
-    if differing:
-        raise StreampackError(f"batches {differing} differ from the unbroken run's")
+    """Check that both processes read the batches of the unbroken run, and left out none."""
+    check_batches([report["batch"] for report in unbroken], [*before, *after])
     if after[-1]["step"] != len(unbroken) or after[0]["step"] > len(before) + 1:
         raise StreampackError(
             f"batches {after[0]['step']}-{after[-1]['step']} were read after the resume, and the "

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +31,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from streampack.cli.demo.processes import replaced
+
 # Tables and texts in many languages: many bytes with little to learn from.
 EXCLUDED = {"encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
 MIN_CHARACTERS = 100  # one-liners are left out
@@ -40,17 +41,12 @@ END = "<|end|>"  # the first token, so its id is 0
 CHARACTERS_PER_TEXT = 20_000  # for the tokenizer, so that a few huge texts do not dominate
 
 
-def _library_files() -> Iterator[Path]:
-    """Yield the paths of the standard library's source files, in sorted order."""
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        if not EXCLUDED & set(path.relative_to(root).parts):
-            yield path
-
-
 def code() -> Iterator[str]:
     """Yield the standard library's source files, without those of a line or two."""
-    for path in _library_files():
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        if EXCLUDED & set(path.relative_to(root).parts):
+            continue
         text = path.read_text(encoding="utf-8", errors="ignore")
         if len(text) >= MIN_CHARACTERS:
             yield text
@@ -102,17 +98,16 @@ def write_text(name: str, folder: Path) -> Path:
     """Write one of the demo's sources as JSONL, unless the file exists; return the file."""
     path = folder / f"{name}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-
-    def _write(part: Path) -> None:
-        with part.open("w", encoding="utf-8") as file:
+    if not path.exists():
+        with replaced(path) as part, part.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text}) + "\n" for text in SOURCES[name]())
-
-    _once(path, _write)
     return path
 
 
 def train_tokenizer(texts: list[Path], path: Path) -> None:
     """Train a byte-level BPE tokenizer on every second text, unless the file exists."""
+    if path.exists():
+        return
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -122,12 +117,9 @@ def train_tokenizer(texts: list[Path], path: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-
-    def _write(part: Path) -> None:
-        tokenizer.train_from_iterator(_beginnings(texts), trainer)
+    tokenizer.train_from_iterator(_beginnings(texts), trainer)
+    with replaced(path) as part:
         tokenizer.save(str(part))
-
-    _once(path, _write)
 
 
 def _beginnings(texts: list[Path]) -> Iterator[str]:
@@ -137,11 +129,3 @@ def _beginnings(texts: list[Path]) -> Iterator[str]:
             for number, line in enumerate(file):
                 if number % 2 == 0:
                     yield json.loads(line)["text"][:CHARACTERS_PER_TEXT]
-
-
-def _once(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file if it does not exist; it is renamed into place once complete."""
-    if not path.exists():
-        part = path.with_name(path.name + ".part")
-        write(part)
-        os.replace(part, path)

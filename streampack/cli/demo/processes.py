@@ -2,15 +2,18 @@
 
 ::
 
-    command --> one line of JSON per step --> reports
+    command --> one line of JSON per step --> reports --> compared with an unbroken run
                      '-- the step to kill it after: SIGKILL
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,8 @@ def report_until(
 ) -> tuple[list[Report], int]:
     """Start a process and show its reports; kill it with SIGKILL after a step.
 
-    Returns:
-        The reports, those made before the signal arrived included, and the exit
-        code: minus the signal's number if a signal ended it.
-
-    Raises:
-        StreampackError: If the process itself fails.
+    Return the reports, those made before the signal arrived included, and the exit code: minus the
+    signal's number if a signal ended it. A process that fails by itself is a StreampackError.
     """
     reports: list[Report] = []
     is_killed = False
@@ -56,3 +55,25 @@ def report_until(
             f"{log} says why"
         )
     return reports, process.returncode
+
+
+def send(reports: Iterable[Report]) -> None:
+    """Write each report to the parent process as soon as it is made."""
+    for report in reports:
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+
+
+def check_batches(unbroken: Sequence[str], reports: Iterable[Report]) -> None:
+    """Raise a StreampackError if a report's batch is not that of the unbroken run, by digest."""
+    differing = [one["step"] for one in reports if one["batch"] != unbroken[one["step"] - 1]]
+    if differing:
+        raise StreampackError(f"batches of steps {differing} differ from the unbroken run's")
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which gets its final name once it is written."""
+    part = path.with_name(f"{path.name}.part")
+    yield part
+    os.replace(part, path)

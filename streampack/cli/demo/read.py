@@ -12,27 +12,24 @@ Started by ``streampack demo --chapters`` as ``python -m streampack.cli.demo.rea
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
+from streampack.cli.demo.processes import Report, replaced, send
 from streampack.cli.demo.train import fingerprint
 from streampack.loader.loader import PackedDataLoader
 
 SAVE_EVERY = 3  # inside global batches of four, too
 
 
-def read(config: Path, state: Path | None = None) -> Iterator[dict[str, Any]]:
+def read(config: Path, state: Path | None = None) -> Iterator[Report]:
     """Read the batches that follow a saved state, and save it as they come; yield their reports.
 
-    Args:
-        config: The run's YAML.
-        state: Where the state is saved, and loaded from if it exists. None: nowhere.
+    The file of the state need not exist yet. None: the run begins, and saves no state.
     """
     dataset = build_dataset(read_config(config), config)
     loader, number = PackedDataLoader(dataset), 0
@@ -58,12 +55,9 @@ def read(config: Path, state: Path | None = None) -> Iterator[dict[str, Any]]:
         }
         # After its report, so that no state is ahead of what the parent was told.
         if state is not None and number % SAVE_EVERY == 0:
-            part = state.with_suffix(".part")
-            part.write_text(json.dumps({"step": number, "loader": loader.state_dict()}))
-            os.replace(part, state)
+            with replaced(state) as part:
+                part.write_text(json.dumps({"step": number, "loader": loader.state_dict()}))
 
 
 if __name__ == "__main__":
-    for report in read(Path(sys.argv[1]), Path(sys.argv[2])):
-        sys.stdout.write(json.dumps(report) + "\n")
-        sys.stdout.flush()
+    send(read(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -22,19 +22,19 @@ from statistics import fmean
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
-from streampack.cli.demo.processes import Report, report_until
+from streampack.cli.demo.processes import Report, check_batches, report_until
 from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_progress
-from streampack.errors import ConfigError, StreampackError
+from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.report import (
     Bar,
@@ -57,11 +57,7 @@ MARGIN = 16  # columns next to a bar, for the number of its segments
 
 
 def run(options: Demo) -> None:
-    """Write, look, train, kill, resume and compare; or read a run of chapters that changes.
-
-    Raises:
-        StreampackError: If a batch after the resume differs from the unbroken run's.
-    """
+    """Write, look, train, kill, resume and compare; or read a run of chapters that changes."""
     out, steps = local_path(options.out, "out"), options.steps
     config = options.config or _copy_config(out)
     console = Console(highlight=False)
@@ -186,14 +182,9 @@ def _losses(reports: list[Report]) -> str:
 def compare(
     unbroken: list[str], before: list[Report], after: list[Report], console: Console
 ) -> None:
-    """Print the batches around the crash next to those of the unbroken run, and check them all.
-
-    Raises:
-        StreampackError: If a single bit differs.
-    """
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("step", "never stopped", "killed", "resumed"):
-        table.add_column(name, justify="right" if name == "step" else "left")
+    """Print the batches around the crash next to those of the unbroken run, and check them all."""
+    step_column = Column("step", justify="right")
+    table = Table(step_column, "never stopped", "killed", "resumed", box=box.SIMPLE_HEAD)
     killed = {report["step"]: report["batch"] for report in before}
     resumed = {report["step"]: report["batch"] for report in after}
     crash = before[-1]["step"]
@@ -201,10 +192,7 @@ def compare(
         digest = unbroken[step - 1]
         table.add_row(f"{step}", digest, killed.get(step, ""), resumed.get(step, ""))
     console.print(table)
-    batches = [*killed.items(), *resumed.items()]
-    differing = [step for step, digest in batches if digest != unbroken[step - 1]]
-    if differing:
-        raise StreampackError(f"batches of steps {differing} differ from the unbroken run's")
+    check_batches(unbroken, [*before, *after])
     console.print(
         f"[green]all {len(before)} + {len(after)} batches are, bit for bit, those of a run that "
         "never stopped[/]"

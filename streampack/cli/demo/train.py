@@ -18,8 +18,6 @@ Cost: about a second per step of 2 x 2,048 tokens on two cores.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
@@ -34,6 +32,7 @@ from streampack.batch.masks import block_causal_mask
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.prepare import VOCABULARY
+from streampack.cli.demo.processes import replaced, send
 from streampack.loader.loader import PackedDataLoader
 from streampack.types import IGNORED
 
@@ -156,10 +155,9 @@ def endless(loader: PackedDataLoader) -> Iterator[Any]:
 
 def save(checkpoint: Path, parts: Mapping[str, Any], step: int) -> None:
     """Replace the checkpoint atomically, so that a crash leaves either the old or the new one."""
-    written = checkpoint.with_suffix(".new")
     states = {name: part.state_dict() for name, part in parts.items()}
-    torch.save({"step": step, **states}, written)
-    os.replace(written, checkpoint)
+    with replaced(checkpoint) as written:
+        torch.save({"step": step, **states}, written)
 
 
 def load(checkpoint: Path, parts: Mapping[str, Any]) -> int:
@@ -173,6 +171,4 @@ def load(checkpoint: Path, parts: Mapping[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    for report in train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])):
-        sys.stdout.write(json.dumps(report) + "\n")
-        sys.stdout.flush()
+    send(train(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
