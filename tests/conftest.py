@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ def quick_writer() -> Iterator[None]:
 
     It sleeps a whole second while its queue of uploads is not empty, once in every few streams.
     """
+    # By way of this module, which lets MosaicML's library be imported without torchvision.
+    importlib.import_module("streampack.mds.mosaic")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "streaming.base.format.base.writer.sleep", lambda seconds: time.sleep(seconds / 100)

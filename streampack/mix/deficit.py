@@ -152,6 +152,24 @@ class Deficits:
         self._shares = self._shares_of_live()
 
 
+def num_served(waiting: Int64Array, room: Int64Array) -> int:
+    """Return how many samples `Deficits.serve_waiting` serves of a source that is alone.
+
+    >>> room = np.array([9, 9, 0])
+    >>> num_served(np.array([3, 3, 3, 3, 3]), room), room.tolist()
+    (4, [-3, 5, -12])
+    """
+    after = np.cumsum(waiting)
+    before = after - waiting
+    tokens, samples, more = room.tolist()
+    enough = min(int(before.searchsorted(tokens, "right")), max(samples + 1, 0))
+    num: int = max(enough, int(before.searchsorted(more)))
+    if num:
+        served = int(after[num - 1])
+        room -= (served, num, served)
+    return num
+
+
 @kernel_holding_gil
 def _serve_waiting(
     sources: Int64Array, waiting: Int64Array, room: Int64Array, served: Int64Array, by_samples: bool

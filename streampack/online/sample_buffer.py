@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from streampack.online.sample_buffer_kernels import (
     take_out,
 )
 from streampack.online.samples import EncodedSample, Extras, SampleKey
-from streampack.special_ids import special_ids
+from streampack.special_ids import adds_ids, special_ids
 from streampack.types import (
     IGNORED,
     LENGTH,
@@ -80,6 +81,7 @@ class SampleBuffer:
     ) -> None:
         self._packing = packing
         self._ids = special_ids(packing)
+        self._adds_ids = adds_ids(packing)
         self._token_fields = dict(token_fields or {})
         self._payloads = tuple(payloads)
         self._has_labels = has_labels
@@ -128,7 +130,10 @@ class SampleBuffer:
             values = column[:num]
             if kind:
                 values = [NO_VALUES if row is None else row for row in values]
-            sizes[:, kind] = np.fromiter(map(len, values), np.int64, num)
+            if kind or self._adds_ids:
+                sizes[:, kind] = np.fromiter(map(len, values), np.int64, num)
+            else:
+                sizes[:, kind] = rows[:, LENGTH]
             num_own = int(sizes[:, kind].sum())
             # Without labels and added ids, they are copied to their place only once.
             is_in_place = len(columns) == 1 and num_own == num_tokens
@@ -365,5 +370,5 @@ def _lists(placed: dict[str, list[tuple[Any, int, int, int]]]) -> dict[str, Any]
 
 def joined(packs: Sequence[Int64Array]) -> Packs:
     """Join packs, each given as its segment rows."""
-    segments = np.concatenate([NO_SEGMENTS, *packs])
-    return Packs(segments=segments, ends=np.cumsum([len(pack) for pack in packs], dtype=np.int64))
+    ends = list(accumulate(map(len, packs)))
+    return Packs(segments=np.concatenate([NO_SEGMENTS, *packs]), ends=np.array(ends, np.int64))

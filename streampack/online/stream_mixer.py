@@ -14,6 +14,7 @@ Cost: about 0.2 us per sample of a list, else 1 us.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from streampack.mix import Deficits
+from streampack.mix.deficit import num_served
 from streampack.online.plan import FlowPlan
 from streampack.online.ready_samples import LENGTH_AT, PASS_AT, TAKEN_AT, ComplexSample
 from streampack.online.source_slice import SourceSlice, WorkerSlice
@@ -38,7 +40,7 @@ class Window:
     """The same, in samples."""
     expected: int
     """Tokens that it probably needs."""
-    streams: list[int] = field(default_factory=list)
+    streams: array[int] = field(default_factory=lambda: array("q"))
     """The stream of each sample. They fit a pack and are plain arrays."""
     last: int | None = None
     """Stream of another one after these, which needs more work."""
@@ -67,7 +69,6 @@ class StreamMixer:
             for number, quota in enumerate(self.quotas)
         ]
         self._deficits = Deficits([amount or 0 for amount in amounts], plan.mixing.weight_unit)
-        self._turns_of_one = Deficits([1], plan.mixing.weight_unit)
         self._only: int | None = None  # the only stream left, if there is just one
         self._ended: int | None = None  # the last stream to end, until another is served
         self._is_stopping = False
@@ -105,7 +106,9 @@ class StreamMixer:
             read = sampler.ready.tokens
             if len(read) > before + 1 and type(read[before]) is not ComplexSample:
                 room = np.array([tokens, samples, expected])
-                if self._add_waiting(window, room, ahead, fixed):
+                added = self._waiting(room, ahead, fixed)
+                if len(added):
+                    window.streams.frombytes(added.tobytes())
                     tokens, samples, expected = room.tolist()
                     continue
             length = sampler.peek(before, is_needed=is_needed)
@@ -125,23 +128,22 @@ class StreamMixer:
         window.tokens, window.samples, window.expected = tokens, samples, expected
         return ended
 
-    def _add_waiting(
-        self, window: Window, room: Int64Array, ahead: list[int], fixed: int | None
-    ) -> bool:
-        """Add samples that were read before to a window; False if none can be added.
+    def _waiting(self, room: Int64Array, ahead: list[int], fixed: int | None) -> Int64Array:
+        """Return the streams of samples that were read before and fit into a window, shape (n,).
 
         `room`, as in `Deficits.serve_waiting`, and `ahead`, samples by stream, are updated. `fixed`
         is the only stream to add; None: the deficits decide.
         """
-        turns, first, last = self._deficits, 0, len(self.samplers)
         if fixed is not None:
-            turns, first, last = self._turns_of_one, fixed, fixed + 1
-        waiting = list(map(StreamSampler.waiting, self.samplers[first:last], ahead[first:last]))
-        added = (turns.serve_waiting(waiting, room) + first).tolist()
-        window.streams += added
-        for stream in range(first, last):
-            ahead[stream] += added.count(stream)
-        return bool(added)
+            num = num_served(self.samplers[fixed].waiting(ahead[fixed]), room)
+            ahead[fixed] += num
+            return np.full(num, fixed)
+        added = self._deficits.serve_waiting(
+            list(map(StreamSampler.waiting, self.samplers, ahead)), room
+        )
+        for stream, num in enumerate(np.bincount(added, minlength=len(ahead)).tolist()):
+            ahead[stream] += num
+        return added
 
     def drawn(self, window: Window) -> tuple[Int64Array, Sequence[list[Any]]]:
         """Return a window's samples.
@@ -151,18 +153,20 @@ class StreamMixer:
             A list of their tokens; if any stream has labels, also lists of labels and loss masks,
             where None stands for none.
         """
-        streams, present = np.array(window.streams), set(window.streams)
+        streams = np.frombuffer(window.streams, np.int64)
+        counts = np.bincount(streams).tolist()
         rows = np.zeros((len(streams), NUM_COLUMNS), np.int64)
         rows[:, STREAM] = streams
         columns: dict[int, tuple[list[Any], ...]] = {}
-        for stream in present:
-            count = window.streams.count(stream)
+        for stream, count in enumerate(counts):
+            if not count:
+                continue
             lines, columns[stream] = self.samplers[stream].ready.first(count)
-            places = slice(None) if len(present) == 1 else streams == stream
+            places = slice(None) if count == len(streams) else streams == stream
             rows[places, PASS:START] = lines[:, PASS_AT:TAKEN_AT]
             rows[places, LENGTH] = rows[places, TOTAL] = lines[:, LENGTH_AT]
-        if len(present) == 1:
-            return rows, columns[stream]
+        if len(columns) == 1:
+            return rows, columns[len(counts) - 1]
         return rows, interleaved(columns, window.streams)
 
     def _end(self, window: Window, stream: int) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streampack.errors import ResumeError
 from streampack.mix import Deficits
+from streampack.mix.deficit import num_served
 
 amounts_of_some = st.lists(st.integers(0, 1000), min_size=1, max_size=9).filter(any)
 
@@ -91,6 +92,20 @@ def test_samples_that_wait_are_served_as_one_by_one(amounts, unit, seed, longest
             served += more
         assert (served, list(left)) == served_one_by_one(alone, waiting, room)
         assert together.state_dict() == alone.state_dict()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 300), max_size=40),
+    room=st.tuples(st.integers(-9, 3000), st.integers(-1, 60), st.integers(-9, 3000)),
+    unit=st.sampled_from(["samples", "tokens"]),
+)
+def test_samples_of_a_source_that_is_alone_are_served_as_by_deficits(lengths, room, unit):
+    of_one, left, waiting = np.array(room), np.array(room), np.array(lengths, np.int64)
+
+    num = num_served(waiting, of_one)
+
+    assert num == len(Deficits([3], unit).serve_waiting([waiting], left))
+    assert of_one.tolist() == left.tolist()
 
 
 @given(
