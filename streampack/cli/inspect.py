@@ -130,7 +130,7 @@ def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:
 def _num_shards_to_read(stream: MdsStream) -> int:
     if stream.has_length_file:
         return stream.num_shards
-    if stream.needs_fetch:
+    if stream.cache.needs_fetch:
         return MAX_SHARDS_READ
     mapped = np.searchsorted(stream.first_sample, MAX_SAMPLES_READ, "right") - 1
     return max(MAX_SHARDS_READ, int(mapped))

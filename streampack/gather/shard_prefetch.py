@@ -108,7 +108,7 @@ class ShardPrefetcher:
         self._streams = streams
         self._limits = limits or FetchLimits()
         self._bytes = [cached_bytes(stream) for stream in streams]
-        self._fetches = [stream.needs_fetch for stream in streams]
+        self._fetches = [stream.cache.needs_fetch for stream in streams]
         self._all = _ShardTable(streams, self._fetches)
         # Acquired explicitly: `with condition` runs Python code, and an interrupt in it may leave
         # the lock held. Reentrant: garbage collection may call `close` at any point.

@@ -3,7 +3,7 @@
 ::
 
     "zstd:7"  -->  family "zstd", level 7  -->  compress(b"...")
-    "xxh64"   -->  new_hash(b"...")        -->  "26c7827d889f6da3"
+    "xxh64"   -->  xxhash.xxh64(b"...")    -->  "26c7827d889f6da3"
 
 Compressed bytes are a function of the data, the name and the codec's version: zstd runs in one
 thread, and gzip's time stamp is 0. zstd frames carry their size and a checksum.
@@ -58,12 +58,18 @@ COMPRESSIONS = frozenset(FAMILIES) | {
 }
 """Every compression that MosaicML Streaming can read."""
 
-HASHES = frozenset(xxhash.algorithms_available) | {
-    name
-    for name in hashlib.algorithms_available
+HASHES: dict[str, Callable[..., Any]] = {
+    name: getattr(xxhash, name) for name in sorted(xxhash.algorithms_available)
+} | {
+    name: getattr(hashlib, name)
+    for name in sorted(hashlib.algorithms_available)
     if hasattr(hashlib, name) and not name.startswith("shake_")
 }
-"""Every hash algorithm that MosaicML Streaming can verify."""
+"""Every hash algorithm that MosaicML Streaming can verify, as a constructor like hashlib's.
+
+>>> HASHES["xxh64"](b"abc").hexdigest(), HASHES["md5"](b"abc").hexdigest()
+('44bc2cf5ad770999', '900150983cd24fb0d6963f7d28e17f72')
+"""
 
 
 def compress(compression: str, data: bytes) -> bytes:
@@ -84,14 +90,3 @@ def compress(compression: str, data: bytes) -> bytes:
             f"compression={compression!r} needs a library that is not installed ({error}); "
             "choose zstd, or install it: pip install mosaicml-streaming"
         ) from error
-
-
-def new_hash(algorithm: str, data: bytes = b"") -> Any:
-    """Return an object with the interface of hashlib's, that has hashed some bytes.
-
-    >>> new_hash("xxh64", b"abc").hexdigest(), new_hash("md5", b"abc").hexdigest()
-    ('44bc2cf5ad770999', '900150983cd24fb0d6963f7d28e17f72')
-    """
-    if algorithm in xxhash.algorithms_available:
-        return getattr(xxhash, algorithm)(data)
-    return hashlib.new(algorithm, data)

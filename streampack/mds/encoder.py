@@ -25,7 +25,7 @@ import numpy as np
 
 from streampack._checks import parse_bytes
 from streampack.errors import ConfigError, suggest
-from streampack.mds.codecs import COMPRESSIONS, FAMILIES, HASHES, compress, new_hash
+from streampack.mds.codecs import COMPRESSIONS, FAMILIES, HASHES, compress
 from streampack.mds.columns import DYNAMIC_DTYPES
 from streampack.mds.index import MAX_SHARD_BYTES
 
@@ -210,7 +210,7 @@ class ShardEncoder:
         return EncodedShard(name=name, data=data, entry=entry | self._fields)
 
     def _file(self, name: str, data: bytes) -> dict[str, Any]:
-        hashes = {algorithm: new_hash(algorithm, data).hexdigest() for algorithm in self._hashes}
+        hashes = {algorithm: HASHES[algorithm](data).hexdigest() for algorithm in self._hashes}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 

@@ -59,7 +59,7 @@ class PackQueues:
         self._changed: set[tuple[int, int]] = set()
         self._saved: dict[tuple[int, int], list[State]] = {}
         self._counted_lanes = counted_lanes
-        self._num_counted = -1
+        self._num_counted = self._num_summed = -1
         self._high_water = 0
         self._overlong = np.zeros(len(recipe.streams), np.int64)
         self.passed = passed
@@ -71,7 +71,9 @@ class PackQueues:
     @property
     def high_water_tokens(self) -> int:
         """The sum of the maximum number of tokens held by each packer."""
-        self._count()
+        if self._num_summed != self.num_changes:
+            self._num_summed = self.num_changes
+            self._high_water = sum([queue.high_water_tokens for queue in self._queues.values()])
         return self._high_water
 
     @property
@@ -84,7 +86,6 @@ class PackQueues:
         if self._num_counted == self.num_changes:
             return
         self._num_counted = self.num_changes
-        self._high_water = sum([queue.high_water_tokens for queue in self._queues.values()])
         self._overlong = np.zeros(len(self._recipe.streams), np.int64)
         for (lane, _), queue in self._queues.items():
             if lane in self._counted_lanes:

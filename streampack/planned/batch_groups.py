@@ -76,11 +76,13 @@ def in_groups(next_plan: NextPlan, most: int, ahead: ReadAhead) -> Iterator[Devi
         first = 0
         while first < plan.num_batches:
             last = plan.num_batches
-            while not ahead.has(part := plan.part(first, last)):
+            part = plan.part(first, last) if first else plan
+            while not ahead.has(part):
                 if last == first + 1:
                     ahead.need_for(part)
                     break
                 last = (first + last) // 2
+                part = plan.part(first, last)
             yield part
             first = last
         size = min(2 * size, most)

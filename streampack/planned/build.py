@@ -76,7 +76,7 @@ class _Lengths:
         self._packing = packing
         self._fetched = fetched
         self._adds_ids = adds_ids(packing)
-        is_lazy = stream.needs_fetch and not stream.has_length_file
+        is_lazy = stream.cache.needs_fetch and not stream.has_length_file
         self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
         """Fetches several shards together for their lengths; None if no fetch is needed."""
         self._of_shard = lru_cache(KEPT_SHARDS)(self._read)

@@ -69,7 +69,7 @@ def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
 def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorkingSet:
     """Return the cache needs of this rank in an epoch, and the most of its node in any epoch."""
     world = spec.world
-    fetched = [n for n, stream in enumerate(spec.streams) if stream.needs_fetch]
+    fetched = [n for n, stream in enumerate(spec.streams) if stream.cache.needs_fetch]
     if not fetched or spec.cache_limit is None:
         return CacheWorkingSet(ranks_per_node=world.num_local_ranks)
     kept = {n: _kept_bytes(spec, n) for n in fetched}

@@ -125,16 +125,8 @@ class IterationPlans:
             return None
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
-        snapshots, totals = sequence.snapshots(), self._totals()
-        self._planned_last = PlannedBatches(
-            plan=plan, snapshots=snapshots, totals=totals, finished=self.ahead.look()
-        )
-        self.waiting.append(self._planned_last)
-        return plan
-
-    def _totals(self) -> Totals:
-        sequence, before = self.sequence, self._overlong_before
-        return Totals(
+        snapshots, before = sequence.snapshots(), self._overlong_before
+        totals = Totals(
             dropped=sequence.overlong - before if self._drops else 0 * before,
             substituted=sequence.substituted - self._substituted_before,
             skipped=sequence.num_skipped,
@@ -142,6 +134,11 @@ class IterationPlans:
             packer_tokens=sequence.buffered_tokens,
             straggler=sequence.straggler,
         )
+        self._planned_last = PlannedBatches(
+            plan=plan, snapshots=snapshots, totals=totals, finished=self.ahead.look()
+        )
+        self.waiting.append(self._planned_last)
+        return plan
 
     def deliver(self) -> PlannedBatches:
         """Record the delivery of one more batch, and return those that it was planned with."""

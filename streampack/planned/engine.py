@@ -207,7 +207,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             ConfigError: If the cache limit cannot hold this node's concurrent shards.
         """
         streams, fetcher = self._spec.streams, None
-        if any(stream.needs_fetch for stream in streams):
+        if any(stream.cache.needs_fetch for stream in streams):
             needs = self._cache_needs(sequence.epoch)
             limits = planner_limits(self._spec, needs, num_workers=num_workers, planner=planner)
             fetcher = ShardPrefetcher(streams, limits)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from streampack.errors import DataError
-from streampack.mds.codecs import HASHES, new_hash
+from streampack.mds.codecs import HASHES
 from streampack.mds.index import Part
 from streampack.storage.filesystem import LocalFilesystem, Piece
 
@@ -27,7 +27,7 @@ def expected_hash(part: Part, validate_hash: str | None, uri: str) -> str:
     >>> expected_hash(part, None, "index.json")
     'xxh64:ab'
     """
-    known = sorted(HASHES.intersection(part.hashes))
+    known = sorted(HASHES.keys() & part.hashes)
     if validate_hash and validate_hash not in known:
         raise DataError(
             f"{uri}: {part.basename} has no {validate_hash!r} hash, only "
@@ -51,7 +51,7 @@ class Digest:
 
     def __init__(self, expected: str) -> None:
         self._algorithm = expected.partition(":")[0]
-        self._hash = new_hash(self._algorithm) if self._algorithm else None
+        self._hash = HASHES[self._algorithm]() if self._algorithm else None
 
     def of(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield the pieces unchanged, hashing each one."""
@@ -70,5 +70,5 @@ def file_digest(disk: LocalFilesystem, path: Path, expected: str) -> str:
     """Return a file's hash by the algorithm of `expected`; both are "algorithm:digest"."""
     algorithm = expected.partition(":")[0]
     with disk.open(path) as file:
-        digest = hashlib.file_digest(file, lambda: new_hash(algorithm))
+        digest = hashlib.file_digest(file, HASHES[algorithm])
     return f"{algorithm}:{digest.hexdigest()}"

@@ -209,11 +209,6 @@ class MdsStream:
                 raise
         return opened
 
-    @property
-    def needs_fetch(self) -> bool:
-        """Whether shards may have to be fetched or decompressed before use."""
-        return self.cache.needs_fetch  # a later check of the cache may change it
-
     def is_here(self, shard: int) -> bool:
         """Return whether a shard's raw file exists with the right size; one `stat`."""
         return self.cache.is_here(self.index.shards[shard])

@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from streampack.errors import DataError
-from streampack.mds.codecs import new_hash
+from streampack.mds.codecs import HASHES
 from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.index import Part as Stored
@@ -176,7 +176,7 @@ def _fault(output: Output, file: Stored) -> str:
     differing = [
         name
         for name, digest in file.hashes.items()
-        if new_hash(name, data).hexdigest() != digest.lower()
+        if HASHES[name](data).hexdigest() != digest.lower()
     ]
     return f"another {differing[0]}" if differing else ""
 
