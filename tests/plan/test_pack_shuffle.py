@@ -51,7 +51,7 @@ orders = st.builds(
 
 @examples(60)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]), st.sampled_from(["pad", "carry"]))
-def test_a_column_gives_the_same_packs_each_within_a_window_of_its_place(
+def test_a_queue_gives_the_same_packs_each_within_a_window_of_its_place(
     order, method, num_lanes, epoch_end
 ):
     r = make(order, method, num_lanes, epoch_end=epoch_end)
