@@ -88,6 +88,7 @@ def make_compacts(
     if rows.context is None:
         next_tokens = layout.split(rows.next_tokens)
     else:
+        # One next token for each piece of a segment in the slice, batch by batch.
         read, _ = _pieces_of(rows, packs, rows.context).to_read(packs)
         ends = read.ends.reshape(len(steps), -1)[:-1, -1]
         next_tokens = [torch.from_numpy(own) for own in np.split(rows.next_tokens, ends)]

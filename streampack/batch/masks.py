@@ -55,8 +55,10 @@ def dense_mask(document_ids: torch.Tensor, *, padding: PaddingMask = "identity")
     queries, keys = document_ids[:, :, None], document_ids[:, None, :]
     mask = queries == keys  # (B, S, S)
     if padding == "identity":
+        # Padding has id 0, so it would see the padding before it.
         mask &= queries > 0
     mask = mask.tril_()
+    # Padding too: a row without any True becomes NaN in softmax.
     mask.diagonal(dim1=-2, dim2=-1).fill_(True)
     return mask
 

@@ -56,6 +56,7 @@ class Pieces:
         segments = packs.segments[pieces[:, kernels.SEGMENT]]
         segments[:, START] += pieces[:, kernels.SKIPPED]
         segments[:, LENGTH] = pieces[:, kernels.TOKENS]
+        # Pieces of padding are left out, so each end moves forward by those before it.
         before = np.concatenate([[0], np.cumsum(has_tokens)])
         slots = np.ascontiguousarray(pieces[:, kernels.AT])
         return Packs(segments=segments, ends=before[self.ends]), slots
@@ -135,6 +136,7 @@ class ContextSlice:
 
     def _chunks(self, edges: Int64Array) -> Int64Array:
         sizes = np.diff(edges) // self.num_parts
+        # Zigzag pairs a part with the one at the same distance from the other end.
         numbers = [self.rank, self.num_parts - 1 - self.rank][: self.num_chunks]
         begins = edges[:-1, None] + sizes[:, None] * np.array(numbers)
         chunks: Int64Array = np.stack([begins, begins + sizes[:, None]], axis=-1)
@@ -150,8 +152,10 @@ class ContextSlice:
             multiple: Each segment takes a multiple of this many slots.
         """
         frame_rows = self.frame_rows(row_tokens)
+        # Each segment is a unit, and so is the padding at the end of each row.
         num_units, num_frames = len(packs.segments) + num_rows, num_rows // frame_rows
         num_spans = num_units if self.is_per_document else num_frames
+        # A chunk begins inside at most one unit, which gives one more piece.
         rows = np.empty((num_units + self.num_chunks * num_spans, kernels.PIECE_COLUMNS), np.int64)
         ends = np.zeros(num_frames, np.int64)
         kernels.cut_rows(

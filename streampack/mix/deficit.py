@@ -86,6 +86,7 @@ class Deficits:
 
     def serve(self, source: int, amount: int) -> None:
         """Record that `source` got `amount` samples or tokens."""
+        # All are owed their share of what was served, and one of them got it: the sum stays 0.
         for other, share in enumerate(self._shares):
             self._deficits[other] += share * amount
         self._deficits[source] -= SCALE * amount
@@ -108,6 +109,7 @@ class Deficits:
         >>> turns.serve_waiting([np.array([3, 3, 3]), np.array([4])], room).tolist(), room.tolist()
         ([0, 0, 1], [-1, 6, -10])
         """
+        # int64 might overflow. The caller then serves one by one, in Python integers.
         if max(map(abs, self._deficits)) > MOST_DEFICIT:
             return np.zeros(0, np.int64)
         flat = np.concatenate(waiting)
@@ -127,6 +129,7 @@ class Deficits:
     def end(self, source: int) -> None:
         """Exclude `source` from now on."""
         self._amounts[source] = 0
+        # The deficit of the ended source is due to no other, so all begin again.
         self._deficits = [0] * len(self._amounts)
         self._shares = self._shares_of_live()
 
@@ -160,6 +163,7 @@ def num_served(waiting: Int64Array, room: Int64Array) -> int:
     (4, [-3, 5, -12])
     """
     after = np.cumsum(waiting)
+    # Tokens before each sample: it is served if these leave room.
     before = after - waiting
     tokens, samples, more = room.tolist()
     enough = min(int(before.searchsorted(tokens, "right")), max(samples + 1, 0))

@@ -43,6 +43,7 @@ def _first_of(slots: Int64Array) -> int:
 @compiled
 def _due(share: int, slope: float, num_slots: int) -> int:
     """Return the amount due to a stream in the next slots, scaled by SCALE."""
+    # The share grows by 2 * slope a slot: the first n sum up to share * n + slope * n**2.
     due = share * num_slots
     if slope != 0.0:
         due += math.floor(slope * num_slots * num_slots)
@@ -56,11 +57,14 @@ def _slots_for(need: int, share: int, slope: float) -> int:
         return FAR if share <= 0 else -(-need // share)
     if need <= 0:
         return 0
+    # The smaller root of slope * n**2 + share * n = need, in the form that does not cancel digits.
     square = float(share) * share + 4.0 * slope * need
     base = share + math.sqrt(max(square, 0.0))
+    # A share that shrinks to 0 may never reach `need`.
     if square < 0.0 or base <= 0.0 or 2.0 * need / base >= FAR:
         return FAR
     num_slots = math.ceil(2.0 * need / base)
+    # Floats may be off by a slot or two; integers decide.
     while num_slots > 0 and _due(share, slope, num_slots - 1) >= need:
         num_slots -= 1
     return num_slots
@@ -95,6 +99,7 @@ def earliest_deadline(
     for i in range(len(out)):
         best = -1
         for stream in range(len(lags)):
+            # On a tie the first stream wins, in every process.
             if opens[stream] <= i and (best < 0 or closes[stream] < closes[best]):
                 best = stream
         if best < 0:  # only where shares that change were rounded down
@@ -111,8 +116,10 @@ def swap_neighbours(
     out: Int64Array, windows: Int64Array, order: Int64Array, coins: Int64Array
 ) -> None:
     """Swap random neighbours if both stay inside their windows, so that the bound still holds."""
+    # Each swap sees the windows that earlier swaps left, so a unit may move by several slots.
     for turn in range(len(order)):
         i = order[turn]
+        # Slot i may become i + 1, and slot i + 1 may become i.
         late, early = windows[i, 1] > i, windows[i + 1, 0] <= i
         if coins[turn] and late and early:
             out[i], out[i + 1] = out[i + 1], out[i]
@@ -130,6 +137,7 @@ def _room_at(rates: Rates, lags: Int64Array, num_left: int, num_slots: int) -> i
     room = num_left
     for stream in range(len(shares)):
         if shares[stream] > 0 or slopes[stream] > 0.0:
+            # Whole units only: the fraction of a unit is due later.
             due = lags[stream] + _due(shares[stream], slopes[stream], num_slots)
             room -= max(0, due >> 32)
     return room
@@ -170,11 +178,13 @@ def _look_ahead(
         tight: The result for the block before.
     """
     slot, block, num_left = place
+    # A power of 2, so `& mask` is the place in the ring.
     mask = len(rooms) - 1
     current = slot // block
     last = current + mask
     num_slots = min((last + 1) * block, num_left)
     rooms[last & mask] = _room_at(rates, lags, num_slots - slot, num_slots)
+    # Otherwise the first block without slack is still ahead, and stays the first.
     if tight < current or tight == last - 1:
         tight = max(tight, current)
         while tight < last and rooms[tight & mask] > 0:
@@ -224,10 +234,14 @@ def spread_over_lanes(
             tight = _look_ahead(rates, lags, rooms, (i, block, num_left), tight)
         lane = (first + i) // run % len(owed)
         for stream in range(len(shares)):
+            # Every stream earns its share in the lane that this slot belongs to.
             owed[lane, stream] += shares[stream]
             if slopes[stream] != 0.0:
+                # The growth of the share up to slot i: the difference of two sums, (i + 1)**2 -
+                # i**2.
                 owed[lane, stream] += math.floor(slopes[stream] * (2 * i + 1))
         best = _most_owed(opens, deadlines, owed[lane], i, (tight + 1) * block)
+        # A unit that is due after the end of a block took a slot that the block had to spare.
         for ahead in range(current, min(deadlines[best] // block - 1, current + mask + 1)):
             rooms[ahead & mask] -= 1
             if rooms[ahead & mask] == 0 and ahead < tight:

@@ -134,6 +134,7 @@ def exact_share(value: object) -> Fraction:
 
 def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> list[int]:
     if arithmetic == "exact":
+        # Fractions, so that no rounding moves a sample from one stream to another.
         exact = [exact_share(share) for share in shares]
         whole = sum(exact)
         return largest_remainders(total, [share / whole for share in exact])
@@ -151,8 +152,10 @@ def _absolute(weight: Weight, num_samples: int, unit: str, arithmetic: str) -> Q
     if weight.choose is not None:
         return Quota(amount=int(weight.choose), unit="tokens" if unit == "tokens" else "samples")
     if weight.repeat is None:
+        # Neither repeat nor choose: one pass.
         return Quota(amount=num_samples)
     if arithmetic == "mosaicml":
+        # Its own product of an int or a float, which may be one less than the exact one.
         repeat = int(weight.repeat) if isinstance(weight.repeat, Integral) else weight.repeat
         return Quota(amount=int(repeat * int(num_samples)))
     return Quota(amount=int(exact_share(weight.repeat) * int(num_samples)))
@@ -192,6 +195,7 @@ def resolve_weights(
     if all(proportion is not None for proportion in proportions):
         relative = [proportion for proportion in proportions if proportion is not None]
     elif plain and epoch_size is not None:
+        # No weights but an epoch size: shares by size.
         relative = held
     if relative is not None:
         amounts = _relative(epoch_size or sum(held), relative, arithmetic, seed)

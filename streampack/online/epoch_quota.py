@@ -68,6 +68,7 @@ class EpochQuotas:
         if self.by_tokens:
             shares = parts(amount or 0, [1] * place.num_parts)
             return WorkerQuota(amount=shares[place.part], by_tokens=True)
+        # Balanced sampling continues where the epoch before stopped.
         turn = epoch if self.is_balanced else 0
         total = num_items(part.source) if part.num_items is not None else None
         if total is None and repeat is not None:
@@ -78,7 +79,9 @@ class EpochQuotas:
         is_counted = part.num_items is None  # such a source may reshuffle in every pass
         if total is None:
             return WorkerQuota(amount=place.num_of(amount or 0))
+        # The epoch takes items [begin, begin + amount) of the endless sequence of passes.
         begin = turn * (amount or 0)
+        # How many items before each end belong to this slice: of whole passes, then of the last.
         first, last = (
             at // total * place.num_of(total) + place.num_of(at % total) if total else 0
             for at in (begin, begin + (amount or 0))
@@ -92,6 +95,7 @@ class EpochQuotas:
         Each slice rounds up in a different epoch: over P slices, the floors of x + p / P sum to the
         floor of P * x, and no slice is ever a whole sample off its exact share.
         """
+        # Exact fractions: a float that rounds the other way would lose or repeat a sample.
         shift = Fraction(place.part, place.num_parts)
         first, last = int(turn * exact + shift), int((turn + 1) * exact + shift)
         return WorkerQuota(amount=last - first, skipped=first if self.is_balanced else None)
@@ -127,6 +131,7 @@ def epoch_amounts(
         amounts = _of_epoch_size(streams, names, weights, mixing, seed)
     else:
         shares = [exact_share(1 if s.proportion is None else s.proportion) for s in streams]
+        # Integers in the exact ratio of the shares.
         whole = lcm(*(share.denominator for share in shares))
         amounts = [int(share * whole) for share in shares]
     _check_slots(amounts, names, mixing)

@@ -94,6 +94,7 @@ class StreamMixer:
     def _fill(self, window: Window, lane: int) -> int | None:
         """Fill a window until it is full, or until a stream ends; return that stream."""
         tokens, samples, expected = window.tokens, window.samples, window.expected
+        # Samples of each stream that are in the window already, and not taken yet.
         ahead = list(map(window.streams.count, range(len(self.samplers))))
         fixed = self._only if self._is_random else lane
         ended, num = None, len(window.streams)
@@ -103,6 +104,7 @@ class StreamMixer:
                 window.has_ended = is_needed
                 break
             sampler, before = self.samplers[stream], ahead[stream]
+            # In one step, the samples that were read before and need no closer look.
             read = sampler.ready.tokens
             if len(read) > before + 1 and type(read[before]) is not ComplexSample:
                 room = np.array([tokens, samples, expected])
@@ -111,6 +113,7 @@ class StreamMixer:
                     window.streams.frombytes(added.tobytes())
                     tokens, samples, expected = room.tolist()
                     continue
+            # One sample: it may have to be read, parsed or tokenized first.
             length = sampler.peek(before, is_needed=is_needed)
             if length is None:
                 ended = stream if is_needed else None
@@ -120,6 +123,7 @@ class StreamMixer:
                 break
             ahead[stream] += 1
             window.streams.append(stream)
+            # A stream that is alone, or has a packer of its own, needs no accounting.
             if fixed is None:
                 self._deficits.serve(stream, length if self._by_tokens else 1)
             tokens, samples, expected = tokens - length, samples - 1, expected - length

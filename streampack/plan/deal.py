@@ -34,6 +34,7 @@ def _fill_bins(
     num_bins, size = bins.shape
     for item in order:
         best = -1
+        # The cheapest bin that is not full; on a tie the first.
         for candidate in range(num_bins):
             if counts[candidate] < size and (best < 0 or loads[candidate] < loads[best]):
                 best = candidate
@@ -58,7 +59,9 @@ def deal_by_cost(costs: Int64Array, num_steps: int, num_ranks: int) -> Int64Arra
     """
     num_bins = num_steps * num_ranks
     size = len(costs) // num_bins
+    # Stable, so that packs of equal cost are dealt alike in every process.
     order = np.argsort(-costs, kind="stable")
+    # Sorted packs are the best deal already: neighbours in cost share a step.
     if size == 1:
         return order.reshape(num_steps, num_ranks, 1)
     bins = np.empty((num_bins, size), np.int64)
@@ -76,6 +79,7 @@ def step_time(costs: Int64Array) -> float:
     >>> step_time(np.array([[9, 1, 2], [4, 8, 3]])), step_time(np.array([[9, 8, 4], [3, 2, 1]]))
     (1.8888888888888888, 1.3333333333333333)
     """
+    # A step lasts as long as its slowest rank; ideally, all of its ranks take their mean.
     return float(costs.max(axis=1).sum() * costs.shape[1] / max(int(costs.sum()), 1))
 
 
@@ -98,6 +102,7 @@ def dealt_costs(
     num_steps = len(costs)
     out = np.empty(costs.shape[:2], np.int64)
     for ranks in groups:
+        # Shape (num_steps, ranks of the group, batch_size).
         own = costs[:, ranks]
         items = own.sum(axis=2).ravel() if keeps_batches else own.ravel()
         out[:, ranks] = items[deal_by_cost(items, num_steps, len(ranks))].sum(axis=2)
@@ -133,6 +138,7 @@ class Dealer:
         """Return the slots of all devices that share packs, in order, in the global batch."""
         begins = np.array(sorted(view.first_slot(first) for view in self._view.shared))
         steps = self._view.window * np.arange(self._num_steps)
+        # Axes: step, device, row of the device batch.
         rows = np.arange(self._view.batch_size)
         slots: Int64Array = (steps[:, None, None] + begins[:, None] + rows).ravel()
         return slots
@@ -151,6 +157,7 @@ class Dealer:
         planned = costs.reshape(self._num_steps, num_ranks, -1).sum(axis=2)
         self._times += [step_time(planned), step_time(costs[dealt].sum(axis=2))]
         self._num_dealt += 1
+        # Axes of `dealt`: step, rank, item.
         own = dealt[:, self._view.sharing.index(self._view.place)].ravel()
         if self._keeps_batches:
             bounds, shapes = batches.bounds, shapes[own]

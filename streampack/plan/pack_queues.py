@@ -142,6 +142,7 @@ class PackQueues:
         """Return how many of these slots can be delivered before a snapshot changes."""
         columns = slots[:, COLUMN]
         passed = self._shapes.packs_before(columns, slots[:, PACK] + 1)
+        # The first slot whose pack lies behind the next snapshot of its column.
         crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], columns])
         return int(crossed[0]) if len(crossed) else len(slots)
 
@@ -177,6 +178,7 @@ class PackQueues:
         self._plan(self._begins(slots[:num_slots]))
         lanes, columns = slots[:, LANE], slots[:, COLUMN]
         packs = self._shapes.packs_before(columns, slots[:, PACK])
+        # What is known for free is taken too, up to the end of the last whole batch.
         missing = np.flatnonzero(packs >= self._planned[lanes, columns])
         if len(missing):
             slots = slots[: max(missing[0] // batch_size * batch_size, num_slots)]
@@ -206,6 +208,7 @@ class PackQueues:
     def _by_column(self, slots: Int64Array) -> list[tuple[PackQueue, Int64Array]]:
         """Group slots by column; return each column's queue and the rows of its slots, in order."""
         numbers = slots[:, LANE] * self._recipe.num_columns + slots[:, COLUMN]
+        # Stable: the slots of a column stay in order.
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order])) + 1
         groups = np.split(order, bounds) if len(bounds) else [order]

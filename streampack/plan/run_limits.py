@@ -68,10 +68,12 @@ def limits_after(
     if old == new:
         return packs
     for lane, column in np.argwhere(limits < ENDLESS).tolist():
+        # Packs are at most full, so at least these tokens are left.
         left = int(limits[lane, column] - served[lane, column]) * old
         if before.packing.overflow != "split":
             held = [recipe.lane_stream(column, lane).most_tokens for recipe in (before, after)]
             left = _least_left(left, *held, before=before, after=after)
+        # Limits count from the run's start, whatever the length of packs was.
         packs[lane, column] = served[lane, column] + left // new
     return packs
 
@@ -91,6 +93,7 @@ def _least_left(left: int, whole: int, held: int, *, before: Recipe, after: Reci
     old, new = before.packing.max_seq_len, after.packing.max_seq_len
     if new > old:
         return left
+    # A truncated sample keeps at least new / old of what it had.
     least = left * new // old if before.packing.overflow == "truncate" else 0
     return max(least, left - (whole - held))
 
@@ -139,6 +142,7 @@ def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tupl
         if _used(recipe, number, steps) <= left:
             left -= _used(recipe, number, steps)
             continue
+        # What is used grows with the steps, also where shares ramp: bisection finds the step.
         first, last = 0, steps  # more than is left is used by `last`
         while last - first > 1:
             middle = (first + last) // 2

@@ -103,6 +103,7 @@ def chain(run: RunPlan, chapter: int) -> str:
     """Return the hash of the chapters before one, each with the hash of those before it."""
     link = ""
     for recipe in run.recipes[:chapter]:
+        # Chained, so that equal last hashes mean equal chapters before.
         text = link + as_text(chapter_record(recipe))
         link = blake2b(text.encode(), digest_size=16).hexdigest()
     return link
@@ -204,6 +205,7 @@ def check_past(records: Sequence[dict[str, Any]], run: RunPlan, state: State) ->
     for number in range(current + 1):
         saved, own = records[number], chapter_record(run.recipes[number])
         for key, value in own.items():
+            # The running chapter may get another length, as long as no share depends on it.
             is_length = key == "steps" and number == current
             if is_length and own["ramp_steps"] is None and saved.get("ramp_steps") is None:
                 _check_length(number, position, value, run.recipes[number].global_batch_size)

@@ -122,6 +122,7 @@ def fetch_limits(
     limits = FetchLimits(turn=turn, num_turns=ranks)
     if cache_limit is None or not needs.node_bytes:
         return limits
+    # Each process that reads may have one shard in flight, compressed and raw.
     least = needs.node_bytes + ranks * (1 + num_workers) * needs.shard_bytes
     if cache_limit < least:
         # A dataset does not know yet how many workers its loader will have.
@@ -135,8 +136,10 @@ def fetch_limits(
         )
     in_flight = ranks * needs.shard_bytes
     spare = (cache_limit - least) // max(in_flight, 1)
+    # Every further thread has one more shard in flight on each rank.
     num_threads = min(1 + spare, FETCH_THREADS)
     left = cache_limit - (num_threads + num_workers) * in_flight
+    # The rank's part of the bytes left, without the compressed files that are kept beside raw ones.
     own = left * needs.own_bytes / needs.node_bytes * needs.raw_part
     return replace(limits, num_threads=num_threads, cache_bytes=int(own))
 
@@ -161,6 +164,8 @@ def planner_limits(
     return replace(
         fetch_limits(spec.cache_limit, needs, num_workers=num_workers - 1),
         num_threads=1,
+        # Every worker plans and prefetches for itself, so the turns of ranks divide into those of
+        # workers.
         turn=turn * num_workers + planner,
         num_turns=needs.ranks_per_node * num_workers,
     )

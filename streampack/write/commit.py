@@ -53,6 +53,7 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
             if no part has a sample; or if another command has changed the job meanwhile.
     """
     _check_complete(output, job, results)
+    # Read again now that all parts are done: samples appended meanwhile would be lost.
     if read_job(output) != job:
         raise DataError(
             f"{output.url}: another command has replaced or extended this job meanwhile; run one "
@@ -69,6 +70,7 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
     read = _in_threads(lambda part: _samples(output, part, results[part.id]), job.parts)
     lengths, edges = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
     data = encode_length_file(text, index, job.settings.column, lengths, edges)
+    # A commit that finds its own result writes nothing: readers would see a new version.
     if output.read(INDEX_FILE) != text or output.read(LENGTH_FILE) != data:
         output.put(LENGTH_FILE, data)
         output.put(INDEX_FILE, text)

@@ -125,6 +125,7 @@ class _Run:
         self._total_bytes = sum(part.num_bytes for part in job.parts)
         self._is_skipping = options.on_bad_row == "skip"
         self._most = options.max_bad_rows if self._is_skipping else 0
+        # Every n-th part, so that large and small files are spread over the shares.
         first, step = options.share or (1, 1)
         mine = list(job.versions_of())[first - 1 :: step]
         self._tasks = [

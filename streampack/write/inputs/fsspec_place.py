@@ -71,6 +71,7 @@ class FsspecPlace:
         files, path = _open_store(uri)
 
         def _check() -> Found:
+            # Drivers cache listings, and would report the version that they saw first.
             files.invalidate_cache()
             with _naming(uri):
                 now = _found(files, path)
@@ -80,6 +81,7 @@ class FsspecPlace:
 
         num_bytes = _check().num_bytes
         fetch = partial(_fetch, files, uri, path)
+        # Where only some columns or rows are read, large blocks would fetch the rest too.
         block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
         end = num_bytes if stop < 0 else stop
         with RangeFile(end, fetch, block_bytes, reads_ahead=is_sequential) as file:
