@@ -86,7 +86,7 @@ class Deficits:
 
     def serve(self, source: int, amount: int) -> None:
         """Record that `source` got `amount` samples or tokens."""
-        # All are owed their share of what was served, and one of them got it: the sum stays 0.
+        # All sources are owed a share of the amount, and one of them got it: the sum stays 0.
         for other, share in enumerate(self._shares):
             self._deficits[other] += share * amount
         self._deficits[source] -= SCALE * amount
