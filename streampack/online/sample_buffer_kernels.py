@@ -293,8 +293,7 @@ def take_out(
 
     Args:
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
-        packs: Segment rows, shape (n, 6); one past the last segment of each pack, shape
-            (num_packs,).
+        packs: Segment rows, shape (n, 6), and the end of each pack, shape (num_packs,).
         multiple: Each segment is padded to a multiple of this many tokens.
         padding_id: Token of the padding, whose label is IGNORED.
         made: Outputs: tokens and labels, shape (B, S); the token after each segment, shape (n,);
