@@ -81,10 +81,7 @@ class MappedShard(NamedTuple):
 class ShardCache:
     """The shards of one stream, fetched to this node on demand; safe to pickle.
 
-    Args:
-        location: Location of the stream's files.
-        disk: Filesystem of the local folder; None: this machine's.
-        store: Downloads its files; None: the stream's own downloader.
+    Without a `disk` and a `store`, it uses this machine's disk and the stream's own downloader.
     """
 
     def __init__(
@@ -130,15 +127,9 @@ class ShardCache:
     def check(self, index: MdsIndex, *, may_be_emptied: bool = False) -> None:
         """Remove leftovers of dead processes, and compare the local files with index.json.
 
-        All files of a local stream must exist with the sizes in index.json; one `stat` each.
-
-        Args:
-            index: The stream's index.
-            may_be_emptied: Whether all shards of a local stream may be missing.
-
-        Raises:
-            DataError: If a local file is missing or has another size, or `validate_hash` names a
-                hash that index.json lacks.
+        All files of a local stream must exist with the sizes in index.json; one `stat` each. With
+        `may_be_emptied`, all of them may be missing. A DataError says that a file is missing or has
+        another size, or that `validate_hash` names a hash that index.json lacks.
         """
         with suppress(OSError):
             self._locks.sweep()
@@ -277,8 +268,7 @@ class ShardCache:
     def file(self, shard: Shard) -> CachedFile:
         """Return a shard's raw file and its version, verified and fetched if necessary.
 
-        Raises:
-            DataError: If the shard cannot be fetched, or does not match index.json.
+        A DataError says that the shard cannot be fetched, or does not match index.json.
         """
         return self._until_present(shard, self._file)[0]
 

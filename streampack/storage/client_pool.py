@@ -67,15 +67,10 @@ class ClientPool:
         return "/".join((remote or "").split("/")[:3]), timeout_s
 
     def take(self, remote: str | None, timeout_s: float, *, is_new: bool) -> tuple[Any, bool]:
-        """Take a client out of the pool, or create one.
+        """Take a client out of the pool or create one; return it and whether it was used before.
 
-        Args:
-            remote: The stream's remote folder.
-            timeout_s: The stream's `download_timeout`, which some clients are created with.
-            is_new: Whether to create a new client; the idle ones are then dropped.
-
-        Returns:
-            The client, and whether it was used before. Its `answers` attribute is an `Answers`.
+        Some clients are created with the stream's `download_timeout` (`timeout_s`). With `is_new`,
+        the idle ones are dropped. The client's `answers` attribute is an `Answers`.
         """
         key = self.key_of(remote, timeout_s)
         with self._lock:

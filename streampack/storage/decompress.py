@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import brotli
 import zstandard
@@ -94,13 +94,8 @@ def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
         yield buffer[:filled]
 
 
-def _gzip(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
-    with gzip.open(file) as reader:
-        yield from iter(partial(reader.read, PIECE_BYTES), b"")
-
-
-def _bzip2(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
-    with bz2.open(file) as reader:
+def _opened(unpacked: Callable[..., Any], file: BinaryIO, _: int) -> Iterator[Piece]:
+    with unpacked(file) as reader:
         yield from iter(partial(reader.read, PIECE_BYTES), b"")
 
 
@@ -130,8 +125,8 @@ def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
 
 CODECS: dict[str, Callable[[BinaryIO, int], Iterator[Piece]]] = {
     "br": _brotli,
-    "bz2": _bzip2,
-    "gz": _gzip,
+    "bz2": partial(_opened, bz2.open),
+    "gz": partial(_opened, gzip.open),
     "snappy": _snappy,
     "zstd": _zstd,
 }

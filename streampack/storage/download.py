@@ -90,24 +90,13 @@ def fetch(
     check: Callable[[Path], None] | None = None,
     is_hashed: bool = False,
 ) -> int:
-    """Download one object, retrying until it succeeds or its time budget is spent.
+    """Download one object, retrying within its time budget; return the number of attempts.
 
-    Args:
-        location: Location of the stream's files.
-        basename: The object's path under the remote folder.
-        to: A temporary path below the local folder; names with this prefix are used too.
-        num_bytes: The object's size, if known; larger objects get more time.
-        check: Called with the path of the downloaded file; raises DamagedError if its bytes are
-            wrong. The file is then discarded and fetched again, up to 3 times.
-        is_hashed: Whether `check` compares a hash. If not, the checksum that the store reports
-            for the object is compared, where there is one.
-
-    Returns:
-        The number of attempts.
-
-    Raises:
-        DataError: If the object cannot be fetched, or only damaged.
-        OSError: If it cannot be written here.
+    `to` is a temporary path below the local folder; names with this prefix are used too. Larger
+    objects get more time. `check` raises DamagedError for a file with wrong bytes, which is then
+    discarded and fetched again, up to 3 times. Unless `check` compares a hash (`is_hashed`), the
+    checksum that the store reports is compared, where there is one. A DataError says that the
+    object cannot be fetched, or only damaged; an OSError, that it cannot be written here.
     """
     return _Download(location, basename, to, num_bytes, is_hashed=is_hashed).run(check)
 
@@ -117,10 +106,6 @@ def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:
 
     A store that denies listing reports "denied" for objects that do not exist. A class with its own
     download may report this with any built-in exception. Both are logged, as they may mean more.
-
-    Raises:
-        DataError: If the store neither returns it nor reports that it does not exist.
-        OSError: If it cannot be written here.
     """
     download = _Download(location, basename, to, None, retried=(FailureKind.PASSING,))
     try:

@@ -63,11 +63,7 @@ class FailureKind(Enum):
 
 
 def classify(error: BaseException, target: str) -> FailureKind:
-    """Classify a failed download.
-
-    Args:
-        error: The exception.
-        target: Prefix of the paths that the download writes to.
+    """Classify the failure of a download to paths with the prefix `target`.
 
     >>> classify(FileNotFoundError("no such object"), "/local/x.tmp")
     <FailureKind.MISSING: 'missing'>

@@ -52,10 +52,7 @@ class _CachedFile:
 class CacheLimit:
     """Limit on the bytes that cached files take on this node, over all streams of a dataset.
 
-    Args:
-        num_bytes: The limit.
-        folders: Folders that may hold cached files; not empty.
-        disk: Filesystem of these folders.
+    At least one folder (`folders`) may hold cached files.
     """
 
     def __init__(
@@ -74,9 +71,6 @@ class CacheLimit:
         """Make room for a shard's files and reserve it; the shard's lock must be held.
 
         None of the files may exist yet: an entry marks a file as ours.
-
-        Raises:
-            DataError: If other processes do not release the limit's lock.
         """
         lock = self._folders[0].folder / NOTES_FOLDER / LIMIT_LOCK
         self._disk.make_folder(lock.parent)

@@ -123,11 +123,7 @@ class _Mapped:
 
 
 def map_file(path: Path) -> ByteArray:
-    """Map a file read-only, without keeping a file descriptor; shape (num_bytes,).
-
-    Raises:
-        OSError: If it cannot be opened or mapped.
-    """
+    """Map a file read-only, without keeping a file descriptor; shape (num_bytes,)."""
     return np.asarray(_Mapped(path))
 
 
@@ -207,8 +203,7 @@ class LocalFilesystem:
     def make_folder(self, folder: Path, *, is_private: bool = False) -> None:
         """Create a folder and its parents, if necessary; a private one is closed to other users.
 
-        Raises:
-            PermissionError: If a private folder belongs to another user, or is a link.
+        A PermissionError says that a private folder belongs to another user, or is a link.
         """
         folder.mkdir(mode=0o700 if is_private else 0o777, parents=True, exist_ok=True)
         if is_private:
@@ -221,8 +216,7 @@ class LocalFilesystem:
     def lock(self, path: Path, timeout_s: float) -> Iterator[None]:
         """Hold the kernel lock of a lock file; it is released if the process dies.
 
-        Raises:
-            LockBusyError: If it cannot be acquired within `timeout_s`.
+        A LockBusyError says that it cannot be acquired within `timeout_s`.
         """
         lock = FileLock(path, timeout=max(0.0, timeout_s))
         try:
@@ -266,10 +260,8 @@ def private_root() -> Path:
     """Return this user's folder under the system's temporary one, the same in all processes.
 
     It may not exist yet. `LocalFilesystem.make_folder(..., is_private=True)` creates it, or
-    refuses it if another user created it first.
-
-    Raises:
-        PermissionError: If all its names are taken by other users.
+    refuses it if another user created it first. A PermissionError says that other users took all
+    its names.
     """
     root = Path(tempfile.gettempdir(), f"streampack-{os.getuid()}")
     names = [root, *(root.with_name(f"{root.name}-{number}") for number in range(1, MAX_ROOTS))]

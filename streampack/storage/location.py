@@ -51,8 +51,7 @@ class StreamLocation:
     def of(cls, stream: Any) -> StreamLocation:
         """Copy the relevant arguments of a `Stream`, ours or MosaicML's, without changing it.
 
-        Raises:
-            ConfigError: If its class overrides a method that is never called here.
+        A ConfigError names the methods that its class overrides, but that are never called here.
         """
         _check_overrides(stream)
         stream = copy.copy(stream)

@@ -72,11 +72,8 @@ class FileLocks:
     def hold(self, basename: str, timeout_s: float) -> Iterator[None]:
         """Hold a file's lock while it is fetched; write a failure note for waiting processes.
 
-        Each earlier holder may take up to `timeout_s`.
-
-        Raises:
-            DataError: If the lock cannot be acquired, or a holder failed in the meantime.
-            OSError: If the folder cannot be written.
+        Each earlier holder may take up to `timeout_s`. A DataError says that the lock cannot be
+        acquired, or that a holder failed in the meantime.
         """
         note = self._folder / f"{note_name(basename)}.failed"
         old_text = self._read(note)

@@ -48,11 +48,6 @@ class CacheEntry:
         """Return the entry of a file that was verified in this state."""
         return cls(**state._asdict(), hash=hash_, boot_id=boot_id, origin=origin)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether the file does not exist yet: its fetch is in progress or was killed."""
-        return self == PENDING
-
     def matches(self, state: FileState) -> bool:
         """Return whether the entry describes this version of the file."""
         return (self.num_bytes, self.mtime_ns) == (state.num_bytes, state.mtime_ns)
@@ -64,6 +59,7 @@ class CacheEntry:
 
 
 PENDING = CacheEntry(num_bytes=-1, mtime_ns=0, hash="", boot_id="")
+"""The entry of a file that does not exist yet: its fetch is in progress or was killed."""
 UNREADABLE = CacheEntry(num_bytes=-2, mtime_ns=0, hash="", boot_id="")
 
 

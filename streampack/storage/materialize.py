@@ -70,9 +70,7 @@ class ShardMaterializer:
     def materialize(self, shard: Shard, folder: Path) -> bool:
         """Make a shard's raw file available in a folder; return False if it was there already.
 
-        Raises:
-            DataError: If it cannot be fetched, or does not match index.json.
-            OSError: If a local stream's shard cannot be unpacked in this folder.
+        An OSError says that a local stream's shard cannot be unpacked in this folder.
         """
         locks, basename = FileLocks(folder, self.disk), shard.raw.basename
         num_bytes = shard.stored.num_bytes
@@ -93,8 +91,7 @@ class ShardMaterializer:
     ) -> bool:
         """Remove a damaged file of ours, and the compressed file that it was made from, if any.
 
-        Returns:
-            Whether a new copy may be available; False if the file is not ours to remove.
+        Return whether a new copy may be available; False if the file is not ours to remove.
         """
         with FileLocks(folder, self.disk).hold(basename, self.lock_s()):
             if self.disk.state(folder / basename) != damaged:

@@ -44,9 +44,8 @@ class StreamMetadata:
     def index_bytes(self) -> bytes:
         """Return the bytes of index.json, fetched on the first call on this node.
 
-        Raises:
-            DataError: If there is none, the remote now holds a different one, or the local folder
-                belongs to another remote or another user.
+        A DataError says that there is none, that the remote now holds a different one, or that the
+        local folder belongs to another remote or another user.
         """
         path = self._location.folder / INDEX_FILE
         with as_data_error(path, is_retried=False):
@@ -136,14 +135,12 @@ class StreamMetadata:
         """Refuse a cache that differs from the remote's index.json, if that is known or checked."""
         folder, current = self._location.remote_folder, None
         if folder is not None:
+            path = folder / INDEX_FILE
             try:
-                state, current = (
-                    self._disk.state(folder / INDEX_FILE),
-                    self._disk.read(folder / INDEX_FILE),
-                )
+                state, current = self._disk.state(path), self._disk.read(path)
             except OSError:
                 return  # fetched files remain usable without the remote
-            self._materializer.verifier.watch_index(folder / INDEX_FILE, state)
+            self._materializer.verifier.watch_index(path, state)
         elif self._location.remote and getattr(self._location.stream, "check_remote", False):
             current = self._fetch_current() if is_cached else None
         if current is not None and current != text:
@@ -180,8 +177,7 @@ class StreamMetadata:
     def length_file_path(self) -> Path | None:
         """Return the path of the length file, fetched if the remote has one; None if there is none.
 
-        Raises:
-            DataError: If the store neither returns it nor reports that it does not exist.
+        A DataError says that the store neither returns it nor reports that it does not exist.
         """
         path = self._location.folder / LENGTH_FILE
         with as_data_error(path, is_retried=False):

@@ -58,11 +58,7 @@ class CacheOwner:
         return owner.remote == self._remote
 
     def refuse_others(self) -> None:
-        """Refuse the folder if it belongs to another remote.
-
-        Raises:
-            DataError: Naming both remotes and the ways out.
-        """
+        """Refuse the folder if it belongs to another remote, with a DataError that names both."""
         owner = self._read()
         if owner is not None and owner.remote != self._remote:
             raise DataError(

@@ -44,11 +44,7 @@ ETAG_HINT = (
 
 
 class Answers:
-    """Checksums from the responses to one client.
-
-    Args:
-        client: MosaicML's downloader; without a boto3 client there are no checksums.
-    """
+    """Checksums from the responses to a downloader of MosaicML; none without a boto3 client."""
 
     def __init__(self, client: Any) -> None:
         self.sums: dict[str, str] = {}
@@ -94,13 +90,9 @@ class Answers:
 
 
 def checksum_problem(path: Path, checksums: Mapping[str, str]) -> str | None:
-    """Compare a file with the cheapest checksum that the store reported, in hex by algorithm.
+    """Describe how a file differs from the cheapest checksum of the store, in hex by algorithm.
 
-    Returns:
-        The difference; None if the file matches, or none of the checksums can be computed.
-
-    Raises:
-        OSError: If the file cannot be read.
+    None: the file matches, or none of the checksums can be computed.
     """
     for algorithm in SUM_BYTES:
         factory = _factories().get(algorithm)
@@ -199,15 +191,13 @@ CRC64_NVME = 0x9A6C9329AC4BC9B5  # its polynomial, lowest bit first
 @cache
 def _crc64_tables() -> npt.NDArray[np.uint64]:
     """Return the contribution of each byte value at each of 8 positions; shape (8, 256)."""
-    rows = [[0] * 256]
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (CRC64_NVME if value & 1 else 0)
-        rows[0][byte] = value
+    values: npt.NDArray[Any] = np.arange(256, dtype=np.uint64)
+    for _ in range(8):
+        values = values >> 1 ^ (values & 1) * np.uint64(CRC64_NVME)
+    rows = [values]
     for _ in range(7):
-        rows.append([value >> 8 ^ rows[0][value & 255] for value in rows[-1]])
-    return np.array(rows, np.uint64)
+        rows.append(rows[-1] >> 8 ^ values[rows[-1] & 255])
+    return np.stack(rows)
 
 
 def _extend_crc64(piece: memoryview, value: int) -> int:

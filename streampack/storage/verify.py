@@ -21,25 +21,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from streampack.errors import DataError, raise_if_limited
+from streampack.errors import DataError, naming_limits
 from streampack.mds.index import Part, Shard
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.manifest import CacheEntry, Manifest
+from streampack.storage.manifest import PENDING, CacheEntry, Manifest
 
 
 @contextmanager
 def attach_uri(uri: str | Path, shard: str | None = None) -> Iterator[None]:
     """Attach a file's uri, and its path under the stream's folder, to a DataError without them."""
     try:
-        yield
+        with naming_limits():
+            yield
     except DataError as error:
         if error.uri is None:
             error.uri, error.shard = str(uri), error.shard or shard
-        raise
-    except (OSError, RuntimeError) as error:
-        raise_if_limited(error)
         raise
 
 
@@ -50,12 +48,9 @@ def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) ->
     If the caller retries because the file may have been evicted, FileNotFoundError passes.
     """
     try:
-        yield
-    except RuntimeError as error:
-        raise_if_limited(error)
-        raise
+        with naming_limits():
+            yield
     except OSError as error:
-        raise_if_limited(error)
         if is_retried and isinstance(error, FileNotFoundError):
             raise
         if num_bytes:
@@ -100,10 +95,8 @@ class FileVerifier:
     def verify(self, folder: Path, part: Part) -> FileState | None:
         """Return the state of a file that matches index.json; None if it is missing or damaged.
 
-        A hash of our own file is recorded on disk, and that of any other in this process only.
-
-        Raises:
-            DataError: If it may belong to a newer version than the opened stream.
+        A hash of our own file is recorded on disk, and that of any other in this process only. A
+        DataError says that the file may belong to a newer version than the opened stream.
         """
         path = folder / part.basename
         try:
@@ -122,7 +115,7 @@ class FileVerifier:
                 return None
             if entry is not None and entry.origin:
                 self.raise_if_rewritten()  # another process may have fetched the new version
-            if entry is not None and not entry.is_pending and not is_known:
+            if entry not in (None, PENDING) and not is_known:
                 verified = CacheEntry.of(
                     state, hash_=expected, boot_id=boot_id, origin=entry.origin
                 )
