@@ -70,6 +70,11 @@ class Column:
     has_shape: bool
     """Whether a value starts with its shape (not for `bytes` and fixed shapes)."""
 
+    @property
+    def is_untyped(self) -> bool:
+        """Whether its encoding is `bytes`, which states no type, so that an option must."""
+        return self.num_values is None and not self.has_shape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Places:
@@ -106,17 +111,10 @@ class Places:
 def find_column(
     layout: Layout, wanted: Sequence[str], dtype: str | None, where: str, option: str
 ) -> Column:
-    """Find a column of integers.
+    """Find the first of the `wanted` columns that exists; refuse it unless it holds integers.
 
-    Args:
-        layout: The shard's columns.
-        wanted: Names in order of preference; the first existing one is taken.
-        dtype: Type of the values if the column's encoding is `bytes`.
-        where: The stream, for messages.
-        option: The argument of `Stream` that names the column.
-
-    Raises:
-        DataError: If none of the names exists, or the column does not hold integers.
+    `dtype` is the type of its values if its encoding is `bytes`. For messages, `where` names the
+    stream, and `option` the argument of `Stream` that names the column.
     """
     name = next((name for name in wanted if name in layout.names), None)
     way_out = _way_to_integers(layout, option)
@@ -196,12 +194,9 @@ def _check_dtype(dtype: str | None, name: str, encoding: str, where: str) -> Non
 
 
 def check_columns(data: ByteArray, shard: Shard, where: str) -> None:
-    """Compare the columns that a shard states in its config with those in index.json.
+    """Refuse a shard whose config states other columns than index.json, or cannot be read.
 
     Costs about 20 µs, to parse one small JSON text.
-
-    Raises:
-        DataError: If they differ, or the config cannot be read.
     """
     fields = ("names", "encodings", "sizes")
     begin = 8 + 4 * shard.num_samples
@@ -234,8 +229,7 @@ def sample_places(
 ) -> Places:
     """Find the values of one column, from `find_column`, in the bytes of a raw shard.
 
-    Raises:
-        DataError: If header, sizes and values are inconsistent.
+    Header, sizes and values that do not fit each other are a DataError.
     """
     offsets = _sample_offsets(data, num_samples, where)
     begins, sizes = _value_spans(data, offsets, layout, column, where)
@@ -253,8 +247,7 @@ def sample_places(
         num_values = sizes // itemsize
     misfits = num_values * itemsize != sizes
     hint = ""
-    # A `bytes` column states no type, so the requested dtype may be wrong.
-    if misfits.any() and column.num_values is None and not column.has_shape:
+    if misfits.any() and column.is_untyped:  # so the requested dtype may be wrong
         likely = dtype_of_sizes(data, begins, sizes)
         to_likely = f", to {likely!r} by the sizes of all samples" if likely is not None else ""
         hint = f" (if that is not how it was written, set its dtype{to_likely})"

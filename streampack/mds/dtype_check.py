@@ -78,17 +78,10 @@ class _Words:
 def check_tokens_dtype(
     data: ByteArray, begins: Int64Array, num_bytes: Int64Array, dtype: str, where: str
 ) -> None:
-    """Refuse a type of token ids that the values contradict.
+    """Refuse a type of token ids that the values contradict, with the evidence and a likely type.
 
-    Args:
-        data: A shard's bytes, shape (num_bytes_of_shard,).
-        begins: Byte offset of each sample's values, shape (num_samples,).
-        num_bytes: Bytes of each sample's values, shape (num_samples,).
-        dtype: The requested type.
-        where: The stream and the column, for messages.
-
-    Raises:
-        DataError: Naming the evidence and the likely type.
+    In the shard's bytes, shape (num_bytes_of_shard,), the values of each sample start at `begins`
+    and take `num_bytes`; shapes (num_samples,). `where` names the stream and the column.
     """
     words = _Words.of(data, begins, num_bytes)
     evidence = _evidence(words, dtype)
@@ -123,11 +116,7 @@ def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -
 def check_labels_dtype(
     data: ByteArray, begins: Int64Array, num_bytes: Int64Array, dtype: str, where: str
 ) -> None:
-    """Refuse an unsigned type for labels that contain -100; arguments as `check_tokens_dtype`.
-
-    Raises:
-        DataError: Naming the evidence and the likely type.
-    """
+    """Refuse an unsigned type for labels that contain -100; arguments as `check_tokens_dtype`."""
     width = np.dtype(dtype).itemsize
     values = _Words.of(data, begins, num_bytes).read(width)
     wrapped = 2 ** (8 * width) + IGNORED

@@ -31,17 +31,6 @@ from streampack.mds.index import MAX_SHARD_BYTES
 
 Encode = Callable[[Any], bytes]
 
-SCALARS: tuple[str, ...] = (
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-)
-SCALARS += ("float16", "float32", "float64")
 CODES = {name: bytes([code]) for code, name in DYNAMIC_DTYPES.items()}
 # A shape begins with its number of axes and the code of its integer type, in one byte.
 SHAPE_TYPES = ((1 << 8, "B", 0), (1 << 16, "H", 1), (1 << 32, "I", 2), (1 << 64, "Q", 3))
@@ -49,11 +38,7 @@ SHAPE_TYPES = ((1 << 8, "B", 0), (1 << 16, "H", 1), (1 << 32, "I", 2), (1 << 64,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """Columns and options of shards.
-
-    Raises:
-        ConfigError: If an encoding, compression, hash or size is unknown, or the size leaves no
-            room for a sample.
+    """Columns and options of shards; a ConfigError refuses unknown and impossible ones.
 
     >>> ShardLayout(columns={"tokens": "ndarray:uint16"}, size_limit="1mb").max_bytes
     1048576
@@ -158,10 +143,8 @@ class ShardEncoder:
     def add(self, sample: Mapping[str, Any]) -> EncodedShard | None:
         """Add a sample; return the shard that it did not fit into any more, if any.
 
-        Raises:
-            TypeError: If a value is of another type than its column.
-            ValueError: If a value does not fit its column, or the sample does not fit a shard.
-            KeyError: If a column is missing.
+        A TypeError or a ValueError says that a value does not fit its column, or the sample a
+        shard; a KeyError, that a column is missing.
         """
         sizes = []
         values = [b""]
@@ -224,11 +207,7 @@ def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def check_compression(compression: str | None) -> None:
-    """Refuse a compression that MosaicML Streaming does not know.
-
-    Raises:
-        ConfigError: If it is unknown.
-    """
+    """Refuse a compression that MosaicML Streaming does not know, with a ConfigError."""
     if compression and compression not in COMPRESSIONS:
         raise ConfigError(
             f"compression={compression!r} is not one of {'|'.join(FAMILIES)}, alone or with a "
@@ -240,10 +219,8 @@ def check_compression(compression: str | None) -> None:
 def encoder_of(encoding: str) -> tuple[Encode, int | None]:
     """Return a column's function from value to bytes, and the size of a value if it is fixed.
 
-    The function raises TypeError or ValueError for a value that does not fit.
-
-    Raises:
-        ConfigError: If the encoding is unknown.
+    The function raises TypeError or ValueError for a value that does not fit. An unknown encoding
+    is a ConfigError.
 
     >>> encode, size = encoder_of("int")
     >>> encode(3), size
@@ -252,12 +229,12 @@ def encoder_of(encoding: str) -> tuple[Encode, int | None]:
     kind, _, rest = encoding.partition(":")
     if encoding in SIMPLE:
         return SIMPLE[encoding]
-    if encoding in SCALARS:
+    if encoding in CODES:
         dtype = np.dtype(encoding)
         return lambda value: _scalar(value, dtype), dtype.itemsize
     dtype_name, _, shape = rest.partition(":")
     if kind != "ndarray" or (dtype_name and dtype_name not in CODES):
-        known = (*SIMPLE, *SCALARS, "ndarray", *(f"ndarray:{name}" for name in CODES))
+        known = (*SIMPLE, *CODES, "ndarray", *(f"ndarray:{name}" for name in CODES))
         raise ConfigError(
             f"encoding {encoding!r} is not one of {'|'.join(known)}{suggest(encoding, known)}"
         )

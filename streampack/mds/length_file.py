@@ -98,8 +98,7 @@ class LengthFile:
     def shard_lengths(self, first: int, last: int, shard: int) -> Int64Array:
         """Return the tokens of samples `first` to `last` - 1 of a shard, shape (last - first,).
 
-        Raises:
-            DataError: If they do not add up to the shard's total in the file's header.
+        A DataError says that they do not add up to the shard's total in the file's header.
         """
         first, last = first + self.first_sample, last + self.first_sample
         shard += self.first_shard
@@ -117,8 +116,7 @@ class LengthFile:
     def shard_tokens(self) -> Int64Array:
         """Return the number of tokens of each shard, shape (num_shards,).
 
-        Raises:
-            DataError: If they do not add up to the stream's total in the file's header.
+        A DataError says that they do not add up to the stream's total in the file's header.
         """
         tokens = self._entries()[:, 1].astype(np.int64)
         if int(tokens.sum()) != self.num_tokens or tokens.min() < 0:
@@ -179,70 +177,42 @@ def write_length_file(
     edges: UInt32Array,
     hashes: Sequence[int] = (),
 ) -> None:
-    """Write a length file atomically, next to an index.json of these bytes (`text`).
-
-    Args:
-        path: Destination.
-        text: The bytes of the index.json.
-        index: The parsed index.json.
-        column: The column whose values were counted.
-        lengths: Tokens per sample, shape (num_samples,).
-        edges: First and last token per sample, shape (num_samples, 2).
-        hashes: The xxh64 of each decompressed shard; empty: none are stored.
-
-    Raises:
-        DataError: If there are too few or too many lengths, edges or hashes.
-    """
-    _check_counts(str(path), index, lengths, edges, hashes)
+    """Write a length file atomically; arguments as `length_file_pieces`."""
+    pieces = length_file_pieces(text, index, column, lengths, edges, hashes)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as out:
-            out.writelines(_pieces(text, index, column, lengths, edges, hashes))
+            out.writelines(pieces)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def encode_length_file(
-    text: bytes, index: MdsIndex, column: str, lengths: UInt32Array, edges: UInt32Array
-) -> bytes:
-    """Return the bytes of a length file without hashes; see `write_length_file` for arguments.
-
-    Raises:
-        DataError: If there are too few or too many lengths or edges.
-    """
-    _check_counts(LENGTH_FILE, index, lengths, edges, ())
-    return b"".join(_pieces(text, index, column, lengths, edges, ()))
-
-
-def _check_counts(
-    where: str,
-    index: MdsIndex,
-    lengths: UInt32Array,
-    edges: UInt32Array,
-    hashes: Sequence[int],
-) -> None:
-    if not len(lengths) == len(edges) == index.num_samples:
-        raise DataError(
-            f"{where}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
-            "samples; count the samples of this index.json"
-        )
-    if len(hashes) not in (0, len(index.shards)):
-        raise DataError(
-            f"{where}: {len(hashes)} hashes for {len(index.shards)} shards; hash all of them or "
-            "none"
-        )
-
-
-def _pieces(
+def length_file_pieces(
     text: bytes,
     index: MdsIndex,
     column: str,
     lengths: UInt32Array,
     edges: UInt32Array,
-    hashes: Sequence[int],
+    hashes: Sequence[int] = (),
 ) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a length file in order."""
+    """Yield the parts of a length file in order.
+
+    It is to lie next to an index.json of the bytes `text`, parsed as `index`. `lengths` holds the
+    tokens per sample in `column`, shape (num_samples,), and `edges` their first and last token,
+    shape (num_samples, 2). `hashes` holds the xxh64 of each decompressed shard; empty: none are
+    stored. Other numbers of lengths, edges or hashes are a DataError.
+    """
+    if not len(lengths) == len(edges) == index.num_samples:
+        raise DataError(
+            f"{index.uri}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
+            "samples; count the samples of this index.json"
+        )
+    if len(hashes) not in (0, len(index.shards)):
+        raise DataError(
+            f"{index.uri}: {len(hashes)} hashes for {len(index.shards)} shards; hash all of them "
+            "or none"
+        )
     sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)])
     shards = np.zeros((len(index.shards), 2), np.uint64)
     shards[:, 0] = index.first_sample[:-1]
@@ -272,11 +242,7 @@ def _padded(num_bytes: int) -> int:
 
 
 def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
-    """Open a length file and check that it belongs to the index.json of these bytes (`text`).
-
-    Raises:
-        DataError: If it is not a length file, was truncated, or describes another index.json.
-    """
+    """Open a length file; refuse one that is truncated or not of an index.json of bytes `text`."""
     way_out = _way_out(path)
     with path.open("rb") as file:
         head = file.read(HEAD.size)

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.mds.columns import find_column
+from streampack.mds.columns import Column, find_column
 from streampack.mds.index import Layout, MdsIndex
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 
@@ -41,22 +41,16 @@ class ColumnSelection:
         """Names of the token column, in order of preference."""
         return (self.tokens, *OTHER_NAMES.get(self.tokens, ()))
 
-    def names_of(self, option: str) -> tuple[str, ...]:
-        """Return the names of the column of "tokens", "labels" or "loss_mask"; () if not read."""
-        if option == "tokens":
-            return self.token_names
-        name = getattr(self, option)
-        return () if name is None else (name,)
-
-    def dtype_of(self, option: str) -> str | None:
-        """Return the type of "tokens", "labels" or "loss_mask" if stored as `bytes`."""
-        dtype: str | None = getattr(self, f"{option}_dtype")
-        return dtype or self.tokens_dtype
-
-    def is_untyped(self, option: str, layout: Layout) -> bool:
-        """Return whether a column states no type, so that an option must state it."""
-        name = next((name for name in self.names_of(option) if name in layout.names), None)
-        return name is not None and layout.encodings[layout.names.index(name)] == "bytes"
+    def find(self, layout: Layout, where: str) -> dict[str, Column]:
+        """Return the columns of "tokens", and of "labels" and "loss_mask" if they are read."""
+        columns = {}
+        for option in ("tokens", "labels", "loss_mask"):
+            name = getattr(self, option)
+            if name is not None:
+                names = self.token_names if option == "tokens" else (name,)
+                dtype = getattr(self, f"{option}_dtype") or self.tokens_dtype
+                columns[option] = find_column(layout, names, dtype, where, option)
+        return columns
 
 
 def check_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> str:
@@ -66,13 +60,8 @@ def check_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> str:
         first.setdefault(shard.layout, number)
     token_columns = set()
     for layout, number in first.items():
-        where = f"stream {name!r} ({index.uri}: shards.{number})"
-        for option in ("tokens", "labels", "loss_mask"):
-            if names := columns.names_of(option):
-                dtype = columns.dtype_of(option)
-                column = find_column(layout, names, dtype, where, option)
-                if option == "tokens":
-                    token_columns.add(column.name)
+        found = columns.find(layout, f"stream {name!r} ({index.uri}: shards.{number})")
+        token_columns.add(found["tokens"].name)
     if len(token_columns) > 1:
         raise DataError(
             f"stream {name!r}: its shards hold tokens in columns "

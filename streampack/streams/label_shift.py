@@ -36,11 +36,10 @@ NUM_LOOKED_AT = 64  # samples to inspect for the storage of labels
 
 
 def labels_are_shifted(samples: Iterable[tuple[IntArray, IntArray]]) -> bool | None:
-    """Detect from (tokens, labels) of some samples how a labels column is stored.
+    """Detect from (tokens, labels) of some samples whether a labels column is stored shifted.
 
-    Returns:
-        True if every label is -100 or the token after its own. False if every label is -100 or its
-        own token. None if both hold, or neither.
+    True: every label is -100 or the token after its own. False: every label is -100 or its own
+    token. None: both hold, or neither.
 
     >>> labels_are_shifted([(np.array([5, 6, 7]), np.array([-100, 7, -100]))])
     True
@@ -66,11 +65,7 @@ def unclear_shift(name: str, num_samples: int) -> DataError:
 
 
 def detect_shift(stream: MdsStream) -> bool:
-    """Detect from a stream's first samples how its labels are stored.
-
-    Raises:
-        DataError: If they fit both ways, or neither.
-    """
+    """Detect from a stream's first samples whether its labels are shifted, or raise a DataError."""
     looked_at: list[tuple[IntArray, IntArray]] = []
     # A shard may be slow to fetch: read the next one only if those so far are inconclusive.
     for shard in np.flatnonzero(np.diff(stream.first_sample)).tolist():

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, Places, check_columns, find_column, sample_places
+from streampack.mds.columns import Column, check_columns, sample_places
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.length_file import LENGTH_FILE, LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
@@ -119,18 +119,16 @@ class MdsStream:
     def token_dtypes(self) -> set[str | None]:
         """Types of the token ids according to index.json; None: each value states its own."""
         layouts = {shard.layout for shard in self.index.shards}
-        return {self._token_column(layout).dtype for layout in layouts}
+        return {self._columns_of(layout)["tokens"].dtype for layout in layouts}
 
-    def _token_column(self, layout: Layout) -> Column:
-        names, dtype = self.columns.token_names, self.columns.tokens_dtype
-        return find_column(layout, names, dtype, self.name, "tokens")
+    def _columns_of(self, layout: Layout) -> dict[str, Column]:
+        return self.columns.find(layout, f"stream {self.name!r}")
 
     def total_tokens(self) -> tuple[int, str]:
         """Return the stream's number of tokens, and its source.
 
-        Returns:
-            The number, and its source: "lengths" (exact, from the length file) or "bytes" (an
-            estimate from the shards' sizes, as if other columns of variable size were empty).
+        It is "lengths" (exact, from the length file) or "bytes" (an estimate from the shards'
+        sizes, as if other columns of variable size were empty).
         """
         if self.length_file is not None:
             return self.length_file.num_tokens, "lengths"
@@ -145,7 +143,7 @@ class MdsStream:
 
     def _estimate_tokens(self, shard: int) -> int:
         info = self.index.shards[shard]
-        column = self._token_column(info.layout)
+        column = self._columns_of(info.layout)["tokens"]
         if column.num_values is not None:
             return column.num_values * info.num_samples
         # Sizes of columns, the token column's own header, and the config that MDS repeats.
@@ -156,11 +154,7 @@ class MdsStream:
         return max(value_bytes, 0) // itemsize
 
     def shard_lengths(self, shard: int) -> Int64Array:
-        """Return the number of tokens of each sample of a shard, shape (num_samples_of_shard,).
-
-        Raises:
-            DataError: If the shard is damaged, or holds a sample without tokens.
-        """
+        """Return the number of tokens of each sample of a shard, shape (num_samples_of_shard,)."""
         if self.length_file is None:
             return self.open_shard(shard).tokens.counts
         lengths = self._read_lengths(
@@ -177,11 +171,7 @@ class MdsStream:
         return lengths
 
     def shard_edges(self, shard: int) -> Int64Array:
-        """Return the first and last token of each sample of a shard, shape (n, 2).
-
-        Raises:
-            DataError: If the shard is damaged, or holds a sample without tokens.
-        """
+        """Return the first and last token of each sample of a shard, shape (n, 2)."""
         if self.length_file is not None:
             return self._read_lengths(self.length_file.shard_edges, *self._samples_of(shard))
         opened = self.open_shard(shard)
@@ -192,9 +182,8 @@ class MdsStream:
     def open_shard(self, shard: int) -> OpenShard:
         """Map a shard and locate its values; fetch and decompress it first if necessary.
 
-        Raises:
-            DataError: If the shard cannot be fetched or is damaged, a sample has no tokens, or its
-                labels or loss mask differ in length from its tokens.
+        A DataError says that it cannot be fetched or is damaged, that a sample has no tokens, or
+        that its labels or loss mask differ in length from its tokens.
         """
         info, pool = self.index.shards[shard], shard_pool()
         uri = self.cache.uri(info.raw.basename)
@@ -214,18 +203,10 @@ class MdsStream:
         return self.cache.is_here(self.index.shards[shard])
 
     def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
-        """Fetch, verify and decompress a shard if necessary, without mapping it.
+        """Fetch, verify and decompress a shard if necessary; return the bytes of the fetched file.
 
-        Args:
-            shard: The shard's number.
-            is_waiting: Whether to wait for another process that is fetching it.
-
-        Returns:
-            Bytes of the file that this call fetched or decompressed; 0 if the shard was already
-            here; None if another thread or process is fetching it and `is_waiting` is False.
-
-        Raises:
-            DataError: If it cannot be fetched, or does not match index.json.
+        They are 0 if the shard was already here. None: another thread or process is fetching it,
+        and `is_waiting` is False.
         """
         info = self.index.shards[shard]
         if not is_waiting and not self.cache.is_free(info):
@@ -289,15 +270,11 @@ class MdsStream:
     def _parse(self, shard: int, mapped: MappedShard, uri: str) -> OpenShard:
         info, data = self.index.shards[shard], mapped.data
         where = f"stream {self.name!r}, shard {shard} ({uri})"
-        options = ["tokens"]
-        options += ["labels"] if self.columns.labels else []
-        options += ["loss_mask"] if self.columns.loss_mask else []
-        wanted = [(self.columns.names_of(o), self.columns.dtype_of(o), o) for o in options]
         check_columns(data, info, where)
-        places: dict[str, Places] = {}
-        for names, dtype, option in wanted:
-            column = find_column(info.layout, names, dtype, f"stream {self.name!r}", option)
-            places[option] = sample_places(data, info.num_samples, info.layout, column, where)
+        places = {
+            option: sample_places(data, info.num_samples, info.layout, column, where)
+            for option, column in self._columns_of(info.layout).items()
+        }
         return OpenShard(
             key=(mapped.file, self.digest),
             uri=uri,
@@ -311,8 +288,7 @@ class MdsStream:
     def _check(self, opened: OpenShard, shard: int, file: CachedFile) -> None:
         checker = ShardChecker(
             stream_name=self.name,
-            columns=self.columns,
-            layout=self.index.shards[shard].layout,
+            columns=self._columns_of(self.index.shards[shard].layout),
             first_sample=int(self.first_sample[shard]),
         )
         if self.checks_dtypes and not self._has_checked_dtypes():

@@ -33,10 +33,7 @@ def resolve_streams(
 
     `place` holds remote, local and split of a single stream. `stream_name` is its class in
     MosaicML's `streams_registry` (None: `streampack.Stream`), and `stream_config` holds more
-    arguments of that class.
-
-    Raises:
-        ConfigError: If the arguments contradict each other, or no such class is registered.
+    arguments of that class. A ConfigError refuses arguments that contradict each other.
     """
     single = {**place, "stream_name": stream_name, "stream_config": stream_config}
     if streams is not None:
@@ -59,8 +56,7 @@ def resolve_streams(
 def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any]) -> Any:
     """Return a stream of a class in `streams_registry`; `place` adds remote, local and split.
 
-    Raises:
-        ConfigError: If the name is unknown, or the class does not accept the arguments.
+    A ConfigError says that the name is unknown, or that the class does not accept the arguments.
     """
     known = mosaic.streams_registry.get_all()
     if name not in known:
@@ -85,9 +81,6 @@ def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any
 
 def check_streams(streams: object, stream_type: type) -> None:
     """Refuse `streams` unless it is a list or tuple of at least one `stream_type`.
-
-    Raises:
-        ConfigError: Naming the offending stream, its type, and the dataset that accepts it.
 
     >>> check_streams((1, 2), int)
     """

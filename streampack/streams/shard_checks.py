@@ -5,16 +5,15 @@ Cost: one comparison of the counts per column, and for untyped columns one look 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Places
+from streampack.mds.columns import Column, Places
 from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype
-from streampack.mds.index import Layout
-from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import Int64Array
 
@@ -24,18 +23,18 @@ class ShardChecker:
     """Compares one shard's columns with each other and with what its stream states."""
 
     stream_name: str
-    columns: ColumnSelection
-    layout: Layout
+    columns: Mapping[str, Column]
+    """The columns that are read, by option."""
     first_sample: int
     """Number of the shard's first sample, for messages."""
 
     def check_dtypes(self, shard: OpenShard) -> None:
         """Check that untyped columns hold the types that the options state."""
-        if self.columns.is_untyped("tokens", self.layout):
+        if self.columns["tokens"].is_untyped:
             where = f"stream {self.stream_name!r}, column of the tokens"
             check_tokens_dtype(shard.data, *_spans(shard.tokens), shard.tokens.dtype, where)
-        if shard.labels is not None and self.columns.is_untyped("labels", self.layout):
-            where = f"stream {self.stream_name!r}, column {self.columns.labels!r}"
+        if shard.labels is not None and self.columns["labels"].is_untyped:
+            where = f"stream {self.stream_name!r}, column {self.columns['labels'].name!r}"
             check_labels_dtype(shard.data, *_spans(shard.labels), shard.labels.dtype, where)
 
     def check_counts(self, shard: OpenShard) -> None:
@@ -71,7 +70,7 @@ class ShardChecker:
         _, num_bytes = _spans(places)
         for dtype in ("int32", "int64", "uint16", "uint8"):
             is_fit = np.array_equal(counts * np.dtype(dtype).itemsize, num_bytes)
-            if is_fit and self.columns.is_untyped(option, self.layout):
+            if is_fit and self.columns[option].is_untyped:
                 # -100 does not fit in an unsigned type.
                 likely = "int16" if (option, dtype) == ("labels", "uint16") else dtype
                 return f"; as {likely} the numbers agree: if so, set {option}_dtype={likely!r}"

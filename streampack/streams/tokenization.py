@@ -49,9 +49,6 @@ def check_tokenizer(tokenizer: Any) -> None:
 def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[Int64Array]:
     """Return the token ids of each text, shape (num_tokens,).
 
-    Raises:
-        DataError: If the tokenizer does not return one list of ids for each text.
-
     >>> class Letters:
     ...     def encode(self, texts):
     ...         return [[ord(letter) - 96 for letter in text] for text in texts]

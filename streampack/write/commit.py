@@ -26,7 +26,7 @@ from streampack.mds.codecs import HASHES
 from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.index import Part as Stored
-from streampack.mds.length_file import LENGTH_FILE, encode_length_file
+from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
 from streampack.write.output import Output, open_output
 from streampack.write.part import PartResult, UInt32Array, parse_samples, read_result, shown_row
@@ -69,7 +69,7 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
     index = parse_index(text, output.url)
     read = _in_threads(lambda part: _samples(output, part, results[part.id]), job.parts)
     lengths, edges = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
-    data = encode_length_file(text, index, job.settings.column, lengths, edges)
+    data = b"".join(length_file_pieces(text, index, job.settings.column, lengths, edges))
     # A commit that finds its own result writes nothing: readers would see a new version.
     if output.read(INDEX_FILE) != text or output.read(LENGTH_FILE) != data:
         output.put(LENGTH_FILE, data)
