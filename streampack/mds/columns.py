@@ -60,7 +60,6 @@ class Column:
     """One integer column of a shard's layout."""
 
     name: str
-    """Name of the column."""
     place: int
     """Its position in the layout."""
     dtype: str | None

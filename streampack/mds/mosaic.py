@@ -34,9 +34,6 @@ __all__ = [
     "MDSWriter",
     "Stream",
     "decompress",
-    "get_compressions",
-    "get_hash",
-    "get_hashes",
     "get_index_basename",
     "streams_registry",
 ]
@@ -109,9 +106,8 @@ _torchvision_library = _declare_torchvision_operators()
 for _name in ("streaming", "streaming.base"):
     _put_off(_name)
 
-from streaming.base.compression import decompress, get_compressions  # noqa: E402
+from streaming.base.compression import decompress  # noqa: E402
 from streaming.base.format import MDSWriter, get_index_basename  # noqa: E402
-from streaming.base.hashing import get_hash, get_hashes  # noqa: E402
 from streaming.base.storage import CloudDownloader, CloudUploader  # noqa: E402
 from streaming.base.storage.download import DOWNLOADER_MAPPINGS  # noqa: E402
 from streaming.base.stream import Stream, streams_registry  # noqa: E402

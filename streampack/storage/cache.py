@@ -60,7 +60,6 @@ class CachedFile(NamedTuple):
     """
 
     path: str
-    """Path of the file."""
     state: FileState
     """Identifies the version."""
 
@@ -91,7 +90,6 @@ class ShardCache:
         store: Downloader | None = None,
     ) -> None:
         self.location = location
-        """Location of the stream's files."""
         self.folder = location.folder
         """The local folder, including the split."""
         self.is_remote = location.remote is not None

@@ -42,9 +42,7 @@ class Downloader:
     """The download functions; tests substitute their own."""
 
     fetch: Callable[..., Any] = fetch
-    """As `storage.download.fetch`."""
     fetch_if_there: Callable[..., bool] = fetch_if_there
-    """As `storage.download.fetch_if_there`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -14,21 +14,24 @@ whenever the stream is opened. An object store is checked again only with `check
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, index_digest
 from streampack.storage.download_errors import DamagedError
-from streampack.storage.filesystem import FileState
 from streampack.storage.locks import FileLocks
 from streampack.storage.manifest import Manifest
 from streampack.storage.materialize import ShardMaterializer
-from streampack.storage.verify import as_data_error
+from streampack.storage.verify import as_data_error, attach_uri
 
 NAMED_SPLITS = 8  # in a message
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class StreamMetadata:
@@ -205,10 +208,24 @@ class StreamMetadata:
                 materializer.publish(temporary, location.folder, LENGTH_FILE, "", origin)
         return is_there
 
-    def remove_damaged_lengths(self, damaged: FileState | None) -> bool:
-        """Remove a damaged length file that we fetched; return whether there may be a new copy."""
-        if damaged is None or self._location.remote is None:
-            return False
+    def read_lengths(self, read: Callable[[], _T]) -> _T | None:
+        """Return what `read` returns of the length file; None if it was deleted everywhere.
+
+        If our copy was deleted, or is damaged, it is fetched again first.
+        """
         folder = self._location.folder
-        with as_data_error(folder / LENGTH_FILE):
-            return self._materializer.remove_damaged(folder, damaged, LENGTH_FILE)
+        path = folder / LENGTH_FILE
+        with attach_uri(path):
+            with as_data_error(path):
+                state = self._disk.state(path)
+            try:
+                return read()
+            except FileNotFoundError:
+                pass
+            except DataError:
+                if state is None or self._location.remote is None:
+                    raise
+                with as_data_error(path):
+                    if not self._materializer.remove_damaged(folder, state, LENGTH_FILE):
+                        raise
+            return None if self.length_file_path() is None else read()

@@ -18,6 +18,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +73,7 @@ class MdsStream:
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
     num_samples: int = field(init=False)
-    """Number of samples in the stream."""
     num_shards: int = field(init=False)
-    """Number of shards in the stream."""
     first_sample: Int64Array = field(init=False)
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
     raw_bytes: Int64Array = field(init=False)
@@ -222,25 +221,14 @@ class MdsStream:
         self.cache.mark_finished(self.index.shards[shard] for shard in shards.tolist())
 
     def _read_lengths(self, read: Callable[..., Int64Array], *place: int) -> Int64Array:
-        """Read from the length file; fetch it again if it was deleted or is damaged."""
-        path, state = self.cache.folder / LENGTH_FILE, None
-        try:
-            state = self.cache.file_state(path)
-            return read(*place)
-        except (DataError, OSError, RuntimeError) as failure:
-            with attach_uri(path):
-                metadata = self.cache.metadata
-                is_gone = isinstance(failure, FileNotFoundError)
-                is_damaged = isinstance(failure, DataError)
-                if not is_gone and not (is_damaged and metadata.remove_damaged_lengths(state)):
-                    raise
-                if metadata.length_file_path() is not None:
-                    return read(*place)
-        raise DataError(
-            f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
-            "remote has none; make it again with `streampack index`, and start again",
-            uri=str(path),
-        )
+        lengths = self.cache.metadata.read_lengths(partial(read, *place))
+        if lengths is None:
+            raise DataError(
+                f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
+                "remote has none; make it again with `streampack index`, and start again",
+                uri=str(self.cache.folder / LENGTH_FILE),
+            )
+        return lengths
 
     def _samples_of(self, shard: int) -> tuple[int, int]:
         return int(self.first_sample[shard]), int(self.first_sample[shard + 1])

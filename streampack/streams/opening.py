@@ -10,12 +10,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from streampack.errors import ConfigError, DataError
-from streampack.mds.index import MdsIndex, parse_index
+from streampack.errors import ConfigError
+from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE, LengthFile, index_digest, open_length_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
@@ -53,7 +54,10 @@ def open_stream(
         text = cache.metadata.index_bytes()
         index = parse_index(text, location.index_uri)
         column = check_columns(index, columns, name)
-        length_file = _open_lengths(cache, text, index)
+        path, length_file = cache.metadata.length_file_path(), None
+        if path is not None:
+            read = partial(open_length_file, path, text, index)
+            length_file = cache.metadata.read_lengths(read)
         if length_file is not None:
             if length_file.hashes:
                 index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
@@ -141,21 +145,6 @@ def _refuse_shared_folders(locations: Sequence[StreamLocation]) -> None:
 def _default_name(location: StreamLocation) -> str:
     folder = str(location.folder.absolute()) if location.remote is None else location.remote
     return PurePosixPath(Path(folder).as_posix()).name or folder
-
-
-def _open_lengths(cache: ShardCache, text: bytes, index: MdsIndex) -> LengthFile | None:
-    path = cache.metadata.length_file_path()
-    if path is None:
-        return None
-    with attach_uri(path):
-        state = cache.file_state(path)
-        try:
-            return open_length_file(path, text, index)
-        except DataError:
-            if not cache.metadata.remove_damaged_lengths(state):
-                raise
-            path = cache.metadata.length_file_path()
-            return None if path is None else open_length_file(path, text, index)
 
 
 def _usable(lengths: LengthFile, column: str, name: str) -> LengthFile | None:
