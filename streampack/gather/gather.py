@@ -205,7 +205,7 @@ class Gatherer:
         if problem != kernels.BAD_SAMPLE:
             shard = int(np.searchsorted(stream.first_sample, sample, "right")) - 1
             basename = stream.index.shards[shard].raw.basename
-            uri = stream.cache.uri(basename)
+            uri = stream.cache.location.uri(basename)
         what = {
             kernels.BAD_SAMPLE: f"is planned, but the stream has {stream.num_samples} samples",
             kernels.BAD_BYTES: "begins or ends outside its shard's bytes",

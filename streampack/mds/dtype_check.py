@@ -30,7 +30,6 @@ MAX_BYTES = 256  # of each sample
 WORD = 8  # bytes of the widest type
 LEAST_VALUES = 64  # needed for a pattern to count
 MOST_UPPER = 32  # upper halves below this belong to ids below 2 million
-SIGNED = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 LIKELY = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}  # by the bytes of a value
 
 UIntArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
@@ -122,7 +121,7 @@ def check_labels_dtype(
     wrapped = 2 ** (8 * width) + IGNORED
     num_wrapped = int((values == wrapped).sum())
     if np.dtype(dtype).kind == "u" and num_wrapped >= LEAST_VALUES:
-        likely = SIGNED[width]
+        likely = f"int{8 * width}"
         raise DataError(
             f"{where}: is read as labels_dtype={dtype!r}, but was likely written as {likely}: "
             f"{num_wrapped} of the first {len(values)} values are {wrapped}, which is {IGNORED} "

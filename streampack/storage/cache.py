@@ -118,10 +118,6 @@ class ShardCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_touched_s": {}, "_uses_scratch": False}
 
-    def uri(self, basename: str) -> str:
-        """Return the origin of one of the stream's files, for messages."""
-        return self.location.uri(basename)
-
     def check(self, index: MdsIndex, *, may_be_emptied: bool = False) -> None:
         """Remove leftovers of dead processes, and compare the local files with index.json.
 
@@ -279,14 +275,14 @@ class ShardCache:
         basename = shard.raw.basename
         for _ in range(MAX_REMOVED):
             try:
-                with attach_uri(self.uri(basename), basename):
+                with attach_uri(self.location.uri(basename), basename):
                     return call(shard)
             except FileNotFoundError as error:
                 failure = error
         raise DataError(
             f"{self.folder / basename}: was removed {MAX_REMOVED} times before it could be used "
             f"({failure}); find out what removes files there, or raise Buffers(cache_limit=...)",
-            uri=self.uri(basename),
+            uri=self.location.uri(basename),
             shard=basename,
         ) from failure
 

@@ -144,11 +144,9 @@ def _hex_of(text: str, num_bytes: int | None) -> str:
 
 
 def _is_etag_md5(headers: Mapping[str, str]) -> bool:
-    for name, value in headers.items():
-        is_of_encryption = "encryption" in name or "-sse" in name
-        if is_of_encryption and (name, value) != ("x-amz-server-side-encryption", "AES256"):
-            return False
-    return headers.get("x-amz-storage-class") != "EXPRESS_ONEZONE"
+    encryption = {name: headers[name] for name in headers if "encryption" in name or "-sse" in name}
+    is_plain = encryption in ({}, {"x-amz-server-side-encryption": "AES256"})
+    return is_plain and headers.get("x-amz-storage-class") != "EXPRESS_ONEZONE"
 
 
 class _Crc:

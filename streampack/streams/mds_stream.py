@@ -185,7 +185,7 @@ class MdsStream:
         that its labels or loss mask differ in length from its tokens.
         """
         info, pool = self.index.shards[shard], shard_pool()
-        uri = self.cache.uri(info.raw.basename)
+        uri = self.cache.location.uri(info.raw.basename)
         try:
             # Neither the path nor index.json distinguishes two versions of a file.
             opened = pool.get((self.cache.file(info), self.digest))

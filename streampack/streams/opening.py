@@ -101,10 +101,10 @@ def open_streams(
 ) -> tuple[MdsStream, ...]:
     """Open the streams of a dataset, numbered from 0; raise a DataError as `open_stream`.
 
-    `cache_limit` is in bytes of their fetched and decompressed files on this node. Without a `disk`
-    and a `store`, they use this machine's disk and their own downloaders. With `may_be_emptied`,
-    all shards of a local stream may be missing. A ConfigError says that two streams of different
-    remotes share a local folder, or that other nodes may use a folder with a limit.
+    `cache_limit` limits the bytes of their fetched and decompressed files on this node. Without a
+    `disk` and a `store`, they use this machine's disk and their own downloaders. With
+    `may_be_emptied`, all shards of a local stream may be missing. A ConfigError says that streams
+    of two remotes share a local folder, or that other nodes may use a folder with a limit.
     """
     _refuse_shared_folders([StreamLocation.of(stream) for stream in streams])
     opened = tuple(
