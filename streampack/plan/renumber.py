@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
 from streampack.mix import SchedulePlace
-from streampack.plan.run_queue import rows_as_text, text_as_rows
 from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import CHECKS
+from streampack.plan.state_text import rows_as_text, text_as_rows
 from streampack.types import STREAM, State
 
 
@@ -34,8 +32,8 @@ class Renumbering:
 
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         self._before = list(before)
-        self._num_before = len(before)
-        self._new = [after.index(name) if name in after else -1 for name in before]
+        # A dict, because a list would take negative numbers of a damaged state.
+        self._new = {n: after.index(name) if name in after else -1 for n, name in enumerate(before)}
         self._num_after = len(after)
         self.is_needed = list(before) != list(after)
 
@@ -57,13 +55,13 @@ class Renumbering:
             new["column"] = self._new[snapshot["column"]]
         else:
             chunk, yielded, *values = snapshot["arrivals"]
-            due, cursors = values[: self._num_before], values[self._num_before :]
+            due, cursors = values[: len(self._before)], values[len(self._before) :]
             new["arrivals"] = [chunk, yielded, *self._values(due), *self._values(cursors)]
         new["overlong"] = self._values(snapshot["overlong"])
         new["packer"] = self._packer(snapshot["packer"])
         for name in ("pending", "waiting"):
             rows = text_as_rows(snapshot[name])
-            rows[:, STREAM] = np.array(self._new)[rows[:, STREAM]]
+            rows[:, STREAM] = [self._new[stream] for stream in rows[:, STREAM].tolist()]
             new[name] = rows_as_text(rows)
         return new
 
@@ -81,10 +79,10 @@ class Renumbering:
 
     def _values(self, values: Sequence[Any]) -> list[Any]:
         """Return a value for each stream; 0 for new ones."""
-        if len(values) != self._num_before:
-            raise ValueError(f"{len(values)} values of {self._num_before} streams")
+        if len(values) != len(self._before):
+            raise ValueError(f"{len(values)} values of {len(self._before)} streams")
         new = [0] * self._num_after
-        for number, value in zip(self._new, values, strict=True):
+        for number, value in zip(self._new.values(), values, strict=True):
             if number >= 0:
                 new[number] = value
         return new
@@ -99,9 +97,8 @@ class Renumbering:
         """
         if place.schedule is None or unused.schedule is None:
             return place
-        pairs = zip(self._before, self._new, strict=True)
         old = [number for number, name in enumerate(self._before) if name in ran]
-        new = [number for name, number in pairs if name in ran]
+        new = [self._new[number] for number in old]
         served, limits = unused.served.copy(), unused.limits.copy()
         lags, owed = unused.schedule.lags.copy(), unused.schedule.owed.copy()
         served[:, new], limits[:, new] = place.served[:, old], place.limits[:, old]

@@ -15,21 +15,20 @@ Cost: as `plan/pack_queue.py`; at the start of a chapter, two windows of segment
 
 from __future__ import annotations
 
-import base64
-import zlib
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from streampack.errors import DataError, ResumeError
+from streampack.errors import DataError
 from streampack.pack import make_packer
 from streampack.pack.overflow import fit_segments
 from streampack.plan.pack_queue import PackQueue, Snapshot
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import RunSamples
-from streampack.types import NO_SEGMENTS, NUM_COLUMNS, STREAM, Int64Array, State
+from streampack.plan.state_text import rows_as_text, text_as_rows
+from streampack.types import NO_SEGMENTS, STREAM, Int64Array, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -221,35 +220,3 @@ class RunPackQueue(PackQueue):
         self._pending, self._waiting = (
             text_as_rows(state[name]) for name in ("pending", "waiting")
         )
-
-
-def rows_as_text(rows: Int64Array) -> str:
-    """Return segment rows in a compact form; empty if there are none.
-
-    >>> text_as_rows(rows_as_text(np.arange(12).reshape(2, 6))).tolist()
-    [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    """
-    if not len(rows):
-        return ""
-    # Column by column, each as differences: most bytes are then zeros.
-    steps = np.diff(rows.T, axis=1, prepend=0).astype("<i8")
-    return base64.b64encode(zlib.compress(steps.tobytes())).decode()
-
-
-def text_as_rows(text: str) -> Int64Array:
-    """Return the rows of `rows_as_text`.
-
-    Raises:
-        ResumeError: If the text is not of such rows.
-    """
-    if not text:
-        return NO_SEGMENTS
-    try:
-        steps = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i8")
-        rows = np.cumsum(steps.reshape(NUM_COLUMNS, -1), axis=1).T
-    except (TypeError, ValueError, zlib.error) as error:
-        raise ResumeError(
-            f"one of the state's snapshots is damaged ({error}); take 'snapshots' out of the "
-            "state: they are only a speed-up"
-        ) from error
-    return np.ascontiguousarray(rows, np.int64)

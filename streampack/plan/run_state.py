@@ -35,7 +35,7 @@ from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
 from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
-from streampack.plan.walk_text import place_as_text, text_as_place
+from streampack.plan.state_text import place_as_text, text_as_place
 from streampack.types import State
 
 KIND = "chapters"
@@ -308,6 +308,7 @@ def unpack_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkPlace | 
     if renumbering.is_needed:
         snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
     if place is not None:
+        CHECKS.integer("walk's slot", place.slot, 0, state["position"])
         unused = replace(run.start(0), limits=limits_at(run.recipes, current))
         place = renumbering.place(place, unused, saved_streams(state))
     snapshots = check_run_snapshots(snapshots, run.recipes, current)

@@ -18,8 +18,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from streampack._state import FieldChecks
 from streampack.plan.recipe import Recipe
+from streampack.plan.state_text import text_as_rows
 from streampack.types import LENGTH, NUM_COLUMNS, PASS, SAMPLE, START, STREAM, TOTAL, State
 
 CHECKS = FieldChecks(
@@ -62,9 +65,9 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
         for value in [values[0], *values[2 + num :]]:
             CHECKS.integer("arrivals", value, 0, MAX_INTEGER)
         _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
-        for name in ("pending", "waiting"):
-            if not isinstance(snapshot[name], str):
-                raise CHECKS.error(name, snapshot[name], wanted="packed rows")
+        longest = recipe.shapes.packings[column].max_seq_len
+        _check_packed("pending", snapshot["pending"], recipe, column, longest)
+        _check_packed("waiting", snapshot["waiting"], recipe, column, MAX_INTEGER)
     _check_distinct(checked)
     return checked
 
@@ -174,11 +177,29 @@ def _check_rows(name: str, rows: Any, recipe: Recipe, column: int) -> int:
     return len(rows)
 
 
+def _check_packed(name: str, text: Any, recipe: Recipe, column: int, longest: int) -> None:
+    """Check the text of segments, of which none is longer than `longest`."""
+    if not isinstance(text, str):
+        raise CHECKS.error(name, text, wanted="packed rows")
+    rows = text_as_rows(text)
+    numbers = recipe.streams_in(column)
+    num_samples = np.array([stream.num_samples for stream in recipe.streams])
+    is_right = np.isin(rows[:, STREAM], numbers)
+    samples = num_samples[np.where(is_right, rows[:, STREAM], 0)]
+    starts, totals, lengths = rows[:, START], rows[:, TOTAL], rows[:, LENGTH]
+    is_right &= (rows[:, PASS] >= 0) & (rows[:, PASS] <= MAX_INTEGER)
+    is_right &= (rows[:, SAMPLE] >= 0) & (rows[:, SAMPLE] < samples)
+    is_right &= (starts >= 0) & (starts < totals) & (totals <= MAX_INTEGER)
+    is_right &= (lengths >= 1) & (lengths <= np.minimum(totals - starts, longest))
+    if not is_right.all():
+        wrong = rows[np.argmin(is_right)].tolist()
+        raise CHECKS.error(f"a row of {name}", wrong, wanted="a segment of this run")
+
+
 def _check_row(row: list[Any], recipe: Recipe, column: int) -> None:
     """Check one buffered segment."""
-    last = len(recipe.streams) - 1
-    first_stream, last_stream = (0, last) if recipe.is_mixed else (column, column)
-    stream = CHECKS.integer("a stream", row[STREAM], first_stream, last_stream)
+    numbers = recipe.streams_in(column)
+    stream = CHECKS.integer("a stream", row[STREAM], numbers[0], numbers[-1])
     CHECKS.integer("a pass", row[PASS], 0, MAX_INTEGER)
     CHECKS.integer("a sample", row[SAMPLE], 0, recipe.streams[stream].num_samples - 1)
     total = CHECKS.integer("a total", row[TOTAL], 1, MAX_INTEGER)

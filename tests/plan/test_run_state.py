@@ -1,0 +1,180 @@
+"""States of runs of chapters from damaged files: what compiled code would use is checked before."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.chapters import Chapter
+from streampack.errors import ResumeError
+from streampack.plan import state_text
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_sequence import RunSequence
+from streampack.plan.run_state import pack_run_state, unpack_run_state
+from streampack.plan.slot_kernels import CHOSEN, HOLDS, LEFT, SERVING, TURN
+from streampack.plan.state import Progress
+from streampack.plan.state_text import place_as_text, rows_as_text, text_as_place, text_as_rows
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from tests.helpers.chapters import run_plan, views_of
+
+NAMES = ["web", "code"]
+RUN = [Chapter(weights={"web": 2, "code": 1}, steps=8), Chapter(weights={"web": 1}, steps=2)]
+ROW = [0, 0, 5, 0, 20, 30]  # stream, pass, sample, start, length, total
+
+
+def make(method: str = "random", more: str | None = None) -> RunPlan:
+    """A run; with `more`, another stream is listed first."""
+    names = NAMES if more is None else [more, *NAMES]
+    lengths = {name: np.random.default_rng(len(name)).integers(1, 90, 300) for name in names}
+    return run_plan(lengths, RUN, method=method, num_lanes=2, lane_run=2, global_batch_size=8)
+
+
+def state_of(plan: RunPlan) -> dict[str, Any]:
+    """The state after 20 packs."""
+    [views] = views_of([2] * len(RUN), 1)
+    sequence = RunSequence(plan, views)
+    while sequence.position < 20:
+        sequence.next()
+    progress = Progress(epoch=0, position=20, snapshots=sequence.snapshots())
+    place = sequence.place(0, 20) or plan.start(0)
+    return json.loads(json.dumps(pack_run_state(plan, NAMES, progress, place)))
+
+
+def compressed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+@pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
+def test_a_state_comes_back_whole(method):
+    plan = make(method)
+    state = state_of(plan)
+    progress, place = unpack_run_state(state, plan)
+    assert pack_run_state(plan, NAMES, progress, place) == state
+
+
+@pytest.mark.parametrize(
+    ("method", "cursor"),
+    [
+        ("stratified", {TURN: 2}),
+        ("stratified", {TURN: -1, LEFT: 1}),
+        ("random", {TURN: 1 << 40, LEFT: 1}),
+        ("stratified", {LEFT: 3}),
+        ("stratified", {LEFT: -1}),
+        ("device_per_stream", {LEFT: 1, SERVING: 2}),
+        ("device_per_stream", {LEFT: 1, SERVING: -1}),
+        ("per_stream", {HOLDS: 4, CHOSEN: 2}),
+        ("per_stream", {HOLDS: 4, CHOSEN: -1}),
+        ("per_stream", {HOLDS: -1, CHOSEN: 0}),
+        ("per_stream", {HOLDS: 9, CHOSEN: 0}),
+    ],
+)
+def test_a_cursor_outside_of_the_lanes_and_columns_is_refused(method, cursor):
+    plan = make(method)
+    place = plan.start(0)
+    turn = place.turn.copy()
+    turn[list(cursor)] = list(cursor.values())
+    text = place_as_text(replace(place, turn=turn))
+    with pytest.raises(ResumeError, match=r"the state.s walk is .*its cursor .* lies outside"):
+        text_as_place(text, plan.recipes[0], len(NAMES))
+
+
+@pytest.mark.parametrize("method", ["device_per_stream", "per_stream"])
+def test_columns_that_a_cursor_does_not_use_may_be_any(method):
+    plan = make(method)
+    turn = np.array([1, 0, 99, 0, -99])
+    text = place_as_text(replace(plan.start(0), turn=turn))
+    place = text_as_place(text, plan.recipes[0], len(NAMES))
+    assert place is not None
+    assert place.turn.tolist() == turn.tolist()
+
+
+def test_a_column_of_a_removed_stream_is_refused():
+    """The walk would use it as a column of this run."""
+    place, plan = make("device_per_stream", "math").start(0), make("device_per_stream")
+    text = place_as_text(replace(place, turn=np.array([1, 1, -1, 0, 2])))
+    with pytest.raises(ResumeError, match="its cursor"):
+        text_as_place(text, plan.recipes[0], len(NAMES) + 1)
+
+
+def test_a_walk_after_the_position_is_refused():
+    plan = make("stratified")
+    state = state_of(plan)
+    place = replace(plan.start(0), slot=21)
+    with pytest.raises(ResumeError, match=r"the state's walk's slot is 21, not .* at most 20"):
+        unpack_run_state(state | {"walk": place_as_text(place)}, plan)
+    assert place.schedule is not None
+    place = replace(place, slot=4, schedule=replace(place.schedule, slot=5))
+    with pytest.raises(ResumeError, match="its schedule stands at 5, after slot 4"):
+        unpack_run_state(state | {"walk": place_as_text(place)}, plan)
+
+
+@pytest.mark.parametrize("name", ["pending", "waiting"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (STREAM, -1),
+        (STREAM, 2),
+        (STREAM, 1 << 40),
+        (PASS, -1),
+        (SAMPLE, -1),
+        (SAMPLE, 300),
+        (START, -1),
+        (START, 30),
+        (LENGTH, 0),
+        (LENGTH, 31),
+        (TOTAL, 1 << 62),
+    ],
+)
+@pytest.mark.parametrize("more", [None, "math"])
+def test_segments_that_are_none_of_the_run_are_refused(name, column, value, more):
+    """Also where streams were added, and the segments get other numbers."""
+    row = ROW.copy()
+    row[column] = value
+    state = state_of(make())
+    snapshots = json.loads(state["snapshots"])
+    snapshots[0][name] = rows_as_text(np.array([ROW]))
+    unpack_run_state(state | {"snapshots": snapshots}, make(more=more))
+    snapshots[0][name] = rows_as_text(np.array([ROW, row]))
+    with pytest.raises(ResumeError, match="take 'snapshots' out of the state"):
+        unpack_run_state(state | {"snapshots": snapshots}, make(more=more))
+
+
+def test_segments_that_wait_for_the_packer_fit_in_a_pack():
+    state = state_of(make())
+    snapshots = json.loads(state["snapshots"])
+    snapshots[0]["waiting"] = rows_as_text(np.array([[0, 0, 5, 0, 65, 70]]))
+    unpack_run_state(state | {"snapshots": snapshots}, make())
+    snapshots[0]["pending"] = snapshots[0]["waiting"]
+    with pytest.raises(ResumeError, match="a row of pending is"):
+        unpack_run_state(state | {"snapshots": snapshots}, make())
+
+
+@pytest.mark.parametrize("value", [0, None, [], b"", "?", "eJx", [[0, 0, 5, 0, 20, 30]]])
+def test_what_is_no_text_of_segments_is_refused(value):
+    state = state_of(make())
+    snapshots = json.loads(state["snapshots"])
+    with pytest.raises(ResumeError, match="damaged"):
+        unpack_run_state(state | {"snapshots": [snapshots[0] | {"pending": value}]}, make())
+
+
+def test_text_of_more_than_a_state_holds_is_not_unpacked(monkeypatch):
+    plan = make("stratified")
+    zeros = compressed(bytes(1 << 20))
+    with pytest.raises(ResumeError, match=r"or holds more than \d+ numbers"):
+        text_as_place(zeros, plan.recipes[0], len(NAMES))
+    monkeypatch.setattr(state_text, "MAX_ROWS", 2)
+    assert len(text_as_rows(rows_as_text(np.array([ROW, ROW])))) == 2
+    with pytest.raises(ResumeError, match="more than 12 numbers"):
+        text_as_rows(zeros)
+
+
+def test_text_that_is_cut_off_is_refused():
+    text = base64.b64encode(zlib.compress(bytes(96))[:-4]).decode()
+    with pytest.raises(ResumeError, match="it is cut off"):
+        text_as_rows(text)
