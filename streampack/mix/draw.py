@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from streampack._numba import compiled
 from streampack.mix.apportion import parts
@@ -29,6 +30,8 @@ from streampack.rng import deal_places
 from streampack.types import Int64Array
 
 CHUNK = 4096
+LOOKAHEAD = 1024  # lengths that a draw by tokens loads ahead for the stream drawn most often
+SPARE = 16  # margin for the other streams, on top of a lookahead proportional to their draws
 TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
 
 
@@ -55,6 +58,49 @@ def draw_places(
     if np.count_nonzero(counts) < 2:
         return np.arange(counts.sum())  # at most one stream: nothing to shuffle
     return deal_places(counts, seed, "draw", *place, chunk)
+
+
+def lookaheads(weights: Sequence[float], sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the samples of each stream whose lengths a draw by tokens should know.
+
+    They are proportional to the samples drawn, given the (samples, tokens) that each stream holds.
+    """
+    due = [
+        weight * samples / max(tokens, 1)
+        for weight, (samples, tokens) in zip(weights, sizes, strict=True)
+    ]
+    most = max(*due, 1e-9)
+    return [min(LOOKAHEAD, int(LOOKAHEAD * rate / most * 1.25) + SPARE) for rate in due]
+
+
+def draw_known(
+    shares: Int64Array,
+    deficits: Int64Array,
+    lengths: Sequence[Int64Array],
+    is_all: npt.NDArray[np.bool_],
+    most: int,
+) -> tuple[Int64Array, Int64Array]:
+    """Draw up to `most` samples by `draw_by_tokens`.
+
+    `lengths` are the tokens of each stream's next samples; `is_all` says where no others follow.
+
+    Returns:
+        The draws of each stream, shape (num_streams,), and their places by stream.
+    """
+    counts = np.array([len(of_stream) for of_stream in lengths])
+    ends = np.cumsum(counts)
+    out = np.empty(most, np.int64)
+    num_draws = draw_by_tokens(
+        shares,
+        deficits,
+        np.concatenate(lengths),
+        ends,
+        ends - counts,
+        is_all.astype(np.int64),
+        out,
+    )
+    draws = out[:num_draws]
+    return np.bincount(draws, minlength=len(counts)), np.argsort(draws, kind="stable")
 
 
 @compiled

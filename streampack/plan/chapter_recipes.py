@@ -34,17 +34,9 @@ def chapter_recipes(
 ) -> list[Recipe]:
     """Return the recipe of each chapter of a run.
 
-    Args:
-        streams: All streams of the run; their quotas are replaced.
-        chapters: The chapters.
-        packing: The packing of chapters without their own.
-        mixing: With the global batch size of chapters without their own.
-        order: The order of samples.
-        num_lanes: Lanes of the run.
-        lane_runs: Consecutive packs from one lane, for each chapter.
-
-    Raises:
-        ConfigError: If a chapter names a stream that is not there.
+    Raises a ConfigError if one names an unknown stream. `streams` are all of the run; their quotas
+    are replaced. Chapters without their own have this `packing`, and the global batch size of
+    `mixing`. `lane_runs` has a value for each chapter.
     """
     names = [stream.name for stream in streams]
     recipes = []

@@ -44,15 +44,9 @@ def _fill_bins(
 
 
 def deal_by_cost(costs: Int64Array, num_steps: int, num_ranks: int) -> Int64Array:
-    """Return which item goes to which step and rank.
+    """Return which item goes to which step and rank: indices, shape (num_steps, num_ranks, n).
 
-    Args:
-        costs: The cost of each item, shape (num_steps * num_ranks * n,).
-        num_steps: Steps of the global batch.
-        num_ranks: Ranks that share the items.
-
-    Returns:
-        Indices of items, shape (num_steps, num_ranks, n).
+    `costs` of all items have shape (num_steps * num_ranks * n,).
 
     >>> deal_by_cost(np.array([9, 1, 2, 4, 8, 3]), 2, 3).tolist()
     [[[0], [4], [3]], [[5], [2], [1]]]
@@ -73,8 +67,7 @@ def deal_by_cost(costs: Int64Array, num_steps: int, num_ranks: int) -> Int64Arra
 def step_time(costs: Int64Array) -> float:
     """Return the time of a global batch over the ideal one: the straggler factor.
 
-    Args:
-        costs: The cost of each device batch, shape (num_steps, num_ranks).
+    `costs` of device batches have shape (num_steps, num_ranks).
 
     >>> step_time(np.array([[9, 1, 2], [4, 8, 3]])), step_time(np.array([[9, 8, 4], [3, 2, 1]]))
     (1.8888888888888888, 1.3333333333333333)
@@ -86,15 +79,10 @@ def step_time(costs: Int64Array) -> float:
 def dealt_costs(
     costs: Int64Array, groups: list[list[int]], *, keeps_batches: bool = False
 ) -> Int64Array:
-    """Return the cost of each device batch of a global batch once its packs are dealt.
+    """Return the cost of each device batch once packs are dealt, shape (num_steps, num_ranks).
 
-    Args:
-        costs: The cost of each pack, shape (num_steps, num_ranks, batch_size).
-        groups: The ranks that share packs; together all ranks.
-        keeps_batches: Whether whole device batches are dealt.
-
-    Returns:
-        Costs, shape (num_steps, num_ranks).
+    `costs` of packs have shape (num_steps, num_ranks, batch_size). Each of `groups` are ranks that
+    share packs; together all ranks. With `keeps_batches`, whole device batches are dealt.
 
     >>> dealt_costs(np.array([[[9], [1]], [[4], [8]]]), [[0, 1]]).tolist()
     [[9, 8], [4, 1]]
@@ -110,13 +98,7 @@ def dealt_costs(
 
 
 class Dealer:
-    """Deals the packs of global batches, and keeps what one device gets.
-
-    Args:
-        recipe: Determines the sequence.
-        view: The part of it that the device gets.
-        balance: The cost of packs.
-    """
+    """Deals the packs of global batches by their cost, and keeps what one device gets."""
 
     def __init__(self, recipe: Recipe, view: DeviceView, balance: Balance) -> None:
         self._view = view
@@ -144,11 +126,7 @@ class Dealer:
         return slots
 
     def deal(self, batches: BatchPacks) -> BatchPacks:
-        """Return this device's batches of a global batch, step by step.
-
-        Args:
-            batches: The batches of all devices that share packs, at `slots`.
-        """
+        """Return this device's batches of a global batch, given those of all devices at `slots`."""
         num_ranks = len(self._view.sharing)
         costs, shapes = self._balance.costs(batches.packs), batches.slots_per_pack
         if self._keeps_batches:

@@ -106,10 +106,8 @@ class AlikeBatches(NamedTuple):
 class BatchPacks:
     """The packs of consecutive batches of a device; each batch has packs of one length.
 
-    Args:
-        packs: The packs, batch after batch. The last batch may have fewer than the others.
-        slots_per_pack: Length of each batch's packs in slots, shape (num_batches,).
-        batch_size: Slots of a batch.
+    The last batch may have fewer packs than the others. `slots_per_pack` is the length of each
+    batch's packs, shape (num_batches,); `batch_size` counts slots.
 
     Attributes:
         bounds: Packs before each batch, followed by their total; num_batches + 1 integers.
@@ -131,10 +129,7 @@ class BatchPacks:
     def take(self, first: int, most: int, num_slots: int | None = None) -> AlikeBatches:
         """Return up to `most` batches from `first` on, with packs of one length.
 
-        Args:
-            first: The first batch.
-            most: Maximum number of batches.
-            num_slots: Return the packs of only this many slots. None: all.
+        Only the packs of `num_slots` slots are returned; None: all.
         """
         slots, last = self._slots[first], min(first + most, self._ends[first])
         begin, end = self.bounds[first], self.bounds[last]

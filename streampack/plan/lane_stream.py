@@ -219,9 +219,8 @@ class LaneStream:
     def tokens_in(self, epoch: int, begin: int, end: int) -> tuple[int, int, bool]:
         """Count the tokens of samples [begin, end) of those that an epoch takes here.
 
-        Returns:
-            Their tokens, a lower bound on the tokens of the samples after them, and whether no
-            better bound is available without planning.
+        Return also a lower bound on the tokens of the samples after them, and whether no better
+        bound is available without planning.
         """
         first, last = self.range_of(epoch)
         if self._passes is None or last <= first:

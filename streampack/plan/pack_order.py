@@ -28,10 +28,7 @@ def even_order(tokens: Int64Array) -> Int64Array:
 
     Multiples of the golden ratio, modulo one, are spread evenly over every run of positions. So
     the pack at a position is drawn from the quantile of tokens that the multiple names. Packs of
-    one of `NUM_QUANTILES` keep their random order.
-
-    Args:
-        tokens: Tokens of each pack, in random order, shape (n,).
+    one of `NUM_QUANTILES` keep their random order, which is that of `tokens`, shape (n,).
 
     >>> even_order(np.array([1, 1, 1, 1, 9, 9, 9, 9])).tolist()
     [0, 5, 2, 7, 4, 1, 6, 3]

@@ -255,11 +255,7 @@ class PackQueue:
         return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
 
     def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
-        """Stop an endless order that leaves nothing to pack.
-
-        Raises:
-            DataError: If more samples in a row were dropped than the streams hold.
-        """
+        """Raise a DataError if more samples in a row were dropped than the streams hold."""
         self._num_dropped = 0 if len(segments) else self._num_dropped + len(rows)
         limit = self._recipe.max_consecutive_drops(self._column)
         if limit is not None and self._num_dropped > limit:
@@ -273,9 +269,7 @@ class PackQueue:
     def know(self, number: int, keep: int = 0) -> bool:
         """Plan until pack `number` is known. Return False if the column ends before it.
 
-        Args:
-            number: The pack.
-            keep: Release packs before this one on the way, to bound the memory.
+        Packs before `keep` are released on the way, to bound the memory.
         """
         while self.num_known <= number and not self.is_complete:
             self.extend()
@@ -293,11 +287,9 @@ class PackQueue:
         return self._snapshots[1].num_packs if len(self._snapshots) > 1 else ENDLESS
 
     def places(self, packs: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Locate packs, which must not be released, in `segments`.
+        """Return the first row in `segments` of each pack and its number of rows, shape (n,).
 
-        Returns:
-            The first row of each pack and its number of rows, shape (n,). A pack after the end of
-            the column is empty.
+        The packs must not be released. A pack after the end of the column is empty.
         """
         rows = packs - self.first_known
         if packs[-1] < self.num_known:
@@ -350,8 +342,7 @@ class PackQueue:
     def restore(self, state: State) -> None:
         """Restore a snapshot into a queue that was never extended.
 
-        Raises:
-            ResumeError: If the snapshot is not one of such a queue.
+        Raises a ResumeError if the snapshot is not one of such a queue.
         """
         try:
             self.first_known = int(state["num_packs"])

@@ -31,13 +31,9 @@ from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 class PackQueues:
     """The pack queues of one device, by lane and column.
 
-    Args:
-        recipe: Determines the sequence.
-        first_epoch: The epoch at which planning of a column begins.
-        served: Slots of each column delivered before, shape (num_lanes, num_columns).
-        snapshots: Snapshots to resume columns from. Columns without one are planned from the start
-            of the first epoch.
-        counted_lanes: Lanes in which this device counts samples over max_seq_len.
+    Columns without a snapshot are planned from the start of `first_epoch`. `served` are the slots
+    of each column delivered before, shape (num_lanes, num_columns). Samples over max_seq_len are
+    counted in `counted_lanes`.
     """
 
     def __init__(
@@ -170,10 +166,7 @@ class PackQueues:
     def know(self, slots: Int64Array, num_slots: int, batch_size: int) -> Int64Array:
         """Plan the first `num_slots` slots, and return them with all known batches after them.
 
-        Args:
-            slots: Slots of whole batches, in order; the last batch may lack some.
-            num_slots: Slots that are planned if necessary: whole batches.
-            batch_size: Slots of a batch.
+        Both are whole batches of `batch_size` slots, in order. The last of all may lack some.
         """
         self._plan(self._begins(slots[:num_slots]))
         lanes, columns = slots[:, LANE], slots[:, COLUMN]

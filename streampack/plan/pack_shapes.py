@@ -60,13 +60,8 @@ class PackShapes:
     ) -> PackShapes:
         """Return the shapes of columns whose packs take this many slots each.
 
-        Args:
-            packing: The packing of packs of one slot.
-            slots_per_pack: Slots that a pack of each column takes.
-            run: Slots delivered together if packs have several lengths, or `is_pure`.
-            is_padded: Whether empty packs complete a column's last run.
-            is_pure: Whether batches of one stream stay so where a column ends. They always do if
-                packs have several lengths.
+        `packing` is of packs of one slot. `run` slots are delivered together if packs have several
+        lengths, or `is_pure`: with several lengths, they always are.
         """
         packings = tuple(
             packing if slots == 1 else replace(packing, max_seq_len=slots * packing.max_seq_len)
@@ -83,12 +78,9 @@ class PackShapes:
         )
 
     def slots_of(self, column: int, num_packs: int, *, is_all: bool) -> int:
-        """Return the slots that the first packs of a column serve, in whole runs.
+        """Return the slots that the known packs of a column serve, in whole runs.
 
-        Args:
-            column: The column.
-            num_packs: Packs that are known.
-            is_all: Whether the column ends with them.
+        `is_all` says whether the column ends with them.
         """
         slots = num_packs * int(self.slots_per_pack[column])
         return self.whole(slots, self.run) if is_all else slots // self.run * self.run

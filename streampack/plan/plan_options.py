@@ -220,7 +220,7 @@ class PlanOptions:
         # Of a chapter, only streams with a share: another one that is passed changes nothing.
         numbers = self.streams_in(column)
         if self.chapter is not None and self.is_mixed:
-            numbers = [number for number in numbers if self.chapter.uses(number)]
+            numbers = list(filter(self.uses, numbers))
         return sum([self._samples_in(number, lane) for number in numbers])
 
     def max_consecutive_drops(self, column: int) -> int | None:
@@ -254,6 +254,21 @@ class PlanOptions:
         return (
             -(-runs[0].num_samples // self.num_lanes) if shares is None else runs[lane].num_samples
         )
+
+    def uses(self, number: int) -> bool:
+        """Whether a stream has a share in the chapter at any time; without chapters, none has."""
+        return self.chapter is not None and self.chapter.uses(number)
+
+    @property
+    def used(self) -> list[int]:
+        """The streams with a share in the chapter."""
+        return list(filter(self.uses, range(len(self.streams))))
+
+    @property
+    def choice_slots(self) -> int:
+        """Slots for which a choice of a stream holds."""
+        sizes = {"device_per_stream": self.lane_run, "per_stream": self.global_batch_size}
+        return sizes.get(self.mixing.batching_method, 1)
 
     def streams_in(self, column: int) -> Sequence[int]:
         """Return the numbers of the streams in a column."""

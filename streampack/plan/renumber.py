@@ -23,12 +23,7 @@ from streampack.types import STREAM, State
 
 
 class Renumbering:
-    """New numbers of streams.
-
-    Args:
-        before: The names of the state's streams, in its order.
-        after: The names of the dataset's streams.
-    """
+    """New numbers of streams, from the names of the state's and those of the dataset's."""
 
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         self._before = list(before)
@@ -38,11 +33,7 @@ class Renumbering:
         self.is_needed = list(before) != list(after)
 
     def snapshots(self, snapshots: Sequence[State], *, is_mixed: bool) -> list[State]:
-        """Return snapshots with the new numbers.
-
-        Raises:
-            ResumeError: If they are damaged.
-        """
+        """Return snapshots with the new numbers, or raise a ResumeError if they are damaged."""
         try:
             renumbered = [self._snapshot(snapshot, is_mixed) for snapshot in snapshots]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -90,10 +81,8 @@ class Renumbering:
     def place(self, place: WalkPlace, unused: WalkPlace, ran: Collection[str]) -> WalkPlace:
         """Return a place with the new numbers.
 
-        Args:
-            place: The place.
-            unused: A place with the new numbers at which no stream was used yet.
-            ran: The names of streams that were used before the place.
+        `unused` is a place with the new numbers at which no stream was used yet. `ran` are the
+        names of streams that were used before the place.
         """
         if place.schedule is None or unused.schedule is None:
             return place

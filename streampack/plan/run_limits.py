@@ -30,9 +30,7 @@ LANE_SPREAD = 8  # choices of a stream by which lanes may differ, see mix/schedu
 
 def choice_tokens(recipe: Recipe) -> int:
     """Return the token slots for which one choice of the schedule holds."""
-    method = recipe.mixing.batching_method
-    sizes = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
-    return sizes.get(method, 1) * recipe.packing.max_seq_len
+    return recipe.choice_slots * recipe.packing.max_seq_len
 
 
 def first_limits(recipe: Recipe) -> Int64Array:
@@ -55,13 +53,10 @@ def first_limits(recipe: Recipe) -> Int64Array:
 def limits_after(
     limits: Int64Array, served: Int64Array, before: Recipe, after: Recipe
 ) -> Int64Array:
-    """Return the limits in a chapter, whose packs may have another length.
+    """Return the limits in the chapter `after`, whose packs may have another length.
 
-    Args:
-        limits: Those of the chapter before.
-        served: Packs that each column served before the chapter, of the same shape.
-        before: The recipe of the chapter before.
-        after: The recipe of the chapter.
+    `limits` are those of the chapter before. `served` are the packs that each column served before
+    `after`, of the same shape.
     """
     old, new = before.packing.max_seq_len, after.packing.max_seq_len
     packs = limits.copy()
@@ -82,13 +77,8 @@ def _least_left(left: int, whole: int, held: int, *, before: Recipe, after: Reci
     """Return the least tokens left of a stream whose samples are cut or dropped at another length.
 
     Which samples are left is unknown here. So no limit allows more than is left of any of them.
-
-    Args:
-        left: The least tokens left, at the length before.
-        whole: Tokens of all passes, at the length before.
-        held: The same, at the length after.
-        before: The recipe of the chapter before.
-        after: The recipe of the chapter.
+    `left` tokens at the length before are of `whole` tokens of all passes; `held` are those at the
+    length after.
     """
     old, new = before.packing.max_seq_len, after.packing.max_seq_len
     if new > old:
@@ -122,10 +112,7 @@ def token_share(recipe: Recipe, number: int, num_slots: int) -> Fraction:
 def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tuple[int, int] | None:
     """Return the chapter and its step at which a stream reaches its max_passes; None: it does not.
 
-    Args:
-        recipes: The recipe of each chapter.
-        number: The stream.
-        margin: Tokens by which it may get ahead of its share.
+    The stream may get ahead of its share by `margin` tokens.
     """
     stream = recipes[0].streams[number]
     if stream.max_passes is None:
@@ -165,9 +152,8 @@ def _used(recipe: Recipe, number: int, steps: int) -> Fraction:
 def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:
     """Return the chapter and step at which a stream ends the run, and its name; None: none does.
 
-    Raises:
-        ConfigError: If a stream must not be exhausted and would be, or if a chapter has only
-            streams that are. Names the stream and the step.
+    Raises a ConfigError if a stream must not be exhausted and would be, or if a chapter has only
+    streams that are.
     """
     ends = []
     for number, stream in enumerate(recipes[0].streams):
@@ -199,7 +185,7 @@ def _margin(recipe: Recipe) -> int:
 def _check_enough(recipes: list[Recipe]) -> None:
     """Refuse chapters that could begin or end without packs, as all their streams are limited."""
     for number, recipe in enumerate(recipes):
-        plan, used = recipe.chapter, _used_in(recipe)
+        plan, used = recipe.chapter, set(recipe.used)
         if plan is None or any(recipe.streams[n].max_passes is None for n in used):
             continue
         if plan.num_slots is None:
@@ -216,10 +202,6 @@ def _check_enough(recipes: list[Recipe]) -> None:
                 f"whole packs of {left} are sure to be left of them; shorten it, raise max_passes, "
                 "or give a weight to a stream without it"
             )
-
-
-def _used_in(recipe: Recipe) -> set[int]:
-    return {n for n in range(len(recipe.streams)) if recipe.chapter and recipe.chapter.uses(n)}
 
 
 def _held(recipes: list[Recipe], streams: set[int]) -> int:
@@ -244,7 +226,7 @@ def _held(recipes: list[Recipe], streams: set[int]) -> int:
 def _most_spent(recipes: list[Recipe], number: int, streams: set[int]) -> int:
     """Return the most tokens that a chapter takes of some streams."""
     recipe = recipes[number]
-    plan, used = recipe.chapter, _used_in(recipe)
+    plan, used = recipe.chapter, set(recipe.used)
     if plan is None or not used & streams:
         return 0
     slots = plan.num_slots or 0

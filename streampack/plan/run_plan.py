@@ -23,17 +23,15 @@ from streampack.plan.device import expected_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
-from streampack.plan.slots import ENDLESS, PIECE, SlotWalker, WalkPlace
+from streampack.plan.slots import PIECE, SlotWalker, WalkPlace
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
 
 class RunPlan:
-    """The chapters of a run, and where each of them begins.
+    """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    Args:
-        recipes: The recipe of each chapter. They have the same streams and lanes.
-        ended_by: The stream that ends the run before its last chapter does; None: none.
+    `ended_by` is the stream that ends the run before its last chapter does; None: none.
     """
 
     def __init__(self, recipes: Sequence[Recipe], ended_by: str | None = None) -> None:
@@ -58,10 +56,9 @@ class RunPlan:
         """Return the place at which a chapter begins; walks those before it if needed."""
         if chapter not in self._starts:
             before = chapter - 1
-            walker = make_walker(self.recipes[before], self.start(before))
-            self.note_end(
-                before, walk_to(walker, self.recipes[before], self.num_slots(before) or 0)
-            )
+            recipe, start = self.recipes[before], self.start(before)
+            walker = SlotWalker(recipe, 0, expected_packs(recipe), _extend_nothing, start)
+            self.note_end(before, walk_to(walker, recipe, self.num_slots(before) or 0))
         return self._starts[chapter]
 
     def note_end(self, chapter: int, end: WalkPlace) -> None:
@@ -112,32 +109,12 @@ def place_after(end: WalkPlace, before: Recipe, after: Recipe) -> WalkPlace:
 def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
     """Return what the streams of a chapter are behind, in sum nothing; others keep their lags."""
     lags = lags.copy()
-    used = [n for n in range(len(lags)) if after.chapter and after.chapter.uses(n)]
+    used = after.used
     whole = int(lags[used].sum())
     shares = [after.chapter.begin[n] if after.chapter else 0 for n in used]
     lags[used] -= np.array([int(whole * share) for share in shares], np.int64)
     lags[used[shares.index(max(shares))]] -= int(lags[used].sum())
     return lags
-
-
-def make_walker(recipe: Recipe, start: WalkPlace) -> SlotWalker:
-    """Return a walk over the slots of a chapter; columns without a share are empty."""
-    walker = SlotWalker(recipe, 0, expected_packs(recipe), _extend_nothing, start)
-    set_ends(walker, recipe, start)
-    return walker
-
-
-def set_ends(walker: SlotWalker, recipe: Recipe, start: WalkPlace) -> None:
-    """Note where columns end: at their limits, or before they begin if they have no share."""
-    is_limited = start.limits < ENDLESS
-    run = recipe.shapes.run  # slots of a stream that are delivered together
-    whole = start.served + (start.limits - start.served) // run * run
-    walker.known[:] = np.where(is_limited, whole, ENDLESS)
-    walker.complete[:] = is_limited
-    for lane, column in np.ndindex(*walker.known.shape):
-        if not recipe.is_used(lane, column):
-            walker.known[lane, column] = 0
-            walker.complete[lane, column] = 1
 
 
 def _extend_nothing(lane: int, column: int) -> None:
@@ -147,8 +124,7 @@ def _extend_nothing(lane: int, column: int) -> None:
 def walk_to(walker: SlotWalker, recipe: Recipe, num_slots: int) -> WalkPlace:
     """Walk to a slot of a recipe's chapter, and return the place there.
 
-    Raises:
-        DataError: If its streams are exhausted before.
+    Raises a DataError if its streams are exhausted before.
     """
     left = num_slots - walker.place().slot
     if walker.place().schedule is None and left:
@@ -165,7 +141,7 @@ def walk_to(walker: SlotWalker, recipe: Recipe, num_slots: int) -> WalkPlace:
 def exhausted(recipe: Recipe, slot: int) -> DataError:
     """Return the error of a chapter that has no packs left at a slot."""
     plan = recipe.chapter
-    names = [s.name for n, s in enumerate(recipe.streams) if plan is not None and plan.uses(n)]
+    names = [recipe.names[number] for number in recipe.used]
     return DataError(
         f"chapters[{plan.number if plan else 0}] has no packs left at its step "
         f"{slot // recipe.global_batch_size}: {', '.join(map(repr, names))} reached max_passes; "

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streampack.errors import DataError
 from streampack.pack import make_packer
@@ -58,10 +58,7 @@ class RunSnapshot(Snapshot):
 class RunPackQueue(PackQueue):
     """The packs of one column of a lane over all chapters, by number.
 
-    Args:
-        recipe: The recipe of a chapter: the run's first, or one to be restored in.
-        lane: The lane.
-        column: The column.
+    It begins with the recipe of the run's first chapter, or of one to be restored in.
     """
 
     _arrivals: RunSamples
@@ -87,8 +84,7 @@ class RunPackQueue(PackQueue):
 
     def turn(self, recipe: Recipe, number: int) -> None:
         """Begin the next chapter after `number` packs of the column."""
-        chapter = recipe.chapter
-        if chapter is None or not any(map(chapter.uses, recipe.streams_in(self._column))):
+        if not any(map(recipe.uses, recipe.streams_in(self._column))):
             return  # a column without a share rests as it is
         self.know(number - 1, keep=number)
         self._cut(number)
@@ -108,11 +104,7 @@ class RunPackQueue(PackQueue):
         self.num_moves += 1
 
     def know(self, number: int, keep: int = 0) -> bool:
-        """Plan until pack `number` is known; see `PackQueue.know`.
-
-        Raises:
-            DataError: If the streams are exhausted before it.
-        """
+        """Plan until pack `number` is known; raise a DataError if the column ends before it."""
         if super().know(number, keep):
             return True
         names = [self._recipe.names[n] for n in self._recipe.streams_in(self._column)]
@@ -127,10 +119,8 @@ class RunPackQueue(PackQueue):
         held = np.concatenate([self._packer.buffered, self._pending])
         return bool((~self._is_used(held)).any() or self._is_used(self._waiting).any())
 
-    def _is_used(self, segments: Int64Array) -> Any:
-        chapter = self._recipe.chapter
-        uses = [bool(chapter and chapter.uses(n)) for n in range(len(self._recipe.streams))]
-        return np.array(uses)[segments[:, STREAM]]
+    def _is_used(self, segments: Int64Array) -> npt.NDArray[np.bool_]:
+        return np.isin(segments[:, STREAM], self._recipe.used)
 
     def _pack_again(self, rest: Int64Array) -> None:
         """Let undelivered segments pass through the packer again; those of absent streams wait."""
@@ -142,26 +132,18 @@ class RunPackQueue(PackQueue):
 
     def _cut(self, number: int) -> None:
         """Forget the windows that begin at pack `number` or later."""
-        planned = [
-            snapshot
-            for snapshot in self._snapshots
-            if isinstance(snapshot, RunSnapshot) and snapshot.num_packs >= number
-        ]
-        if not planned:
-            return
-        first = planned[0]
+        first: Snapshot | None = None
         while self._snapshots and self._snapshots[-1].num_packs >= number:
-            self._snapshots.pop()
+            first = self._snapshots.pop()
+        if not isinstance(first, RunSnapshot):
+            return
         self._hold(self._queue.slice(0, first.num_packs - self.first_known))
-        self._load(first)
-        self.is_complete = False
-
-    def _load(self, snapshot: RunSnapshot) -> None:
-        self._arrivals.restore(snapshot.arrivals)
+        self._arrivals.restore(first.arrivals)
         self._packer = make_packer(self._recipe.packing)
-        self._packer.load_state_dict(snapshot.packer)
-        self._pending, self._waiting = snapshot.pending, snapshot.waiting
-        self.overlong = np.array(snapshot.overlong, np.int64)
+        self._packer.load_state_dict(first.packer)
+        self._pending, self._waiting = first.pending, first.waiting
+        self.overlong = np.array(first.overlong, np.int64)
+        self.is_complete = False
 
     def _snapshot_now(self) -> Snapshot:
         plain = super()._snapshot_now()
@@ -210,11 +192,7 @@ class RunPackQueue(PackQueue):
         return kept[0] if kept else self._snapshot_now().state()
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot into a queue that was never extended.
-
-        Raises:
-            ResumeError: If the snapshot is not one of such a queue.
-        """
+        """Restore a snapshot into a queue that was never extended; see `PackQueue.restore`."""
         super().restore(state)
         self._begin = int(state["begin"])
         self._pending, self._waiting = (

@@ -24,12 +24,8 @@ from streampack.types import State
 class RunQueues(PackQueues):
     """The pack queues of one device, by lane and column.
 
-    Args:
-        run: The chapters.
-        chapter: The chapter that begins or resumes.
-        snapshots: Snapshots to resume columns from. Columns without one are planned from the
-            start of the run.
-        counted_lanes: Lanes in which this device counts samples over max_seq_len.
+    They begin or resume in `chapter`. Columns without a snapshot are planned from the start of the
+    run. Samples over max_seq_len are counted in `counted_lanes`.
     """
 
     def __init__(
@@ -77,13 +73,7 @@ class RunQueues(PackQueues):
         return queue
 
     def turn(self, chapter: int, lanes: set[int], counted_lanes: range) -> None:
-        """Begin a chapter after the packs that are delivered.
-
-        Args:
-            chapter: Its index.
-            lanes: The lanes that this device plans in it.
-            counted_lanes: Lanes in which it counts samples over max_seq_len.
-        """
+        """Begin a chapter after the packs that are delivered; this device plans `lanes` in it."""
         recipe = self._recipe = self._run.recipes[chapter]
         self._chapter, self._counted_lanes, self._num_counted = chapter, counted_lanes, -1
         for (lane, column), queue in list(self._queues.items()):

@@ -20,24 +20,22 @@ from fractions import Fraction
 
 import numpy as np
 
-from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places
+from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_known, draw_places, lookaheads
 from streampack.mix.schedule_kernels import SCALE
 from streampack.plan.lane_stream import MAX_CURSOR, LaneStream
 from streampack.plan.recipe import Recipe
-from streampack.plan.sample_order import LOOKAHEAD, SPARE, Blocks
+from streampack.plan.sample_order import Blocks
 from streampack.types import Int64Array
 
 YIELD_SCALE = 1 << 16
+NO_LENGTHS = np.zeros(0, np.int64)
 LEAST_CHUNK = 32  # samples of one stream that are drawn together, however few there are
 
 
 class RunSamples:
     """The samples of one column of a lane, from the run's start on.
 
-    Args:
-        recipe: The recipe of the run's first chapter, or of a later one before `restore`.
-        lane: The lane.
-        column: The column.
+    It begins with the recipe of the run's first chapter, or of a later one before `restore`.
     """
 
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
@@ -142,32 +140,18 @@ class RunSamples:
 
     def _draw_by_tokens(self, shares: Sequence[Fraction]) -> tuple[Int64Array, Int64Array]:
         """Draw by deficit; return the draws of each stream, and their places by stream."""
-        recipe = self._recipe
         scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
-        rates = [
-            float(share) * lane.stream.num_samples / max(lane.stream.num_tokens, 1)
-            for share, lane in zip(shares, self._streams, strict=True)
-        ]
-        most = max(*rates, 1e-9)
-        looks = [
-            min(LOOKAHEAD, int(LOOKAHEAD * rate / most * 1.25) + SPARE, left) if share else 0
-            for rate, share, left in zip(rates, scaled.tolist(), self._left().tolist(), strict=True)
-        ]
+        sizes = [(lane.stream.num_samples, lane.stream.num_tokens) for lane in self._streams]
+        left = self._left()
+        looks = np.minimum(lookaheads([float(share) for share in shares], sizes), left)
+        looks[scaled == 0] = 0
         lengths = [
-            recipe.weigh(stream.take(int(cursor), look).lengths) if look else np.zeros(0, np.int64)
-            for stream, cursor, look in zip(self._streams, self._cursors, looks, strict=True)
+            self._recipe.weigh(stream.take(cursor, look).lengths) if look else NO_LENGTHS
+            for stream, cursor, look in zip(
+                self._streams, self._cursors.tolist(), looks.tolist(), strict=True
+            )
         ]
-        ends = np.cumsum([len(of_stream) for of_stream in lengths])
-        nexts = ends - np.array(looks)
-        is_all = (scaled == 0) | (np.array(looks) == self._left())
-        finished = is_all.astype(np.int64)
-        out = np.empty(CHUNK, np.int64)
-        num_draws = draw_by_tokens(
-            scaled, self._due, np.concatenate(lengths), ends, nexts, finished, out
-        )
-        draws = out[:num_draws]
-        counts = np.bincount(draws, minlength=len(self._streams))
-        return counts, np.argsort(draws, kind="stable")
+        return draw_known(scaled, self._due, lengths, (scaled == 0) | (looks == left), CHUNK)
 
     @property
     def num_substituted(self) -> int:
@@ -176,11 +160,10 @@ class RunSamples:
 
     def blocks(self) -> Callable[[], Blocks]:
         """Return a callable that computes the current shuffle blocks of each stream in use."""
-        chapter = self._recipe.chapter
         places = [
             (stream, cursor)
             for stream, cursor in zip(self._streams, self._cursors.tolist(), strict=True)
-            if chapter and chapter.uses(stream.number)
+            if self._recipe.uses(stream.number)
         ]
 
         def blocks_there() -> Blocks:
@@ -207,11 +190,7 @@ class RunSamples:
         return [self._chunk, self._yielded, *self._due.tolist(), *self._cursors.tolist()]
 
     def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`.
-
-        Raises:
-            ValueError: If it has another number of values.
-        """
+        """Resume from a saved `state`, or raise a ValueError if it has another number of values."""
         num = len(self._streams)
         if len(state) != 2 + 2 * num:
             raise ValueError(f"{len(state)} values where {2 + 2 * num} are needed")

@@ -25,7 +25,7 @@ from streampack.plan.device import (
     touched_lanes,
 )
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan, exhausted, set_ends
+from streampack.plan.run_plan import RunPlan, exhausted
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
@@ -41,15 +41,10 @@ def lanes_of(recipe: Recipe, view: DeviceView, start: WalkPlace, position: int) 
 
 
 class ChapterSequence(EpochSequence):
-    """One device's batches of one chapter, from a position on.
+    """One device's batches of one chapter, from a position on, which counts the chapter's packs.
 
-    Args:
-        run: The chapters.
-        view: The part of the chapter that this device gets.
-        chapter: Its index.
-        columns: The device's pack queues, which have turned to the chapter.
-        position: Packs of the chapter delivered before, over all ranks.
-        place: A place at or before the position from which the walk can resume; None: the start.
+    `columns` have turned to the chapter. The walk resumes from `place`, at or before the position;
+    None: from the chapter's start.
     """
 
     def __init__(
@@ -68,7 +63,6 @@ class ChapterSequence(EpochSequence):
         self._is_carry = True
         self._columns = columns
         self._walk = SlotWalker(recipe, 0, expected_packs(recipe), self._extend_column, start)
-        set_ends(self._walk, recipe, start)
         # A place inside a chapter begins a visit to a lane, or lies in one.
         self._own_lanes = lanes_of(recipe, view, run.start(chapter), position)
         num_slots = run.num_slots(chapter)

@@ -49,12 +49,11 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
     plan = recipe.chapter
     if plan is None:
         return {}
-    used = [number for number in range(len(recipe.streams)) if plan.uses(number)]
     packing = asdict(recipe.packing)
     return {
         "weights": {
             recipe.streams[n].name: [str(plan.begin[n]), str(plan.end[n])]
-            for n in sorted(used, key=lambda number: recipe.streams[number].name)
+            for n in sorted(recipe.used, key=recipe.names.__getitem__)
         },
         "steps": None if plan.num_slots is None else plan.num_slots // recipe.global_batch_size,
         "ramp_steps": plan.ramp_slots // recipe.global_batch_size if plan.ramps else None,
@@ -69,10 +68,7 @@ def run_fingerprint(
 ) -> dict[str, Any]:
     """Return what all chapters have in common, as JSON.
 
-    Args:
-        run: The chapters.
-        digests: A digest of each stream.
-        last: Only streams that have a share in chapters up to this one; None: in any.
+    Of the streams, it holds those with a share in a chapter up to `last`; None: in any.
     """
     first = run.recipes[0]
     packing = {k: v for k, v in asdict(first.packing).items() if k not in SHAPES}
@@ -89,7 +85,7 @@ def run_fingerprint(
     streams = {
         stream.name: digest
         for number, (stream, digest) in enumerate(zip(first.streams, digests, strict=True))
-        if any(recipe.chapter and recipe.chapter.uses(number) for recipe in recipes)
+        if any(recipe.uses(number) for recipe in recipes)
     }
     limits = {
         stream.name: str(stream.max_passes)
@@ -129,11 +125,7 @@ def pack_run_state(
 
 
 def check_kind(state: State) -> None:
-    """Check that a state is of a run of chapters.
-
-    Raises:
-        ResumeError: If it is not. Names what it is.
-    """
+    """Check that a state is of a run of chapters, or raise a ResumeError that names its kind."""
     if not isinstance(state, dict) or "version" not in state:
         raise ResumeError(f"this is not a state of a PackedStreamingDataset; {UNCHANGED}")
     if state.get("kind") != KIND:
@@ -150,11 +142,7 @@ def check_kind(state: State) -> None:
 
 
 def saved_chapters(state: State) -> tuple[int, list[dict[str, Any]]]:
-    """Return the current chapter of a state, and its chapters.
-
-    Raises:
-        ResumeError: If they are damaged.
-    """
+    """Return the current chapter of a state, and its chapters, after a check of both."""
     check_kind(state)
     records = CHECKS.up_to("chapters", state.get("chapters"), MAX_CHAPTERS)
     for record in records:
@@ -166,11 +154,7 @@ def saved_chapters(state: State) -> tuple[int, list[dict[str, Any]]]:
 
 
 def saved_names(state: State) -> list[str]:
-    """Return the names of the streams of a state, in its order.
-
-    Raises:
-        ResumeError: If they are damaged.
-    """
+    """Return the names of the streams of a state, in its order, after a check."""
     names = CHECKS.up_to("streams", state.get("streams"), MAX_STREAMS)
     if not names or not all(isinstance(name, str) for name in names):
         raise CHECKS.error("streams", names, wanted="a list of names")
@@ -180,11 +164,7 @@ def saved_names(state: State) -> list[str]:
 
 
 def saved_streams(state: State) -> dict[str, Any]:
-    """Return the digests of the streams of a state that had a share in a chapter that ran.
-
-    Raises:
-        ResumeError: If they are damaged.
-    """
+    """Return the digests of the streams of a state that had a share in a chapter that ran."""
     fingerprint = CHECKS.mapping("fingerprint", state.get("fingerprint"))
     return CHECKS.mapping("streams", fingerprint.get("streams"))
 
@@ -192,8 +172,7 @@ def saved_streams(state: State) -> dict[str, Any]:
 def check_past(records: Sequence[dict[str, Any]], run: RunPlan, state: State) -> None:
     """Check that the chapters before a state's position are those of this run.
 
-    Raises:
-        ResumeError: If one differs. Names the chapter and the field.
+    The ResumeError names the chapter and the field that differs.
     """
     current = state["epoch"]
     position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
@@ -248,11 +227,7 @@ def _check_length(number: int, position: int, steps: int | None, size: int) -> N
 
 
 def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
-    """Check what all chapters have in common, and the contents of streams that ran.
-
-    Raises:
-        ResumeError: If something differs. Names it.
-    """
+    """Check what all chapters have in common, and the contents of streams that ran."""
     saved = CHECKS.mapping("fingerprint", state.get("fingerprint"))
     own = run_fingerprint(run, digests, state["epoch"])
     own_streams = dict(zip(run.recipes[0].names, digests, strict=True))
@@ -281,11 +256,7 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
 
 
 def _check_order(ran: Sequence[str], own: Sequence[str]) -> None:
-    """Check that streams that ran are in the same order as then; others may be between.
-
-    Raises:
-        ResumeError: If they are not. Names the order of the state.
-    """
+    """Check that streams that ran are in the same order as then; others may be between."""
     if list(ran) != [name for name in own if name in ran]:
         raise ResumeError(
             f"the state was saved with streams in another order: {', '.join(map(repr, ran))}; "
@@ -297,8 +268,7 @@ def _check_order(ran: Sequence[str], own: Sequence[str]) -> None:
 def unpack_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkPlace | None]:
     """Return where a state stands, and a place from which its walk resumes, by this run's streams.
 
-    Raises:
-        ResumeError: If a value is damaged.
+    Raises a ResumeError if a value is damaged.
     """
     current, names = state["epoch"], saved_names(state)
     recipe = run.recipes[current]

@@ -19,14 +19,19 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from streampack.mix import scaled_shares
-from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places, drawn_before
+from streampack.mix.draw import (
+    CHUNK,
+    TOKEN_SCALE,
+    draw_known,
+    draw_places,
+    drawn_before,
+    lookaheads,
+)
 from streampack.order import ChosenSamples
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
-LOOKAHEAD = 1024  # lengths that the token draw loads ahead for the stream drawn most often
-SPARE = 16  # margin for the other streams, on top of a lookahead proportional to their draws
 Blocks: TypeAlias = dict[int, tuple[int, int]]
 NOTHING = ChosenSamples(
     passes=np.zeros(0, np.int64), samples=np.zeros(0, np.int64), lengths=np.zeros(0, np.int64)
@@ -248,41 +253,23 @@ class TokenDraw:
         self._shares = scaled_shares(weights, TOKEN_SCALE)
         self._deficits = np.zeros(len(chosen), np.int64)
         streams = [part.lane_stream.stream for part in chosen]
-        # Number of samples drawn from each stream, up to a common factor.
-        due = [
-            w * s.num_samples / max(s.num_tokens, 1) for w, s in zip(weights, streams, strict=True)
-        ]
-        most = max(*due, 1e-9)
-        self._looks = [min(LOOKAHEAD, int(LOOKAHEAD * rate / most * 1.25) + SPARE) for rate in due]
+        self._looks = lookaheads(weights, [(s.num_samples, s.num_tokens) for s in streams])
 
     def next(self) -> Int64Array:
         """Return the rows of the next draws; see `DrawPolicy`."""
         # Peek one sample further than is drawn, to know whether the stream ends there.
-        looks = np.array(self._looks)
         taken = [part.peek(look + 1) for part, look in zip(self.chosen, self._looks, strict=True)]
         num_known = np.array([len(part.samples) for part in taken])
-        counts = np.minimum(num_known, looks)
-        ends = np.cumsum(counts)
-        nexts = ends - counts
-        out = np.empty(CHUNK, np.int64)
-        num_draws = draw_by_tokens(
-            self._shares * (counts > 0),
+        pairs = zip(taken, self._looks, strict=True)
+        counts, places = draw_known(
+            self._shares * (num_known > 0),
             self._deficits,
-            self._weigh(
-                np.concatenate(
-                    [part.lengths[:look] for part, look in zip(taken, self._looks, strict=True)]
-                )
-            ),
-            ends,
-            nexts,
-            (num_known <= looks).astype(np.int64),
-            out,
+            [self._weigh(part.lengths[:look]) for part, look in pairs],
+            num_known <= self._looks,
+            CHUNK,
         )
-        draws = out[:num_draws]
-        rows = np.empty((num_draws, 4), np.int64)
-        places = np.argsort(draws, kind="stable")
+        rows = np.empty((len(places), 4), np.int64)
         first = 0
-        counts = np.bincount(draws, minlength=len(taken))
         for part, peeked, count in zip(self.chosen, taken, counts.tolist(), strict=True):
             if count:
                 part.put_peeked(rows, places[first : first + count], peeked)

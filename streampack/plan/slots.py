@@ -86,17 +86,26 @@ class SlotWalker:
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
         self._asked = np.zeros(0, np.int64)  # wanted columns of the next slots
         self.places: deque[WalkPlace] = deque(maxlen=KEPT_PLACES)
-        self._schedule: Schedule | None = None
         self._num_slots = 0
         self._limits = np.full_like(self.served, ENDLESS)
-        if start is None:
-            self._wanted = self._wanted_columns(self._schedule_of_epoch(epoch))
-            return
-        self._num_slots = start.slot
-        self.served[:], self._turn[:] = start.served, start.turn
-        self._limits = start.limits
-        self._schedule = self._schedule_of_chapter(start.schedule)
-        self._wanted = self._wanted_columns(self._schedule)
+        self._schedule = self._make_schedule(epoch, start)
+        self._wanted = self._wanted_columns()
+        if start is not None:
+            self._num_slots = start.slot
+            self.served[:], self._turn[:] = start.served, start.turn
+            self._limits = start.limits
+            self._set_ends()
+
+    def _set_ends(self) -> None:
+        """Note where columns end: at their limits, or before they begin if nothing is used."""
+        is_limited = self._limits < ENDLESS
+        run = self._recipe.shapes.run  # slots of a stream that are delivered together
+        whole = self.served + (self._limits - self.served) // run * run
+        self.known[:] = np.where(is_limited, whole, ENDLESS)
+        self.complete[:] = is_limited
+        for lane, column in np.ndindex(*self.known.shape):
+            if not self._recipe.is_used(lane, column):
+                self.known[lane, column], self.complete[lane, column] = 0, 1
 
     def go_to_epoch(self, epoch: int, expected: Int64Array) -> None:
         """Walk the epochs before this one (carry): lanes and shares continue where they stopped.
@@ -104,10 +113,7 @@ class SlotWalker:
         No column ends then, except for those that are always empty.
         """
         recipe = self._recipe
-        self.known[:] = ENDLESS
-        for lane, column in np.ndindex(*self.known.shape):
-            if not recipe.is_used(lane, column):
-                self.known[lane, column], self.complete[lane, column] = 0, 1
+        self._set_ends()
         if recipe.is_mixed:
             self.skip(epoch * recipe.packs_per_carry_epoch)
             return
@@ -185,65 +191,42 @@ class SlotWalker:
         schedule = self._schedule
         if schedule is None or schedule.now.slot % schedule.resumable_slots:
             return
-        if schedule.now.slot * self._run == self._num_slots:
+        if schedule.now.slot * self._recipe.choice_slots == self._num_slots:
             self.places.append(self.place())
 
-    @property
-    def _run(self) -> int:
-        """Slots for which a choice of the schedule holds."""
-        recipe = self._recipe
-        runs = {"device_per_stream": recipe.lane_run, "per_stream": recipe.global_batch_size}
-        return runs.get(recipe.mixing.batching_method, 1)
-
-    def _schedule_of_epoch(self, epoch: int) -> Schedule | None:
-        recipe = self._recipe
+    def _make_schedule(self, epoch: int, start: WalkPlace | None) -> Schedule | None:
+        """Return the streams of the choices of an epoch, or of a chapter from a place on."""
+        recipe, chapter, run = self._recipe, self._recipe.chapter, self._recipe.choice_slots
         if recipe.is_mixed:
             return None
-        block, num_lanes, run = self._schedule_shape()
-        return Schedule(
-            [stream.chosen_slots for stream in recipe.streams],
-            place=("schedule", epoch),
-            seed=recipe.order.seed,
-            block=block,
-            num_lanes=num_lanes,
-            run=run,
-        )
-
-    def _schedule_of_chapter(self, place: SchedulePlace | None) -> Schedule | None:
-        recipe, chapter = self._recipe, self._recipe.chapter
-        if chapter is None or place is None:
-            return None
-        num_slots = None if chapter.num_slots is None else chapter.num_slots // self._run
-        block, num_lanes, run = self._schedule_shape()
-        ramp_slots = chapter.ramp_slots // self._run if chapter.ramps else None
-        return Schedule(
-            LinearShares(chapter.begin, chapter.end, num_slots, ramp_slots),
-            place=("chapter", chapter.number),
-            seed=recipe.order.seed,
-            start=place,
-            block=block,
-            num_lanes=num_lanes,
-            run=run,
-        )
-
-    def _schedule_shape(self) -> tuple[int, int, int]:
-        """Return the choices of a block, the lanes, and the choices of a visit to a lane."""
-        recipe = self._recipe
+        amounts: list[int] | LinearShares = [stream.chosen_slots for stream in recipe.streams]
+        place: tuple[str, int] = ("schedule", epoch)
+        if start is not None and chapter is not None:
+            num_slots = None if chapter.num_slots is None else chapter.num_slots // run
+            ramp_slots = chapter.ramp_slots // run if chapter.ramps else None
+            amounts = LinearShares(chapter.begin, chapter.end, num_slots, ramp_slots)
+            place = ("chapter", chapter.number)
         # With one stream per global batch, all lanes take the same stream.
         is_whole = recipe.mixing.batching_method == "per_stream"
-        block = max(recipe.global_batch_size // self._run, 1)
-        num_lanes = 1 if is_whole else recipe.num_lanes
-        return block, num_lanes, recipe.lane_run // self._run or 1
+        return Schedule(
+            amounts,
+            place=place,
+            seed=recipe.order.seed,
+            start=None if start is None else start.schedule,
+            block=max(recipe.global_batch_size // run, 1),
+            num_lanes=1 if is_whole else recipe.num_lanes,
+            run=recipe.lane_run // run or 1,
+        )
 
-    def _wanted_columns(self, schedule: Schedule | None) -> Iterator[Int64Array]:
+    def _wanted_columns(self) -> Iterator[Int64Array]:
         """Yield the columns that slots want, in whole global batches."""
-        size = self._recipe.global_batch_size
-        if schedule is None:
+        size, run = self._recipe.global_batch_size, self._recipe.choice_slots
+        if self._schedule is None:
             while True:
                 yield np.zeros(PIECE, np.int64)
         num_batches = max(PIECE // size, 1)
-        for streams in schedule.windows():
+        for streams in self._schedule.windows():
             for first in range(0, len(streams), num_batches):
                 # Shape (global batches, choices per global batch).
                 some = streams[first : first + num_batches]
-                yield np.repeat(some, self._run, axis=1)[:, :size].ravel()
+                yield np.repeat(some, run, axis=1)[:, :size].ravel()

@@ -38,63 +38,58 @@ ALL_PACKER_KEYS = PACKER_KEYS | {"waited", "packs", "short", "items", "high_wate
 
 
 def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int) -> list[State]:
-    """Return the snapshots of a state of a run of chapters; an empty list if it has none.
+    """Return the snapshots of a state in a chapter of a run; an empty list if it has none.
 
-    Args:
-        snapshots: The state's value: JSON text, or the parsed list.
-        recipes: The recipe of each chapter.
-        chapter: The state's chapter.
-
-    Raises:
-        ResumeError: If they are not snapshots of this run's pack queues.
+    They are JSON text, or the parsed list. Raises a ResumeError if they are not of this run's pack
+    queues.
     """
-    checked = parse_snapshots(snapshots)
+    checked = _distinct(snapshots, KEYS | RUN_KEYS)
     for snapshot in checked:
-        if not isinstance(snapshot, dict) or snapshot.keys() != KEYS | RUN_KEYS:
-            raise CHECKS.error("one", snapshot, wanted=f"a dict of {sorted(KEYS | RUN_KEYS)}")
         own = CHECKS.integer("chapter", snapshot["chapter"], 0, chapter)
         recipe = recipes[own]
         CHECKS.integer("begin", snapshot["begin"], 0, MAX_INTEGER)
         for begin in CHECKS.items("begins", snapshot["begins"], chapter - own):
             CHECKS.integer("begins", begin, 0, MAX_INTEGER)
-        column = _check_place(snapshot, recipe)
+        column = _check_common(snapshot, recipe)
         num = 1 if not recipe.is_mixed else len(recipe.streams)
         values = CHECKS.items("arrivals", snapshot["arrivals"], 2 + 2 * num)
         for value in values:
             CHECKS.integer("arrivals", value, -MAX_TOKENS, MAX_TOKENS)
         for value in [values[0], *values[2 + num :]]:
             CHECKS.integer("arrivals", value, 0, MAX_INTEGER)
-        _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
         longest = recipe.shapes.packings[column].max_seq_len
         _check_packed("pending", snapshot["pending"], recipe, column, longest)
         _check_packed("waiting", snapshot["waiting"], recipe, column, MAX_INTEGER)
-    _check_distinct(checked)
     return checked
 
 
-def _check_distinct(snapshots: Sequence[State]) -> None:
-    places = [(snapshot["lane"], snapshot["column"]) for snapshot in snapshots]
-    for place in places:
-        if places.count(place) > 1:
-            raise CHECKS.failure(f"two are of lane {place[0]}, column {place[1]}")
+def _distinct(snapshots: Any, keys: set[str]) -> list[State]:
+    """Return snapshots as a list, after a check of their keys, and that no two are of a column."""
+    checked = parse_snapshots(snapshots)
+    places = []
+    for snapshot in checked:
+        if not isinstance(snapshot, dict) or snapshot.keys() != keys:
+            raise CHECKS.error("one", snapshot, wanted=f"a dict of {sorted(keys)}")
+        place = (snapshot["lane"], snapshot["column"])
+        if place in places:
+            raise CHECKS.failure(f"two are of lane {place[0]!r:.80}, column {place[1]!r:.80}")
+        places.append(place)
+    return checked
 
 
-def _check_place(snapshot: State, recipe: Recipe) -> int:
+def _check_common(snapshot: State, recipe: Recipe) -> int:
     """Check what every snapshot has; return its column."""
     CHECKS.integer("lane", snapshot["lane"], 0, recipe.num_lanes - 1)
     column = CHECKS.integer("column", snapshot["column"], 0, recipe.num_columns - 1)
     CHECKS.integer("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
     for count in CHECKS.items("overlong", snapshot["overlong"], len(recipe.streams)):
         CHECKS.integer("overlong", count, 0, MAX_INTEGER)
+    _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
     return column
 
 
 def parse_snapshots(snapshots: Any) -> list[State]:
-    """Return snapshots as a list.
-
-    Raises:
-        ResumeError: If the text is not JSON of a list.
-    """
+    """Return snapshots as a list, or raise a ResumeError if the text is not JSON of one."""
     if snapshots is None:
         return []
     if isinstance(snapshots, str):
@@ -108,24 +103,11 @@ def parse_snapshots(snapshots: Any) -> list[State]:
 
 
 def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
-    """Return the snapshots of a state; an empty list if it has none.
-
-    Args:
-        snapshots: The state's value: JSON text, or the parsed list.
-        recipe: Determines the sequence.
-        epoch: The state's epoch.
-
-    Raises:
-        ResumeError: If they are not snapshots of this recipe's pack queues.
-    """
-    checked = parse_snapshots(snapshots)
+    """Return the snapshots of a state in an epoch of a recipe; see `check_run_snapshots`."""
+    checked = _distinct(snapshots, KEYS)
     for snapshot in checked:
-        if not isinstance(snapshot, dict) or snapshot.keys() != KEYS:
-            raise CHECKS.error("one", snapshot, wanted=f"a dict of {sorted(KEYS)}")
-        column = _check_place(snapshot, recipe)
+        _check_common(snapshot, recipe)
         _check_arrivals(snapshot["arrivals"], recipe, epoch)
-        _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
-    _check_distinct(checked)
     return checked
 
 

@@ -100,9 +100,6 @@ def _check_turn(turn: Int64Array, recipe: Recipe, num_columns: int) -> None:
     """Check the cursor of a walk: compiled code uses its lane and its columns as indices.
 
     A column that is not in use is never read, and may be any number.
-
-    Raises:
-        ValueError: If it is not one of such a walk.
     """
     lane, left, chosen, holds, serving = turn.tolist()
     is_whole = recipe.mixing.batching_method == "per_stream"
@@ -130,11 +127,7 @@ def rows_as_text(rows: Int64Array) -> str:
 
 
 def text_as_rows(text: str) -> Int64Array:
-    """Return the rows of `rows_as_text`.
-
-    Raises:
-        ResumeError: If the text is not of such rows.
-    """
+    """Return the rows of `rows_as_text`, or raise a ResumeError if the text is damaged."""
     if text == "":
         return NO_SEGMENTS
     try:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
+from streampack.mix import draw
 from streampack.plan import Recipe
-from streampack.plan import sample_order as arrivals_module
 from streampack.plan.sample_order import make_sample_sequence
 from streampack.types import STREAM
 from tests.helpers.examples import examples
@@ -206,7 +206,7 @@ def test_how_far_the_draw_by_tokens_looks_ahead_changes_nothing(monkeypatch, uni
     for lane in range(num_lanes):
         whole = arriving(r, lane, 1)
         for lookahead in (1, 16, 64):
-            monkeypatch.setattr(arrivals_module, "LOOKAHEAD", lookahead)
+            monkeypatch.setattr(draw, "LOOKAHEAD", lookahead)
             assert (arriving(r, lane, 1) == whole).all()
         monkeypatch.undo()
 

@@ -80,7 +80,7 @@ def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
         (shuffle, "shuffle_blocks"),
         (shuffle, "random_keys"),
         (rng, "random_bits"),
-        (sample_order, "draw_by_tokens"),
+        (sample_order, "draw_known"),
     ):
         counted(module, name)
     device_batches(r, world_views(1, r.global_batch_size)[0])
