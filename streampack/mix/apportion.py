@@ -24,12 +24,7 @@ from streampack.types import Int64Array
 def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
     """Split `total` over `sizes`: whole rounds first, then successive splits of the remainder.
 
-    Args:
-        total: Number to split, at least 0.
-        sizes: Size of each part per round; at least one is positive.
-
-    Returns:
-        One count per size. They sum to `total`, and none decreases as `total` grows.
+    At least one size is positive. The counts sum to `total`, and none decreases as it grows.
 
     >>> parts(7, [2, 2, 2])
     [2, 2, 3]

@@ -138,11 +138,7 @@ class Deficits:
         return {"amounts": list(self._amounts), "deficits": list(self._deficits)}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a saved state.
-
-        Raises:
-            ResumeError: If the number of sources differs.
-        """
+        """Resume from a saved state, or raise a ResumeError if its number of sources differs."""
         amounts = [int(amount) for amount in state["amounts"]]
         deficits = [int(deficit) for deficit in state["deficits"]]
         if not len(amounts) == len(deficits) == len(self._amounts):
@@ -178,15 +174,10 @@ def num_served(waiting: Int64Array, room: Int64Array) -> int:
 def _serve_waiting(
     sources: Int64Array, waiting: Int64Array, room: Int64Array, served: Int64Array, by_samples: bool
 ) -> int:
-    """Serve waiting samples; return their number. See `Deficits.serve_waiting`.
+    """Serve waiting samples, and write their sources to `served`; return their number.
 
-    Args:
-        sources: Deficit, share in units of 1 / SCALE, next sample, and one past the last of each
-            source, shape (4, num_sources); updated.
-        waiting: Tokens of the samples, one source after another, shape (n,).
-        room: As in `Deficits.serve_waiting`.
-        served: Output, the source of each sample, shape (n,).
-        by_samples: Whether every sample counts 1.
+    `sources` holds deficit, share in units of 1 / SCALE, next sample, and one past the last of each
+    source, shape (4, num_sources); updated. Others are as in `Deficits.serve_waiting`.
     """
     num = 0
     while num < len(served) and ((room[0] >= 0 and room[1] >= 0) or room[2] > 0):

@@ -82,10 +82,8 @@ def draw_known(
 ) -> tuple[Int64Array, Int64Array]:
     """Draw up to `most` samples by `draw_by_tokens`.
 
-    `lengths` are the tokens of each stream's next samples; `is_all` says where no others follow.
-
-    Returns:
-        The draws of each stream, shape (num_streams,), and their places by stream.
+    `lengths` are the tokens of each stream's next samples; `is_all` is true where no others follow.
+    Return the draws of each stream, shape (num_streams,), and their places by stream.
     """
     counts = np.array([len(of_stream) for of_stream in lengths])
     ends = np.cumsum(counts)

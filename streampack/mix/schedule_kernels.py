@@ -170,12 +170,8 @@ def _look_ahead(
 ) -> int:
     """Start a block: compute the slack of one more block, and return the first without slack.
 
-    Args:
-        rates: As in `spread_over_lanes`.
-        lags: As there.
-        rooms: As there.
-        place: The slot, slots per block, and slots left for which shares are known.
-        tight: The result for the block before.
+    `place` is the slot, slots per block, and slots left for which shares are known. `tight` is the
+    result for the block before. Others are as in `spread_over_lanes`.
     """
     slot, block, num_left = place
     # A power of 2, so `& mask` is the place in the ring.

@@ -55,11 +55,7 @@ class Quota:
 
 
 def check_weights(weights: Sequence[Weight]) -> None:
-    """Validate each weight, and that they can be combined.
-
-    Raises:
-        ConfigError: If they are invalid. Names the stream, the value and a fix.
-    """
+    """Validate each weight, and that they can be combined."""
     if not weights:
         raise ConfigError(f"streams={weights!r} is empty; pass at least one Stream")
     for number, weight in enumerate(weights):
@@ -108,10 +104,8 @@ def _check_value(what: str, key: str, value: object) -> None:
 def exact_share(value: object) -> Fraction:
     """Read a number as its shortest decimal: 0.29 is 29/100, not the nearest binary float.
 
-    Raises:
-        TypeError: If it is not a real number, or is a bool.
-        ValueError: If it is nan, or a Decimal of hundreds of digits.
-        OverflowError: If it is infinite.
+    Raises a TypeError if it is not a real number, or is a bool; a ValueError if it is nan, or a
+    Decimal of hundreds of digits; an OverflowError if it is infinite.
 
     >>> exact_share(0.29) == exact_share(np.float32(0.29)) == Fraction(29, 100)
     True
@@ -170,18 +164,17 @@ def resolve_weights(
     arithmetic: str = "exact",
     seed: int = 0,
 ) -> tuple[Quota, ...]:
-    """Return the quota of each stream for one epoch.
+    """Return the quota of each stream for one epoch, given the (samples, tokens) that it holds.
+
+    Raises a ConfigError if the weights do not fit together, or the epoch would be empty.
 
     Args:
         weights: The weight of each stream.
-        sizes: (samples, tokens) that each stream holds.
+        sizes: Samples and tokens of each stream.
         epoch_size: Samples (or tokens) per epoch, for relative weights or none.
         unit: Unit of proportion, choose and epoch_size: "samples" or "tokens".
         arithmetic: "exact", or "mosaicml" for that library's rounding, bit for bit.
         seed: Used only by "mosaicml", to distribute the shortfall.
-
-    Raises:
-        ConfigError: If the weights do not fit together, or the epoch would be empty.
 
     >>> pair = [Weight(name="a", proportion=2), Weight(name="b", proportion=6)]
     >>> [quota.amount for quota in resolve_weights(pair, [(100, 0), (200, 0)])]
@@ -222,11 +215,7 @@ def resolve_weights(
 
 
 def check_amount(weight: Weight, amount: int) -> None:
-    """Check that a stream's share of an epoch does not exceed MAX_COUNT samples or tokens.
-
-    Raises:
-        ConfigError: If it does. Names the stream and the limit.
-    """
+    """Check that a stream's share of an epoch does not exceed MAX_COUNT samples or tokens."""
     if amount > MAX_COUNT:
         raise ConfigError(
             f"stream {weight.name!r}: an epoch would take {show_number(amount)} of its samples or "

@@ -31,6 +31,7 @@ from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkPlace
+from streampack.plan.state import Progress
 from streampack.types import Int64Array, State
 
 
@@ -123,22 +124,18 @@ class RunSequence:
     Args:
         run: The chapters.
         views: The part of each chapter that this device gets.
-        chapter: The chapter to begin in.
-        position: Packs of the chapter delivered before, over all ranks.
-        snapshots: The result of `snapshots` at that position.
+        start: The chapter to begin in, as epoch, with the position and snapshots there.
         place: The result of `place` at that position.
         skips: Ranges [first, stop) of steps of the run that are not delivered.
         stop: One past the last chapter; None: the run's last.
     """
 
-    def __init__(  # noqa: PLR0913 - a place in a run, and its limits
+    def __init__(
         self,
         run: RunPlan,
         views: Sequence[DeviceView],
+        start: Progress | None = None,
         *,
-        chapter: int = 0,
-        position: int = 0,
-        snapshots: list[State] | None = None,
         place: WalkPlace | None = None,
         skips: Sequence[tuple[int, int]] = (),
         stop: int | None = None,
@@ -151,21 +148,18 @@ class RunSequence:
         self._substituted = 0
         self.num_skipped = 0
         self.num_omitted = 0
+        start = start or Progress()
+        chapter = start.epoch
         counted = counted_lanes(run.recipes[chapter], views[chapter])
-        self._columns = RunQueues(run, chapter, snapshots or [], counted)
-        self._begin(chapter, position, place)
+        self._columns = RunQueues(run, chapter, start.snapshots, counted)
+        self._begin(chapter, start.position, place)
         num_slots = run.num_slots(chapter)
-        if num_slots is not None and position >= num_slots and chapter + 1 < self._stop:
+        if num_slots is not None and start.position >= num_slots and chapter + 1 < self._stop:
             self._turn()
 
     def _begin(self, chapter: int, position: int, place: WalkPlace | None) -> None:
         self._part = ChapterSequence(
-            self._run,
-            self._views[chapter],
-            chapter,
-            self._columns,
-            position=position,
-            place=place,
+            self._run, self._views[chapter], chapter, self._columns, position=position, place=place
         )
         self._places[chapter] = self._part.places
 

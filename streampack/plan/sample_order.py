@@ -121,11 +121,7 @@ class StreamCursor:
         return block, min(block + 1, self.lane_stream.block_of(self._end - 1))
 
     def go_to(self, cursor: int, offset: int) -> None:
-        """Move to a saved place.
-
-        Raises:
-            ValueError: If it lies outside the epoch's range.
-        """
+        """Move to a saved place, or raise a ValueError if it lies outside the epoch's range."""
         at = offset if self.by_tokens else cursor
         if at < self._first or (not self.by_tokens and at > max(self._end, self._first)):
             raise ValueError(f"cursor {cursor} lies outside of what epochs take of the stream")

@@ -29,8 +29,7 @@ LANE, COLUMN, PACK, SUBSTITUTED = range(4)
 def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
     """Return the column that serves a slot of a lane, or a column to learn about first.
 
-    Returns:
-        (column, -1), or (-1, column to learn about), or (-1, -1) if the lane is dry.
+    That is (column, -1), or (-1, column to learn about), or (-1, -1) if the lane is dry.
     """
     served, known = columns[SERVED, lane], columns[KNOWN, lane]
     if served[wanted] < known[wanted]:
@@ -77,9 +76,8 @@ def _serve_turn(
 def _look_at(columns: Int64Array, stream: int, least: int) -> tuple[bool, int, int]:
     """Check whether a stream has at least this many slots left in all lanes together.
 
-    Returns:
-        Whether it is known to have them; the first lane that may have more than is known, or -1;
-        the packs that all lanes are expected to have left.
+    Return whether it is known to have them; the first lane that may have more than is known, or -1;
+    the packs that all lanes are expected to have left.
     """
     open_lane = -1
     left = num_known = 0
@@ -96,11 +94,8 @@ def _look_at(columns: Int64Array, stream: int, least: int) -> tuple[bool, int, i
 def _choose(columns: Int64Array, wanted: int, least: int) -> tuple[int, int, int]:
     """Return the stream of a global batch, or a column to learn about first.
 
-    A stream with fewer than `least` slots left is exhausted.
-
-    Returns:
-        (stream, -1, -1), or (-1, lane, column to learn about), or (-1, DRY, -1) if all lanes are
-        dry.
+    That is (stream, -1, -1), or (-1, lane, column to learn about), or (-1, DRY, -1) if all lanes
+    are dry. A stream with fewer than `least` slots left is exhausted.
     """
     is_live, open_lane, _ = _look_at(columns, wanted, least)
     if is_live:

@@ -144,14 +144,10 @@ class SlotWalker:
         self._columns[EXPECTED] = self._columns[SERVED] + expected
 
     def next(self, num_slots: int, *, may_extend: bool = True) -> Int64Array:
-        """Return the lane, column and pack of the next slots, and their substitutions.
+        """Return rows of LANE, COLUMN, PACK and SUBSTITUTED of the next slots, shape (n, 4).
 
-        Args:
-            num_slots: Slots to walk; fewer are returned if all lanes run dry.
-            may_extend: False stops instead of calling `extend_column`.
-
-        Returns:
-            Rows of LANE, COLUMN, PACK and SUBSTITUTED, shape (n, 4).
+        They are fewer if all lanes run dry. Without `may_extend`, the walk stops instead of calling
+        `extend_column`.
         """
         out = np.empty((num_slots, 4), np.int64)
         done = 0

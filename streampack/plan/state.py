@@ -58,10 +58,8 @@ class Progress:
 def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
     """Return everything that determines the sequence, as JSON: no paths, ranks or workers.
 
-    Args:
-        recipe: Determines the sequence.
-        digests: A digest of each stream's contents, followed by a colon and a digest of its lengths
-            if there is a length file.
+    `digests` are of each stream's contents, followed by a colon and a digest of its lengths if
+    there is a length file.
     """
     values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
     del values["num_lanes"], values["arithmetic"]
@@ -134,10 +132,8 @@ def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> St
 def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
     """Check that a state belongs to this recipe, and return its position.
 
-    The recipe must be made with the state's num_lanes, lane_run and global_batch_size.
-
-    Raises:
-        ResumeError: If it does not belong. Names the first field that differs.
+    The recipe must be made with the state's num_lanes, lane_run and global_batch_size. The
+    ResumeError names the first field that differs.
     """
     saved = saved_fingerprint(state)
     own = fingerprint(recipe, digests)
@@ -275,11 +271,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def check_version(state: State) -> None:
-    """Check that a state has a known format.
-
-    Raises:
-        ResumeError: If its kind or version is not supported. Names both versions.
-    """
+    """Check that a state has a kind and version that this release reads."""
     if not isinstance(state, dict) or "version" not in state:
         found = f"keys {list(state)}" if isinstance(state, dict) else type(state).__name__
         raise ResumeError(
@@ -299,11 +291,7 @@ def check_version(state: State) -> None:
 
 
 def run_shape(state: State) -> tuple[int, int, int]:
-    """Return num_lanes, lane_run and global_batch_size, which are fixed for a run.
-
-    Raises:
-        ResumeError: If one of them is missing or not a positive integer.
-    """
+    """Return num_lanes, lane_run and global_batch_size of a run, after a check."""
     check_version(state)
     num_lanes, lane_run, global_batch_size = (
         CHECKS.integer(key, state.get(key), 1, MAX_PACKS)
@@ -339,13 +327,8 @@ def nearest_divisors(position: int, size: int) -> str:
 def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
     """Check that a change of the global batch size leaves the packs unchanged.
 
-    Args:
-        saved: The recipe with which the state was saved.
-        own: The same recipe with the new global batch size.
-        progress: The position in the state.
-
-    Raises:
-        ResumeError: If it does not. Names both sizes, and sizes that work.
+    `own` is the recipe of the state with the new size. The ResumeError names both sizes, and sizes
+    that work.
     """
     size, before = own.global_batch_size, saved.global_batch_size
     if size == before:
@@ -372,11 +355,7 @@ def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
 
 
 def saving_worker(state: State) -> list[int] | None:
-    """Return [worker, workers] if a worker of another data loader saved the state, or else None.
-
-    Raises:
-        ResumeError: If the value is not a pair of integers.
-    """
+    """Return [worker, workers] if a worker of another data loader saved the state, or else None."""
     saved_in = state.get("worker")
     if saved_in is None:
         return None

@@ -147,9 +147,7 @@ class RunEngine(PlanEngine):
         self._running = RunSequence(
             self.run,
             self._views,
-            chapter=start.epoch,
-            position=start.position,
-            snapshots=start.snapshots,
+            start,
             place=self._place_at(start),
             skips=self.skips,
             stop=stop,

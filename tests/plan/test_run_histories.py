@@ -171,9 +171,7 @@ class History(RuleBasedStateMachine):
             sequence = RunSequence(
                 plan,
                 views,
-                chapter=start.epoch,
-                position=start.position,
-                snapshots=start.snapshots,
+                start,
                 place=place,
                 skips=self.skips,
             )

@@ -15,6 +15,7 @@ from streampack.config import Order, Packing
 from streampack.plan import run_samples
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
+from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import (
     device_packs,
@@ -116,9 +117,7 @@ def test_a_resume_anywhere_gives_what_the_run_would_have(
         resumed = RunSequence(
             make(run, method, unit, num_lanes, window),
             views,
-            chapter=chapter,
-            position=position,
-            snapshots=kept,
+            Progress(epoch=chapter, position=position, snapshots=kept),
             place=place if data.draw(st.booleans()) else None,
         )
         rest = [pack for pack in packs if pack[:2] >= (chapter, position)]
