@@ -13,9 +13,9 @@ Cost: O(snapshots).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
-from streampack.mix import SchedulePlace
 from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import CHECKS
 from streampack.plan.state_text import rows_as_text, text_as_rows
@@ -92,10 +92,5 @@ class Renumbering:
         lags, owed = unused.schedule.lags.copy(), unused.schedule.owed.copy()
         served[:, new], limits[:, new] = place.served[:, old], place.limits[:, old]
         lags[new], owed[:, new] = place.schedule.lags[old], place.schedule.owed[:, old]
-        return WalkPlace(
-            slot=place.slot,
-            served=served,
-            turn=place.turn,
-            schedule=SchedulePlace(slot=place.schedule.slot, lags=lags, owed=owed),
-            limits=limits,
-        )
+        schedule = replace(place.schedule, lags=lags, owed=owed)
+        return replace(place, served=served, schedule=schedule, limits=limits)

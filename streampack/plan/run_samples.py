@@ -22,7 +22,7 @@ import numpy as np
 
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_known, draw_places, lookaheads
 from streampack.mix.schedule_kernels import SCALE
-from streampack.plan.lane_stream import MAX_CURSOR, LaneStream
+from streampack.plan.lane_stream import MAX_CURSOR
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
 from streampack.types import Int64Array
@@ -92,19 +92,13 @@ class RunSamples:
             return self._fixed
         chapter = self._recipe.chapter
         shares = chapter.shares_at(part) if chapter else []
-        pairs = list(zip(self._streams, shares, strict=True))
-        left = self._left()
+        pairs = zip(self._streams, shares, strict=True)
+        here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
         own = [
-            share if not stream.is_empty and left[number] else Fraction(0)
-            for number, (stream, share) in enumerate(pairs)
+            share if left else Fraction(0) for share, left in zip(here, self._left(), strict=True)
         ]
-        whole = sum(own)
-        gone = [
-            share
-            for number, (stream, share) in enumerate(pairs)
-            if not stream.is_empty and not left[number]
-        ]
-        self._exhausted = sum(gone, Fraction(0))
+        whole = sum(own, Fraction(0))
+        self._exhausted = sum(here, Fraction(0)) - whole
         own = [share / whole for share in own] if whole else own
         if chapter and chapter.begin == chapter.end and (self._most == MAX_CURSOR).all():
             self._fixed = own
@@ -175,15 +169,12 @@ class RunSamples:
 
     def shards_in(self, stream: int, block: int) -> Int64Array:
         """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
-        return self._of(stream).shards_in(block)
+        return next(own for own in self._streams if own.number == stream).shards_in(block)
 
     def block_before(self, number: int) -> int:
         """Return the shuffle block of the sample last drawn from a stream."""
         index = [stream.number for stream in self._streams].index(number)
         return self._streams[index].block_of(max(int(self._cursors[index]) - 1, 0))
-
-    def _of(self, number: int) -> LaneStream:
-        return next(stream for stream in self._streams if stream.number == number)
 
     def state(self) -> list[int]:
         """Return the next chunk, draws that gave way, what each stream is due, and the cursors."""

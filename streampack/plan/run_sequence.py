@@ -102,11 +102,6 @@ class ChapterSequence(EpochSequence):
         return self._walk.place()
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether packs mix streams."""
-        return self._recipe.is_mixed
-
-    @property
     def places(self) -> deque[WalkPlace]:
         """The last places from which the chapter's walk can resume."""
         return self._walk.places
@@ -189,7 +184,7 @@ class RunSequence:
 
         Draws count when they are planned, each on one device.
         """
-        if self._part.is_mixed:
+        if self._run.recipes[self.epoch].is_mixed:
             return self._columns.num_substituted
         return self._substituted + self._part.substituted
 
