@@ -439,12 +439,14 @@ def test_misuse_names_a_command_that_works(case, call):
         ("write a.txt --tokenizer gpt2 --out o", "there is no gpt2"),
         ("write rows.jsonl --text body --columns urk --tokenizer tok.json --out o", "no column 'u"),
         ("index raw", "--tokens-dtype to what"),
+        ("inspect cut.arrow", "cut.arrow/index.json: does not exist"),
     ],
 )
 def test_no_command_is_named_that_fails_again_or_changes_what_was_asked(call, command, says):
     with MDSWriter(out="raw", columns={"tokens": "bytes"}) as writer:
         for _ in range(9):
             writer.write({"tokens": b"\1\0\2\0"})
+    Path("cut.arrow").write_bytes(b"ARROW1\0\0" + Path("rows.arrow").read_bytes()[:300])
     code, answer = call(f"streampack {command}")
     assert code in (2, 4)
     assert says in answer

@@ -186,7 +186,7 @@ def read_csv(
 ) -> Iterator[RowBatch]:
     """Yield the rows of a CSV or TSV file whose first row names the columns; values are text."""
     batch = BatchCollector(part.uri, wanted, batch_rows)
-    rows = _CsvRows(line_blocks(pieces), "\t" if ".tsv" in part.uri.lower() else ",")
+    rows = CsvRows(pieces, part.uri)
     header = rows.next()
     if header is None:
         return
@@ -224,13 +224,13 @@ def _check_encoding(values: dict[str, str]) -> None:
                 raise BadValueError(f"column {name!r} is not valid UTF-8") from error
 
 
-class _CsvRows:
+class CsvRows:
     """Rows of a CSV file, each a list of values, or the reason why it cannot be parsed."""
 
-    def __init__(self, blocks: Iterator[bytes], delimiter: str) -> None:
+    def __init__(self, pieces: Iterable[bytes], uri: str) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_CSV_ROW_BYTES))
-        self._delimiter = delimiter
-        self._blocks = blocks
+        self._delimiter = "\t" if ".tsv" in uri.lower() else ","
+        self._blocks = line_blocks(pieces)
         self._is_first_block = True
         self._lines: Iterator[str] = iter(())
         self._taken: list[str] = []  # lines of the row that is being parsed

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, BinaryIO
 
 import orjson
 
-from streampack.write.inputs.arrow_stream import is_arrow_file
 from streampack.write.inputs.decompress import read_pieces
-from streampack.write.inputs.lines import line_blocks
+from streampack.write.inputs.formats import TABLES
+from streampack.write.inputs.lines import CsvRows, line_blocks
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.slices import WHOLE, InputFile
-from streampack.write.inputs.tables import load_pyarrow, open_parquet
+from streampack.write.inputs.tables import naming_damage, open_parquet, record_batches
 
 
 def first_row(file: InputFile) -> dict[str, Any]:
@@ -27,18 +26,16 @@ def first_row(file: InputFile) -> dict[str, Any]:
     place, path = place_of(file.uri)
     with place.open(path, file.version, WHOLE, is_sequential=False) as opened:
         if file.format in TABLES:
-            return TABLES[file.format](opened.file, file.uri)
+            rows = _table_rows(opened.file, file)
+            return next(naming_damage(rows, file.uri, "its first row cannot be read"), {})
         pieces = read_pieces(opened.file, file.uri, file.compression, file.num_bytes)
-        lines = chain.from_iterable(block.splitlines() for block in line_blocks(pieces))
-        return LINES.get(file.format, _no_row)(lines, file.uri)
+        if file.format == "jsonl":
+            return _jsonl_row(pieces)
+        return _csv_row(pieces, file.uri) if file.format == "csv" else {}
 
 
-def _no_row(lines: Iterable[bytes], uri: str) -> dict[str, Any]:  # noqa: ARG001
-    return {}
-
-
-def _jsonl_row(lines: Iterable[bytes], uri: str) -> dict[str, Any]:  # noqa: ARG001
-    for line in lines:
+def _jsonl_row(pieces: Iterable[bytes]) -> dict[str, Any]:
+    for line in chain.from_iterable(block.splitlines() for block in line_blocks(pieces)):
         if line.strip():
             try:
                 row = orjson.loads(line)
@@ -49,36 +46,19 @@ def _jsonl_row(lines: Iterable[bytes], uri: str) -> dict[str, Any]:  # noqa: ARG
     return {}
 
 
-def _csv_row(lines: Iterable[bytes], uri: str) -> dict[str, Any]:
-    text = (line.decode("utf-8-sig", errors="replace") for line in lines)
-    rows = csv.reader(text, delimiter="\t" if ".tsv" in uri.lower() else ",")
-    return dict(zip(next(rows, []), next(rows, []), strict=False))
-
-
-def _parquet_row(file: BinaryIO, uri: str) -> dict[str, Any]:
-    parquet = open_parquet(file, uri, is_remote=False)
-    batch = next(parquet.iter_batches(1), None)
-    return {} if batch is None else batch.slice(0, 1).to_pylist()[0]
-
-
-def _arrow_row(file: BinaryIO, uri: str) -> dict[str, Any]:
-    ipc = load_pyarrow(uri, "pyarrow.ipc")
-    if is_arrow_file(file):
-        reader = ipc.open_file(file)
-        batches = [reader.get_batch(0)] if reader.num_record_batches else []
-    else:
-        batches = ipc.open_stream(file)
-    for batch in batches:
-        if batch.num_rows:
-            return dict(batch.slice(0, 1).to_pylist()[0])
+def _csv_row(pieces: Iterable[bytes], uri: str) -> dict[str, Any]:
+    rows = CsvRows(pieces, uri)
+    header, row = rows.next(), rows.next()
+    if isinstance(header, list) and isinstance(row, list):
+        return dict(zip(header, row, strict=False))
     return {}
 
 
-LINES: dict[str, Callable[[Iterable[bytes], str], dict[str, Any]]] = {
-    "jsonl": _jsonl_row,
-    "csv": _csv_row,
-}
-TABLES: dict[str, Callable[[BinaryIO, str], dict[str, Any]]] = {
-    "parquet": _parquet_row,
-    "arrow": _arrow_row,
-}
+def _table_rows(file: BinaryIO, of: InputFile) -> Iterator[dict[str, Any]]:
+    """Yield the first row of each record batch."""
+    if of.format == "parquet":
+        batches = open_parquet(file, of.uri, is_remote=False).iter_batches(1)
+    else:
+        batches = record_batches(file, of.whole())
+    for batch in batches:
+        yield from batch.slice(0, 1).to_pylist()

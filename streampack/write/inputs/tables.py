@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import TOOLS, BadValueError, Wanted, as_text, as_tokens
@@ -83,7 +83,7 @@ def read_parquet(
         where = (
             f"row group {group} cannot be read, from byte {_first_byte(metadata.row_group(group))}"
         )
-        for batch in _naming(groups, part.uri, where):
+        for batch in naming_damage(groups, part.uri, where):
             rows = convert_batch(batch, row, part.uri, wanted)
             row += batch.num_rows
             rows.num_bytes = part.num_bytes * (row - first) // num_rows  # for progress only
@@ -101,7 +101,7 @@ def read_arrow(
     """
     load_pyarrow(part.uri)
     row = 0
-    for batch in _record_batches(file, part):
+    for batch in record_batches(file, part):
         if isinstance(batch, int):
             row += batch
             continue
@@ -114,7 +114,7 @@ def read_arrow(
         row += batch.num_rows
 
 
-def _record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
+def record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
     """Yield the record batches of a slice; the number of rows instead for those before it."""
     ipc = load_pyarrow(part.uri, "pyarrow.ipc")
     begin = file.tell()
@@ -134,15 +134,15 @@ def _record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
 
     file.seek(begin)
     batches = _batches()
-    yield from _naming(batches, part.uri, "cannot be read, near byte", file)
+    yield from naming_damage(batches, part.uri, "cannot be read, near byte", file)
 
 
-def _naming(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:
+def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:
     """Yield batches; raise pyarrow's errors as ones that name the file and the byte."""
     while True:
         try:
             batch = next(batches, None)
-        except DataError:
+        except StreampackError:
             raise
         except EOFError as error:
             raise DataError(
