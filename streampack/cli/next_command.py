@@ -25,7 +25,7 @@ from pathlib import Path
 from streampack._paths import is_url
 from streampack.cli.write_command import name_for, tokenizer_near, write_arguments
 from streampack.errors import StreampackError
-from streampack.write.inputs.formats import format_of
+from streampack.write.inputs.listing import format_of
 
 INDEX, JOB = "index.json", "job.json"
 CONFIG_VERBS = ("run", "plan", "simulate", "demo")

@@ -9,8 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from streampack.write.inputs.formats import FORMATS
-from streampack.write.inputs.listing import list_inputs
+from streampack.write.inputs.listing import COMPRESSIONS, FORMATS, list_inputs
 from streampack.write.inputs.peek import first_row
 
 TOKENIZER = "tokenizer.json"
@@ -77,7 +76,7 @@ def name_for(path: str, folder: str = "") -> str:
     'rows'
     """
     stem = Path(path.rstrip("/")).name
-    while Path(stem).suffix.lower() in (*FORMATS, ".gz", ".zst"):
+    while Path(stem).suffix.lower() in FORMATS | COMPRESSIONS:
         stem = Path(stem).stem
     names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
     return next(str(Path(folder, name)) for name in names if not Path(folder, name).exists())

@@ -8,6 +8,8 @@
     ~/.cache/.../<hash>/      cache of `datasets`: without the cache-*.arrow files of map and filter
     datasets--org--name/      cache of the hub: the Parquet files of its main revision
 
+A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
+
 Rows of a test split must not become training data silently, so a dataset folder with several splits
 is refused: the message names them.
 """
@@ -16,12 +18,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 from streampack.errors import DataError
-from streampack.write.inputs.formats import COMPRESSIONS, TABLES, format_of, supported
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.places import Found, Listing
-from streampack.write.inputs.slices import InputFile
+from streampack.write.inputs.slices import WHOLE, Compression, Format, InputSlice
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+TABLES = ("parquet", "arrow")
+"""Formats with column types and a compression of their own; pyarrow reads them."""
 
 # What a dataset folder holds beside its tables.
 DESCRIPTIONS = re.compile(
@@ -35,8 +54,8 @@ SHARD = re.compile(r"(?:.*/)?([^/]*?)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
 SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
 
 
-def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
-    """Return the files that paths, globs and URLs name, in order.
+def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
+    """Return the whole files that paths, globs and URLs name, in order.
 
     Args:
         inputs: Paths of files and folders, globs, and URLs of them. Files of a folder or a glob are
@@ -46,7 +65,7 @@ def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
         DataError: If an input names no file, a file has an unsupported suffix or is named twice, or
             a dataset folder has several splits.
     """
-    files: dict[str, InputFile] = {}
+    files: dict[str, InputSlice] = {}
     for uri in inputs:
         place, path = place_of(uri)
         listing = place.find(path)
@@ -64,14 +83,14 @@ def list_inputs(inputs: Sequence[str]) -> list[InputFile]:
     return list(files.values())
 
 
-def _input_files(uri: str, found: Sequence[Found]) -> list[InputFile]:
+def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
     files, others = [], []
     for file in found:
         formats = format_of(file.uri)
         if formats is None:
             others.append(file.uri)
         else:
-            files.append(InputFile(file.uri, file.version, *formats, file.num_bytes))
+            files.append(InputSlice(file.uri, file.version, *formats, 0, WHOLE, file.num_bytes))
     if others:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         way_out = "rename it if it is one of them"
@@ -147,3 +166,22 @@ def _check_splits(folder: str, listing: Listing, names: Sequence[str]) -> None:
             f"{folder}: has the splits {', '.join(globs)}; name one of them: '{first}'",
             uri=folder,
         )
+
+
+def format_of(name: str) -> tuple[Format, Compression | None] | None:
+    """Return a file's format and compression; None if its suffix is not supported.
+
+    >>> format_of("s3://bucket/rows.JSONL.zst"), format_of("a.parquet"), format_of("a.parquet.gz")
+    (('jsonl', 'zst'), ('parquet', None), None)
+    """
+    path = PurePosixPath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    found = FORMATS.get(PurePosixPath(path.stem).suffix if compression else path.suffix)
+    if found is None or (compression and found in TABLES):
+        return None
+    return found, compression
+
+
+def supported() -> str:
+    """Return the supported suffixes as text, for messages."""
+    return f"{', '.join(FORMATS)}, and all but {' and '.join(TABLES)} with .gz or .zst too"

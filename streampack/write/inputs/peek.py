@@ -9,14 +9,13 @@ from typing import Any, BinaryIO
 import orjson
 
 from streampack.write.inputs.decompress import read_pieces
-from streampack.write.inputs.formats import TABLES
 from streampack.write.inputs.lines import CsvRows, line_blocks
 from streampack.write.inputs.locate import place_of
-from streampack.write.inputs.slices import WHOLE, InputFile
-from streampack.write.inputs.tables import naming_damage, open_parquet, record_batches
+from streampack.write.inputs.slices import WHOLE, InputSlice
+from streampack.write.inputs.tables import READERS, naming_damage, open_parquet, record_batches
 
 
-def first_row(file: InputFile) -> dict[str, Any]:
+def first_row(file: InputSlice) -> dict[str, Any]:
     """Return the first row of a file of rows; empty for text, and if it has no row by name.
 
     Raises:
@@ -25,7 +24,7 @@ def first_row(file: InputFile) -> dict[str, Any]:
     """
     place, path = place_of(file.uri)
     with place.open(path, file.version, WHOLE, is_sequential=False) as opened:
-        if file.format in TABLES:
+        if file.format in READERS:
             rows = _table_rows(opened.file, file)
             return next(naming_damage(rows, file.uri, "its first row cannot be read"), {})
         pieces = read_pieces(opened.file, file.uri, file.compression, file.num_bytes)
@@ -54,11 +53,11 @@ def _csv_row(pieces: Iterable[bytes], uri: str) -> dict[str, Any]:
     return {}
 
 
-def _table_rows(file: BinaryIO, of: InputFile) -> Iterator[dict[str, Any]]:
+def _table_rows(file: BinaryIO, of: InputSlice) -> Iterator[dict[str, Any]]:
     """Yield the first row of each record batch."""
     if of.format == "parquet":
         batches = open_parquet(file, of.uri, is_remote=False).iter_batches(1)
     else:
-        batches = record_batches(file, of.whole())
+        batches = record_batches(file, of)
     for batch in batches:
         yield from batch.slice(0, 1).to_pylist()

@@ -2,7 +2,7 @@
 
 ::
 
-    list_inputs --> InputFile --> split_inputs --> InputSlice --> read_rows --> RowBatch
+    list_inputs --> whole files --> split_inputs --> InputSlice --> read_rows --> RowBatch
 
 An `InputSlice` names its rows completely, on any machine and at any time. It holds text and
 integers only, so ``dataclasses.asdict`` makes JSON of it, and ``InputSlice(**fields)`` reads it.
@@ -16,35 +16,6 @@ from typing import Any, Literal
 Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow"]
 Compression = Literal["gz", "zst"]
 WHOLE = -1  # `stop` of a slice that ends with its file
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """One version of a file that rows are read from.
-
-    >>> InputFile("rows.jsonl.zst", "size:9,mtime_ns:1", "jsonl", "zst", 9).whole().stop
-    -1
-    """
-
-    uri: str
-    """Path on this machine, or the URL of an object in a store."""
-    version: str
-    """Its version: "etag:..." from a store, else "size:...,mtime_ns:..."."""
-    format: Format
-    """Format of the decompressed file."""
-    compression: Compression | None
-    """Compression, by the last suffix of the name."""
-    num_bytes: int
-    """Size at rest."""
-
-    def whole(self) -> InputSlice:
-        """Return the slice of all its rows."""
-        return self.cut(0, WHOLE, self.num_bytes)
-
-    def cut(self, start: int, stop: int, num_bytes: int) -> InputSlice:
-        """Return the slice from `start` to `stop`, in the units of `InputSlice`."""
-        fields = (self.uri, self.version, self.format, self.compression)
-        return InputSlice(*fields, start, stop, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ Cost: one small read for each slice of JSON lines, one footer for each Parquet f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from streampack._checks import read_count
@@ -28,7 +29,7 @@ from streampack.write.inputs.arrow_stream import (
 )
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.locate import place_of
-from streampack.write.inputs.slices import WHOLE, InputFile, InputSlice
+from streampack.write.inputs.slices import WHOLE, InputSlice
 from streampack.write.inputs.tables import load_pyarrow, open_parquet
 
 SCAN_BYTES = 1 << 16
@@ -49,7 +50,7 @@ def split_inputs(inputs: Sequence[str], part_bytes: int) -> list[InputSlice]:
     return [part for file in list_inputs(inputs) for part in split_file(file, part_bytes)]
 
 
-def split_file(file: InputFile, part_bytes: int) -> list[InputSlice]:
+def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
     """Return the slices of one file.
 
     Raises:
@@ -58,14 +59,17 @@ def split_file(file: InputFile, part_bytes: int) -> list[InputSlice]:
     """
     sizes_of = SIZES.get(file.format)
     if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
-        return [file.whole()]
+        return [file]
     place, path = place_of(file.uri)
     with place.open(path, file.version, WHOLE, is_sequential=False) as opened:
         sizes = sizes_of(opened.file, file, part_bytes)
         parts = None if sizes is None else list(_grouped(sizes, part_bytes))
     if parts is None or len(parts) < 2:
-        return [file.whole()]
-    return [file.cut(start, stop, num_bytes) for start, stop, num_bytes in parts]
+        return [file]
+    return [
+        replace(file, start=start, stop=stop, num_bytes=num_bytes)
+        for start, stop, num_bytes in parts
+    ]
 
 
 def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -84,7 +88,7 @@ def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tupl
         yield start, stop, num_bytes
 
 
-def _lines(file: BinaryIO, of: InputFile, part_bytes: int) -> Iterator[tuple[int, int]]:
+def _lines(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield (end, size) of pieces of lines, each the fewest that have part_bytes."""
     begin = 0
     while begin < of.num_bytes:
@@ -104,7 +108,7 @@ def _line_end(file: BinaryIO, position: int) -> int:
     return position
 
 
-def _row_groups(file: BinaryIO, of: InputFile, part_bytes: int) -> list[tuple[int, int]]:  # noqa: ARG001
+def _row_groups(file: BinaryIO, of: InputSlice, part_bytes: int) -> list[tuple[int, int]]:  # noqa: ARG001
     """Return (end, size) of each row group."""
     metadata = open_parquet(file, of.uri, is_remote=is_url(of.uri)).metadata
     return [
@@ -120,7 +124,7 @@ def _packed_bytes(group: Any) -> int:
 
 def _record_batches(
     file: BinaryIO,
-    of: InputFile,
+    of: InputSlice,
     part_bytes: int,  # noqa: ARG001
 ) -> list[tuple[int, int]] | None:
     """Return (end, size) of each record batch; None: the file cannot be cut."""
@@ -154,7 +158,7 @@ def _record_batches(
     return sizes
 
 
-SIZES: dict[str, Callable[[BinaryIO, InputFile, int], Iterable[tuple[int, int]] | None]] = {
+SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]] | None]] = {
     "jsonl": _lines,
     "parquet": _row_groups,
     "arrow": _record_batches,
