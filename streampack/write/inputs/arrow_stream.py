@@ -47,11 +47,7 @@ def is_arrow_file(file: BinaryIO) -> bool:
 
 
 def check_end(file: BinaryIO) -> None:
-    """Check that a stream ends with the mark of its end; without it, it may be cut after a batch.
-
-    Raises:
-        EOFError: If it does not.
-    """
+    """Raise EOFError if a stream lacks the mark of its end: it may be cut after a batch."""
     begin = file.tell()
     size = file.seek(0, 2)
     file.seek(max(0, size - len(END)))
@@ -62,10 +58,9 @@ def check_end(file: BinaryIO) -> None:
 
 
 def messages(file: BinaryIO) -> Iterator[Message]:
-    """Yield the messages of a stream; the file's position is undefined meanwhile.
+    """Yield the messages of a stream; EOFError if it ends within one.
 
-    Raises:
-        EOFError: If the stream ends within a message.
+    The file's position is undefined meanwhile.
     """
     start = file.tell()
     size = file.seek(0, 2)
@@ -91,11 +86,7 @@ def messages(file: BinaryIO) -> Iterator[Message]:
 
 
 def read_messages(file: BinaryIO, pyarrow: Any, start: int, stop: int) -> Iterator[Any]:
-    """Yield record batches `start` to `stop`; the number of rows instead for those before them.
-
-    Raises:
-        EOFError: If the stream ends within a message.
-    """
+    """Yield record batches `start` to `stop`; the number of rows instead for those before them."""
     schema = None
     number = 0
     for message in messages(file):

@@ -20,31 +20,19 @@ GZIP_WBITS = 31  # a gzip header, and the largest window
 MAX_WINDOW_BYTES = 2**31  # of `zstd --long=31`, the most that zstd writes
 
 
-def _new_member() -> Any:
-    return zlib.decompressobj(GZIP_WBITS)
-
-
-def _new_frame() -> Any:
-    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
-
-
 # Both decompressors have `eof` and `unused_data`.
-DECOMPRESSORS: dict[Compression, Callable[[], Any]] = {"gz": _new_member, "zst": _new_frame}
+DECOMPRESSORS: dict[Compression, Callable[[], Any]] = {
+    "gz": lambda: zlib.decompressobj(GZIP_WBITS),
+    "zst": lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(),
+}
 
 
 def read_pieces(
     file: BinaryIO, uri: str, compression: Compression | None, num_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the decompressed contents of a file, from its position on.
+    """Yield the decompressed contents of a file, from its position on; `num_bytes` is at rest.
 
-    Args:
-        file: The file.
-        uri: Its name, for messages.
-        compression: Its compression.
-        num_bytes: Number of bytes to read, at rest.
-
-    Raises:
-        DataError: If it is damaged or cut short. Names the byte of the compressed file.
+    Damaged or cut compressed data are a DataError, which names the byte of the compressed file.
     """
     if compression is None:
         while num_bytes > 0 and (piece := file.read(min(PIECE_BYTES, num_bytes))):

@@ -16,17 +16,16 @@ from typing import Any
 from streampack.errors import DataError
 from streampack.write.inputs.places import (
     MAGIC,
-    SMALL_BLOCK_BYTES,
     Found,
     Listing,
     OpenInput,
     below_glob,
-    buffered,
     changed,
     is_hidden,
     nothing_found,
+    open_ranges,
+    version_of_tag,
 )
-from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
 
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
@@ -36,11 +35,7 @@ class FsspecPlace:
     """Lists and opens files of any store that fsspec has a driver for."""
 
     def find(self, uri: str) -> Listing:
-        """Return the files that a URL names: a file, a folder or a glob.
-
-        Raises:
-            DataError: If there is none, the store has no driver, or cannot be listed.
-        """
+        """Return the files that a URL names; a store without a driver is a DataError."""
         files, path = _open_store(uri)
         with _naming(uri):
             folder = None
@@ -63,11 +58,7 @@ class FsspecPlace:
     def open(
         self, uri: str, version: str, stop: int, *, is_sequential: bool
     ) -> Iterator[OpenInput]:
-        """Open one version of a file.
-
-        Raises:
-            DataError: If the file is missing or has another version, or cannot be read.
-        """
+        """Open one version of a file."""
         files, path = _open_store(uri)
 
         def _check() -> Found:
@@ -81,11 +72,9 @@ class FsspecPlace:
 
         num_bytes = _check().num_bytes
         fetch = partial(_fetch, files, uri, path)
-        # Where only some columns or rows are read, large blocks would fetch the rest too.
-        block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
         end = num_bytes if stop < 0 else stop
-        with RangeFile(end, fetch, block_bytes, reads_ahead=is_sequential) as file:
-            yield OpenInput(buffered(file), lambda: None)
+        with open_ranges(fetch, end, is_sequential=is_sequential) as opened:
+            yield opened
         _check()
 
 
@@ -120,7 +109,7 @@ def _found(files: Any, path: str) -> Found:
     tag = next((facts[name] for name in TAGS if facts.get(name)), None)
     time = next((facts[name] for name in TIMES if facts.get(name)), None)
     if tag is not None:
-        version = f"etag:{str(tag).strip(chr(34))}"
+        version = version_of_tag(str(tag))
     else:
         version = f"size:{size},mtime_ns:{_nanoseconds(time)}"
     return Found(files.unstrip_protocol(path), version, size)

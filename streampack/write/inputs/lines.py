@@ -57,11 +57,7 @@ def line_blocks(pieces: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iter
 def read_jsonl(
     pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
-    """Yield the rows of JSON lines; lines of white space are no rows, but counted.
-
-    Raises:
-        DataError: If the file is one JSON array instead of lines.
-    """
+    """Yield the rows of JSON lines; lines of white space are no rows, but counted."""
     number, begin = 0, part.start
     for block in _checked_start(pieces, part):
         lines = block.removesuffix(b"\n").split(b"\n")
@@ -296,10 +292,7 @@ class CsvRows:
 class BatchCollector:
     """Takes rows one at a time, and gives batches of them.
 
-    Args:
-        uri: The file of the rows.
-        wanted: The columns to take.
-        batch_rows: Number of rows, bad ones included, after which a batch is full.
+    A batch is full after `batch_rows` rows, bad ones included, or `MAX_BATCH_BYTES`.
     """
 
     def __init__(self, uri: str, wanted: Wanted, batch_rows: int) -> None:
@@ -322,11 +315,7 @@ class BatchCollector:
         return not self._batch.rows and not self._batch.bad
 
     def add(self, row: int, values: Any, num_bytes: int) -> None:
-        """Add the columns of a row.
-
-        Raises:
-            BadValueError: If they lack a column, or one has another type.
-        """
+        """Add the columns of a row, unless they are refused with a BadValueError."""
         value = self._wanted.value_in(values)
         kept = self._wanted.kept_in(values) if self._wanted.keep else ()
         self.add_value(row, value, num_bytes)

@@ -55,15 +55,10 @@ SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
 
 
 def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
-    """Return the whole files that paths, globs and URLs name, in order.
+    """Return the whole files that inputs name, in order; those of a folder or a glob are sorted.
 
-    Args:
-        inputs: Paths of files and folders, globs, and URLs of them. Files of a folder or a glob are
-            sorted by name.
-
-    Raises:
-        DataError: If an input names no file, a file has an unsupported suffix or is named twice, or
-            a dataset folder has several splits.
+    A DataError says that an input names no file, a file has an unsupported suffix or is named
+    twice, or a dataset folder has several splits.
     """
     files: dict[str, InputSlice] = {}
     for uri in inputs:

@@ -28,11 +28,7 @@ class LocalPlace:
     """Lists and opens files of this machine."""
 
     def find(self, uri: str) -> Listing:
-        """Return the files that a path names: a file, a folder or a glob.
-
-        Raises:
-            DataError: If there is none.
-        """
+        """Return the files that a path names: a file, a folder or a glob."""
         path = Path(uri)
         if path.is_dir():
             return Listing(uri, _files_below(path))
@@ -55,11 +51,7 @@ class LocalPlace:
         *,
         is_sequential: bool,  # noqa: ARG002
     ) -> Iterator[OpenInput]:
-        """Open one version of a file.
-
-        Raises:
-            DataError: If the file is missing, has another version, or may not be read.
-        """
+        """Open one version of a file."""
         try:
             with naming_limits():
                 file = open(uri, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below

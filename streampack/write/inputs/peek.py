@@ -18,9 +18,7 @@ from streampack.write.inputs.tables import READERS, naming_damage, open_parquet,
 def first_row(file: InputSlice) -> dict[str, Any]:
     """Return the first row of a file of rows; empty for text, and if it has no row by name.
 
-    Raises:
-        ConfigError: If pyarrow is needed and not installed.
-        DataError: If the file is damaged, or cannot be read.
+    A damaged file is a DataError; without pyarrow, a table is a ConfigError.
     """
     place, path = place_of(file.uri)
     with place.open(path, file.version, WHOLE, is_sequential=False) as opened:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 from streampack._paths import is_url
 from streampack.errors import DataError
+from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
 
 MAGIC = re.compile(r"[*?[]")
 SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
@@ -144,6 +145,20 @@ def nothing_found(uri: str) -> DataError:
     return DataError(f"{uri}: {text}", uri=uri)
 
 
-def buffered(file: io.RawIOBase) -> BinaryIO:
-    """Return a file whose `read(n)` returns fewer bytes only at the end."""
-    return io.BufferedReader(file, SMALL_BLOCK_BYTES)
+@contextmanager
+def open_ranges(
+    fetch: Callable[[int, int], bytes], stop: int, *, is_sequential: bool
+) -> Iterator[OpenInput]:
+    """Open a stored file up to `stop`; `fetch`, as in `RangeFile`, notices changes of it."""
+    block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
+    with RangeFile(stop, fetch, block_bytes, reads_ahead=is_sequential) as file:
+        yield OpenInput(io.BufferedReader(file, SMALL_BLOCK_BYTES), lambda: None)
+
+
+def version_of_tag(tag: str) -> str:
+    """Return the version of a file that its store has tagged.
+
+    >>> version_of_tag('"6f"')
+    'etag:6f'
+    """
+    return f"etag:{tag.strip(chr(34))}"

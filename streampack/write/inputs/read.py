@@ -35,19 +35,11 @@ LINE_READERS: dict[
 def read_rows(
     part: InputSlice, selection: RowSelection, batch_rows: int = 256
 ) -> Iterator[RowBatch]:
-    """Yield the rows of a slice in order, a few hundred at a time.
+    """Yield the rows of a slice in order; a batch has at most `batch_rows`, bad ones included.
 
-    Args:
-        part: The slice.
-        selection: Columns to take. A row without one of them, or with a value of another type, is
-            a bad row.
-        batch_rows: Most rows of a batch, bad ones included.
-
-    Raises:
-        ConfigError: If the selection does not name one of text, tokens and chat, or pyarrow is
-            needed and not installed.
-        DataError: If the file is damaged or cut short, cannot be read, or has changed since it was
-            listed. Names the file, and the byte where there is one.
+    A row without a selected column, or with a value of another type, is a bad row. A file that is
+    damaged, cut short or has changed since it was listed is a DataError. It names the file, and the
+    byte where there is one. Without pyarrow, a table is a ConfigError.
 
     >>> from pathlib import Path
     >>> from streampack.write.inputs.split import split_inputs

@@ -11,7 +11,7 @@ A request that fails for a passing reason is repeated, also one whose body break
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,18 +22,17 @@ from streampack.errors import DataError
 from streampack.storage.download_errors import FailureKind, classify, status_of, text_of
 from streampack.write.inputs.places import (
     MAGIC,
-    SMALL_BLOCK_BYTES,
     Found,
     Listing,
     OpenInput,
     below_glob,
-    buffered,
     changed,
     glob_pattern,
     is_hidden,
     nothing_found,
+    open_ranges,
+    version_of_tag,
 )
-from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
 from streampack.write.s3_client import bucket_options, s3_client
 
 ATTEMPTS = 8
@@ -53,11 +52,7 @@ class S3Place:
     """Lists and opens objects."""
 
     def find(self, uri: str) -> Listing:
-        """Return the objects that a URL names: an object, a folder or a glob.
-
-        Raises:
-            DataError: If there is none, or the bucket cannot be listed.
-        """
+        """Return the objects that a URL names: an object, a folder or a glob."""
         bucket, key = _bucket_and_key(uri)
         first = list(islice(_objects(uri, bucket, key), 1)) if key else []
         if first and first[0].uri == uri:  # the object's own key sorts first
@@ -84,22 +79,15 @@ class S3Place:
             raise nothing_found(uri)
         return Listing(folder, files)
 
-    @contextmanager
     def open(
         self, uri: str, version: str, stop: int, *, is_sequential: bool
-    ) -> Iterator[OpenInput]:
-        """Open one version of an object.
-
-        Raises:
-            DataError: If the object is missing or has another version, or cannot be read.
-        """
+    ) -> AbstractContextManager[OpenInput]:
+        """Open one version of an object."""
         bucket, key = _bucket_and_key(uri)
         if stop < 0:
             stop = _size_of(uri, bucket, key, version)
-        block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
-        fetch = partial(_fetch, uri, bucket, key, version)
-        with RangeFile(stop, fetch, block_bytes, reads_ahead=is_sequential) as file:
-            yield OpenInput(buffered(file), lambda: None)  # each request has compared the version
+        fetch = partial(_fetch, uri, bucket, key, version)  # each request compares the version
+        return open_ranges(fetch, stop, is_sequential=is_sequential)
 
 
 def _bucket_and_key(uri: str) -> tuple[str, str]:
@@ -114,14 +102,10 @@ def _objects(uri: str, bucket: str, prefix: str) -> Iterator[Found]:
     try:
         for page in pages.paginate(**bucket_options(bucket), Prefix=prefix):
             for entry in page.get("Contents", ()):
-                version = _version_of(entry["ETag"])
+                version = version_of_tag(entry["ETag"])
                 yield Found(f"s3://{bucket}/{entry['Key']}", version, entry["Size"])
     except Exception as error:  # botocore's, which derive from Exception
         raise _failure(uri, "listed", error) from error
-
-
-def _version_of(etag: str) -> str:
-    return f"etag:{etag.strip(chr(34))}"
 
 
 def _size_of(uri: str, bucket: str, key: str, version: str) -> int:
@@ -129,7 +113,7 @@ def _size_of(uri: str, bucket: str, key: str, version: str) -> int:
         answer = s3_client().head_object(**bucket_options(bucket), Key=key)
     except Exception as error:  # botocore's, which derive from Exception
         raise _failure(uri, "read", error) from error
-    now = _version_of(answer["ETag"])
+    now = version_of_tag(answer["ETag"])
     if now != version:
         raise changed(uri, version, now)
     return int(answer["ContentLength"])
@@ -151,8 +135,8 @@ def _fetch(uri: str, bucket: str, key: str, version: str, start: int, stop: int)
         if status_of(error) in CHANGED:
             raise changed(uri, version, "another") from error
         raise _failure(uri, f"read from byte {start} on", error) from error
-    if _version_of(etag) != version:  # a store that does not know If-Match
-        raise changed(uri, version, _version_of(etag))
+    if version_of_tag(etag) != version:  # a store that does not know If-Match
+        raise changed(uri, version, version_of_tag(etag))
     return data
 
 

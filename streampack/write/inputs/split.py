@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 
 from streampack._checks import read_count
 from streampack._paths import is_url
-from streampack.errors import DataError
 from streampack.write.inputs.arrow_stream import (
     DICTIONARY,
     RECORD_BATCH,
@@ -30,7 +29,7 @@ from streampack.write.inputs.arrow_stream import (
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.slices import WHOLE, InputSlice
-from streampack.write.inputs.tables import load_pyarrow, open_parquet
+from streampack.write.inputs.tables import naming_damage, open_arrow, open_parquet
 
 SCAN_BYTES = 1 << 16
 
@@ -38,25 +37,15 @@ SCAN_BYTES = 1 << 16
 def split_inputs(inputs: Sequence[str], part_bytes: int) -> list[InputSlice]:
     """Return the slices of the files that paths, globs and URLs name.
 
-    Args:
-        inputs: Paths, globs and URLs, as for `list_inputs`.
-        part_bytes: Size at rest after which a slice ends at the next row, row group or batch.
-
-    Raises:
-        ConfigError: If `part_bytes` is not a count, or pyarrow is needed and not installed.
-        DataError: As `list_inputs`; or if a file is damaged, or changed meanwhile.
+    A slice ends at the first row, row group or batch after `part_bytes` bytes at rest. A DataError
+    says that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile.
     """
     part_bytes = read_count("part_bytes", part_bytes, "write a number of bytes such as 268435456")
     return [part for file in list_inputs(inputs) for part in split_file(file, part_bytes)]
 
 
 def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
-    """Return the slices of one file.
-
-    Raises:
-        ConfigError: If pyarrow is needed and not installed.
-        DataError: If the file is damaged, or has changed since it was listed.
-    """
+    """Return the slices of one file."""
     sizes_of = SIZES.get(file.format)
     if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
         return [file]
@@ -129,32 +118,18 @@ def _record_batches(
 ) -> list[tuple[int, int]] | None:
     """Return (end, size) of each record batch; None: the file cannot be cut."""
     if is_arrow_file(file):
-        ipc = load_pyarrow(of.uri, "pyarrow.ipc")
-        try:
-            count = ipc.open_file(file).num_record_batches
-        except Exception as error:  # ArrowInvalid, OSError
-            raise DataError(
-                f"{of.uri}: has no valid footer before its end at byte {of.num_bytes} ({error}); "
-                "it was cut short or damaged: copy it again",
-                uri=of.uri,
-            ) from error
+        count = open_arrow(file, of.uri).num_record_batches
         # The index has no sizes, so all batches count the same.
         edges = [of.num_bytes * number // count for number in range(count + 1)]
         return [(number + 1, edges[number + 1] - edges[number]) for number in range(count)]
     if is_url(of.uri):
         return None  # a request for each message would be slower than reading on
     sizes: list[tuple[int, int]] = []
-    try:
-        for message in messages(file):
-            if message.kind == DICTIONARY:
-                return None  # a batch may need any dictionary before it
-            if message.kind == RECORD_BATCH:
-                sizes.append((len(sizes) + 1, message.stop - message.start))
-    except EOFError as error:
-        raise DataError(
-            f"{of.uri}: {error}: it was cut short or damaged; copy it again",
-            uri=of.uri,
-        ) from error
+    for message in naming_damage(messages(file), of.uri, "has no valid message near byte", file):
+        if message.kind == DICTIONARY:
+            return None  # a batch may need any dictionary before it
+        if message.kind == RECORD_BATCH:
+            sizes.append((len(sizes) + 1, message.stop - message.start))
     return sizes
 
 

@@ -13,6 +13,7 @@ Cost: see benchmarks/bench_inputs.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from typing import Any, BinaryIO
@@ -26,11 +27,7 @@ from streampack.write.inputs.values import TOOLS, BadValueError, Wanted, as_text
 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
-    """Return a module of pyarrow.
-
-    Raises:
-        ConfigError: If pyarrow is not installed.
-    """
+    """Return a module of pyarrow; a ConfigError says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -41,20 +38,28 @@ def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
 
 
 def open_parquet(file: BinaryIO, uri: str, *, is_remote: bool) -> Any:
-    """Return a Parquet file.
-
-    Raises:
-        DataError: If it is cut short or damaged. Names the byte where its footer should end.
-    """
+    """Return a Parquet file."""
     parquet = load_pyarrow(uri, "pyarrow.parquet")
+    # Coalesced requests hold a row group in memory, which is worth it for a store only.
+    return _opened(
+        partial(parquet.ParquetFile, pre_buffer=is_remote, buffer_size=1 << 20), file, uri
+    )
+
+
+def open_arrow(file: BinaryIO, uri: str) -> Any:
+    """Return a file of Arrow IPC, which has an index."""
+    return _opened(load_pyarrow(uri, "pyarrow.ipc").open_file, file, uri)
+
+
+def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> Any:
+    """Open a file by its footer; a DataError names the byte where the footer should end."""
     try:
-        # Coalesced requests hold a row group in memory, which is worth it for a store only.
-        return parquet.ParquetFile(file, pre_buffer=is_remote, buffer_size=1 << 20)
+        return open_file(file)
+    except DataError:
+        raise
     except Exception as error:  # ArrowInvalid, OSError and others
-        if isinstance(error, DataError):
-            raise
         raise DataError(
-            f"{uri}: has no valid Parquet footer before its end at byte {_size(file)} "
+            f"{uri}: has no valid footer before its end at byte {_size(file)} "
             f"({_first_line(error)}); it was cut short or damaged: copy it again",
             uri=uri,
         ) from error
@@ -63,12 +68,7 @@ def open_parquet(file: BinaryIO, uri: str, *, is_remote: bool) -> Any:
 def read_parquet(
     file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
-    """Yield the rows of row groups.
-
-    Raises:
-        ConfigError: If pyarrow is not installed.
-        DataError: If the file is damaged. Names the row group and its first byte.
-    """
+    """Yield the rows of row groups; a DataError names a damaged one and its first byte."""
     parquet = open_parquet(file, part.uri, is_remote=part.version.startswith("etag:"))
     metadata = parquet.metadata
     stop = metadata.num_row_groups if part.stop == WHOLE else part.stop
@@ -93,13 +93,7 @@ def read_parquet(
 def read_arrow(
     file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
-    """Yield the rows of record batches, in a stream or a file of Arrow IPC.
-
-    Raises:
-        ConfigError: If pyarrow is not installed.
-        DataError: If the file is cut short or damaged. Names the byte.
-    """
-    load_pyarrow(part.uri)
+    """Yield the rows of record batches, in a stream or a file of Arrow IPC."""
     row = 0
     for batch in record_batches(file, part):
         if isinstance(batch, int):
@@ -121,7 +115,7 @@ def record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
 
     def _batches() -> Iterator[Any]:
         if is_arrow_file(file):
-            reader = ipc.open_file(file)
+            reader = open_arrow(file, part.uri)
             stop = reader.num_record_batches if part.stop == WHOLE else part.stop
             for number in range(stop):
                 batch = reader.get_batch(number)
@@ -174,14 +168,7 @@ def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
 
 
 def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
-    """Return the rows of a record batch.
-
-    Args:
-        batch: A record batch of pyarrow.
-        first: Number of its first row in the file.
-        uri: Path or URL of the file.
-        wanted: The columns to take.
-    """
+    """Return the rows of a record batch of pyarrow, numbered from `first` on."""
     num_rows = batch.num_rows
     names = batch.schema.names
     out = RowBatch(kept={name: [] for name in wanted.keep})

@@ -1,6 +1,7 @@
 """Conversion of column values to texts, token ids and conversations.
 
-Functions raise BadValueError for a value of another type. Its text completes "column 'x' ...".
+A missing column and a value of another type are a BadValueError. For a value, its text completes
+"column 'x' ...".
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ class BadValueError(Exception):
 
 
 def as_text(value: Any) -> str:
-    """Return a text.
-
-    Raises:
-        BadValueError: If it is of another type, or bytes that are not UTF-8.
-    """
+    """Return a text, which may be given as bytes of UTF-8."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -48,13 +45,10 @@ def as_text(value: Any) -> str:
 
 
 def as_tokens(value: Any) -> IntArray:
-    """Return token ids as an array of shape (num_tokens,).
+    """Return a list of token ids, or JSON text of one, as an array of shape (num_tokens,).
 
     >>> as_tokens([5, 6]).tolist(), as_tokens("[7]").tolist()
     ([5, 6], [7])
-
-    Raises:
-        BadValueError: If it is not a list of integers, or JSON text of one.
     """
     if isinstance(value, str):
         if not value.lstrip().startswith("["):
@@ -75,11 +69,7 @@ def as_tokens(value: Any) -> IntArray:
 
 
 def as_chat(value: Any) -> Any:
-    """Return a conversation: a list of messages.
-
-    Raises:
-        BadValueError: If it is not one, or JSON text of one.
-    """
+    """Return a conversation: a list of messages, which may be given as JSON text."""
     if isinstance(value, str):
         value = _from_json(value)
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
@@ -98,11 +88,7 @@ def _from_json(text: str) -> Any:
 
 
 class Wanted:
-    """The one column that gives a row's value, and its conversion.
-
-    Raises:
-        ConfigError: If a selection does not name exactly one of text, tokens and chat.
-    """
+    """The one column that gives a row's value, and its conversion."""
 
     def __init__(self, selection: RowSelection) -> None:
         found: list[tuple[str, str, Callable[[Any], Any]]] = [
@@ -121,11 +107,7 @@ class Wanted:
         self.keep = selection.keep
 
     def column_in(self, names: Iterable[str]) -> str:
-        """Return the name of the column; "input_ids" where "tokens" is missing.
-
-        Raises:
-            BadValueError: If the column is missing.
-        """
+        """Return the name of the column; "input_ids" where "tokens" is missing."""
         known = list(names)
         if self.name in known:
             return self.name
@@ -134,11 +116,7 @@ class Wanted:
         raise BadValueError(no_column(self.name, known, self.option))
 
     def value_in(self, row: Mapping[str, Any]) -> Any:
-        """Return the value of a row.
-
-        Raises:
-            BadValueError: If its column is missing, or holds a value of another type.
-        """
+        """Return the value of a row."""
         name = self.column_in(row)
         try:
             value = self.convert(row[name])
@@ -153,11 +131,7 @@ class Wanted:
         return {"messages": chat, TOOLS: tools} if tools else chat
 
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the kept values of a row.
-
-        Raises:
-            BadValueError: If a column is missing.
-        """
+        """Return the kept values of a row."""
         missing = next((name for name in self.keep if name not in row), None)
         if missing is not None:
             raise BadValueError(no_column(missing, list(row), "extra_fields"))

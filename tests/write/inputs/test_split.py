@@ -197,6 +197,14 @@ def test_a_table_cut_short_is_an_error_that_names_the_byte(tmp_path, suffix, sha
         rows_of(split(path, part_bytes))
 
 
+def test_an_arrow_stream_of_damaged_messages_is_an_error_that_names_the_byte(tmp_path):
+    path = tmp_path / "rows.arrow"
+    path.write_bytes(b"\xff\xff\xff\xff\x10\x00\x00\x00" + b"\xff" * 5000)
+
+    with pytest.raises(DataError, match=rf"{path}: has no valid message near byte 24 of 5008"):
+        split(path, 1000)
+
+
 def test_part_bytes_must_be_a_count(tmp_path: Path):
     with pytest.raises(ValueError, match="part_bytes=0 must be at least 1"):
         split_inputs([str(tmp_path)], 0)
