@@ -218,12 +218,7 @@ _Loader.add_constructor(FLOAT, _Loader.construct_number)
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read and check a run's YAML.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not YAML, or has invalid values. The message has
-            a line for each mistake, with the file and the place in it.
-    """
+    """Read and check a run's YAML; a ConfigError has a line for each mistake, with its place."""
     file = local_path(path, "config")  # a shell leaves the `~` of --config=~/x.yaml as it is
     try:
         text = file.read_text(encoding="utf-8")

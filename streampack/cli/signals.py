@@ -1,7 +1,4 @@
-"""SIGTERM as an exception, so that a verb ends its processes and says where it stopped.
-
-Cost: none.
-"""
+"""SIGTERM as an exception, so that a verb ends its processes and says where it stopped."""
 
 from __future__ import annotations
 

@@ -7,14 +7,12 @@
     "set Order(num_lanes=1)"         run:     "set order.num_lanes: 1"
 
 The package words its messages for Python; only this module rewords them.
-
-Cost: none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 # Python arguments whose option has another name.
 ARGUMENTS: Mapping[str, str] = {
@@ -32,6 +30,7 @@ VALUE = r"""('[^']*'|"[^"]*"|\.\.\.|[^\s,;()'"]*[^\s,;:.()'"])?"""
 # Code that users write in Python is left unchanged.
 CODE = r"\b(?:Iterable)?Stream\([^()]*\)|\b\w+\([^()]*=[^()]*\)"
 ARGUMENT_IN_TEXT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
+UNSTATED = (None, "...")  # values; "True" too for an option, as naming a flag turns it on
 CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
 
 
@@ -44,8 +43,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def in_words_of_options(text: str, options: Mapping[str, str]) -> str:
-    """Return a message with arguments replaced by their options.
+def in_words_of_options(
+    text: str, options: Mapping[str, str], unstated: Sequence[str | None] = (*UNSTATED, "True")
+) -> str:
+    """Return a message with arguments replaced by their options, without `unstated` values.
 
     >>> in_words_of_options("set tokens= or out='a b'", {"tokens": "--tokens", "out": "--out"})
     "set --tokens or --out 'a b'"
@@ -55,8 +56,7 @@ def in_words_of_options(text: str, options: Mapping[str, str]) -> str:
         code, name, value = match.groups()
         if code or name not in options:
             return match.group()
-        is_stated = value not in (None, "...", "True")  # naming a flag turns it on
-        return f"{options[name]} {_plain(value)}" if is_stated else options[name]
+        return options[name] if value in unstated else f"{options[name]} {_plain(value)}"
 
     return ARGUMENT_IN_TEXT.sub(_word, text)
 
@@ -73,13 +73,8 @@ def in_words_of_config(text: str, keys: set[str]) -> str:
         value = "" if value == "..." else f" {_plain(value)}"
         return f"{section.lower()}.{name}:{value}"
 
-    def _word(match: re.Match[str]) -> str:
-        code, name, value = match.groups()
-        if code or name not in keys:
-            return match.group()
-        return f"{name}:" if value in (None, "...") else f"{name}: {_plain(value)}"
-
-    return ARGUMENT_IN_TEXT.sub(_word, CONFIG.sub(_key, text))
+    in_keys = {key: f"{key}:" for key in keys}
+    return in_words_of_options(CONFIG.sub(_key, text), in_keys, UNSTATED)
 
 
 def _plain(value: str) -> str:

@@ -34,10 +34,8 @@ class LocalPlace:
             return Listing(uri, _files_below(path))
         if path.exists():
             return Listing(None, [_found(path)])
-        if not MAGIC.search(uri):
-            raise nothing_found(uri)
-        files = [_found(Path(name)) for name in sorted(glob(uri, recursive=True))]
-        files = [file for file in files if not os.path.isdir(file.uri)]
+        names = sorted(glob(uri, recursive=True)) if MAGIC.search(uri) else []
+        files = [_found(Path(name)) for name in names if not os.path.isdir(name)]
         if not files:
             raise nothing_found(uri)
         return Listing(None, files)

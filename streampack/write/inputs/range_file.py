@@ -59,10 +59,6 @@ class RangeFile(io.RawIOBase):
         self._position = max(0, base[whence] + offset)
         return self._position
 
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
     def readinto(self, buffer: Any) -> int:
         """Read into a buffer up to the end of the current block, and return the number of bytes."""
         view = memoryview(buffer).cast("B")

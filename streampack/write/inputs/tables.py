@@ -185,13 +185,10 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
         return RowBatch(values, kept, list(range(first, first + num_rows)))
     for row in range(num_rows):
         try:
-            value = _usable(values[row], name)
-            try:
-                value = wanted.convert(value)
-            except BadValueError as error:
-                raise BadValueError(f"column {name!r} {error}") from error
+            found = {name: _usable(values[row], name)}
             if tools is not None:
-                value = wanted.with_tools(value, _usable(tools[row], TOOLS))
+                found[TOOLS] = _usable(tools[row], TOOLS)
+            value = wanted.value_in(found)
             items = [_usable(column[row], each) for each, column in kept.items()]
         except BadValueError as error:
             out.bad.append(BadRow(uri, first + row, str(error)))

@@ -116,19 +116,16 @@ class Wanted:
         raise BadValueError(no_column(self.name, known, self.option))
 
     def value_in(self, row: Mapping[str, Any]) -> Any:
-        """Return the value of a row."""
+        """Return the value of a row; a conversation together with its tools, if it has any."""
         name = self.column_in(row)
         try:
             value = self.convert(row[name])
         except BadValueError as error:
             raise BadValueError(f"column {name!r} {error}") from error
-        return self.with_tools(value, row.get(TOOLS)) if self.has_tools else value
-
-    def with_tools(self, chat: Any, tools: Any) -> Any:
-        """Return a conversation together with its tools, if it has any."""
+        tools = row.get(TOOLS) if self.has_tools else None
         if isinstance(tools, str) and tools:
             tools = _from_json(tools)
-        return {"messages": chat, TOOLS: tools} if tools else chat
+        return {"messages": value, TOOLS: tools} if tools else value
 
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
         """Return the kept values of a row."""
