@@ -27,7 +27,7 @@ from streampack.write.inputs.values import TOOLS, BadValueError, Wanted, as_text
 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
-    """Return a module of pyarrow; a ConfigError says how to install it."""
+    """Return a module of pyarrow, or raise a ConfigError with the command that installs it."""
     try:
         return import_module(name)
     except ImportError as error:
