@@ -30,7 +30,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError, DataError
-from streampack.write.s3_client import ATTEMPTS, s3_client
+from streampack.write.s3_client import ATTEMPTS, bucket_options, s3_client
 
 TEMPORARY = ".partial"
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -198,7 +198,7 @@ class S3Output:
                 raise
 
     def _get(self, name: str) -> bytes:
-        answer = s3_client().get_object(Bucket=self.bucket, Key=self._key(name))
+        answer = s3_client().get_object(**self._address(name))
         data: bytes = answer["Body"].read()
         return data
 
@@ -223,39 +223,38 @@ class S3Output:
 
     def names(self, prefix: str, suffix: str) -> list[str]:
         """Return the sorted names of objects with this beginning and end."""
-        with self._naming(prefix, "listed"):
-            pages = s3_client().get_paginator("list_objects_v2")
-            found = pages.paginate(Bucket=self.bucket, Prefix=self._key(prefix))
-            keys = [entry["Key"] for page in found for entry in page.get("Contents", ())]
-        begin = len(self.prefix) + 1
-        return sorted(key[begin:] for key in keys if key.endswith(suffix))
+        return sorted(name for name in self._names(prefix) if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        """Return whether no object is there."""
-        with self._naming("", "listed"):
-            answer = s3_client().list_objects_v2(
-                Bucket=self.bucket, Prefix=f"{self.prefix}/", MaxKeys=1
-            )
-        return not answer.get("Contents")
+        """Return whether no object is there, hidden ones aside."""
+        return all(name.startswith(".") for name in self._names(""))
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
         """Remove all folders in `parent` but these; no object is ever unfinished."""
         with self._naming(parent, "cleaned"):
             for name in self.names(f"{parent}/", ""):
                 if name.split("/")[1] not in keep:
-                    s3_client().delete_object(Bucket=self.bucket, Key=self._key(name))
+                    s3_client().delete_object(**self._address(name))
 
-    def _key(self, name: str) -> str:
-        return f"{self.prefix}/{name}"
+    def _address(self, name: str) -> dict[str, str]:
+        """Return the arguments of a request for an object."""
+        return {**bucket_options(self.bucket), "Key": f"{self.prefix}/{name}"}
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        """Yield the names of objects with this beginning; the store is asked page by page."""
+        begin, options = f"{self.prefix}/", bucket_options(self.bucket)
+        with self._naming(prefix, "listed"):
+            pages = s3_client().get_paginator("list_objects_v2")
+            for page in pages.paginate(**options, Prefix=begin + prefix):
+                for entry in page.get("Contents", ()):
+                    yield entry["Key"].removeprefix(begin)
 
     def _put(self, name: str, data: bytes, **conditions: str) -> None:
         digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        options = dict(conditions)
+        options = self._address(name) | conditions
         if acl := os.environ.get("S3_CANNED_ACL"):  # as MosaicML's uploader
             options["ACL"] = acl
-        s3_client().put_object(
-            Bucket=self.bucket, Key=self._key(name), Body=data, ContentMD5=digest, **options
-        )
+        s3_client().put_object(Body=data, ContentMD5=digest, **options)
 
     def _put_if_missing(self, name: str, data: bytes) -> bool:
         if self.read(name) is not None:

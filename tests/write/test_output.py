@@ -15,9 +15,12 @@ from streampack.streams import Stream, open_stream
 from streampack.write import merge, verify, write_texts
 from streampack.write import output as output_module
 from streampack.write.output import LocalOutput, open_output
+from streampack.write.s3_client import REQUESTER_PAYS, s3_client
 from tests.helpers.faults.faultserver import Fault, FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server, s3_variables
 from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows
+
+PAYER = "x-amz-request-payer"
 
 # What a store's client leaves open after a failure.
 pytestmark = [
@@ -51,6 +54,8 @@ def output(request, tmp_path):
 def test_files_are_written_read_listed_and_cleaned_up(output):
     assert output.is_empty()
     assert output.read("parts/a/x.json") is None
+    output.put(".hidden", b"0")
+    assert output.is_empty()
     output.put("parts/a/x.json", b"1")
     output.put("parts/a/x.json", b"22")
     output.put("parts/b/x.json", b"3")
@@ -61,6 +66,28 @@ def test_files_are_written_read_listed_and_cleaned_up(output):
     assert output.names("others/", "") == []
     output.clean_up("parts", {"a"})
     assert output.names("parts/", "") == ["parts/a/x.json"]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("buckets", "payer"), [("other, bucket", b"requester"), ("other", None)])
+def test_each_request_to_a_bucket_says_who_pays(monkeypatch, buckets, payer):
+    payers = {}
+    output = open_output("s3://bucket/out")
+    s3_client().meta.events.register(
+        "before-send.s3",
+        lambda request, **_: payers.update({request.method: request.headers.get(PAYER)}),
+    )
+    monkeypatch.setenv(REQUESTER_PAYS, buckets)
+    output.put("parts/a/x.json", b"1")
+    assert output.read("parts/a/x.json") == b"1"
+    assert payers == {"PUT": payer, "GET": payer}
+    payers.clear()
+    assert not output.is_empty()
+    assert payers == {"GET": payer}
+    output.clean_up("parts", set())
+    assert payers == {"GET": payer, "DELETE": payer}
+    assert output.is_empty()
 
 
 def test_of_many_that_write_a_new_file_one_succeeds(tmp_path):
