@@ -29,7 +29,8 @@ from streampack.mds.index import Part as Stored
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
 from streampack.write.output import Output, open_output
-from streampack.write.part import PartResult, UInt32Array, parse_samples, read_result, shown_row
+from streampack.write.part import PartResult, parse_samples, read_result, shown_row
+from streampack.write.samples import Counts, UInt32Array
 
 NUM_READERS = 16
 
@@ -132,14 +133,12 @@ def _check_complete(output: Output, job: Job, results: dict[str, PartResult]) ->
 
 def _why_empty(results: dict[str, PartResult]) -> str:
     """Return what became of the rows of a job without samples, and a way out."""
-    counts = [result.counts for result in results.values()]
-    num_bad, num_skipped = (
-        sum(getattr(each, name) for each in counts) for name in ("num_bad_rows", "num_skipped")
-    )
-    if not num_bad:
-        return f" ({num_skipped} without tokens); name files with 1 or more"
+    counts = Counts.total(result.counts for result in results.values())
+    skipped = f"{counts.num_skipped} without tokens"
+    if not counts.num_bad_rows:
+        return f" ({skipped}); name files with 1 or more"
     bad = next(bad for result in results.values() for bad in result.bad_rows)
-    return f" ({num_bad} bad rows, {num_skipped} without tokens); the first is {shown_row(bad)}"
+    return f" ({counts.num_bad_rows} bad rows, {skipped}); the first is {shown_row(bad)}"
 
 
 def _shown(versions: Versions) -> str:

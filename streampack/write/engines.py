@@ -22,54 +22,27 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
-from streampack.write.part import PartCounts, PartResult, PartTask, write_part
+from streampack.write.part import Event, PartTask, write_part
 
 REPORT_S = 0.5  # between reports of a worker
 END_S = 5.0  # for a worker to end after SIGTERM
 AGAIN = "run the same command again: finished parts are kept"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What happened to the part of a task."""
-
-    number: int
-    """Number of the task."""
-    counts: PartCounts
-    """Its counts so far."""
-    result: PartResult | None = None
-    """The part's result, once it is done."""
-
 
 Report: TypeAlias = Callable[[Event], None]
 
 
 def run_here(tasks: Sequence[PartTask], report: Report) -> None:
     """Write parts in this process; the tokenizer uses all cores."""
-    for number, task in enumerate(tasks):
-        result = write_part(task, partial(_report_counts, report, number))
-        report(Event(number, result.counts, result))
-
-
-def _report_counts(report: Report, number: int, counts: PartCounts) -> None:
-    report(Event(number, counts))
-
-
-@dataclass(slots=True)
-class _Worker:
-    process: Any
-    pipe: Connection
-    number: int
-    """Number of its task."""
+    for task in tasks:
+        for event in write_part(task):
+            report(event)
 
 
 def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: Report) -> None:
@@ -78,26 +51,25 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: Report
     Raises:
         WorkerError: If a worker died.
     """
-    pending = deque(enumerate(tasks))
-    workers: list[_Worker] = []
+    pending = deque(tasks)
+    workers: dict[Connection, Any] = {}  # processes by their pipes
     # The cores that are left when there are fewer parts than cores.
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     try:
         while pending and len(workers) < num_workers:
-            workers.append(_start_worker(pending.popleft(), num_threads))
+            pipe, process = _start_worker(num_threads)
+            workers[pipe] = process
+            pipe.send(pending.popleft())
         while workers:
-            for pipe in wait([worker.pipe for worker in workers]):
-                worker = next(worker for worker in workers if worker.pipe is pipe)
-                event = _receive(worker)
+            for pipe in workers.keys() & wait(list(workers)):
+                event = _receive(pipe, workers[pipe])
                 report(event)
                 if event.result is None:
                     continue
                 if pending:
-                    worker.number, task = pending.popleft()
-                    worker.pipe.send((worker.number, task))
+                    pipe.send(pending.popleft())
                 else:
-                    workers.remove(worker)
-                    _end([worker])
+                    _end({pipe: workers.pop(pipe)})
     finally:
         _end(workers)
 
@@ -121,17 +93,14 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: Repor
         _connect(ray)
     try:
         remote = ray.remote(num_cpus=1, max_retries=3)(_write_quietly)
-        pending = deque(enumerate(tasks))
-        running: dict[Any, int] = {}
+        pending = deque(tasks)
+        running: list[Any] = []
         limit = num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         while pending or running:
             while pending and len(running) < limit:
-                number, task = pending.popleft()
-                running[remote.remote(task)] = number
-            done, _ = ray.wait(list(running), num_returns=1)
-            number = running.pop(done[0])
-            outcome = _ray_result(ray, done[0])
-            report(Event(number, outcome.counts, outcome))
+                running.append(remote.remote(pending.popleft()))
+            done, running = ray.wait(running, num_returns=1)
+            report(_ray_event(ray, done[0]))
     finally:
         if is_own:
             ray.shutdown()
@@ -149,32 +118,31 @@ def _connect(ray: Any) -> None:
         ) from error
 
 
-def _write_quietly(task: PartTask) -> PartResult | BaseException:
-    """Write a part in a Ray task; an error is a value, so that it keeps its type."""
+def _write_quietly(task: PartTask) -> Event | BaseException:
+    """Write a part in a Ray task, which carries only the last event.
+
+    An error is a value, so that it keeps its type.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        return write_part(task, _ignore)
+        *_, last = write_part(task)
+        return last
     except Exception as error:
         return _portable(error)
 
 
-def _ignore(counts: PartCounts) -> None:
-    """Ignore the counts of a task, which Ray does not carry."""
-    del counts
-
-
-def _ray_result(ray: Any, reference: Any) -> PartResult:
+def _ray_event(ray: Any, reference: Any) -> Event:
     try:
         outcome = ray.get(reference)
     except ray.exceptions.RayError as error:
         raise WorkerError(f"Ray gave up on a part ({error}); {AGAIN}") from error
     if isinstance(outcome, BaseException):
         raise outcome
-    result: PartResult = outcome
-    return result
+    event: Event = outcome
+    return event
 
 
-def _start_worker(numbered: tuple[int, PartTask], num_threads: int) -> _Worker:
+def _start_worker(num_threads: int) -> tuple[Connection, Any]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     # Fresh processes, not forks: the caller may run threads, e.g. for a progress bar.
@@ -182,16 +150,15 @@ def _start_worker(numbered: tuple[int, PartTask], num_threads: int) -> _Worker:
     with _interrupts_blocked():
         process.start()
     theirs.close()
-    ours.send(numbered)
-    return _Worker(process, ours, numbered[0])
+    return ours, process
 
 
-def _receive(worker: _Worker) -> Event:
+def _receive(pipe: Connection, process: Any) -> Event:
     try:
-        message = worker.pipe.recv()
+        message = pipe.recv()
     except (EOFError, ConnectionError) as error:
-        worker.process.join(END_S)
-        code = worker.process.exitcode
+        process.join(END_S)
+        code = process.exitcode
         raise WorkerError(
             f"a worker process ended with exit code {code}"
             f"{' (killed: perhaps memory ran out; try fewer workers)' if code == -9 else ''}; "
@@ -203,15 +170,15 @@ def _receive(worker: _Worker) -> Event:
     return event
 
 
-def _end(workers: Sequence[_Worker]) -> None:
-    for worker in workers:
-        worker.pipe.close()
-        worker.process.terminate()
-    for worker in workers:
-        worker.process.join(END_S)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+def _end(workers: Mapping[Connection, Any]) -> None:
+    for pipe, process in workers.items():
+        pipe.close()
+        process.terminate()
+    for process in workers.values():
+        process.join(END_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 def _work(pipe: Connection, num_threads: int) -> None:
@@ -221,30 +188,19 @@ def _work(pipe: Connection, num_threads: int) -> None:
     # Once the main process has gone, reports fail and this process ends.
     with suppress(EOFError, ConnectionError):
         while True:
-            number, task = pipe.recv()
+            task = pipe.recv()
+            reported = time.monotonic()
             try:
-                result = write_part(task, _reporter(pipe, number))
+                for event in write_part(task):
+                    now = time.monotonic()
+                    if event.result is not None or now - reported >= REPORT_S:
+                        reported = now
+                        pipe.send(event)
             except ConnectionError:
                 raise
             except Exception as error:
                 pipe.send(_portable(error))
-            else:
-                pipe.send(Event(number, result.counts, result))
     sys.exit(0)
-
-
-def _reporter(pipe: Connection, number: int) -> Callable[[PartCounts], None]:
-    last = time.monotonic()
-
-    def report(counts: PartCounts) -> None:
-        """Send the counts, at most once every REPORT_S seconds."""
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= REPORT_S:
-            last = now
-            pipe.send(Event(number, counts))
-
-    return report
 
 
 def _portable(error: Exception) -> BaseException:

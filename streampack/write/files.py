@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from streampack._paths import shown_path
 from streampack.errors import BadRowsError, ConfigError
 from streampack.write.commit import commit, finished_parts
-from streampack.write.engines import Event, run_here, run_in_processes, run_on_ray
+from streampack.write.engines import run_here, run_in_processes, run_on_ray
 from streampack.write.job import Job, append_to_job, is_begun, read_job, start_job
 from streampack.write.options import Progress, WriteOptions, Written
 from streampack.write.output import Output, open_output
-from streampack.write.part import PartCounts, PartResult, PartTask
+from streampack.write.part import Event, PartResult, PartTask
 from streampack.write.plan import plan_job
+from streampack.write.samples import Counts
 
 SMALL_BYTES = 4 << 20  # written sooner than a second process could start
 
@@ -101,8 +101,7 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
         )
     results = finished_parts(output, job)
     if max_bad_rows is not None:
-        counts = _sum([result.counts for result in results.values()])
-        _check_budget(counts, max_bad_rows, is_skipping=True)
+        _check_budget(_counts_of(results), max_bad_rows, is_skipping=True)
     commit(output, job, results)
     return _summary(output, job, results)
 
@@ -140,8 +139,8 @@ class _Run:
             for part, versions in mine
             if part.id not in results
         ]
-        self._before = _sum([result.counts for result in results.values()])
-        self._running: dict[int, PartCounts] = {}
+        self._before = _counts_of(results)
+        self._running: dict[str, Counts] = {}
 
     def write_missing(self) -> None:
         """Write the parts of this share that are missing."""
@@ -162,14 +161,14 @@ class _Run:
             run_in_processes(self._tasks, num_workers, self._take)
 
     def _take(self, event: Event) -> None:
-        self._running[event.number] = event.counts
+        self._running[event.part_id] = event.counts
         if event.result is not None:
             self._results[event.result.id] = event.result
         _check_budget(self._counts(), self._most, is_skipping=self._is_skipping)
         self._show()
 
-    def _counts(self) -> PartCounts:
-        return _sum([self._before, *self._running.values()])
+    def _counts(self) -> Counts:
+        return Counts.total([self._before, *self._running.values()])
 
     def _show(self) -> None:
         counts = self._counts()
@@ -186,12 +185,11 @@ class _Run:
         )
 
 
-def _sum(counts: Sequence[PartCounts]) -> PartCounts:
-    names = [each.name for each in fields(PartCounts)]
-    return PartCounts(**{name: sum(getattr(each, name) for each in counts) for name in names})
+def _counts_of(results: dict[str, PartResult]) -> Counts:
+    return Counts.total(result.counts for result in results.values())
 
 
-def _check_budget(counts: PartCounts, most: int, *, is_skipping: bool) -> None:
+def _check_budget(counts: Counts, most: int, *, is_skipping: bool) -> None:
     """Refuse more bad rows in all parts together than may be left out."""
     if counts.num_bad_rows > most:
         way_out = f"set max_bad_rows={10 * counts.num_bad_rows}"
@@ -204,7 +202,7 @@ def _check_budget(counts: PartCounts, most: int, *, is_skipping: bool) -> None:
 
 
 def _summary(output: Output, job: Job, results: dict[str, PartResult]) -> Written:
-    counts = _sum([result.counts for result in results.values()])
+    counts = _counts_of(results)
     is_url = output.url.startswith("s3://")
     return Written(
         path=output.url if is_url else Path(output.url),

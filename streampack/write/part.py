@@ -15,17 +15,14 @@ Cost: the tokenizer's time; the memory of two raw shards, and 12 bytes a sample.
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
-from streampack.mds.encoder import EncodedShard, ShardEncoder
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.job import (
@@ -38,11 +35,9 @@ from streampack.write.job import (
 )
 from streampack.write.output import Output
 from streampack.write.rows import RowEncoder, RowFormat
-from streampack.write.samples import has_targets
+from streampack.write.samples import Counts, SampleWriter, UInt32Array
 
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
-
-UInt32Array = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,28 +56,13 @@ class PartTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartCounts:
-    """What was read and written so far."""
-
-    num_bytes: int = 0
-    """Bytes of the input at rest that were read."""
-    num_samples: int = 0
-    num_tokens: int = 0
-    num_skipped: int = 0
-    """Samples without tokens."""
-    num_without_targets: int = 0
-    """Samples whose `loss_mask` is 0 throughout."""
-    num_bad_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
     """The contents of a part.json."""
 
     id: str
     versions: Versions
     """The versions that wrote the part."""
-    counts: PartCounts
+    counts: Counts
     shards: list[dict[str, Any]]
     """Entries of index.json, with names inside the part's folder."""
     samples_hash: str
@@ -103,7 +83,7 @@ class PartResult:
         """
         try:
             document = json.loads(data)
-            counts = PartCounts(**document.pop("counts"))
+            counts = Counts(**document.pop("counts"))
             return cls(counts=counts, **document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
@@ -112,7 +92,15 @@ class PartResult:
             ) from error
 
 
-Report = Callable[[PartCounts], None]
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a part."""
+
+    part_id: str
+    counts: Counts
+    """Its counts so far."""
+    result: PartResult | None = None
+    """The part's result, once it is done."""
 
 
 def read_result(output: Output, part: Part) -> PartResult | None:
@@ -126,15 +114,10 @@ def read_result(output: Output, part: Part) -> PartResult | None:
     return None if data is None else PartResult.decode(data, f"{output.url}/{name}")
 
 
-def write_part(task: PartTask, report: Report) -> PartResult:
+def write_part(task: PartTask) -> Iterator[Event]:
     """Write a part, unless it is done.
 
-    Args:
-        task: The part, and where it goes.
-        report: Called with the counts so far, after each batch of rows.
-
-    Returns:
-        The contents of its part.json.
+    Yields its counts so far after each batch of rows, and last its result.
 
     Raises:
         BadRowsError: If it has more bad rows than it may.
@@ -144,32 +127,29 @@ def write_part(task: PartTask, report: Report) -> PartResult:
     """
     check_versions(task.output, task.versions, task.settings.backend)
     done = read_result(task.output, task.part)
-    if done is not None:
-        return done
-    writer = _PartWriter(task)
-    for one in task.part.slices:
-        for batch in read_rows(one, task.settings.selection):
-            writer.add(batch, one)
-            report(writer.counts(batch.num_bytes))
-        writer.num_bytes += one.num_bytes
-    return writer.finish()
+    if done is None:
+        writer = _PartWriter(task)
+        for one in task.part.slices:
+            before = writer.counts.num_bytes
+            for batch in read_rows(one, task.settings.selection):
+                writer.add(batch, one)
+                writer.counts.num_bytes = before + batch.num_bytes
+                yield Event(task.part.id, replace(writer.counts))
+            writer.counts.num_bytes = before + one.num_bytes
+        done = writer.finish()
+    yield Event(task.part.id, done.counts, done)
 
 
 class _PartWriter:
-    """Encodes batches of rows, puts finished shards, and counts."""
+    """Encodes and writes batches of rows, and refuses bad ones."""
 
     def __init__(self, task: PartTask) -> None:
         self._task = task
-        self._schema = task.settings.schema
-        self._rows = RowEncoder(task.rows, self._schema)
-        self._encoder = ShardEncoder(task.settings.layout)
-        self._shards: list[dict[str, Any]] = []
-        self._lengths = array("I")
-        self._edges = array("I")
-        self._num_skipped = self._num_without_targets = self._num_bad_rows = 0
-        self._num_tokens = 0
+        schema = task.settings.schema
+        self._rows = RowEncoder(task.rows, schema)
+        self._samples = SampleWriter(schema, task.settings.layout, self._put)
         self._bad_rows: list[dict[str, Any]] = []
-        self.num_bytes = 0
+        self.counts = self._samples.counts
 
     def add(self, batch: RowBatch, part: InputSlice) -> None:
         """Add a batch of rows; finished shards are written."""
@@ -178,42 +158,23 @@ class _PartWriter:
         samples = self._rows.encode(batch)
         for row, sample in zip(batch.rows, samples, strict=True):
             if sample is None:
-                self._num_skipped += 1
-            elif isinstance(sample, str):
-                self._refuse(BadRow(uri=part.uri, row=row, reason=sample), part)
-            else:
-                try:
-                    shard = self._encoder.add(sample)
-                except (TypeError, ValueError) as error:
-                    columns = dict(self._schema.columns)
-                    reason = f"does not fit columns {columns} ({type(error).__name__}: {error})"
-                    self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
-                    continue
-                self._count(sample)
-                self._put(shard)
-
-    def counts(self, num_bytes: int) -> PartCounts:
-        """Return the counts so far."""
-        return PartCounts(
-            num_bytes=self.num_bytes + num_bytes,
-            num_samples=len(self._lengths),
-            num_tokens=self._num_tokens,
-            num_skipped=self._num_skipped,
-            num_without_targets=self._num_without_targets,
-            num_bad_rows=self._num_bad_rows,
-        )
+                self.counts.num_skipped += 1
+                continue
+            reason = sample if isinstance(sample, str) else self._samples.add(sample)
+            if reason is not None:
+                self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
 
     def finish(self) -> PartResult:
         """Write the last shard, the lengths, and part.json."""
         task = self._task
-        self._put(self._encoder.finish())
-        data = self._lengths.tobytes() + self._edges.tobytes()
-        task.output.put(f"{task.part.folder}/{SAMPLES_FILE}", data)
+        lengths, edges = self._samples.finish()
+        data = lengths.tobytes() + edges.tobytes()
+        self._put(SAMPLES_FILE, data)
         result = PartResult(
             id=task.part.id,
             versions=task.versions,
-            counts=self.counts(0),
-            shards=self._shards,
+            counts=self.counts,
+            shards=self._samples.entries,
             samples_hash=xxhash.xxh64_hexdigest(data),
             bad_rows=self._bad_rows,
         )
@@ -223,26 +184,17 @@ class _PartWriter:
             return read_result(task.output, task.part) or result
         return result
 
-    def _count(self, sample: Mapping[str, Any]) -> None:
-        tokens = sample[self._schema.column]
-        self._lengths.append(len(tokens))
-        self._edges.extend((int(tokens[0]), int(tokens[-1])))
-        self._num_tokens += len(tokens)
-        self._num_without_targets += not has_targets(sample)
-
-    def _put(self, shard: EncodedShard | None) -> None:
-        if shard is not None:
-            self._task.output.put(f"{self._task.part.folder}/{shard.name}", shard.data)
-            self._shards.append(shard.entry)
+    def _put(self, name: str, data: bytes) -> None:
+        self._task.output.put(f"{self._task.part.folder}/{name}", data)
 
     def _refuse(self, bad: BadRow, part: InputSlice) -> None:
-        self._num_bad_rows += 1
+        self.counts.num_bad_rows += 1
         described = asdict(bad)
         if part.format == "jsonl" and part.start:
             described["after_byte"] = part.start  # its number is counted from there
         if len(self._bad_rows) < MAX_LISTED:
             self._bad_rows.append(described)
-        check_bad_rows(self._num_bad_rows, self._task.max_bad_rows, described)
+        check_bad_rows(self.counts.num_bad_rows, self._task.max_bad_rows, described)
 
 
 def shown_row(bad: Mapping[str, Any]) -> str:

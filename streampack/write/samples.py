@@ -1,4 +1,4 @@
-"""Columns of samples: what the first one decides, and whether the others fit.
+"""Columns of samples, which the first one decides on, and the writing of samples that fit.
 
 ::
 
@@ -14,20 +14,24 @@ Cost: about 5 us a sample, for the checks of its token ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streampack.mds.columns import DTYPES
+from streampack.mds.encoder import EncodedShard, ShardEncoder, ShardLayout
 from streampack.mds.length_file import NO_TOKEN
 from streampack.types import IntArray
 
 TYPES_OF_IDS = ("uint16", "int32", "uint32")  # suggested if the chosen dtype is too small
 TARGETS = {"labels", "loss_mask"}  # names used by the docs and by ChatEncoder
+
+UInt32Array = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +99,72 @@ class SampleSchema:
         return fitted
 
 
-def has_targets(row: Mapping[str, Any]) -> bool:
-    """Return whether a sample has a target: its `loss_mask`, if any, is not 0 throughout."""
-    return "loss_mask" not in row or bool(np.any(row["loss_mask"]))
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What was read and written so far."""
+
+    num_bytes: int = 0
+    """Bytes of the input at rest that were read."""
+    num_samples: int = 0
+    num_tokens: int = 0
+    num_skipped: int = 0
+    """Samples without tokens."""
+    num_without_targets: int = 0
+    """Samples whose `loss_mask` is 0 throughout."""
+    num_bad_rows: int = 0
+
+    @classmethod
+    def total(cls, counts: Iterable[Counts]) -> Counts:
+        """Return the sum of counts.
+
+        >>> Counts.total([Counts(num_samples=2), Counts(num_samples=3)]).num_samples
+        5
+        """
+        each = list(counts)
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: sum(getattr(one, name) for one in each) for name in names})
+
+
+class SampleWriter:
+    """Puts samples into shards, and records their lengths and edges."""
+
+    def __init__(
+        self, schema: SampleSchema, layout: ShardLayout, put: Callable[[str, bytes], None]
+    ) -> None:
+        self._schema = schema
+        self._encoder = ShardEncoder(layout)
+        self._put = put  # writes a file of this name
+        self._lengths = array("I")
+        self._edges = array("I")
+        self.counts = Counts()
+        self.entries: list[dict[str, Any]] = []  # of index.json, one for each shard
+
+    def add(self, sample: Mapping[str, Any]) -> str | None:
+        """Write a sample that has tokens; return why not if it does not fit the columns."""
+        try:
+            shard = self._encoder.add(sample)
+        except (TypeError, ValueError) as error:
+            columns = dict(self._schema.columns)
+            return f"does not fit columns {columns} ({type(error).__name__}: {error})"
+        self._keep(shard)  # not in the try: an error of the output is not one of the sample
+        tokens = sample[self._schema.column]
+        self._lengths.append(len(tokens))
+        self._edges.extend((int(tokens[0]), int(tokens[-1])))
+        self.counts.num_samples += 1
+        self.counts.num_tokens += len(tokens)
+        self.counts.num_without_targets += "loss_mask" in sample and not np.any(sample["loss_mask"])
+        return None
+
+    def finish(self) -> tuple[UInt32Array, UInt32Array]:
+        """Write the last shard; return all lengths, and edges of shape (num_samples, 2)."""
+        self._keep(self._encoder.finish())
+        lengths, edges = (np.frombuffer(each, np.uint32) for each in (self._lengths, self._edges))
+        return lengths, edges.reshape(-1, 2)
+
+    def _keep(self, shard: EncodedShard | None) -> None:
+        if shard is not None:
+            self._put(shard.name, shard.data)
+            self.entries.append(shard.entry)
 
 
 def as_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:

@@ -17,30 +17,23 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.mds.columns import DTYPES
-from streampack.mds.encoder import (
-    EncodedShard,
-    ShardEncoder,
-    ShardLayout,
-    index_json,
-)
+from streampack.mds.encoder import ShardLayout, index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, write_length_file
 from streampack.streams.column_selection import ColumnSelection
 from streampack.write.options import Written
-from streampack.write.samples import SampleSchema, has_targets
+from streampack.write.samples import SampleSchema, SampleWriter
 
 PARTIAL = ".partial"
 LOCK = ".lock"
@@ -145,7 +138,7 @@ def _give_name(partial: Path, out: Path) -> None:
 
 
 class _StreamWriter:
-    """Encodes samples and records their lengths; the first sample decides on the columns."""
+    """Writes samples; the first one decides on the columns."""
 
     def __init__(self, folder: Path, column: str, dtype: str, options: dict[str, Any]) -> None:
         self._folder = folder
@@ -153,12 +146,8 @@ class _StreamWriter:
         self._dtype = dtype
         self._options = options
         self._schema: SampleSchema | None = None
-        self._encoder: ShardEncoder | None = None
-        self._entries: list[dict[str, Any]] = []
-        self._lengths = array("I")
-        self._edges = array("I")
+        self._writer: SampleWriter | None = None
         self._num_skipped = 0
-        self._num_without_targets = 0
 
     def write_all(self, samples: Iterable[Any], out: Path) -> dict[str, int]:
         """Write samples, index.json and the length file; return the counts of `Written`.
@@ -167,25 +156,23 @@ class _StreamWriter:
         """
         for number, sample in enumerate(samples):
             self._write(sample, number)
-        if self._schema is None or self._encoder is None:
+        if self._schema is None or self._writer is None:
             raise DataError(
                 f"{out}: no sample to write ({self._num_skipped} without tokens); "
                 "a stream needs 1 or more"
             )
-        self._keep(self._encoder.finish())
-        text = index_json(self._entries)
+        lengths, edges = self._writer.finish()
+        text = index_json(self._writer.entries)
         (self._folder / INDEX_FILE).write_bytes(text)
         index = parse_index(text, str(out))
-        lengths = np.frombuffer(self._lengths, np.uint32)
-        edges = np.frombuffer(self._edges, np.uint32).reshape(-1, 2)
         path = self._folder / LENGTH_FILE
         write_length_file(path, text, index, self._schema.column, lengths, edges)
         return {
-            "num_samples": len(lengths),
-            "num_tokens": int(lengths.sum(dtype=np.int64)),
+            "num_samples": self._writer.counts.num_samples,
+            "num_tokens": self._writer.counts.num_tokens,
             "num_shards": len(index.shards),
             "num_skipped": self._num_skipped,
-            "num_without_targets": self._num_without_targets,
+            "num_without_targets": self._writer.counts.num_without_targets,
         }
 
     def _write(self, sample: Any, number: int) -> None:
@@ -199,20 +186,13 @@ class _StreamWriter:
         if fitted is None:
             self._num_skipped += 1
             return
-        if self._encoder is None:
+        if self._writer is None:
             self._schema = schema
-            self._encoder = ShardEncoder(ShardLayout(columns=schema.columns, **self._options))
-        try:
-            self._keep(self._encoder.add(fitted))
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"sample {number}: does not fit columns {schema.columns} "
-                f"({type(error).__name__}: {error}); make all samples like the first"
-            ) from error
-        self._num_without_targets += not has_targets(fitted)
-        tokens = fitted[schema.column]
-        self._lengths.append(len(tokens))
-        self._edges.extend((int(tokens[0]), int(tokens[-1])))
+            layout = ShardLayout(columns=schema.columns, **self._options)
+            self._writer = SampleWriter(schema, layout, self._put)
+        reason = self._writer.add(fitted)
+        if reason is not None:
+            raise DataError(f"sample {number}: {reason}; make all samples like the first")
 
     def _first_schema(self, row: Mapping[str, Any]) -> SampleSchema:
         column = next((name for name in self._names if name in row), self._names[0])
@@ -220,7 +200,5 @@ class _StreamWriter:
             return SampleSchema(column=column, dtype=self._dtype, columns={})
         return SampleSchema.of(row, column, self._dtype)
 
-    def _keep(self, shard: EncodedShard | None) -> None:
-        if shard is not None:
-            (self._folder / shard.name).write_bytes(shard.data)
-            self._entries.append(shard.entry)
+    def _put(self, name: str, data: bytes) -> None:
+        (self._folder / name).write_bytes(data)
