@@ -47,12 +47,7 @@ def finished_parts(output: Output, job: Job) -> dict[str, PartResult]:
 
 
 def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
-    """Write the length file and index.json of a job whose parts are all done.
-
-    Raises:
-        DataError: If a part is missing, was written by other versions, or has no valid lengths;
-            if no part has a sample; or if another command has changed the job meanwhile.
-    """
+    """Write the length file and index.json of a job; refuse one with missing or damaged parts."""
     _check_complete(output, job, results)
     # Read again now that all parts are done: samples appended meanwhile would be lost.
     if read_job(output) != job:
@@ -60,10 +55,9 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
             f"{output.url}: another command has replaced or extended this job meanwhile; run one "
             "of them again"
         )
-    entries = []
-    for part in job.parts:
-        for entry in results[part.id].shards:
-            entries.append(_placed(entry, part.folder))
+    entries = [
+        _placed(entry, part.folder) for part in job.parts for entry in results[part.id].shards
+    ]
     if not entries:
         raise DataError(f"{output.url}: no sample to write{_why_empty(results)}")
     text = index_json(entries)
@@ -149,9 +143,8 @@ def _placed(entry: dict[str, Any], folder: str) -> dict[str, Any]:
     """Return an entry of index.json with names from the stream's folder on."""
     placed = dict(entry)
     for field in ("raw_data", "zip_data"):
-        if entry[field] is not None:
-            name = f"{folder}/{entry[field]['basename']}"
-            placed[field] = entry[field] | {"basename": name}
+        if file := entry[field]:
+            placed[field] = file | {"basename": f"{folder}/{file['basename']}"}
     return placed
 
 
@@ -183,7 +176,5 @@ def _fault(output: Output, file: Stored) -> str:
 
 
 def _in_threads(function: Callable[[Item], Value], items: Sequence[Item]) -> Iterable[Value]:
-    if not items:
-        return []
     with ThreadPoolExecutor(NUM_READERS) as pool:
         return list(pool.map(function, items))

@@ -46,11 +46,7 @@ def run_here(tasks: Sequence[PartTask], report: Report) -> None:
 
 
 def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: Report) -> None:
-    """Write parts in worker processes of this machine.
-
-    Raises:
-        WorkerError: If a worker died.
-    """
+    """Write parts in worker processes of this machine."""
     pending = deque(tasks)
     workers: dict[Connection, Any] = {}  # processes by their pipes
     # The cores that are left when there are fewer parts than cores.
@@ -75,12 +71,7 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: Report
 
 
 def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: Report) -> None:
-    """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine.
-
-    Raises:
-        ConfigError: If Ray is not installed, or its cluster cannot be reached.
-        WorkerError: If Ray gave up on a part.
-    """
+    """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine."""
     try:
         ray: Any = import_module("ray")
     except ImportError as error:

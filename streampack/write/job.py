@@ -113,10 +113,23 @@ class Part:
 class JobFile:
     """One of a job's files: the parts of one command, and the versions that write them."""
 
-    name: str
     settings: JobSettings
     versions: Versions
     parts: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, settings: JobSettings, slices: Iterable[InputSlice]) -> JobFile:
+        """Return the file of a command, with the installed versions."""
+        return cls(
+            settings=settings,
+            versions=current_versions(settings.backend),
+            parts=tuple(_parts_of(slices, settings)),
+        )
+
+    @property
+    def slices(self) -> tuple[InputSlice, ...]:
+        """Its slices of the input in the order of the stream."""
+        return tuple(one for part in self.parts for one in part.slices)
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -129,12 +142,8 @@ class JobFile:
         return json.dumps(document, sort_keys=True, indent=1).encode()
 
     @classmethod
-    def decode(cls, data: bytes, name: str, url: str) -> JobFile:
-        """Return the job file of these bytes.
-
-        Raises:
-            DataError: If it is damaged, or of a newer version.
-        """
+    def decode(cls, data: bytes, uri: str) -> JobFile:
+        """Return the job file of these bytes; refuse one of a newer version."""
         try:
             document = json.loads(data)
             if document["version"] != JOB_VERSION:
@@ -148,15 +157,10 @@ class JobFile:
                 Part(id=part["id"], slices=tuple(InputSlice(**one) for one in part["slices"]))
                 for part in document["parts"]
             )
-            return cls(
-                name=name,
-                settings=JobSettings(**settings),
-                versions=document["versions"],
-                parts=parts,
-            )
+            return cls(settings=JobSettings(**settings), versions=document["versions"], parts=parts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
-                f"{url}/{name}: is not a job's description ({type(error).__name__}: {error}); "
+                f"{uri}: is not a job's description ({type(error).__name__}: {error}); "
                 "write the stream into another folder, or install the version that wrote this one"
             ) from error
 
@@ -180,20 +184,15 @@ class Job:
     @property
     def slices(self) -> tuple[InputSlice, ...]:
         """All slices of the input in the order of the stream."""
-        return tuple(one for part in self.parts for one in part.slices)
+        return tuple(one for file in self.files for one in file.slices)
 
     def versions_of(self) -> Iterator[tuple[Part, Versions]]:
         """Yield each part with the versions that must have written it."""
-        for file in self.files:
-            for part in file.parts:
-                yield part, file.versions
+        return ((part, file.versions) for file in self.files for part in file.parts)
 
 
 def current_versions(backend: str | None) -> Versions:
-    """Return the versions of streampack and of the libraries that bytes depend on.
-
-    The version of a library that is not installed is None.
-    """
+    """Return the versions of streampack and the libraries that bytes depend on; None: missing."""
     libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
     return {"streampack": streampack.__version__} | {name: _installed(name) for name in libraries}
 
@@ -206,14 +205,10 @@ def _installed(name: str) -> str | None:
 
 
 def read_job(output: Output) -> Job | None:
-    """Return the job that an output holds; None: it holds none.
-
-    Raises:
-        DataError: If its description is damaged.
-    """
+    """Return the job that an output holds; None: it holds none."""
     files: list[JobFile] = []
     while (data := output.read(name := _file_name(len(files)))) is not None:
-        files.append(JobFile.decode(data, name, output.url))
+        files.append(JobFile.decode(data, f"{output.url}/{name}"))
     return Job(files=tuple(files)) if files else None
 
 
@@ -232,20 +227,15 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
             f"out={output.url!r} exists already and is not empty, and holds no {JOB_FILE} to "
             "resume; remove it, or name another"
         )
-    file = JobFile(
-        name=JOB_FILE,
-        settings=settings,
-        versions=current_versions(settings.backend),
-        parts=tuple(_parts_of(slices, settings)),
-    )
+    file = JobFile.of(settings, slices)
     if job is None:
-        output.put_new(file.name, file.encode())
+        output.put_new(JOB_FILE, file.encode())
     elif job.files != (file,) and (not is_begun(output) or _is_corrected(output, job, file)):
         # A command that could not work, or a bad input, was corrected.
-        output.put(file.name, file.encode())
+        output.put(JOB_FILE, file.encode())
     job = read_job(output) or Job(files=(file,))  # another process may have been first
     check_same(output, job, settings)
-    _check_inputs(output, job.files[0], slices)
+    _check_inputs(output, job.files[0].slices, slices)
     return job
 
 
@@ -253,7 +243,7 @@ def _is_corrected(output: Output, job: Job, file: JobFile) -> bool:
     """Return whether only versions of files differ from those of a job that is not committed."""
     if len(job.files) > 1 or output.read(INDEX_FILE) is not None:
         return False
-    theirs, ours = ({one.uri for one in each.slices} for each in (job, Job(files=(file,))))
+    theirs, ours = ({one.uri for one in each.slices} for each in (job, file))
     is_same = job.settings == file.settings and job.files[0].versions == file.versions
     return is_same and theirs == ours
 
@@ -277,25 +267,17 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
                 "leave it out to write a new stream"
             )
         check_same(output, job, settings)
-        new = _new_slices(output, job, slices)
+        _check_unchanged(output, job.slices, slices)
+        known = set(job.slices)
+        new = [one for one in slices if one not in known]
         if not new:
             return job
-        file = JobFile(
-            name=_file_name(len(job.files)),
-            settings=settings,
-            versions=current_versions(settings.backend),
-            parts=tuple(_parts_of(new, settings)),
-        )
         # If another process was first, its additions are compared with ours.
-        output.put_new(file.name, file.encode())
+        output.put_new(_file_name(len(job.files)), JobFile.of(settings, new).encode())
 
 
 def check_same(output: Output, job: Job, settings: JobSettings) -> None:
-    """Refuse settings or versions that differ from a job's.
-
-    Raises:
-        ConfigError: Naming the first setting that differs.
-    """
+    """Refuse settings that differ from a job's."""
     for field in fields(JobSettings):
         theirs, ours = getattr(job.settings, field.name), getattr(settings, field.name)
         if theirs != ours:
@@ -306,11 +288,7 @@ def check_same(output: Output, job: Job, settings: JobSettings) -> None:
 
 
 def check_versions(output: Output, theirs: Versions, backend: str | None) -> None:
-    """Refuse to write parts with other versions than their job file states.
-
-    Raises:
-        ConfigError: Naming the first version that differs.
-    """
+    """Refuse to write parts with other versions than their job file states."""
     for name, ours in current_versions(backend).items():
         if theirs.get(name) != ours:
             raise ConfigError(
@@ -340,12 +318,11 @@ def _part(group: list[InputSlice], settings: JobSettings) -> Part:
     return Part(id=hashlib.blake2b(text, digest_size=10).hexdigest(), slices=tuple(group))
 
 
-def _check_inputs(output: Output, file: JobFile, slices: Sequence[InputSlice]) -> None:
-    theirs = [one for part in file.parts for one in part.slices]
-    if theirs == list(slices):
+def _check_inputs(output: Output, theirs: Sequence[InputSlice], ours: Sequence[InputSlice]) -> None:
+    if list(theirs) == list(ours):
         return
-    _check_unchanged(output, theirs, slices)
-    differing = sorted({one.uri for one in set(theirs) ^ set(slices)}) or [slices[0].uri]
+    _check_unchanged(output, theirs, ours)
+    differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
     raise ConfigError(
         f"out={output.url!r} holds another job, of other inputs or in another order "
         f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
@@ -364,13 +341,6 @@ def _check_unchanged(
                 f"{one.uri}: has changed ({known} is now {one.version}) since out={output.url!r} "
                 "was begun; restore it, put new rows into new files, or name another folder"
             )
-
-
-def _new_slices(output: Output, job: Job, slices: Sequence[InputSlice]) -> list[InputSlice]:
-    """Return the slices that a job does not have."""
-    _check_unchanged(output, job.slices, slices)
-    known = set(job.slices)
-    return [one for one in slices if one not in known]
 
 
 def _file_name(number: int) -> str:

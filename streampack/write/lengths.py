@@ -100,9 +100,6 @@ def count_stream(
     """Write the length file of one stream, whose index.json is `text`, to `path`.
 
     `shards` yields its raw shards in stored order, shape (num_bytes,) each.
-
-    Raises:
-        DataError: If a shard does not match index.json, or has no such column.
     """
     where = index.uri.removesuffix(f"/{mosaic.get_index_basename()}")
     lengths: list[UInt32Array] = []
@@ -159,11 +156,7 @@ def _check_hash(path: Path, part: Part, uri: str) -> None:
 
 
 def edges_of(data: ByteArray, places: Places, where: str) -> UInt32Array:
-    """Return the first and last token of each sample, shape (num_samples, 2).
-
-    Raises:
-        DataError: If a token id does not fit in the length file.
-    """
+    """Return the first and last token of each sample, shape (num_samples, 2)."""
     edges = np.full((len(places.counts), 2), NO_TOKEN, np.int64)
     some = places.counts > 0
     begins, counts = places.begins[some], places.counts[some]

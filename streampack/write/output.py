@@ -68,11 +68,7 @@ class Output(Protocol):
 
 
 def open_output(out: str | os.PathLike[str]) -> Output:
-    """Return the output at a path or URL.
-
-    Raises:
-        ConfigError: If it is a URL of a store that cannot be written from memory.
-    """
+    """Return the output at a path or URL; refuse a store that cannot be written from memory."""
     url = shown_path(out).rstrip("/")
     folder = folder_of(url)
     if folder is not None:
@@ -90,29 +86,25 @@ def open_output(out: str | os.PathLike[str]) -> Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutput:
-    """A folder of a file system, which may be shared by several machines."""
+    """An `Output` in a folder of a file system, which several machines may share."""
 
     folder: str
 
     @property
     def url(self) -> str:
-        """The folder's path."""
         return self.folder
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's contents, or None if it does not exist."""
         try:
             return self._path(name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file atomically, over another of its name."""
         with self._written(name, data) as temporary:
             os.replace(temporary, self._path(name))
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """Write a file atomically, and return True; return False if there is one already."""
         path = self._path(name)
         with self._written(name, data) as temporary:
             try:
@@ -128,20 +120,17 @@ class LocalOutput:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
-        """Return the sorted names of files with this beginning and end."""
         folder = self._path(prefix)
         names = [str(file.relative_to(self.folder)) for file in folder.rglob("*") if file.is_file()]
         return sorted(name for name in names if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        """Return whether nothing is there, hidden files aside."""
         folder = Path(self.folder)
         if folder.exists() and not folder.is_dir():
             return False
         return not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir())
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
-        """Remove what killed processes left unfinished, and all folders in `parent` but these."""
         for folder in self._path(parent).iterdir():
             if folder.name not in keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -169,18 +158,16 @@ class LocalOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Output:
-    """A prefix of a bucket in S3 or a compatible store (`S3_ENDPOINT_URL`)."""
+    """An `Output` at a prefix of a bucket in S3 or a compatible store (`S3_ENDPOINT_URL`)."""
 
     bucket: str
     prefix: str
 
     @property
     def url(self) -> str:
-        """The prefix as a URL."""
         return f"s3://{self.bucket}/{self.prefix}"
 
     def read(self, name: str) -> bytes | None:
-        """Return an object's contents, or None if it does not exist."""
         # botocore retries a request, but not a body that breaks off.
         again = Retrying(
             retry=retry_if_exception(lambda error: not _codes_of(error)),
@@ -203,12 +190,10 @@ class S3Output:
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, over another of its name."""
         with self._naming(name, "written"):
             self._put(name, data)
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """Write an object, and return True; return False if there is one already."""
         with self._naming(name, "written"):
             try:
                 self._put(name, data, IfNoneMatch="*")
@@ -222,16 +207,13 @@ class S3Output:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
-        """Return the sorted names of objects with this beginning and end."""
         return sorted(name for name in self._names(prefix) if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        """Return whether no object is there, hidden ones aside."""
         return all(name.startswith(".") for name in self._names(""))
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
-        """Remove all folders in `parent` but these; no object is ever unfinished."""
-        with self._naming(parent, "cleaned"):
+        with self._naming(parent, "cleaned"):  # no object is ever unfinished
             for name in self.names(f"{parent}/", ""):
                 if name.split("/")[1] not in keep:
                     s3_client().delete_object(**self._address(name))

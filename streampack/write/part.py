@@ -76,11 +76,7 @@ class PartResult:
 
     @classmethod
     def decode(cls, data: bytes, uri: str) -> PartResult:
-        """Return the result of these bytes.
-
-        Raises:
-            DataError: If they are damaged.
-        """
+        """Return the result of these bytes."""
         try:
             document = json.loads(data)
             counts = Counts(**document.pop("counts"))
@@ -104,27 +100,14 @@ class Event:
 
 
 def read_result(output: Output, part: Part) -> PartResult | None:
-    """Return a part's result; None: the part is not done.
-
-    Raises:
-        DataError: If its part.json is damaged.
-    """
+    """Return a part's result; None: the part is not done."""
     name = f"{part.folder}/{PART_FILE}"
     data = output.read(name)
     return None if data is None else PartResult.decode(data, f"{output.url}/{name}")
 
 
 def write_part(task: PartTask) -> Iterator[Event]:
-    """Write a part, unless it is done.
-
-    Yields its counts so far after each batch of rows, and last its result.
-
-    Raises:
-        BadRowsError: If it has more bad rows than it may.
-        ConfigError: If the installed versions are not the job's.
-        DataError: If the input cannot be read, or the output cannot be written.
-        OSError: If the disk is full, for example.
-    """
+    """Write a part, unless it is done; yield after each batch of rows, and last its result."""
     check_versions(task.output, task.versions, task.settings.backend)
     done = read_result(task.output, task.part)
     if done is None:
@@ -208,16 +191,7 @@ def shown_row(bad: Mapping[str, Any]) -> str:
 
 
 def check_bad_rows(num_bad_rows: int, most: int, bad: Mapping[str, Any]) -> None:
-    """Refuse more bad rows than may be skipped.
-
-    Args:
-        num_bad_rows: Bad rows so far.
-        most: Bad rows that may be skipped.
-        bad: One of them: uri, row and reason.
-
-    Raises:
-        BadRowsError: If there are more.
-    """
+    """Refuse more bad rows than may be skipped; `bad` is the last one, as in part.json."""
     if num_bad_rows <= most:
         return
     where = shown_row(bad)

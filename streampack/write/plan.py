@@ -26,7 +26,7 @@ from streampack.write.inputs.split import split_inputs
 from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import RowFormat, tokenizer_digest
-from streampack.write.samples import TARGETS
+from streampack.write.samples import TARGETS, list_dtype
 from streampack.write.tokenization import load_tokenizer
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
@@ -39,15 +39,7 @@ def plan_job(
 ) -> tuple[JobSettings, Sequence[InputSlice]]:
     """Return the settings of a job, and the slices of its input.
 
-    Args:
-        paths: Files, folders, globs and URLs.
-        options: Formats and types.
-        known: Settings of the job that is there already; its columns are kept.
-
-    Raises:
-        ConfigError: If an option is invalid, the tokenizer cannot be loaded, or a text file has no
-            tokenizer.
-        DataError: If an input cannot be read.
+    The columns of `known`, the settings of the job that is there already, are kept.
     """
     rows = options.rows
     part_bytes = parse_bytes("part_bytes", options.part_bytes)
@@ -67,8 +59,7 @@ def plan_job(
             f"{text.uri}: is text; set tokenizer= to a tokenizer.json, or name JSON lines of token "
             "ids"
         )
-    dtype = options.dtype or _choose_dtype(rows)
-    _check_dtype(dtype, rows)
+    dtype = _dtype_of(options)
     selection = _selection(rows)
     if known is not None and known.keep == selection.keep:
         columns, per_token = known.columns, known.per_token
@@ -95,22 +86,19 @@ def plan_job(
     return settings, slices
 
 
-def _choose_dtype(rows: RowFormat) -> str:
-    if rows.tokenizer is None:
-        return "int32"
-    return "uint16" if load_tokenizer(rows.tokenizer).get_vocab_size() <= 2**16 else "int32"
-
-
-def _check_dtype(dtype: str, rows: RowFormat) -> None:
-    """Refuse a type that cannot hold all ids of a tokenizer: its texts would be bad rows."""
-    if rows.tokenizer is None:
-        return
-    size, most = load_tokenizer(rows.tokenizer).get_vocab_size(), int(np.iinfo(dtype).max)
-    if size - 1 > most:
+def _dtype_of(options: WriteOptions) -> str:
+    """Return the type of stored tokens, which must hold all ids of the tokenizer."""
+    tokenizer = options.rows.tokenizer
+    if tokenizer is None:
+        return options.dtype or "int32"
+    size = load_tokenizer(tokenizer).get_vocab_size()
+    dtype = options.dtype or ("uint16" if size <= 2**16 else "int32")
+    most = int(np.iinfo(dtype).max)
+    if size - 1 > most:  # its texts would be bad rows
         raise ConfigError(
-            f"dtype={dtype!r} holds ids up to {most}, and {rows.tokenizer} has {size}; leave out "
-            "dtype="
+            f"dtype={dtype!r} holds ids up to {most}, and {tokenizer} has {size}; leave out dtype="
         )
+    return dtype
 
 
 def _selection(rows: RowFormat) -> RowSelection:
@@ -149,7 +137,7 @@ def _columns(
     for name, values in batch.kept.items():
         if rows.tokenizer is None and _is_per_token(name, values, batch.values):
             per_token.append(name)
-            columns[name] = f"ndarray:{np.promote_types(dtype, np.int32).name}"
+            columns[name] = f"ndarray:{list_dtype(dtype)}"
         else:
             columns[name] = _encoding_of(values)
     return columns, tuple(per_token)

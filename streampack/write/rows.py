@@ -82,11 +82,7 @@ class RowFormat:
 
 
 def tokenizer_digest(rows: RowFormat) -> str | None:
-    """Return a digest of the files that token ids depend on; None without a tokenizer.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-    """
+    """Return a digest of the files that token ids depend on; None without a tokenizer."""
     if rows.tokenizer is None:
         return None
     load_tokenizer(rows.tokenizer)  # refused before anything is written

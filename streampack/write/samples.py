@@ -62,7 +62,7 @@ class SampleSchema:
         values = {**row, column: tokens}
         lists = tuple(name for name in values if _is_per_token(values[name], len(tokens)))
         encodings = {name: _encoding_of(value) for name, value in values.items()}
-        encodings |= dict.fromkeys(lists, f"ndarray:{_list_dtype(dtype)}")
+        encodings |= dict.fromkeys(lists, f"ndarray:{list_dtype(dtype)}")
         return cls(column=column, dtype=dtype, columns=encodings, per_token=lists)
 
     def fit(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ class SampleSchema:
             )
         fitted = {**row, self.column: tokens}
         if self.per_token:
-            like = np.empty(len(tokens), _list_dtype(self.dtype))
+            like = np.empty(len(tokens), list_dtype(self.dtype))
             for name in self.per_token:
                 fitted[name] = _as_integers(row[name], name, like)
         for name in TARGETS & row.keys():
@@ -197,7 +197,7 @@ def as_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
     return tokens.astype(dtype, copy=False)
 
 
-def _list_dtype(dtype: str) -> str:
+def list_dtype(dtype: str) -> str:
     """Return the type of integers per token: labels are token ids or -100."""
     return np.promote_types(dtype, np.int32).name
 

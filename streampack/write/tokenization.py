@@ -54,11 +54,7 @@ def tokenizer_file(path: Path) -> Path:
 
 @lru_cache(maxsize=2)
 def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Load a tokenizer file, once per process.
-
-    Raises:
-        ConfigError: If it cannot be loaded, or does not give the same ids each time.
-    """
+    """Load a tokenizer file, once per process; refuse one that does not repeat its ids."""
     file = tokenizer_file(path)
     if not file.is_file():
         raise ConfigError(
@@ -82,11 +78,7 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def text_encoder(path: Path, backend: Backend) -> TextEncoder:
-    """Return an encoder of texts.
-
-    Raises:
-        ConfigError: If the tokenizer, or the backend, cannot be loaded.
-    """
+    """Return an encoder of texts."""
     return _Gigatoken(path) if backend == "gigatoken" else _HuggingFace(path)
 
 
@@ -142,11 +134,7 @@ class _Gigatoken:
 
 @lru_cache(maxsize=2)
 def load_gigatoken(path: Path) -> Any:
-    """Load a tokenizer file with gigatoken, once per process.
-
-    Raises:
-        ConfigError: If gigatoken is not installed, or cannot load it.
-    """
+    """Load a tokenizer file with gigatoken, once per process."""
     try:
         library = import_module("gigatoken")
     except ImportError as error:
