@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from streampack._paths import local_path
@@ -27,13 +26,11 @@ from streampack.errors import DataError
 from streampack.mds import mosaic
 from streampack.mds.columns import ByteArray, Places, find_column, sample_places
 from streampack.mds.index import MdsIndex, Part, Shard, parse_index
-from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, UInt32Array, write_length_file
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.filesystem import LocalFilesystem, map_file
 from streampack.streams.column_selection import ColumnSelection
-
-UInt32Array = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

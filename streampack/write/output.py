@@ -72,7 +72,7 @@ def open_output(out: str | os.PathLike[str]) -> Output:
     url = shown_path(out).rstrip("/")
     folder = folder_of(url)
     if folder is not None:
-        return LocalOutput(folder=folder)
+        return LocalOutput(url=folder)
     if not url.startswith("s3://"):
         raise ConfigError(
             f"out={url!r} is neither a folder nor s3://bucket/path; name a folder, then upload it "
@@ -88,11 +88,8 @@ def open_output(out: str | os.PathLike[str]) -> Output:
 class LocalOutput:
     """An `Output` in a folder of a file system, which several machines may share."""
 
-    folder: str
-
-    @property
-    def url(self) -> str:
-        return self.folder
+    url: str
+    """The folder's path."""
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -121,11 +118,11 @@ class LocalOutput:
 
     def names(self, prefix: str, suffix: str) -> list[str]:
         folder = self._path(prefix)
-        names = [str(file.relative_to(self.folder)) for file in folder.rglob("*") if file.is_file()]
+        names = [str(file.relative_to(self.url)) for file in folder.rglob("*") if file.is_file()]
         return sorted(name for name in names if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        folder = Path(self.folder)
+        folder = Path(self.url)
         if folder.exists() and not folder.is_dir():
             return False
         return not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir())
@@ -134,11 +131,11 @@ class LocalOutput:
         for folder in self._path(parent).iterdir():
             if folder.name not in keep:
                 shutil.rmtree(folder, ignore_errors=True)
-        for file in Path(self.folder).rglob(f".*{TEMPORARY}"):
+        for file in Path(self.url).rglob(f".*{TEMPORARY}"):
             file.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
-        return Path(self.folder, name)
+        return Path(self.url, name)
 
     @contextmanager
     def _written(self, name: str, data: bytes) -> Iterator[Path]:

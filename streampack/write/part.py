@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
+from streampack.mds.length_file import UInt32Array
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.job import (
@@ -35,7 +36,7 @@ from streampack.write.job import (
 )
 from streampack.write.output import Output
 from streampack.write.rows import RowEncoder, RowFormat
-from streampack.write.samples import Counts, SampleWriter, UInt32Array
+from streampack.write.samples import Counts, SampleWriter
 
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
 

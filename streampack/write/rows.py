@@ -24,13 +24,12 @@ import numpy as np
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
-from streampack.mds.length_file import NO_TOKEN
+from streampack.mds.length_file import NO_TOKEN, UInt32Array
 from streampack.write.chat import ChatEncoder, TrainOn
 from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema
 from streampack.write.tokenization import (
     Backend,
-    UInt32Array,
     load_gigatoken,
     load_tokenizer,
     text_encoder,

@@ -85,7 +85,7 @@ def write_stream(
     with _partial_folder(out) as partial:
         written = _StreamWriter(partial, column, dtype, options).write_all(samples, out)
         _give_name(partial, out)
-    return Written(path=out, **written)
+    return written
 
 
 def _local_folder(out: Path) -> Path:
@@ -149,11 +149,8 @@ class _StreamWriter:
         self._writer: SampleWriter | None = None
         self._num_skipped = 0
 
-    def write_all(self, samples: Iterable[Any], out: Path) -> dict[str, int]:
-        """Write samples, index.json and the length file; return the counts of `Written`.
-
-        `out` is the final name of the folder, for messages.
-        """
+    def write_all(self, samples: Iterable[Any], out: Path) -> Written:
+        """Write samples, index.json and the length file; `out` is the folder's final name."""
         for number, sample in enumerate(samples):
             self._write(sample, number)
         if self._schema is None or self._writer is None:
@@ -167,13 +164,14 @@ class _StreamWriter:
         index = parse_index(text, str(out))
         path = self._folder / LENGTH_FILE
         write_length_file(path, text, index, self._schema.column, lengths, edges)
-        return {
-            "num_samples": self._writer.counts.num_samples,
-            "num_tokens": self._writer.counts.num_tokens,
-            "num_shards": len(index.shards),
-            "num_skipped": self._num_skipped,
-            "num_without_targets": self._writer.counts.num_without_targets,
-        }
+        return Written(
+            path=out,
+            num_samples=self._writer.counts.num_samples,
+            num_tokens=self._writer.counts.num_tokens,
+            num_shards=len(index.shards),
+            num_skipped=self._num_skipped,
+            num_without_targets=self._writer.counts.num_without_targets,
+        )
 
     def _write(self, sample: Any, number: int) -> None:
         column = self._names[0] if self._schema is None else self._schema.column

@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError
+from streampack.mds.length_file import UInt32Array
 
 Backend = Literal["huggingface", "gigatoken"]
 
 TOKENIZER_FILE = "tokenizer.json"
 FIRST_COMPARED = 16  # texts of a part's first batch that both backends encode ...
 COMPARED_EVERY = 64  # ... and one text of every so many batches
-
-UInt32Array = npt.NDArray[np.uint32]
 
 
 class TextEncoder(Protocol):

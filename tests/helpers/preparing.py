@@ -94,7 +94,7 @@ class CrashingOutput:
     def _steps(self, name: str, data: bytes, call: Callable[[], Any]) -> Any:
         self.log.append(name)
         self._maybe_crash()
-        path = Path(self.inner.folder, name)
+        path = Path(self.inner.url, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.killed{self.step}.partial")
         temporary.write_bytes(data[: len(data) // 2])

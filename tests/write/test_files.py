@@ -119,7 +119,7 @@ def test_a_job_that_is_killed_at_any_step_is_finished_by_the_same_command(
     crash_at, is_killed = 0, True
     while is_killed:
         out = tmp_path / f"s{crash_at}"
-        outputs = [CrashingOutput(LocalOutput(folder=str(out)), step) for step in (crash_at, -1)]
+        outputs = [CrashingOutput(LocalOutput(url=str(out)), step) for step in (crash_at, -1)]
         monkeypatch.setattr(files, "open_output", lambda _, outputs=outputs: outputs[0])
         try:
             write_texts(inputs, out, options)
@@ -138,7 +138,7 @@ def test_a_job_that_is_killed_at_any_step_is_finished_by_the_same_command(
 
 def test_a_job_that_is_done_writes_nothing_again(tmp_path, inputs, monkeypatch):
     write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    output = CrashingOutput(LocalOutput(folder=str(tmp_path / "s")), -1)
+    output = CrashingOutput(LocalOutput(url=str(tmp_path / "s")), -1)
     monkeypatch.setattr(files, "open_output", lambda _: output)
     write_texts(inputs, tmp_path / "s", options_of(tmp_path))
     assert output.log == []

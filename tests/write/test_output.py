@@ -45,7 +45,7 @@ def store(tmp_path):
 def output(request, tmp_path):
     """An empty output of each kind."""
     if request.param == "folder":
-        return LocalOutput(folder=str(tmp_path / "out"))
+        return LocalOutput(url=str(tmp_path / "out"))
     request.getfixturevalue("store")
     return open_output("s3://bucket/out")
 
@@ -91,7 +91,7 @@ def test_each_request_to_a_bucket_says_who_pays(monkeypatch, buckets, payer):
 
 
 def test_of_many_that_write_a_new_file_one_succeeds(tmp_path):
-    output = LocalOutput(folder=str(tmp_path))
+    output = LocalOutput(url=str(tmp_path))
     with ThreadPoolExecutor(8) as pool:
         written = list(pool.map(lambda n: output.put_new("job.json", b"%d" % n * 9), range(40)))
     assert written.count(True) == 1
@@ -104,7 +104,7 @@ def test_a_file_system_without_hard_links_gets_a_rename(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(output_module.os, "link", no_link)
-    output = LocalOutput(folder=str(tmp_path))
+    output = LocalOutput(url=str(tmp_path))
     assert [output.put_new("a", b"1"), output.put_new("a", b"2")] == [True, False]
     assert files_of(tmp_path) == {"a": b"1"}
 
