@@ -68,11 +68,8 @@ class Column:
     """Values per sample if the shape is fixed; None: each value states its shape, or its size."""
     has_shape: bool
     """Whether a value starts with its shape (not for `bytes` and fixed shapes)."""
-
-    @property
-    def is_untyped(self) -> bool:
-        """Whether its encoding is `bytes`, which states no type, so that an option must."""
-        return self.num_values is None and not self.has_shape
+    is_untyped: bool = False
+    """Whether its encoding is `bytes`, which states no type, so that an option must."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +131,9 @@ def find_column(
             "other values. Older scripts of LLM-Foundry write int64; newer ones state it"
         )
     else:
-        column = Column(name=name, place=place, dtype=dtype, num_values=None, has_shape=False)
+        column = Column(
+            name=name, place=place, dtype=dtype, num_values=None, has_shape=False, is_untyped=True
+        )
     _check_dtype(column.dtype, name, encoding, where)
     size = None
     if column.num_values is not None and column.dtype is not None:

@@ -22,6 +22,7 @@ from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, index_digest
 from streampack.storage.download_errors import DamagedError
+from streampack.storage.filesystem import FileState
 from streampack.storage.locks import FileLocks
 from streampack.storage.manifest import Manifest
 from streampack.storage.materialize import ShardMaterializer
@@ -213,19 +214,24 @@ class StreamMetadata:
 
         If our copy was deleted, or is damaged, it is fetched again first.
         """
-        folder = self._location.folder
+        folder, state = self._location.folder, None
         path = folder / LENGTH_FILE
-        with attach_uri(path):
+        try:
             with as_data_error(path):
                 state = self._disk.state(path)
-            try:
-                return read()
-            except FileNotFoundError:
-                pass
-            except DataError:
-                if state is None or self._location.remote is None:
+            return read()
+        except (DataError, OSError, RuntimeError) as failure:
+            with attach_uri(path):
+                if not isinstance(failure, FileNotFoundError) and not (
+                    isinstance(failure, DataError) and self._remove_damaged_lengths(state)
+                ):
                     raise
-                with as_data_error(path):
-                    if not self._materializer.remove_damaged(folder, state, LENGTH_FILE):
-                        raise
-            return None if self.length_file_path() is None else read()
+                return None if self.length_file_path() is None else read()
+
+    def _remove_damaged_lengths(self, damaged: FileState | None) -> bool:
+        """Remove a damaged length file that we fetched; return whether there may be a new copy."""
+        if damaged is None or self._location.remote is None:
+            return False
+        folder = self._location.folder
+        with as_data_error(folder / LENGTH_FILE):
+            return self._materializer.remove_damaged(folder, damaged, LENGTH_FILE)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -235,9 +235,10 @@ class MdsStream:
 
     def _open_shard(self, shard: int, uri: str) -> OpenShard:
         info = self.index.shards[shard]
+        columns = self._columns_of(info.layout)
         mapped = self.cache.map(info)
         try:
-            opened = self._parse(shard, mapped, uri)
+            opened = self._parse(shard, mapped, uri, columns)
         except DataError as error:
             # Our copy may have been damaged on disk or in transit: fetch it once more.
             if not self.cache.remove_damaged(info, mapped.file):
@@ -245,24 +246,25 @@ class MdsStream:
             logger.warning("%s; the copy in %s is fetched again", error, self.cache.folder)
             mapped = self.cache.map(info)
             try:
-                opened = self._parse(shard, mapped, uri)
+                opened = self._parse(shard, mapped, uri, columns)
             except DataError as second:
                 raise DataError(
                     f"{second}; {uri} was fetched again with the "
                     "same fault, so it is damaged at its origin: write it again there, and start "
                     "again"
                 ) from second
-        self._check(opened, shard, mapped.file)
+        self._check(opened, shard, mapped.file, columns)
         return opened
 
-    def _parse(self, shard: int, mapped: MappedShard, uri: str) -> OpenShard:
+    def _parse(
+        self, shard: int, mapped: MappedShard, uri: str, columns: Mapping[str, Column]
+    ) -> OpenShard:
         info, data = self.index.shards[shard], mapped.data
         where = f"stream {self.name!r}, shard {shard} ({uri})"
         check_columns(data, info, where)
-        places = {
-            option: sample_places(data, info.num_samples, info.layout, column, where)
-            for option, column in self._columns_of(info.layout).items()
-        }
+        places = {}
+        for option, column in columns.items():
+            places[option] = sample_places(data, info.num_samples, info.layout, column, where)
         return OpenShard(
             key=(mapped.file, self.digest),
             uri=uri,
@@ -273,10 +275,12 @@ class MdsStream:
             is_gone=mapped.is_gone,
         )
 
-    def _check(self, opened: OpenShard, shard: int, file: CachedFile) -> None:
+    def _check(
+        self, opened: OpenShard, shard: int, file: CachedFile, columns: Mapping[str, Column]
+    ) -> None:
         checker = ShardChecker(
             stream_name=self.name,
-            columns=self._columns_of(self.index.shards[shard].layout),
+            columns=columns,
             first_sample=int(self.first_sample[shard]),
         )
         if self.checks_dtypes and not self._has_checked_dtypes():
