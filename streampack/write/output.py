@@ -92,16 +92,19 @@ class LocalOutput:
     """The folder's path."""
 
     def read(self, name: str) -> bytes | None:
+        """See `Output.read`."""
         try:
             return self._path(name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, data: bytes) -> None:
+        """See `Output.put`."""
         with self._written(name, data) as temporary:
             os.replace(temporary, self._path(name))
 
     def put_new(self, name: str, data: bytes) -> bool:
+        """See `Output.put_new`."""
         path = self._path(name)
         with self._written(name, data) as temporary:
             try:
@@ -117,17 +120,20 @@ class LocalOutput:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
+        """See `Output.names`."""
         folder = self._path(prefix)
         names = [str(file.relative_to(self.url)) for file in folder.rglob("*") if file.is_file()]
         return sorted(name for name in names if name.endswith(suffix))
 
     def is_empty(self) -> bool:
+        """See `Output.is_empty`."""
         folder = Path(self.url)
         if folder.exists() and not folder.is_dir():
             return False
         return not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir())
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
+        """See `Output.clean_up`."""
         for folder in self._path(parent).iterdir():
             if folder.name not in keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -162,9 +168,11 @@ class S3Output:
 
     @property
     def url(self) -> str:
+        """See `Output.url`."""
         return f"s3://{self.bucket}/{self.prefix}"
 
     def read(self, name: str) -> bytes | None:
+        """See `Output.read`."""
         # botocore retries a request, but not a body that breaks off.
         again = Retrying(
             retry=retry_if_exception(lambda error: not _codes_of(error)),
@@ -187,10 +195,12 @@ class S3Output:
         return data
 
     def put(self, name: str, data: bytes) -> None:
+        """See `Output.put`."""
         with self._naming(name, "written"):
             self._put(name, data)
 
     def put_new(self, name: str, data: bytes) -> bool:
+        """See `Output.put_new`."""
         with self._naming(name, "written"):
             try:
                 self._put(name, data, IfNoneMatch="*")
@@ -204,12 +214,15 @@ class S3Output:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
+        """See `Output.names`."""
         return sorted(name for name in self._names(prefix) if name.endswith(suffix))
 
     def is_empty(self) -> bool:
+        """See `Output.is_empty`."""
         return all(name.startswith(".") for name in self._names(""))
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
+        """See `Output.clean_up`."""
         with self._naming(parent, "cleaned"):  # no object is ever unfinished
             for name in self.names(f"{parent}/", ""):
                 if name.split("/")[1] not in keep:
