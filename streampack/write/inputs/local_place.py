@@ -81,10 +81,18 @@ def version_of(status: os.stat_result) -> str:
 
 
 def _found(path: Path) -> Found:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path}: does not exist any more, or is a link to a file that does not; restore it, "
+            "or delete the link",
+            uri=str(path),
+        ) from error
     return Found(str(path), version_of(status), status.st_size)
 
 
 def _files_below(folder: Path) -> list[Found]:
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    # A broken link is refused: its rows would be missing without a word.
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() or not file.exists())
     return [_found(file) for file in files if not is_hidden(str(file.relative_to(folder)))]

@@ -55,6 +55,18 @@ def test_globs(tmp_path):
     assert names(tmp_path / "a/*/[3-9].*", below=tmp_path) == ["a/b/3.jsonl.zst"]
 
 
+@pytest.mark.parametrize("named", ["", "*.jsonl"])
+def test_a_link_to_nothing_is_refused_until_it_is_deleted(tmp_path, named):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone")
+
+    with pytest.raises(DataError, match=r"b\.jsonl: .* restore it, or delete the link"):
+        list_inputs([str(tmp_path / named)])
+
+    (tmp_path / "b.jsonl").unlink()
+    assert len(list_inputs([str(tmp_path / named)])) == 1
+
+
 def test_a_name_with_brackets_is_found_as_it_is(tmp_path):
     make(tmp_path, "a[1].txt")
 
