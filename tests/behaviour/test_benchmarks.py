@@ -117,6 +117,19 @@ def test_the_report_fills_in_every_section_it_has_lines_for_and_no_other(bench, 
     assert (tmp_path / "images" / "bench-cost.png").stat().st_size > 1000
 
 
+def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench, capsys):
+    bench("count_calls")
+
+    rows = [
+        line.replace(",", "").rsplit(maxsplit=5) for line in capsys.readouterr().out.split("\n")
+    ]
+    counts = {name: list(map(int, numbers)) for name, *numbers in filter(None, rows[1:])}
+    *_, calls, _, changes = counts["planned: first batch"]
+    assert calls <= 900
+    assert changes <= 110
+    assert counts["online: steady batch"][2] <= 250
+
+
 @pytest.mark.usefixtures("bench")
 def test_the_stream_of_many_shards_holds_as_many_samples_as_it_says(data):
     path = import_module("bench_start").fake_stream(data, 3)

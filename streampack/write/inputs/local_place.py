@@ -85,7 +85,7 @@ def _found(path: Path) -> Found:
         status = path.stat()
     except FileNotFoundError as error:
         raise DataError(
-            f"{path}: does not exist any more, or is a link to a file that does not; restore it, "
+            f"{path}: was deleted, or is a link to a file that does not exist; restore it, "
             "or delete the link",
             uri=str(path),
         ) from error
@@ -93,6 +93,6 @@ def _found(path: Path) -> Found:
 
 
 def _files_below(folder: Path) -> list[Found]:
-    # A broken link is refused: its rows would be missing without a word.
+    # A broken link is refused, because its rows would be missing silently.
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() or not file.exists())
     return [_found(file) for file in files if not is_hidden(str(file.relative_to(folder)))]
