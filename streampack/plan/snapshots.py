@@ -15,6 +15,7 @@ saved ones cannot be detected; they only change the batches.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
     They are JSON text, or the parsed list. Raises a ResumeError if they are not of this run's pack
     queues.
     """
-    checked = _distinct(snapshots, KEYS | RUN_KEYS)
+    checked = _with_keys(snapshots, KEYS | RUN_KEYS)
     for snapshot in checked:
         own = CHECKS.integer("chapter", snapshot["chapter"], 0, chapter)
         recipe = recipes[own]
@@ -60,21 +61,24 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
         longest = recipe.shapes.packings[column].max_seq_len
         _check_packed("pending", snapshot["pending"], recipe, column, longest)
         _check_packed("waiting", snapshot["waiting"], recipe, column, MAX_INTEGER)
+    _check_distinct(checked)
     return checked
 
 
-def _distinct(snapshots: Any, keys: set[str]) -> list[State]:
-    """Return snapshots as a list, after a check of their keys, and that no two are of a column."""
+def _with_keys(snapshots: Any, keys: set[str]) -> list[State]:
+    """Return snapshots as a list, after a check of their keys."""
     checked = parse_snapshots(snapshots)
-    places = []
     for snapshot in checked:
         if not isinstance(snapshot, dict) or snapshot.keys() != keys:
             raise CHECKS.error("one", snapshot, wanted=f"a dict of {sorted(keys)}")
-        place = (snapshot["lane"], snapshot["column"])
-        if place in places:
-            raise CHECKS.failure(f"two are of lane {place[0]!r:.80}, column {place[1]!r:.80}")
-        places.append(place)
     return checked
+
+
+def _check_distinct(snapshots: Sequence[State]) -> None:
+    places = Counter((snapshot["lane"], snapshot["column"]) for snapshot in snapshots)
+    for (lane, column), count in places.items():
+        if count > 1:
+            raise CHECKS.failure(f"two are of lane {lane}, column {column}")
 
 
 def _check_common(snapshot: State, recipe: Recipe) -> int:
@@ -104,10 +108,11 @@ def parse_snapshots(snapshots: Any) -> list[State]:
 
 def check_snapshots(snapshots: Any, recipe: Recipe, epoch: int) -> list[State]:
     """Return the snapshots of a state in an epoch of a recipe; see `check_run_snapshots`."""
-    checked = _distinct(snapshots, KEYS)
+    checked = _with_keys(snapshots, KEYS)
     for snapshot in checked:
         _check_common(snapshot, recipe)
         _check_arrivals(snapshot["arrivals"], recipe, epoch)
+    _check_distinct(checked)
     return checked
 
 
