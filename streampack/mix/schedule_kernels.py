@@ -233,8 +233,7 @@ def spread_over_lanes(
             # Every stream earns its share in the lane that this slot belongs to.
             owed[lane, stream] += shares[stream]
             if slopes[stream] != 0.0:
-                # The growth of the share up to slot i: the difference of two sums, (i + 1)**2 -
-                # i**2.
+                # (i + 1)**2 - i**2: what slot i adds to the sum of `_due`.
                 owed[lane, stream] += math.floor(slopes[stream] * (2 * i + 1))
         best = _most_owed(opens, deadlines, owed[lane], i, (tight + 1) * block)
         # A unit that is due after the end of a block took a slot that the block had to spare.

@@ -120,8 +120,8 @@ class Dealer:
         """Return the slots of all devices that share packs, in order, in the global batch."""
         begins = np.array(sorted(view.first_slot(first) for view in self._view.shared))
         steps = self._view.window * np.arange(self._num_steps)
-        # Axes: step, device, row of the device batch.
         rows = np.arange(self._view.batch_size)
+        # Axes: step, device, row of the device batch.
         slots: Int64Array = (steps[:, None, None] + begins[:, None] + rows).ravel()
         return slots
 

@@ -24,7 +24,17 @@ import numpy as np
 from streampack._state import FieldChecks
 from streampack.plan.recipe import Recipe
 from streampack.plan.state_text import text_as_rows
-from streampack.types import LENGTH, NUM_COLUMNS, PASS, SAMPLE, START, STREAM, TOTAL, State
+from streampack.types import (
+    LENGTH,
+    NUM_COLUMNS,
+    PASS,
+    SAMPLE,
+    START,
+    STREAM,
+    TOTAL,
+    Int64Array,
+    State,
+)
 
 CHECKS = FieldChecks(
     "the state's snapshots are damaged: ",
@@ -45,6 +55,8 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
     queues.
     """
     checked = _with_keys(snapshots, KEYS | RUN_KEYS)
+    # Once for all texts: chapters have the same streams.
+    num_samples = np.array([stream.num_samples for stream in recipes[0].streams])
     for snapshot in checked:
         own = CHECKS.integer("chapter", snapshot["chapter"], 0, chapter)
         recipe = recipes[own]
@@ -59,8 +71,9 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
         for value in [values[0], *values[2 + num :]]:
             CHECKS.integer("arrivals", value, 0, MAX_INTEGER)
         longest = recipe.shapes.packings[column].max_seq_len
-        _check_packed("pending", snapshot["pending"], recipe, column, longest)
-        _check_packed("waiting", snapshot["waiting"], recipe, column, MAX_INTEGER)
+        streams = recipe.streams_in(column)
+        _check_packed("pending", snapshot["pending"], streams, num_samples, longest)
+        _check_packed("waiting", snapshot["waiting"], streams, num_samples, MAX_INTEGER)
     _check_distinct(checked)
     return checked
 
@@ -164,14 +177,16 @@ def _check_rows(name: str, rows: Any, recipe: Recipe, column: int) -> int:
     return len(rows)
 
 
-def _check_packed(name: str, text: Any, recipe: Recipe, column: int, longest: int) -> None:
-    """Check the text of segments, of which none is longer than `longest`."""
+def _check_packed(
+    name: str, text: Any, streams: Sequence[int], num_samples: Int64Array, longest: int
+) -> None:
+    """Check the text of segments of some streams, of which none is longer than `longest`."""
     if not isinstance(text, str):
         raise CHECKS.error(name, text, wanted="packed rows")
     rows = text_as_rows(text)
-    numbers = recipe.streams_in(column)
-    num_samples = np.array([stream.num_samples for stream in recipe.streams])
-    is_right = np.isin(rows[:, STREAM], numbers)
+    if not len(rows):
+        return
+    is_right = np.isin(rows[:, STREAM], streams)
     samples = num_samples[np.where(is_right, rows[:, STREAM], 0)]
     starts, totals, lengths = rows[:, START], rows[:, TOTAL], rows[:, LENGTH]
     is_right &= (rows[:, PASS] >= 0) & (rows[:, PASS] <= MAX_INTEGER)
