@@ -175,8 +175,8 @@ def prefetched(items: Iterable[Item], depth: int) -> Iterator[Item]:
     caller = Holder()  # referenced by this frame only
     try:
         prefetcher.start(caller)
-        while (held := prefetcher.next()) is not None:
-            yield held.pop()
+        while (outcome := prefetcher.next()) is not None:
+            yield outcome.pop()
     finally:
         prefetcher.leave()
 
