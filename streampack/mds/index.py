@@ -134,6 +134,11 @@ def parse_index(text: bytes, uri: str) -> MdsIndex:
     A DataError names `uri` and the field: it is not JSON, has another version or format, or holds
     invalid names, counts or sizes.
     """
+    return index_of(parse_entries(text, uri), uri)
+
+
+def parse_entries(text: bytes, uri: str) -> list[Any]:
+    """Return the entries of shards in an index.json, as they are written; errors as above."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -157,6 +162,11 @@ def parse_index(text: bytes, uri: str) -> MdsIndex:
             f"{uri}: shards is {_short(entries)}, but a stream needs 1 or more; "
             "finish writing it, or leave it out of the mix"
         )
+    return entries
+
+
+def index_of(entries: list[Any], uri: str) -> MdsIndex:
+    """Validate the entries of shards; errors as above."""
     known: dict[Layout, Layout] = {}
     shards = tuple(
         _parse_shard(entry, f"{uri}: shards.{i}", known) for i, entry in enumerate(entries)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.mds.index import parse_index
+from streampack.mds.index import index_of, parse_entries
 from streampack.mds.length_file import LENGTH_FILE, LengthFile, index_digest, open_length_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
@@ -52,7 +52,8 @@ def open_stream(
     name = getattr(stream, "name", None) or _default_name(location)
     with attach_uri(location.index_uri):
         text = cache.metadata.index_bytes()
-        index = parse_index(text, location.index_uri)
+        entries = parse_entries(text, location.index_uri)
+        index = index_of(entries, location.index_uri)
         column = check_columns(index, columns, name)
         path, length_file = cache.metadata.length_file_path(), None
         if path is not None:
@@ -63,7 +64,6 @@ def open_stream(
                 index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
             length_file = _usable(length_file, column, name)
         cache.check(index, may_be_emptied=may_be_emptied)
-        entries = json.loads(text)["shards"]
         if (chosen := getattr(stream, "shards", None)) is not None:
             first, stop = _chosen_shards(chosen, len(index.shards), name)
             index, entries = index.part(first, stop), entries[first:stop]
