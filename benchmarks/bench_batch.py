@@ -27,7 +27,7 @@ import numpy as np
 import record
 import workloads
 
-from streampack.batch.batch import make_batch
+from streampack.batch.batch import make_batches
 from streampack.batch.buffer_pool import BufferPool
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer
@@ -68,7 +68,7 @@ def run(gatherer: Gatherer, batches: list[Packs], positions: str, out: Any) -> d
         begin = time.perf_counter()
         rows = gatherer.gather(packs, len(packs), out=out)
         middle = time.perf_counter()
-        make_batch(rows, packs, epoch=0, position=0, positions=positions, blocks=blocks)
+        make_batches(rows, packs, steps=[(0, 0)], positions=positions, blocks=blocks)
         spent["make"] += time.perf_counter() - middle
         spent["gather"] += middle - begin
     return spent

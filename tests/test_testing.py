@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from streampack.batch.batch import make_batch
+from streampack.batch.batch import make_batches
 from streampack.errors import ConfigError
 from streampack.gather.gather import Rows
 from streampack.testing import assert_no_leak
@@ -82,7 +82,7 @@ def packed(positions: str) -> dict[str, Any]:
     tokens[2] = 0
     next_tokens = np.array([-100, -100, tokens[1, 0], -100, -100])
     rows = Rows(tokens=tokens, next_tokens=next_tokens, labels=None)
-    return make_batch(rows, packs, epoch=0, position=2, positions=positions)
+    return make_batches(rows, packs, steps=[(0, 2)], positions=positions)[0]
 
 
 @pytest.mark.parametrize("positions", ["restart", "continue"])

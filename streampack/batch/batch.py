@@ -29,16 +29,13 @@ import torch
 from torch import Tensor
 
 from streampack.batch.buffer_pool import BufferPool, cut
-from streampack.batch.kernels import END, NUM_BOUNDS, Int32Array, fill_batches, fill_slices, lay_out
-from streampack.gather.context_slice import ContextSlice, Pieces
+from streampack.batch.kernels import END, NUM_BOUNDS, fill_batches, fill_slices, lay_out
 from streampack.gather.gather import Rows
-from streampack.types import NO_PACKS, NUM_COLUMNS, Int64Array, IntArray, Packs
+from streampack.types import NO_PACKS, NUM_COLUMNS, Int32Array, Int64Array, Packs
 
 Batch: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[int, int]
 """A batch's epoch, and its position: packs delivered over all ranks, including this step."""
-
-_Room: TypeAlias = tuple[list[IntArray], list[list[Tensor]]]
 
 FILLED = ("tokens", "labels", "input_pos", "document_ids")
 NO_LABELS = np.zeros((0, 0), np.int32)
@@ -70,8 +67,8 @@ def make_compacts(
         cu_seqlens: int32, segment edges in the B * S tokens; padding counts as a segment. The
             padding that rounds a segment up to a multiple belongs to the segment.
         max_seqlen: the longest of those, an int.
-        chunks: in slices only, as in `make_batch`; next_tokens are then those after each piece of a
-            segment, and the edges those of whole rows.
+        chunks: in slices only, as in `make_batches`; next_tokens are then those after each piece of
+            a segment, and the edges those of whole rows.
         segments: int64, shape (n, 6): row, stream, pass, sample, start, length.
         positions, epoch, position: as given.
 
@@ -89,7 +86,7 @@ def make_compacts(
         next_tokens = layout.split(rows.next_tokens)
     else:
         # One next token for each piece of a segment in the slice, batch by batch.
-        read, _ = _pieces_of(rows, packs, rows.context).to_read(packs)
+        read, _ = rows.context.pieces(packs, rows.tokens.shape, rows.multiple).to_read(packs)
         ends = read.ends.reshape(len(steps), -1)[:-1, -1]
         next_tokens = [torch.from_numpy(own) for own in np.split(rows.next_tokens, ends)]
     batches = []
@@ -136,29 +133,13 @@ class _Layout:
             for begin, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
 
-    def fields(self) -> list[Batch]:
-        """Return the layout fields of each batch."""
-        fields, begin = [], 0
-        for segments, (_, end, longest) in zip(
-            self.split(self.numbered), self.bounds.tolist(), strict=True
-        ):
-            edges = torch.from_numpy(self.edges[begin:end])
-            fields.append({"cu_seqlens": edges, "max_seqlen": longest, "segments": segments})
-            begin = end
-        return fields
-
-
-def _room(rows: Rows, num_batches: int, blocks: BufferPool) -> _Room:
-    """Return memory for the tensors of `FILLED`: whole arrays, and the tensors of each batch."""
-    wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
-    return blocks.take(wide, wide, wide, narrow, num_parts=num_batches)
-
 
 def _fill(
-    rows: Rows, layout: _Layout, positions: str, room: _Room, packs: Packs = NO_PACKS
+    rows: Rows, layout: _Layout, positions: str, blocks: BufferPool, packs: Packs = NO_PACKS
 ) -> list[Batch]:
     """Return the native tensors of each batch's rows, or of slices of the rows of `packs`."""
-    arrays, parts = room
+    wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
+    arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(layout.bounds))
     tokens, continues = rows.tokens, positions == "continue"
     labels = NO_LABELS if rows.labels is None else rows.labels
     out: Any = tuple(arrays)
@@ -166,7 +147,8 @@ def _fill(
         places = layout.numbered, layout.edges, layout.bounds
         fill_batches(places, tokens, rows.next_tokens, labels, continues, out)
     else:
-        pieces, framed = _pieces_of(rows, packs, rows.context), rows.context.framed(tokens.shape)
+        pieces = rows.context.pieces(packs, tokens.shape, rows.multiple)
+        framed = rows.context.framed(tokens.shape)
         of_pieces = pieces.rows, pieces.ends, np.ascontiguousarray(packs.segments)
         labels = labels if rows.labels is None else labels.reshape(framed)
         out = tuple(array.reshape(framed) for array in arrays)
@@ -174,21 +156,23 @@ def _fill(
     return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
 
-def _pieces_of(rows: Rows, packs: Packs, context: ContextSlice) -> Pieces:
-    num_rows, slots = rows.tokens.shape
-    return context.pieces(
-        packs, num_rows=num_rows, row_tokens=slots * context.num_ranks, multiple=rows.multiple
-    )
-
-
 def _fields(rows: Rows, layout: _Layout) -> list[Batch]:
     """Return the layout fields of each batch, and the chunks of slices."""
-    fields = layout.fields()
-    if rows.context is not None:
-        num_rows = len(rows.tokens) // len(fields)
-        for edges in fields:
-            chunks = rows.context.chunks(edges["cu_seqlens"].numpy(), num_rows)
-            edges["chunks"] = torch.from_numpy(chunks)
+    fields, begin = [], 0
+    num_rows = len(rows.tokens) // len(layout.bounds)
+    for segments, (_, end, longest) in zip(
+        layout.split(layout.numbered), layout.bounds.tolist(), strict=True
+    ):
+        edges = layout.edges[begin:end]
+        field: Batch = {
+            "cu_seqlens": torch.from_numpy(edges),
+            "max_seqlen": longest,
+            "segments": segments,
+        }
+        if rows.context is not None:
+            field["chunks"] = torch.from_numpy(rows.context.chunks(edges, num_rows))
+        fields.append(field)
+        begin = end
     return fields
 
 
@@ -201,32 +185,26 @@ def fill_compact(batch: Batch) -> Batch:
     )
     edges, numbered = batch["cu_seqlens"].numpy(), batch["segments"].numpy()
     bounds = np.array([[len(numbered), len(edges), batch["max_seqlen"]]], np.int64)
-    room = _room(rows, 1, BufferPool())
-    [filled] = _fill(rows, _Layout(numbered, edges, bounds), batch["positions"], room)
+    layout = _Layout(numbered, edges, bounds)
+    [filled] = _fill(rows, layout, batch["positions"], BufferPool())
     carried = ("cu_seqlens", "max_seqlen", "segments", "epoch", "position")
     return filled | {key: batch[key] for key in carried}
 
 
-def make_batch(
+def make_batches(
     rows: Rows,
     packs: Packs,
     *,
-    epoch: int,
-    position: int,
+    steps: Sequence[Step],
     positions: str,
     blocks: BufferPool | None = None,
-) -> Batch:
-    """Return the native batch of some packs.
+) -> list[Batch]:
+    """Return native batches, in one block of memory from `blocks`; None: new memory.
 
-    Args:
-        rows: Their tokens, which are copied; rows after the packs are padding.
-        packs: The plan of these rows.
-        epoch: The batch's epoch.
-        position: Packs of the epoch delivered over all ranks, including this step.
-        positions: "restart" or "continue": input_pos of a split sample's later pieces.
-        blocks: Pool of memory; None: new memory.
+    The other arguments are those of `make_compacts`; tokens are copied.
 
     Returns:
+        For each batch:
         tokens, labels, input_pos: int64, shape (B, S); labels are shifted, -100 is ignored.
         document_ids: int32, shape (B, S); 1..n in a pack, 0 is padding.
         cu_seqlens, max_seqlen, segments, epoch, position: as in `make_compacts`.
@@ -238,29 +216,12 @@ def make_batch(
     >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
     >>> packs = Packs(segments=segments, ends=np.array([1]))
     >>> rows = Rows(tokens=np.array([[5, 6, 0]]), next_tokens=np.array([-100]), labels=None)
-    >>> batch = make_batch(rows, packs, epoch=0, position=1, positions="restart")
+    >>> [batch] = make_batches(rows, packs, steps=[(0, 1)], positions="restart")
     >>> batch["labels"].tolist(), batch["document_ids"].tolist(), batch["cu_seqlens"].tolist()
     ([[6, -100, -100]], [[1, 1, 0]], [0, 2, 3])
     """
-    steps = [(epoch, position)]
-    return make_batches(rows, packs, steps=steps, positions=positions, blocks=blocks)[0]
-
-
-def make_batches(
-    rows: Rows,
-    packs: Packs,
-    *,
-    steps: Sequence[Step],
-    positions: str,
-    blocks: BufferPool | None = None,
-) -> list[Batch]:
-    """Return native batches as `make_batch` does, from arguments as in `make_compacts`.
-
-    All batches share one block of memory.
-    """
     layout = _Layout.of(rows, packs, len(steps))
-    room = _room(rows, len(steps), blocks or BufferPool())
-    filled = _fill(rows, layout, positions, room, packs)
+    filled = _fill(rows, layout, positions, blocks or BufferPool(), packs)
     return [
         {**tensors, **edges, "epoch": epoch, "position": position}
         for tensors, edges, (epoch, position) in zip(

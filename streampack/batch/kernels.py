@@ -21,9 +21,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from streampack._numba import compiled, kernel_holding_gil
 from streampack.gather.slice_kernels import (
     AT,
@@ -34,9 +31,8 @@ from streampack.gather.slice_kernels import (
     SLOTS,
     TOKENS,
 )
-from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, START, Int64Array, IntArray
+from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, START, Int32Array, Int64Array, IntArray
 
-Int32Array: TypeAlias = npt.NDArray[np.int32]
 Layout: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
 Tensors: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int32Array]
 
@@ -99,6 +95,7 @@ def lay_out(
         bounds: Filled, one row per batch: one past its last segment, one past its last edge, its
             longest segment; shape (batches, 3).
 
+    >>> import numpy as np
     >>> segments = np.array([[7, 0, 4, 2, 3, 9], [7, 0, 5, 0, 8, 8]])
     >>> numbered, edges = np.zeros((2, 6), np.int64), np.zeros(6, np.int32)
     >>> bounds = np.zeros((2, 3), np.int64)
@@ -154,6 +151,7 @@ def fill_batches(
         out: Filled: tokens, labels (shifted, -100 for no target), input_pos,
             document_ids; each of shape (batches * B, S).
 
+    >>> import numpy as np
     >>> out = (*(np.zeros((1, 4), np.int64) for _ in range(3)), np.zeros((1, 4), np.int32))
     >>> edges = np.array([0, 3, 4], np.int32)
     >>> layout = np.array([[0, 7, 0, 4, 0, 3]]), edges, np.array([[1, 3, 3]])
@@ -206,13 +204,9 @@ def fill_slices(
 ) -> None:
     """Fill slices of rows; as `fill_batches`, whose result for the whole rows they are part of.
 
-    Args:
-        cut: Pieces of the slices, their ends (see slice_kernels.py), and the plan's segments.
-        source: Token ids, then padding; a frame of rows in each row, shape (frames, T).
-        next_tokens: The sample's token after each piece that has tokens, -100 at its end.
-        source_labels: Labels that are already known, of the same shape, or with 0 rows.
-        continues: Whether positions of a split sample's later pieces continue from the cut.
-        out: Filled: tokens, labels, input_pos, document_ids; each of the same shape.
+    `cut` holds the pieces of the slices, their ends (see slice_kernels.py), and the plan's
+    segments. The others have a frame of rows in each row, and a next token for each piece that has
+    tokens.
     """
     pieces, ends, segments = cut
     tokens, labels, input_pos, document_ids = out

@@ -19,6 +19,7 @@ Cost: `merge_slices` copies each tensor twice; `slice_batch` once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,11 +54,7 @@ COMMON = ("cu_seqlens", "segments", "max_seqlen", *CARRIED)
 def context_slice(
     world: World, packing: Packing, convert: Formatter, batch_size: int
 ) -> ContextSlice | None:
-    """Return the slice that a rank gets of each row; None if rows stay whole.
-
-    Raises:
-        ConfigError: If the rows or documents cannot be cut into equal chunks, or the format takes
-            whole rows only.
+    """Return the checked slice that a rank gets of each row; None if rows stay whole.
 
     >>> world = World(num_ranks=2, replication=2, context_parallel=2)
     >>> context_slice(world, Packing(max_seq_len=8), to_megatron, 1)
@@ -66,13 +63,13 @@ def context_slice(
     """
     if world.context_parallel == 1:
         return None
-    is_flat = unwrapped(convert)[0] is to_torchtitan_flat and not world.context_layout.endswith(
-        "per_document"
+    context = ContextSlice(
+        rank=world.context_rank, num_ranks=world.context_parallel, layout=world.context_layout
     )
-    context = ContextSlice.of(world, batch_size * packing.max_seq_len if is_flat else None)
     _check_format(world, convert)
-    if context is not None:
-        _check_chunks(context, packing)
+    _check_chunks(context, packing)
+    if unwrapped(convert)[0] is to_torchtitan_flat and not context.is_per_document:
+        return replace(context, frame_tokens=batch_size * packing.max_seq_len)
     return context
 
 
@@ -124,9 +121,7 @@ def _check_chunks(context: ContextSlice, packing: Packing) -> None:
 def slice_batch(batch: Batch, context: ContextSlice) -> Batch:
     """Return the slice of a native batch for one rank.
 
-    Args:
-        batch: A native batch. Other fields are cut if they are tensors of shape (B, S, ...).
-        context: The slice.
+    Fields of the user's own are cut too, if they are tensors of shape (B, S, ...).
     """
     check_native(batch, "slice_batch")
     shape = batch["tokens"].shape

@@ -37,7 +37,7 @@ import numpy as np
 
 from streampack.gather import slice_kernels as kernels
 from streampack.types import LENGTH, START, Int64Array, IntArray, Packs
-from streampack.world import ContextLayout, World
+from streampack.world import ContextLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,18 +80,6 @@ class ContextSlice:
     """Slots that are cut as one: those of a batch, where its format makes one row of them. None:
     those of a row."""
 
-    @staticmethod
-    def of(world: World, frame_tokens: int | None = None) -> ContextSlice | None:
-        """Return the share of a rank; None if its rows stay whole."""
-        if world.context_parallel == 1:
-            return None
-        return ContextSlice(
-            rank=world.context_rank,
-            num_ranks=world.context_parallel,
-            layout=world.context_layout,
-            frame_tokens=frame_tokens,
-        )
-
     def frame_rows(self, row_tokens: int) -> int:
         """Return the rows of this many slots that are cut as one."""
         return (self.frame_tokens or row_tokens) // row_tokens
@@ -124,9 +112,7 @@ class ContextSlice:
     def chunks(self, cu_seqlens: IntArray, num_rows: int) -> Int64Array:
         """Return begin and end of each chunk in the slots of a batch, shape (c, 2).
 
-        Args:
-            cu_seqlens: Segment edges of the whole batch, including those of padding.
-            num_rows: Rows of the batch.
+        `cu_seqlens` has the segment edges of the whole batch, including those of padding.
         """
         if not self.is_per_document:
             num_slots = int(cu_seqlens[-1])
@@ -142,15 +128,13 @@ class ContextSlice:
         chunks: Int64Array = np.stack([begins, begins + sizes[:, None]], axis=-1)
         return chunks.reshape(-1, 2)
 
-    def pieces(self, packs: Packs, *, num_rows: int, row_tokens: int, multiple: int) -> Pieces:
+    def pieces(self, packs: Packs, shape: tuple[int, ...], multiple: int) -> Pieces:
         """Cut the rows of packs; rows after the packs are padding.
 
-        Args:
-            packs: The plan of these rows.
-            num_rows: Rows, a multiple of those that are cut as one.
-            row_tokens: Slots of a whole row.
-            multiple: Each segment takes a multiple of this many slots.
+        `shape` is that of their slices; each segment takes a multiple of `multiple` slots.
         """
+        num_rows, slots = shape
+        row_tokens = slots * self.num_ranks
         frame_rows = self.frame_rows(row_tokens)
         # Each segment is a unit, and so is the padding at the end of each row.
         num_units, num_frames = len(packs.segments) + num_rows, num_rows // frame_rows

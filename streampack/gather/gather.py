@@ -27,16 +27,7 @@ from streampack.gather.context_slice import ContextSlice
 from streampack.gather.mapped_shards import ShardLookup
 from streampack.special_ids import special_ids
 from streampack.streams.mds_stream import MdsStream
-from streampack.types import (
-    LENGTH,
-    SAMPLE,
-    START,
-    STREAM,
-    TOTAL,
-    Int64Array,
-    IntArray,
-    Packs,
-)
+from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
 
 NO_SLOTS = np.zeros(0, np.int64)
 
@@ -68,13 +59,7 @@ def _row_dtype(streams: Sequence[MdsStream], packing: Packing) -> type[np.intege
 
 
 class Gatherer:
-    """Gathers the tokens of planned packs; picklable and thread-safe.
-
-    Args:
-        streams: All streams of the plan, in its order.
-        packing: The packing of the plan.
-        context: The slice of each row to gather; None: whole rows.
-    """
+    """Gathers the tokens of planned packs from all streams of the plan; picklable, thread-safe."""
 
     def __init__(
         self,
@@ -83,7 +68,7 @@ class Gatherer:
         context: ContextSlice | None = None,
     ) -> None:
         self._streams = tuple(streams)
-        self._packing = packing
+        self._multiple = packing.pad_to_multiple or 1
         self._context = context
         self.row_tokens = packing.row_tokens // (context.num_ranks if context else 1)
         """Slots of a row, or of its slice."""
@@ -98,7 +83,7 @@ class Gatherer:
                 packing.padding_id,
                 packing.overflow == "truncate",
                 # Where a slice's segments lie is known one by one.
-                packing.pad_to_multiple or 1 if context is None else 1,
+                self._multiple if context is None else 1,
             ],
             np.int64,
         )
@@ -116,12 +101,8 @@ class Gatherer:
     ) -> Rows:
         """Gather the tokens of `packs`; rows after them, up to `num_rows`, are padding.
 
-        Args:
-            packs: The plan.
-            num_rows: Rows of the result.
-            out: Array for tokens, of `dtype`, shape (num_rows, S); None: a new array with rows of
-                `row_tokens`.
-            labels_out: Array for labels, if there are any; int32, of the same shape.
+        Tokens are written to `out`, of `dtype`, shape (num_rows, S), and labels, if there are any,
+        to `labels_out`, of int32. None: new arrays with rows of `row_tokens`.
 
         Raises:
             DataError: If a segment is not in its stream, its bytes are outside its shard, a value
@@ -157,12 +138,11 @@ class Gatherer:
 
     def rows_of(self, tokens: IntArray, next_tokens: Int64Array, labels: IntArray | None) -> Rows:
         """Return rows that were gathered, in this process or another."""
-        multiple = self._packing.pad_to_multiple or 1
         return Rows(
             tokens=tokens,
             next_tokens=next_tokens,
             labels=labels,
-            multiple=multiple,
+            multiple=self._multiple,
             context=self._context,
         )
 
@@ -170,14 +150,7 @@ class Gatherer:
         """Return the segments to read, and the slot of each in its row if it is a slice's."""
         if self._context is None:
             return packs, NO_SLOTS
-        num_rows, slots = tokens.shape
-        pieces = self._context.pieces(
-            packs,
-            num_rows=num_rows,
-            row_tokens=slots * self._context.num_ranks,
-            multiple=self._packing.pad_to_multiple or 1,
-        )
-        return pieces.to_read(packs)
+        return self._context.pieces(packs, tokens.shape, self._multiple).to_read(packs)
 
     def _framed(self, rows: IntArray) -> IntArray:
         """Return rows that are cut as one as one row."""

@@ -25,7 +25,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from streampack.batch.batch import Batch, make_batch
+from streampack.batch.batch import Batch, make_batches
 from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import ResumeError, StreampackError
 from streampack.mix import Schedule
@@ -111,11 +111,10 @@ class OnlinePacker:
         self._num_packs += len(packs)
         self._num_slots += len(together) * row_tokens
         per_step = self._plan.batch_size * self._place.num_devices
-        batch = make_batch(
+        [batch] = make_batches(
             rows,
             together,
-            epoch=self._epoch,
-            position=(step + 1) * per_step,
+            steps=[(self._epoch, (step + 1) * per_step)],
             positions=self._plan.packing.positions,
             blocks=self._blocks,
         )

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.batch.batch import make_batch
+from streampack.batch.batch import make_batches
 from streampack.gather.gather import Rows
 from streampack.types import Packs
 from tests.helpers.rows import planned_rows
@@ -57,7 +57,7 @@ def test_a_batch_is_what_filling_it_token_by_token_gives(
     planned: tuple[Rows, Packs], positions: str
 ) -> None:
     rows, packs = planned
-    batch = make_batch(rows, packs, epoch=3, position=40, positions=positions)
+    batch = make_batches(rows, packs, steps=[(3, 40)], positions=positions)[0]
     shown = {key: v.tolist() if torch.is_tensor(v) else v for key, v in batch.items()}
     assert shown == plain_batch(rows, packs, positions)
 
@@ -66,7 +66,7 @@ def test_a_batch_is_what_filling_it_token_by_token_gives(
 def test_cu_seqlens_cut_the_batch_exactly_where_documents_and_rows_change(
     planned: tuple[Rows, Packs],
 ) -> None:
-    batch = make_batch(*planned, epoch=0, position=0, positions="restart")
+    batch = make_batches(*planned, steps=[(0, 0)], positions="restart")[0]
     rows = torch.arange(len(batch["tokens"]))[:, None] * 100
     flat = (batch["document_ids"] + rows).flatten()
     changes = (torch.nonzero(flat[1:] != flat[:-1]).flatten() + 1).tolist()
@@ -80,7 +80,7 @@ def one_row() -> tuple[Rows, Packs]:
 
 
 def test_a_batch_has_the_keys_and_types_that_were_promised() -> None:
-    batch = make_batch(*one_row(), epoch=1, position=6, positions="restart")
+    batch = make_batches(*one_row(), steps=[(1, 6)], positions="restart")[0]
     types = {key: getattr(value, "dtype", type(value)) for key, value in batch.items()}
     assert types == {
         "tokens": torch.int64,
@@ -97,7 +97,7 @@ def test_a_batch_has_the_keys_and_types_that_were_promised() -> None:
 
 
 def test_a_padding_pack_is_one_segment_of_ignored_labels() -> None:
-    batch = make_batch(*one_row(), epoch=0, position=0, positions="restart")
+    batch = make_batches(*one_row(), steps=[(0, 0)], positions="restart")[0]
     assert batch["cu_seqlens"].tolist() == [0, 3, 4, 8]
     assert batch["max_seqlen"] == 4
     assert batch["labels"][1].tolist() == [-100] * 4
@@ -109,19 +109,19 @@ def test_labels_that_were_gathered_are_handed_on_untouched() -> None:
     rows, packs = one_row()
     labels = np.array([[-100, 7, 8, -100], [-100, -100, -100, -100]])
     rows = Rows(tokens=rows.tokens, next_tokens=rows.next_tokens, labels=labels)
-    batch = make_batch(rows, packs, epoch=0, position=0, positions="restart")
+    batch = make_batches(rows, packs, steps=[(0, 0)], positions="restart")[0]
     assert batch["labels"].tolist() == labels.tolist()
     assert batch["document_ids"].tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(("positions", "expected"), [("restart", 0), ("continue", 2)])
 def test_a_later_piece_counts_from_zero_or_from_its_cut(positions: str, expected: int) -> None:
-    batch = make_batch(*one_row(), epoch=0, position=0, positions=positions)
+    batch = make_batches(*one_row(), steps=[(0, 0)], positions=positions)[0]
     assert batch["input_pos"][0].tolist() == [expected, expected + 1, expected + 2, 0]
 
 
 def test_tensors_of_a_batch_do_not_overlap() -> None:
-    batch = make_batch(*one_row(), epoch=0, position=0, positions="restart")
+    batch = make_batches(*one_row(), steps=[(0, 0)], positions="restart")[0]
     before = {key: v.clone() for key, v in batch.items() if torch.is_tensor(v)}
     for key in before:
         batch[key].fill_(7)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import streampack
 from streampack import Packing, Stream
-from streampack.batch.batch import make_batch, make_compacts
+from streampack.batch.batch import make_batches, make_compacts
 from streampack.batch.compact import expand_on, to_compact
 from streampack.errors import ConfigError, DataError
 from streampack.gather.gather import Rows
@@ -49,9 +49,9 @@ def test_an_expanded_batch_is_the_native_one(
         next_tokens=wide.next_tokens,
         labels=None if labels is None else labels.astype(np.int32),
     )
-    where: dict[str, Any] = {"epoch": 3, "position": 40, "positions": positions}
     [compact] = make_compacts(short, packs, steps=[(3, 40)], positions=positions)
-    assert same(expand(compact), make_batch(native, packs, **where))
+    [batch] = make_batches(native, packs, steps=[(3, 40)], positions=positions)
+    assert same(expand(compact), batch)
 
 
 @pytest.mark.parametrize("expand", WAYS, ids=["kernel", "torch"])

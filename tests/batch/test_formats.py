@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import Packing, formats
-from streampack.batch.batch import make_batch
+from streampack.batch.batch import make_batches
 from streampack.batch.formats.registry import check_format
 from streampack.batch.layout import real_tokens
 from streampack.errors import ConfigError
@@ -151,7 +151,7 @@ def test_the_tests_own_batches_are_those_of_the_library() -> None:
         next_tokens=torch.full((len(rows),), -100).numpy(),
         labels=None,
     )
-    made = make_batch(gathered, packs, epoch=3, position=40, positions="restart")
+    made = make_batches(gathered, packs, steps=[(3, 40)], positions="restart")[0]
     assert list(made) == list(batch)
     for key, value in made.items():
         same = torch.equal(value, batch[key]) if torch.is_tensor(value) else value == batch[key]
