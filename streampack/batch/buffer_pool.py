@@ -98,10 +98,7 @@ class Scratch:
 
 
 class BufferPool:
-    """Allocates arrays in reused memory; per process, thread-safe.
-
-    Args:
-        pinned: Use pinned memory, for copies to a GPU.
+    """Allocates arrays in reused memory, `pinned` for copies to a GPU; per process, thread-safe.
 
     >>> blocks = BufferPool()
     >>> [array], [[tokens]] = blocks.take((np.int64, (2, 3)))
@@ -121,12 +118,8 @@ class BufferPool:
     def take(self, *shapes: Shape, num_parts: int = 1) -> tuple[list[IntArray], list[list[Tensor]]]:
         """Return uninitialised arrays of these types and shapes, and tensors of their parts.
 
-        Args:
-            shapes: Type and shape of each array.
-            num_parts: Number of parts that the first dimension of each is cut into.
-
-        Returns:
-            The arrays, uncut; and for each part, a tensor of every array.
+        Each array is cut into `num_parts` along its first dimension. There is a list for each part,
+        with a tensor of every array.
         """
         begins, num_bytes = _lay_out(shapes)
         arrays: list[IntArray]

@@ -22,23 +22,14 @@ from typing import Any
 
 import torch
 
-from streampack.batch.batch import Batch
+from streampack.batch.batch import FILLED, Batch
 from streampack.batch.kernels import ROW_LENGTH
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
 CARRIED = ("epoch", "position")  # read by `dataset.state_after(batch)`
 CHUNKS = "chunks"  # begin and end of each chunk of a slice; whole rows lack it
-NATIVE = (
-    "tokens",
-    "labels",
-    "input_pos",
-    "document_ids",
-    "cu_seqlens",
-    "max_seqlen",
-    "segments",
-    *CARRIED,
-)
+NATIVE = (*FILLED, "cu_seqlens", "max_seqlen", "segments", *CARRIED)
 
 
 def check_keys(batch: object, kind: str, keys: Sequence[str], taker: str) -> None:

@@ -118,12 +118,7 @@ def is_cheap(convert: Formatter) -> bool:
 
 
 def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
-    """Return the function of a format, checked against `packing` and `batch_size`.
-
-    Raises:
-        ConfigError: If the name is unknown, the format finds edges by positions that restart but
-            `packing` continues them, or it cannot tell the documents of several packs apart.
-    """
+    """Return the function of a format, checked against `packing` and `batch_size`."""
     convert = get_format(batch_format)
     bare, options = unwrapped(convert)
     _check_varlen(bare, packing)
