@@ -37,15 +37,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from streampack._numba import compiled, compiled_inline
-from streampack.types import (
-    IGNORED,
-    LENGTH,
-    SAMPLE,
-    START,
-    TOTAL,
-    Int64Array,
-    IntArray,
-)
+from streampack.types import IGNORED, LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray
 
 # Inputs: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,); place
 # rows of open shards, (m, ROW_COLUMNS); the address row of each segment, (n,), from `find_rows`;

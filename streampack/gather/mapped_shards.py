@@ -82,11 +82,7 @@ class MappedShards:
         )
 
     def check_uncut(self, rows: Int64Array) -> None:
-        """Refuse shards whose files were truncated after they were mapped: reading is SIGBUS.
-
-        Raises:
-            DataError: Naming the file.
-        """
+        """Refuse shards whose files were truncated after they were mapped: reading is SIGBUS."""
         read, now_ns = np.flatnonzero(np.bincount(rows)), time.monotonic_ns()
         due = read[self.checked_ns[read] < now_ns - CHECK_NS]
         if len(due):
@@ -122,8 +118,7 @@ class ShardLookup:
     def find(self, segments: Int64Array, rows: Int64Array) -> tuple[MappedShards, int]:
         """Open the shards of all segments, and fill `rows` with their address rows.
 
-        Returns:
-            The table, and the first segment that does not exist, or -1.
+        Returns the table, and the first segment that does not exist, or -1.
         """
         mapped, now = self._mapped, next(self._batches)
         while True:

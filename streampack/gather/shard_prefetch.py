@@ -327,14 +327,10 @@ def _own_first(shards: list[ShardKey], limits: FetchLimits) -> list[ShardKey]:
 
 
 def fetch_all(stream: MdsStream, shards: Int64Array) -> list[int]:
-    """Fetch shards of one stream concurrently, and wait for them.
+    """Fetch shards of one stream concurrently; raises as `ShardPrefetcher.wait_for` does.
 
-    Returns:
-        The bytes of each fetched shard, without those that another thread or process, such as the
-        prefetch, fetched meanwhile.
-
-    Raises:
-        DataError: If one cannot be fetched.
+    Returns the bytes of each fetched shard, without those that another thread or process, such as
+    the prefetch, fetched meanwhile.
     """
     missing = [shard for shard in shards.tolist() if not stream.is_here(shard)]
     fetched: list[int] = []

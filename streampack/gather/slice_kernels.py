@@ -109,8 +109,7 @@ def cut_rows(
 
     Args:
         packs: Segment rows, shape (n, 6), and one past the last segment of each pack.
-        sizes: Slots of a row, multiple of a segment's slots, and rows of a frame.
-        share: Rank, its chunks (1 or 2), parts, and whether each unit is cut.
+        sizes, share: As above.
         units: Room for the units of a frame, shape (m, UNIT_COLUMNS).
         pieces: Filled, in the order of the slice; shape (p, PIECE_COLUMNS).
         piece_ends: Filled: one past the last piece of each frame, shape (num_frames,).
