@@ -43,11 +43,9 @@ class Extents:
         object.__setattr__(self, "num_samples", int(self.counts.sum()))
 
     def num_bytes(self, samples: Int64Array, raw_bytes: Int64Array) -> int:
-        """Return the bytes of all parts. A cut shard counts in proportion to its samples.
+        """Return the bytes of all parts, given the samples and bytes of each shard of the stream.
 
-        Args:
-            samples: Samples of each shard of the stream, shape (num_shards,).
-            raw_bytes: Bytes of each shard of the stream, shape (num_shards,).
+        A cut shard counts in proportion to its samples.
 
         >>> half = Extents(shards=np.array([1]), firsts=np.array([0]), counts=np.array([3]))
         >>> half.num_bytes(np.array([9, 6]), np.array([900, 50]))
@@ -100,17 +98,10 @@ def assign_to_lanes(
     seed: int,
     place: tuple[int | str, ...],
 ) -> list[Extents]:
-    """Assign the samples of a stream's shards to lanes.
+    """Return the extents of each lane, given the samples and raw bytes of a stream's shards.
 
-    Args:
-        samples: Samples of each shard, shape (num_shards,).
-        raw_bytes: Uncompressed bytes of each shard, shape (num_shards,).
-        num_lanes: Number of lanes.
-        seed: Orders the shards. Negative: stored order.
-        place: Identifies the stream, for the seed.
-
-    Returns:
-        The extents of each lane. Each sample is in exactly one of them.
+    Each sample is in exactly one lane. The seed orders the shards; if it is negative, they stay in
+    stored order. `place` identifies the stream, for the seed.
 
     >>> [e.num_samples for e in assign_to_lanes(np.array([6, 6]), np.array([60, 60]), 3, 1, (0,))]
     [4, 4, 4]

@@ -100,12 +100,8 @@ class Lengths:
 class Passes:
     """Passes 0, 1, 2, ... over some extents of a stream, as one endless sequence.
 
-    Args:
-        extents: The content of one pass; at least one sample.
-        lengths: The lengths of the stream's samples.
-        block_size: Number of samples shuffled together.
-        seed: Negative: stored order in every pass.
-        place: Identifies the stream and lane, for the seed.
+    The extents hold at least one sample, and `block_size` samples are shuffled together. A negative
+    seed keeps the stored order in every pass. `place` identifies the stream and lane, for the seed.
     """
 
     def __init__(
@@ -220,9 +216,7 @@ class Passes:
     def most_bytes(self, shard_bytes: Int64Array, lookahead: int) -> int:
         """Return an upper bound on the bytes of shards needed at the same time, in any pass.
 
-        Args:
-            shard_bytes: Bytes of each shard of the stream, shape (num_shards,).
-            lookahead: Samples planned but not delivered, in addition to two blocks.
+        `lookahead` is the number of samples planned but not delivered, in addition to two blocks.
         """
         window = 2 * self._block_size + lookahead
         num_bytes = shard_bytes[self._extents.shards]
@@ -258,8 +252,7 @@ class Passes:
     def _find_in_pass(self, passes: int, tokens: int) -> tuple[int, int]:
         """Find the first element of a pass that starts at or after `tokens`, or the pass's end.
 
-        Returns:
-            The number of elements of the pass before it, and their tokens.
+        Returns the number of elements of the pass before it, and their tokens.
         """
         block, before = self._block_near(passes, tokens)
         begin = block * self._block_size
