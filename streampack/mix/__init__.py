@@ -8,7 +8,6 @@ Cost: O(streams) for weights; about 10 ns a draw.
 
 from streampack.mix.apportion import largest_remainders, parts, scaled_shares
 from streampack.mix.deficit import Deficits
-from streampack.mix.draw import draw_by_tokens, draw_places, drawn_before
 from streampack.mix.schedule import LinearShares, Schedule, SchedulePlace
 from streampack.mix.weights import (
     Quota,
@@ -28,9 +27,6 @@ __all__ = [
     "Weight",
     "check_amount",
     "check_weights",
-    "draw_by_tokens",
-    "draw_places",
-    "drawn_before",
     "exact_share",
     "largest_remainders",
     "parts",

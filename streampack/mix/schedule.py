@@ -51,11 +51,7 @@ OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 
 
 
 class FixedShares:
-    """Shares that stay the same.
-
-    Args:
-        amounts: Expected tokens of each stream; only their ratios matter.
-    """
+    """Shares that stay the same, in the ratio of the tokens expected of each stream."""
 
     def __init__(self, amounts: Sequence[int]) -> None:
         self.shares = scaled_shares(amounts, SCALE)
@@ -196,14 +192,11 @@ class Schedule:
 
     def windows(self) -> Iterator[Int64Array]:
         """Yield the streams of several blocks at a time, shape (num_blocks, block)."""
-        num_ahead = max(HORIZON, 2 * self._num_lanes * self._run) // self._block + 1
-        rooms = np.zeros(1 << num_ahead.bit_length(), np.int64)
+        find = self._spread if self._num_lanes > 1 else self._in_order
         while (left := self._shares.num_slots - self.now.slot) > 0:
-            num_slots = min(self._width, left)
-            find = self._spread if self._num_lanes > 1 else self._in_order
-            yield find(rooms, num_slots).reshape(-1, self._block)
+            yield find(min(self._width, left)).reshape(-1, self._block)
 
-    def _in_order(self, _rooms: Int64Array, num_slots: int) -> Int64Array:
+    def _in_order(self, num_slots: int) -> Int64Array:
         """Return the next slots, shuffled as far as the bound allows."""
         now, first = self.now, self.now.slot
         # Neighbours are swapped over a whole window, even where the schedule ends inside it: a
@@ -226,11 +219,13 @@ class Schedule:
         self._move(num_slots)
         return out
 
-    def _spread(self, rooms: Int64Array, num_slots: int) -> Int64Array:
+    def _spread(self, num_slots: int) -> Int64Array:
         """Return the next slots, which rotate over lanes."""
         now, run = self.now, self._run
         out = np.empty(num_slots, np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
+        num_ahead = max(HORIZON, 2 * self._num_lanes * run) // self._block + 1
+        rooms = np.empty(1 << num_ahead.bit_length(), np.int64)
         # Not what is left in the schedule: a chapter that is lengthened, or ends early, keeps the
         # slots that it has in common.
         shape = (now.slot, self._block, run, self._shares.horizon - now.slot)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral, Rational, Real
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from streampack._checks import MAX_COUNT, show_number
+from streampack.config.mixing import WeightUnit
 from streampack.errors import ConfigError
 from streampack.mix.apportion import largest_remainders
 
@@ -50,7 +51,7 @@ class Quota:
 
     amount: int
     """Number of samples or tokens."""
-    unit: Literal["samples", "tokens"] = "samples"
+    unit: WeightUnit = "samples"
     """Unit of `amount`."""
 
 
@@ -141,10 +142,10 @@ def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> 
     return [int(count) for count in counts]
 
 
-def _absolute(weight: Weight, num_samples: int, unit: str, arithmetic: str) -> Quota:
+def _absolute(weight: Weight, num_samples: int, unit: WeightUnit, arithmetic: str) -> Quota:
     """Return the quota of a stream with repeat, choose or neither."""
     if weight.choose is not None:
-        return Quota(amount=int(weight.choose), unit="tokens" if unit == "tokens" else "samples")
+        return Quota(amount=int(weight.choose), unit=unit)
     if weight.repeat is None:
         # Neither repeat nor choose: one pass.
         return Quota(amount=num_samples)
@@ -160,21 +161,14 @@ def resolve_weights(
     sizes: Sequence[tuple[int, int]],
     *,
     epoch_size: int | None = None,
-    unit: str = "samples",
+    unit: WeightUnit = "samples",
     arithmetic: str = "exact",
     seed: int = 0,
 ) -> tuple[Quota, ...]:
     """Return the quota of each stream for one epoch, given the (samples, tokens) that it holds.
 
-    Raises a ConfigError if the weights do not fit together, or the epoch would be empty.
-
-    Args:
-        weights: The weight of each stream.
-        sizes: Samples and tokens of each stream.
-        epoch_size: Samples (or tokens) per epoch, for relative weights or none.
-        unit: Unit of proportion, choose and epoch_size: "samples" or "tokens".
-        arithmetic: "exact", or "mosaicml" for that library's rounding, bit for bit.
-        seed: Used only by "mosaicml", to distribute the shortfall.
+    Raises a ConfigError if the weights do not fit together, or the epoch would be empty. The
+    options are those of `Mixing`; `seed` distributes the shortfall of arithmetic="mosaicml".
 
     >>> pair = [Weight(name="a", proportion=2), Weight(name="b", proportion=6)]
     >>> [quota.amount for quota in resolve_weights(pair, [(100, 0), (200, 0)])]
@@ -182,18 +176,14 @@ def resolve_weights(
     """
     check_weights(weights)
     held = [tokens if unit == "tokens" else samples for samples, tokens in sizes]
-    proportions = [weight.proportion for weight in weights]
     plain = all(weight.repeat is None and weight.choose is None for weight in weights)
-    relative: Sequence[Any] | None = None
-    if all(proportion is not None for proportion in proportions):
-        relative = [proportion for proportion in proportions if proportion is not None]
-    elif plain and epoch_size is not None:
+    relative: list[Any] = [w.proportion for w in weights if w.proportion is not None]
+    if not relative and plain and epoch_size is not None:
         # No weights but an epoch size: shares by size.
         relative = held
-    if relative is not None:
+    if relative:
         amounts = _relative(epoch_size or sum(held), relative, arithmetic, seed)
-        kind: Literal["samples", "tokens"] = "tokens" if unit == "tokens" else "samples"
-        quotas = tuple(Quota(amount=amount, unit=kind) for amount in amounts)
+        quotas = tuple(Quota(amount=amount, unit=unit) for amount in amounts)
     elif epoch_size is not None:
         raise ConfigError(
             f"epoch_size={epoch_size} needs proportions, but the streams set repeat or choose; "
