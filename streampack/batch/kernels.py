@@ -205,8 +205,8 @@ def fill_slices(
     """Fill slices of rows; as `fill_batches`, whose result for the whole rows they are part of.
 
     `cut` holds the pieces of the slices, their ends (see slice_kernels.py), and the plan's
-    segments. The others have a frame of rows in each row, and a next token for each piece that has
-    tokens.
+    segments. Arrays have a frame of rows in each row, and there is a next token for each piece that
+    has tokens.
     """
     pieces, ends, segments = cut
     tokens, labels, input_pos, document_ids = out

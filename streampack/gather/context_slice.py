@@ -80,10 +80,6 @@ class ContextSlice:
     """Slots that are cut as one: those of a batch, where its format makes one row of them. None:
     those of a row."""
 
-    def frame_rows(self, row_tokens: int) -> int:
-        """Return the rows of this many slots that are cut as one."""
-        return (self.frame_tokens or row_tokens) // row_tokens
-
     def framed(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the shape of slices of rows with a frame in each row.
 
@@ -91,7 +87,8 @@ class ContextSlice:
         (2, 12)
         """
         num_rows, slots = shape
-        frame_rows = self.frame_rows(slots * self.num_ranks)
+        row_tokens = slots * self.num_ranks
+        frame_rows = (self.frame_tokens or row_tokens) // row_tokens
         return num_rows // frame_rows, slots * frame_rows
 
     @property
@@ -134,17 +131,16 @@ class ContextSlice:
         `shape` is that of their slices; each segment takes a multiple of `multiple` slots.
         """
         num_rows, slots = shape
-        row_tokens = slots * self.num_ranks
-        frame_rows = self.frame_rows(row_tokens)
+        num_frames, frame_slots = self.framed(shape)
         # Each segment is a unit, and so is the padding at the end of each row.
-        num_units, num_frames = len(packs.segments) + num_rows, num_rows // frame_rows
+        num_units = len(packs.segments) + num_rows
         num_spans = num_units if self.is_per_document else num_frames
         # A chunk begins inside at most one unit, which gives one more piece.
         rows = np.empty((num_units + self.num_chunks * num_spans, kernels.PIECE_COLUMNS), np.int64)
         ends = np.zeros(num_frames, np.int64)
         kernels.cut_rows(
             (np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)),
-            (row_tokens, multiple, frame_rows),
+            (slots * self.num_ranks, multiple, frame_slots // slots),
             (self.rank, self.num_chunks, self.num_parts, self.is_per_document),
             np.empty((num_units, kernels.UNIT_COLUMNS), np.int64),
             rows,

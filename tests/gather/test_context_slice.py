@@ -53,10 +53,14 @@ def planned(draw: st.DrawFn) -> tuple[ContextSlice, Packs, dict[str, int]]:
     return context, packs, {"num_rows": num_rows, "row_tokens": row_tokens, "multiple": multiple}
 
 
+def shape_of(context: ContextSlice, sizes: dict[str, int]) -> tuple[int, int]:
+    """The shape of the slices of whole rows."""
+    return sizes["num_rows"], sizes["row_tokens"] // context.num_ranks
+
+
 def pieces_of(context: ContextSlice, packs: Packs, sizes: dict[str, int]) -> Pieces:
     """The pieces of the slices of whole rows."""
-    shape = (sizes["num_rows"], sizes["row_tokens"] // context.num_ranks)
-    return context.pieces(packs, shape, sizes["multiple"])
+    return context.pieces(packs, shape_of(context, sizes), sizes["multiple"])
 
 
 def named_slots(packs: Packs, num_rows: int, row_tokens: int, multiple: int) -> tuple[Any, Any]:
@@ -103,7 +107,7 @@ def test_segments_to_read_are_the_tokens_of_the_pieces(case):
 
     rows = pieces_of(context, packs, sizes).rows
     assert read.segments[:, LENGTH].tolist() == [n for n in rows[:, 2].tolist() if n > 0]
-    assert len(read.ends) == sizes["num_rows"] // context.frame_rows(sizes["row_tokens"])
+    assert len(read.ends) == context.framed(shape_of(context, sizes))[0]
     assert len(at) == len(read.segments) == (read.ends[-1] if len(read.ends) else 0)
 
 
