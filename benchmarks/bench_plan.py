@@ -172,7 +172,7 @@ def make_run(recipe: Recipe, num_chapters: int) -> RunPlan:
     return RunPlan(recipes)
 
 
-def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> EpochSequence | RunSequence:
+def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> EpochSequence:
     """Return the sequence of a device."""
     if not num_chapters:
         return EpochSequence(recipe, view, epoch=0)

@@ -49,7 +49,6 @@ class EpochSequence:
         epoch: The epoch.
         position: Packs of the epoch before the next step, over all ranks.
         num_slots: Slots of the epoch, including padding in its last global batch, once known.
-        num_skipped: Steps that were skipped; 0, for only a run of chapters skips any.
 
     Args:
         recipe: Determines the sequence.
@@ -59,6 +58,9 @@ class EpochSequence:
         snapshots: The result of `snapshots` at that position. Without them the lanes are planned
             from the epoch's start.
     """
+
+    num_skipped = 0
+    """Steps that were skipped; only a run of chapters skips any."""
 
     def __init__(
         self,
@@ -92,7 +94,6 @@ class EpochSequence:
         self.epoch = epoch
         self.position = position
         self.num_slots: int | None = None
-        self.num_skipped = 0
         self._slots = NO_SLOTS  # walked slots that are not yet recorded as delivered
         self._first_slot = 0  # number of the first of these
         self._released = 0  # slots that are delivered

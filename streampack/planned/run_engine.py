@@ -134,7 +134,7 @@ class RunEngine(PlanEngine):
         is_over = slots is not None and reached.position >= slots
         return not (is_over and reached.epoch + 1 == len(self.run))
 
-    def _begin(self, worker: int, key: str) -> RunSequence:  # type: ignore[override]
+    def _begin(self, worker: int, key: str) -> RunSequence:
         if get_worker_info() is not None:
             self._begin_in_worker(worker, key)
         start = self._reached

@@ -89,7 +89,7 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
 def drawn_segments(sequence: RunSequence, views: Sequence[DeviceView]) -> Int64Array:
     """All that a device's lanes draw to the run's end: what is delivered, and what still waits."""
     rows = [np.array(pack) for _, _, pack in device_packs(sequence, views, most=8)]
-    sequence._part.end()
+    sequence._note_passed()
     columns = sequence._columns
     for lane, column in list(columns._loaded):  # those that rest
         columns.queue(lane, column)
