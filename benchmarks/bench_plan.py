@@ -175,7 +175,7 @@ def make_run(recipe: Recipe, num_chapters: int) -> RunPlan:
 def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> EpochSequence:
     """Return the sequence of a device."""
     if not num_chapters:
-        return EpochSequence(recipe, view, epoch=0)
+        return EpochSequence(recipe, view)
     return RunSequence(make_run(recipe, num_chapters), [view] * num_chapters)
 
 

@@ -60,7 +60,7 @@ def recipe_of(
 def batches_of(recipe: Recipe) -> Iterator[Packs]:
     """Yield the packs of each whole global batch."""
     size = recipe.global_batch_size
-    sequence = EpochSequence(recipe, DeviceView(batch_size=size), epoch=0)
+    sequence = EpochSequence(recipe, DeviceView(batch_size=size))
     while (batch := sequence.next()) is not None:
         if len(batch.packs) == size:
             yield batch.packs

@@ -36,6 +36,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.shard_window import ShardDelta, ShardTracker
 from streampack.plan.slot_kernels import COLUMN, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, SlotWalker
+from streampack.plan.state import Progress
 from streampack.types import NO_PACKS, Int64Array, State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no column has to be planned for it
@@ -53,24 +54,16 @@ class EpochSequence:
     Args:
         recipe: Determines the sequence.
         view: The part of it that this device gets.
-        epoch: The epoch.
-        position: Packs of the epoch delivered before, over all ranks.
-        snapshots: The result of `snapshots` at that position. Without them the lanes are planned
-            from the epoch's start.
+        start: The epoch, with the position and snapshots there. Without snapshots, the lanes are
+            planned from the epoch's start.
     """
 
     num_skipped = 0
     """Steps that were skipped; only a run of chapters skips any."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        view: DeviceView,
-        *,
-        epoch: int,
-        position: int = 0,
-        snapshots: list[State] | None = None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, view: DeviceView, start: Progress | None = None) -> None:
+        start = start or Progress()
+        epoch, position = start.epoch, start.position
         self._set_up(recipe, view, epoch, position)
         self._is_carry = recipe.mixing.epoch_end == "carry"
         first_epoch = 0 if self._is_carry else epoch
@@ -82,8 +75,7 @@ class EpochSequence:
             self._set_total(recipe.packs_per_carry_epoch)
             self._walk.go_to_epoch(epoch, expected)
         counted = counted_lanes(recipe, view)
-        served = self._walk.served
-        self._columns = PackQueues(recipe, first_epoch, served, snapshots or [], counted)
+        self._columns = PackQueues(recipe, first_epoch, self._walk.served, start.snapshots, counted)
         self._open_columns()
         self._pass_over(position)
         self._check_snapshots()

@@ -242,11 +242,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def _sequence(self, start: Progress) -> EpochSequence:
         self._latest = EpochSequence(
-            self.recipe,
-            self._view,
-            epoch=start.epoch,
-            position=start.position,
-            snapshots=self._snapshots_at(start),
+            self.recipe, self._view, replace(start, snapshots=self._snapshots_at(start))
         )
         return self._latest
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from streampack.balance import Balance
-from streampack.plan import DevicePlan, DeviceView, EpochSequence, Recipe
+from streampack.plan import DevicePlan, DeviceView, EpochSequence, Progress, Recipe
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.run_sequence import RunSequence
 from streampack.planned.dataset import PackedStreamingDataset
@@ -178,7 +178,9 @@ class _Run:
 
     def plan(self, epoch: int, most: int | None) -> None:
         """Plan an epoch, or at most `most` steps of it."""
-        sequence = EpochSequence(self._recipe, self._view, epoch=epoch, snapshots=self._snapshots)
+        sequence = EpochSequence(
+            self._recipe, self._view, Progress(epoch=epoch, snapshots=self._snapshots)
+        )
         before = sequence.overlong
         num_batches = position = 0
         last = math.inf if most is None else most * self._num_devices

@@ -118,12 +118,12 @@ def test_a_run_resumes_at_any_step_of_the_same_world(
     r = make(method, 2, epoch_end=epoch_end)
     for view in views_of(*world, within):
         wanted = device_batches(r, view)
-        sequence = EpochSequence(r, view, epoch=0)
+        sequence = EpochSequence(r, view)
         position, snapshots = 0, sequence.snapshots()
         for _ in range(min(stop, len(wanted))):
             position, snapshots = sequence.next().position, sequence.snapshots()
         sequence.close()
-        kept = json.loads(json.dumps(snapshots)) if has_snapshots else None
+        kept = json.loads(json.dumps(snapshots)) if has_snapshots else []
         rest = device_batches(r, view, position=position, snapshots=kept)
         shown = [[b.position, b.packs.segments.tolist()] for b in wanted[min(stop, len(wanted)) :]]
         assert [[b.position, b.packs.segments.tolist()] for b in rest] == shown
@@ -134,7 +134,7 @@ def test_batches_planned_together_are_those_planned_one_by_one(within):
     r = make("stratified", 2)
     view = views_of(4, 3, within)[1]
     single = [b.packs.segments.tolist() for b in device_batches(r, view)]
-    sequence = EpochSequence(r, view, epoch=0)
+    sequence = EpochSequence(r, view)
     together = []
     while (batch := sequence.next(5)) is not None:
         together += [batch.part(n, n + 1).packs.segments.tolist() for n in range(batch.num_batches)]

@@ -183,7 +183,7 @@ def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
     r = recipe([np.full(1000, 9)], mixing=Mixing(epoch_end=epoch_end), global_batch_size=8)
-    sequence = EpochSequence(r, DeviceView(batch_size=2), epoch=0)
+    sequence = EpochSequence(r, DeviceView(batch_size=2))
     sequence._walk_to(10**6)
     total = sequence._total
     num_slots = sequence.num_slots

@@ -146,7 +146,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream(method, num_lan
 @given(method=methods, epoch_end=epoch_ends, num_lanes=st.sampled_from([1, 2]), data=st.data())
 def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num_lanes, data):
     r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16)
-    sequence = EpochSequence(r, DeviceView(batch_size=8), epoch=0)
+    sequence = EpochSequence(r, DeviceView(batch_size=8))
     plans, states = [], []
     while (plan := sequence.next()) is not None:
         plans += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
@@ -189,7 +189,7 @@ def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method)
 @pytest.mark.parametrize("epoch_end", ["pad", "drop"])
 def test_slots_are_counted_as_they_are_walked(method, epoch_end):
     r = make(method, epoch_end, num_lanes=3)
-    sequence = EpochSequence(r, DeviceView(batch_size=RUN), epoch=0)
+    sequence = EpochSequence(r, DeviceView(batch_size=RUN))
     while sequence.next() is not None:
         pass
 
@@ -203,7 +203,7 @@ def test_slots_are_counted_as_they_are_walked(method, epoch_end):
 def test_several_batches_planned_together_have_packs_of_one_length():
     r = make("device_per_stream", "pad", num_lanes=2)
     alone = device_batches(r, DeviceView(batch_size=RUN))
-    sequence = EpochSequence(r, DeviceView(batch_size=RUN), epoch=0)
+    sequence = EpochSequence(r, DeviceView(batch_size=RUN))
     together, most = [], 0
     while (plan := sequence.next(16)) is not None:
         most = max(most, plan.num_batches)

@@ -79,7 +79,7 @@ def fill_of(packs: Packs, size: int) -> float:
 def planned(lengths: np.ndarray, size: int) -> Packs:
     """All packs of an epoch in one lane, with the defaults."""
     r = recipe([lengths], packing=Packing(max_seq_len=size), global_batch_size=512)
-    sequence = EpochSequence(r, DeviceView(batch_size=512), epoch=0)
+    sequence = EpochSequence(r, DeviceView(batch_size=512))
     parts = []
     while (batch := sequence.next()) is not None:
         parts.append(batch.packs)
@@ -165,7 +165,7 @@ def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(
 ):
     r = make(order, method, 2, epoch_end=epoch_end)
     wanted = all_packs(r, world_views(1, 16), 0)
-    sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=0)
+    sequence = EpochSequence(r, DeviceView(batch_size=16))
     stop = data.draw(st.integers(0, len(wanted) // 16))
     position, snapshots = 0, sequence.snapshots()
     for _ in range(stop):
@@ -173,7 +173,7 @@ def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(
         position, snapshots = batch.position, sequence.snapshots()
     sequence.close()
     for num_devices, size in ((1, 16), (8, 2)):
-        for kept in (json.loads(json.dumps(snapshots)), None):
+        for kept in (json.loads(json.dumps(snapshots)), []):
             views = world_views(num_devices, size)
             rest = all_packs(r, views, 0, position=position, snapshots=kept)
             assert rest == wanted[position:]
@@ -223,7 +223,7 @@ def test_the_first_batch_needs_no_more_shards_than_with_exact_fit(num_lanes, max
             lane_run=2,
             global_batch_size=16,
         )
-        sequence = EpochSequence(r, DeviceView(batch_size=16), epoch=0)
+        sequence = EpochSequence(r, DeviceView(batch_size=16))
         sequence.next()
         sequence.close()
 

@@ -52,7 +52,7 @@ def make(
 
 def states_of(r: Recipe, view: DeviceView, epoch: int) -> list[tuple[int, str]]:
     """The position and the snapshots, as JSON, before each batch of an epoch and after the last."""
-    sequence = EpochSequence(r, view, epoch=epoch)
+    sequence = EpochSequence(r, view, Progress(epoch=epoch))
     states = [(0, json.dumps(sequence.snapshots()))]
     while (batch := sequence.next()) is not None:
         states.append((batch.position, json.dumps(sequence.snapshots())))
@@ -78,7 +78,7 @@ def test_going_on_from_every_batch_of_an_epoch_gives_the_rest_of_it(
             view,
             1,
             position=position,
-            snapshots=json.loads(snapshots) if with_snapshots else None,
+            snapshots=json.loads(snapshots) if with_snapshots else [],
         )
         assert [show(batch) for batch in rest] == [show(batch) for batch in whole[done:]]
 
@@ -104,16 +104,14 @@ def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
 ):
     r = make(method, epoch_end, num_lanes, unit)
     expected = all_packs(r, world_views(1, 2), epoch)
-    position, snapshots = 0, None
+    position, snapshots = 0, []
     for (num_devices, batch_size), (_, next_size) in pairwise(worlds):
         # One rank's snapshots may be missing what another rank's lanes need.
         place = data.draw(st.integers(0, num_devices - 1))
         sequence = EpochSequence(
             r,
             DeviceView(place=place, num_devices=num_devices, batch_size=batch_size),
-            epoch=epoch,
-            position=position,
-            snapshots=snapshots,
+            Progress(epoch=epoch, position=position, snapshots=snapshots),
         )
         for _ in range(data.draw(st.integers(0, 8))):
             batch = sequence.next()
@@ -127,7 +125,7 @@ def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
         num_devices, batch_size = worlds[2]
         if position % batch_size == 0 or position == len(expected):
             views = world_views(num_devices, batch_size)
-            for given_snapshots in (snapshots, None):
+            for given_snapshots in (snapshots, []):
                 rest = all_packs(r, views, epoch, position=position, snapshots=given_snapshots)
                 assert rest == expected[position:]
 
@@ -209,7 +207,7 @@ def test_a_global_batch_size_that_cannot_go_on_is_refused_with_what_can(
 def test_saving_changes_nothing(method, epoch_end):
     r = make(method, epoch_end, 2)
     view = DeviceView(batch_size=4)
-    sequence = EpochSequence(r, view, epoch=0)
+    sequence = EpochSequence(r, view)
     batches = []
     while (batch := sequence.next()) is not None:
         assert sequence.snapshots() == sequence.snapshots()
@@ -223,7 +221,7 @@ def test_saving_changes_nothing(method, epoch_end):
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_snapshots_are_json_and_hold_no_numbers_but_integers(method, epoch_end, unit):
     r = make(method, epoch_end, 2, unit)
-    sequence = EpochSequence(r, DeviceView(batch_size=4), epoch=1)
+    sequence = EpochSequence(r, DeviceView(batch_size=4), Progress(epoch=1))
     for _ in range(5):
         sequence.next()
     snapshots = sequence.snapshots()
@@ -269,7 +267,7 @@ def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
     stream = replace(r.streams[0], lengths_of=count)
     again = replace(r, streams=(stream,))
     view = DeviceView(batch_size=600)
-    EpochSequence(again, view, epoch=0, position=position, snapshots=json.loads(snapshots)).next()
+    EpochSequence(again, view, Progress(position=position, snapshots=json.loads(snapshots))).next()
     assert len(asked) <= 625 * 2  # the shards of one block, asked for once or twice
 
 
@@ -284,14 +282,14 @@ def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, u
     view = DeviceView(batch_size=12)
     whole = device_batches(r, view)
     states = states_of(r, view, 0)
-    sequence = EpochSequence(r, view, epoch=0)
+    sequence = EpochSequence(r, view)
     while sequence.next() is not None:
         pass
 
     for done in range(100, len(whole), 150):
         position, snapshots = states[done]
         assert all(own["arrivals"] for own in json.loads(snapshots))
-        again = EpochSequence(r, view, epoch=0, position=position, snapshots=json.loads(snapshots))
+        again = EpochSequence(r, view, Progress(position=position, snapshots=json.loads(snapshots)))
         for batch in whole[done:]:
             assert show(again.next()) == show(batch)
         assert again.next() is None

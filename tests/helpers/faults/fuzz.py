@@ -158,7 +158,7 @@ def _read_epoch(opened: Any) -> None:
         keeps_packed=(False,),
     )
     recipe = build_recipe(blueprint)
-    sequence = EpochSequence(recipe, DeviceView(batch_size=4), epoch=0)
+    sequence = EpochSequence(recipe, DeviceView(batch_size=4))
     gatherer = Gatherer((opened,), packing)
     try:
         for _ in range(MAX_BATCHES):

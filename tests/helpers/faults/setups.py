@@ -241,7 +241,7 @@ def _unbroken(
     recipe: Recipe, streams: tuple[MdsStream, ...], epoch: int, lengths: list[list[int]]
 ) -> tuple[Int64Array, int]:
     """Run an epoch without faults, compare it with what was written, and return its rows."""
-    sequence = EpochSequence(recipe, DeviceView(), epoch=epoch)
+    sequence = EpochSequence(recipe, DeviceView(), Progress(epoch=epoch))
     gatherer = Gatherer(streams, recipe.packing)
     rows, left = [], [np.array(of_stream) for of_stream in lengths]
     num_packs = 0
@@ -293,13 +293,7 @@ class Planner:
         sequence, self._sequence = self._sequence, None
         try:
             if sequence is None:
-                sequence = EpochSequence(
-                    self._recipe,
-                    self._view,
-                    epoch=at.epoch,
-                    position=at.position,
-                    snapshots=at.snapshots,
-                )
+                sequence = EpochSequence(self._recipe, self._view, at)
             slot = sequence.position
             plan = sequence.next()
             if plan is None:
