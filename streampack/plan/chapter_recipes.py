@@ -16,8 +16,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.mix import Quota
 from streampack.plan.chapter import ChapterPlan
-from streampack.plan.plan_options import PlanStream
-from streampack.plan.recipe import Recipe
+from streampack.plan.recipe import PlanStream, Recipe
 
 SHARE_SCALE = 1 << 40
 

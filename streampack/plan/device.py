@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streampack.balance import Balance
+from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.recipe import Recipe
 from streampack.types import NO_PACKS, Int64Array, Packs
 
@@ -149,19 +150,15 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
 
     `before` is the number of slots of the run before the epoch, with carry.
     """
-    if view.balance is not None:
-        shared = (touched_lanes(recipe, each, position, before) for each in view.shared)
-        return set().union(*shared)
     lanes, run = recipe.num_lanes, recipe.lane_run
-    if recipe.skips_lanes:
-        return set(range(lanes))
     # Batches begin at first + n * window. Only their offset within a cycle of lanes matters.
-    first, spacing = before + view.first_slot(position), math.gcd(lanes * run, view.window)
-    if spacing <= run:
+    spacing = math.gcd(lanes * run, view.window)
+    if spacing <= run or skips_lanes(recipe):
         return set(range(lanes))
     return {
         number % lanes
-        for start in range(first % spacing, lanes * run, spacing)
+        for each in view.shared
+        for start in range((before + each.first_slot(position)) % spacing, lanes * run, spacing)
         for number in range(start // run, (start + view.batch_size - 1) // run + 1)
     }
 

@@ -22,6 +22,7 @@ from threading import Event, Lock, Thread
 from streampack._threads import join_threads, start_threads
 from streampack.config.order import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
@@ -90,7 +91,7 @@ class _LeastPacks:
         beyond = 0
         self.is_final = True
         for number in self._numbers:
-            tokens, at_least, is_all = self._recipe.lane_stream(number, self._lane).tokens_in(
+            tokens, at_least, is_all = LaneStream(self._recipe, number, self._lane).tokens_in(
                 self._epoch, begin, end
             )
             self._tokens += tokens

@@ -18,8 +18,8 @@ import numpy as np
 
 from streampack.mix import parts
 from streampack.mix.draw import CHUNK
-from streampack.order import ChosenSamples, Extents, Lengths, Passes
-from streampack.plan.plan_options import PlanOptions
+from streampack.order import ChosenSamples, Lengths, Passes
+from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
 MAX_CURSOR = 1 << 56  # more samples than any run takes of a stream in a lane
@@ -31,26 +31,21 @@ class LaneStream:
     Args:
         recipe: Streams, lanes, seed, block size and packing.
         number: Index of the stream.
-        extents: The content of one pass: the lane's samples, or all samples of a shared stream.
         lane: The lane.
-        shares: The part of the stream held by each lane, in the quota's unit or proportional to it,
-            shape (num_lanes,). None: the stream is shared by all lanes.
     """
 
-    def __init__(
-        self,
-        recipe: PlanOptions,
-        number: int,
-        extents: Extents,
-        lane: int,
-        shares: Int64Array | None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, number: int, lane: int) -> None:
+        runs, shares = recipe.assignment(number)
+        # The content of one pass: the lane's samples, or all samples of a shared stream.
+        extents = runs[0] if shares is None else runs[lane]
         self._recipe = recipe
         self.stream = recipe.streams[number]
         self.number = number
         self._lane = lane
         self._shares = shares
         self._num_lanes = recipe.num_lanes
+        # Elements of the passes that are the lane's: the first, and the distance to the next.
+        self._first, self._step = (lane, recipe.num_lanes) if shares is None else (0, 1)
         self._fixed = recipe.mixing.sampling_method == "fixed"
         self._drops = recipe.packing.overflow == "drop"
         self._weigh = partial(recipe.weigh, number=number)
@@ -90,9 +85,7 @@ class LaneStream:
         """Return the number of the shuffle block that holds an element; -1 in an empty lane."""
         if self._passes is None:
             return -1
-        if self._shares is None:
-            cursor = self._lane + cursor * self._num_lanes
-        return self._passes.block_of(cursor)
+        return self._passes.block_of(self._first + cursor * self._step)
 
     def shards_in(self, block: int) -> Int64Array:
         """Return the shards of a shuffle block in order, shape (n,)."""
@@ -136,12 +129,7 @@ class LaneStream:
             raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
         if self.stream.prepare is not None and count > 0:
             self._prepare(self.stream.prepare, self.block_of(cursor + count - 1))
-        if self._shares is not None:
-            return self._passes.take(cursor, count)
-        if count <= 0:
-            return self._passes.take(0, 0)
-        first = self._lane + cursor * self._num_lanes
-        return self._passes.take(first, count, self._num_lanes)
+        return self._passes.take(self._first + cursor * self._step, count, self._step)
 
     def put(self, cursor: int, rows: Int64Array, places: Int64Array) -> None:
         """Write elements from `cursor` on to `places` in rows (stream, pass, sample, tokens)."""
@@ -163,10 +151,7 @@ class LaneStream:
     @property
     def samples_in_pass(self) -> int:
         """Samples of one pass that lie in this lane, rounded up."""
-        if self._passes is None:
-            return 0
-        num_samples = self._passes.num_samples
-        return num_samples if self._shares is not None else -(-num_samples // self._num_lanes)
+        return 0 if self._passes is None else -(-self._passes.num_samples // self._step)
 
     @property
     def most_samples(self) -> int:
@@ -174,10 +159,8 @@ class LaneStream:
         passes = self.stream.max_passes
         if passes is None or self._passes is None:
             return MAX_CURSOR
-        if self._shares is None:
-            return int(passes * self._passes.num_samples) // self._num_lanes
-        if self._recipe.is_mixed:
-            return int(passes * self._passes.num_samples)
+        if self._shares is None or self._recipe.is_mixed:
+            return int(passes * self._passes.num_samples) // self._step
         # Packs are limited by tokens, see plan/run_limits.py: a part of a pass may take any samples
         # of it.
         return math.ceil(passes) * self._passes.num_samples
@@ -234,3 +217,26 @@ class LaneStream:
         if self._shares is None:
             return 0, least, True  # a shared stream is small: its lengths are not worth loading
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last
+
+
+def is_used(recipe: Recipe, lane: int, column: int) -> bool:
+    """Return whether epochs take any sample in a column of a lane."""
+    return any(LaneStream(recipe, number, lane).is_used for number in recipe.streams_in(column))
+
+
+def skips_lanes(recipe: Recipe) -> bool:
+    """Return whether slots pass over lanes that hold no sample of a global batch's stream.
+
+    A device's slots then lie in other lanes in each global batch.
+    """
+    is_endless = recipe.mixing.epoch_end == "carry"
+    is_whole = recipe.mixing.batching_method == "per_stream"
+    if not (is_endless and is_whole and recipe.keeps_last_apart):
+        return False
+    if "skips_lanes" not in recipe.facts:
+        used = [
+            [is_used(recipe, lane, column) for lane in range(recipe.num_lanes)]
+            for column in range(recipe.num_columns)
+        ]
+        recipe.facts["skips_lanes"] = any(any(each) and not all(each) for each in used)
+    return recipe.facts["skips_lanes"]

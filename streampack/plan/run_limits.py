@@ -21,6 +21,7 @@ from itertools import pairwise
 import numpy as np
 
 from streampack.errors import ConfigError
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.slots import ENDLESS
 from streampack.types import Int64Array
@@ -45,7 +46,7 @@ def first_limits(recipe: Recipe) -> Int64Array:
         if stream.max_passes is None:
             continue
         for lane in range(recipe.num_lanes):
-            tokens = recipe.lane_stream(number, lane).most_tokens
+            tokens = LaneStream(recipe, number, lane).most_tokens
             limits[lane, number] = tokens // recipe.packing.max_seq_len
     return limits
 
@@ -66,7 +67,7 @@ def limits_after(
         # Packs are at most full, so at least these tokens are left.
         left = int(limits[lane, column] - served[lane, column]) * old
         if before.packing.overflow != "split":
-            held = [recipe.lane_stream(column, lane).most_tokens for recipe in (before, after)]
+            held = [LaneStream(recipe, column, lane).most_tokens for recipe in (before, after)]
             left = _least_left(left, *held, before=before, after=after)
         # Limits count from the run's start, whatever the length of packs was.
         packs[lane, column] = served[lane, column] + left // new
@@ -210,7 +211,7 @@ def _held(recipes: list[Recipe], streams: set[int]) -> int:
     max_seq_len, num_lanes = last.packing.max_seq_len, last.num_lanes
     if last.is_mixed:  # lanes take turns, so the one with the least counts
         least = min(
-            sum(first.lane_stream(number, lane).most_tokens for number in streams)
+            sum(LaneStream(first, number, lane).most_tokens for number in streams)
             for lane in range(num_lanes)
         )
         return num_lanes * (least - last.lane_run * max_seq_len)

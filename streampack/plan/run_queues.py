@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.run_plan import RunPlan
@@ -81,7 +82,7 @@ class RunQueues(PackQueues):
                 continue
             number = int(self.passed[lane, column])
             self._starts.setdefault((lane, column), {})[chapter] = number
-            if lane in lanes and recipe.is_used(lane, column):
+            if lane in lanes and is_used(recipe, lane, column):
                 queue.turn(recipe, number)
                 self._note(lane, column)
             else:
@@ -103,7 +104,7 @@ class RunQueues(PackQueues):
         parked = [
             self._labelled(lane, column, snapshot)
             for (lane, column), snapshot in self._loaded.items()
-            if not self._recipe.is_used(lane, column)
+            if not is_used(self._recipe, lane, column)
         ]
         return super().snapshots() + parked
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_known, draw_places, lookaheads
 from streampack.mix.schedule_kernels import SCALE
-from streampack.plan.lane_stream import MAX_CURSOR
+from streampack.plan.lane_stream import MAX_CURSOR, LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
 from streampack.types import Int64Array
@@ -41,7 +41,7 @@ class RunSamples:
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
         numbers = recipe.streams_in(column)
         self._lane = lane
-        self._streams = [recipe.lane_stream(number, lane) for number in numbers]
+        self._streams = [LaneStream(recipe, number, lane) for number in numbers]
         self._cursors = np.zeros(len(self._streams), np.int64)
         # By samples: what each stream is due, in 1 / SCALE of a draw. By tokens: deficits.
         self._due = np.zeros(len(self._streams), np.int64)

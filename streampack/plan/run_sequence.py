@@ -24,6 +24,7 @@ from streampack.plan.device import (
     expected_packs,
     touched_lanes,
 )
+from streampack.plan.lane_stream import is_used
 from streampack.plan.run_plan import RunPlan, exhausted
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
@@ -108,7 +109,7 @@ class RunSequence(EpochSequence):
     def _open_columns(self) -> None:
         for lane in self._own_lanes:
             for column in range(self._recipe.num_columns):
-                if self._recipe.is_used(lane, column):
+                if is_used(self._recipe, lane, column):
                     self._columns.queue(lane, column)
 
     @property

@@ -27,8 +27,7 @@ from typing import Any
 from streampack._state import UNCHANGED, FieldChecks, as_text
 from streampack.chapters import SHAPES
 from streampack.errors import ResumeError
-from streampack.plan.plan_options import MAX_PACKS
-from streampack.plan.recipe import Recipe
+from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.renumber import Renumbering
 from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan

@@ -28,7 +28,7 @@ from streampack.mix.draw import (
     lookaheads,
 )
 from streampack.order import ChosenSamples
-from streampack.plan.lane_stream import LaneStream
+from streampack.plan.lane_stream import LaneStream, is_used
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
@@ -335,8 +335,8 @@ class SampleSequence:
 
 def make_sample_sequence(recipe: Recipe, lane: int, column: int, epoch: int) -> SampleSequence:
     """Return the input of the packer of a lane's column: one stream, or all streams mixed."""
-    carry = recipe.mixing.epoch_end == "carry" and recipe.is_used(lane, column)
-    lane_streams = [recipe.lane_stream(number, lane) for number in recipe.streams_in(column)]
+    carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, column)
+    lane_streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
 
     def draw(epoch: int) -> DrawPolicy:
         """Return how the samples of an epoch are drawn."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streampack.mix import LinearShares, Schedule, SchedulePlace
+from streampack.plan.lane_stream import is_used
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, SERVED, TURN, walk_slots
 from streampack.types import Int64Array
@@ -104,7 +105,7 @@ class SlotWalker:
         self.known[:] = np.where(is_limited, whole, ENDLESS)
         self.complete[:] = is_limited
         for lane, column in np.ndindex(*self.known.shape):
-            if not self._recipe.is_used(lane, column):
+            if not is_used(self._recipe, lane, column):
                 self.known[lane, column], self.complete[lane, column] = 0, 1
 
     def go_to_epoch(self, epoch: int, expected: Int64Array) -> None:

@@ -26,8 +26,7 @@ from streampack.config import Order, Packing
 from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
-from streampack.plan.plan_options import MAX_PACKS
-from streampack.plan.recipe import Recipe
+from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 

@@ -28,7 +28,7 @@ from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe, count_slots
-from streampack.plan.plan_options import MAX_PACKS
+from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack

@@ -30,6 +30,7 @@ from streampack.gather.shard_prefetch import (
     cached_bytes,
 )
 from streampack.plan import DevicePlan, EpochSequence, Recipe, touched_lanes
+from streampack.plan.lane_stream import LaneStream
 from streampack.planned.build import DatasetSpec
 from streampack.planned.device_view import device_view, ranks_of_node
 from streampack.types import Int64Array
@@ -74,7 +75,7 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
         return CacheWorkingSet(ranks_per_node=world.num_local_ranks)
     kept = {n: _kept_bytes(spec, n) for n in fetched}
     lane_bytes = [
-        sum(recipe.lane_stream(n, lane).most_bytes(kept[n]) for n in fetched)
+        sum(LaneStream(recipe, n, lane).most_bytes(kept[n]) for n in fetched)
         for lane in range(recipe.num_lanes)
     ]
     ranks = ranks_of_node(world)

@@ -44,6 +44,7 @@ from streampack.plan import (
     slots_in,
     unpack_state,
 )
+from streampack.plan.lane_stream import skips_lanes
 from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape, packs_in
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
@@ -158,7 +159,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
         """Return the peak memory of a rank, to check against `Buffers`."""
         recipe, lanes = self.recipe, self.recipe.num_lanes
-        is_endless = recipe.mixing.epoch_end == "carry" and not recipe.skips_lanes
+        is_endless = recipe.mixing.epoch_end == "carry" and not skips_lanes(recipe)
         if is_endless and recipe.lane_run == self.batch_size:
             # With other values of epoch_end, a device reads every lane in the end.
             lanes //= math.gcd(lanes, self.world.num_devices)

@@ -11,9 +11,9 @@ import numpy as np
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, Weight, resolve_weights
 from streampack.plan.device import DeviceView
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
-from streampack.plan.plan_options import PlanStream
-from streampack.plan.recipe import Recipe
+from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
@@ -136,7 +136,7 @@ def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list,
 
 def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
     """The samples of each lane's part of a stream."""
-    lanes = [recipe.lane_stream(stream, lane) for lane in range(recipe.num_lanes)]
+    lanes = [LaneStream(recipe, stream, lane) for lane in range(recipe.num_lanes)]
     return [
         sorted(set(own.take(0, recipe.streams[stream].num_samples).samples.tolist()))
         for own in lanes

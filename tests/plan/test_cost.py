@@ -17,7 +17,8 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.mix import Quota
 from streampack.order import assign_to_lanes
-from streampack.plan import DeviceView, EpochSequence, PlanStream, Progress, Recipe, plan_options
+from streampack.plan import DeviceView, EpochSequence, PlanStream, Progress, Recipe
+from streampack.plan.lane_stream import LaneStream
 from streampack.types import LENGTH
 from tests.helpers.planning import covered, global_batches, recipe, synthetic_stream
 
@@ -125,7 +126,7 @@ def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(mo
         num_deals += 1
         return assign_to_lanes(*args)
 
-    monkeypatch.setattr(plan_options, "assign_to_lanes", counting)
+    monkeypatch.setattr("streampack.plan.recipe.assign_to_lanes", counting)
     lengths = [np.full(n, 9) for n in (4000, 3000, 50)]  # the last one is shared by all lanes
     r = recipe(lengths, mixing=Mixing(batching_method="stratified"), num_lanes=8)
     for _ in range(2):
@@ -134,20 +135,20 @@ def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(mo
             pass
     assert num_deals == 3
 
-    sizes = [r.lane_stream(number, lane).range_of(0)[1] for number in range(3) for lane in range(8)]
+    sizes = [LaneStream(r, number, lane).range_of(0)[1] for number in range(3) for lane in range(8)]
     other = replace(r, num_lanes=4)
     assert sum(sizes) == sum(map(len, lengths))
-    assert other.lane_stream(0, 3).range_of(0)[1] == 1000
+    assert LaneStream(other, 0, 3).range_of(0)[1] == 1000
 
 
 def test_a_recipe_that_was_asked_for_lanes_pickles_no_larger():
     stream = replace(synthetic_stream(100_000), lengths_of=len)
     r = replace(recipe([np.ones(9, np.int64)]), streams=(stream,), num_lanes=8)
     num_bytes = len(pickle.dumps(r))
-    whole = r.lane_stream(0, 5)
+    whole = LaneStream(r, 0, 5)
     again = pickle.loads(pickle.dumps(r))
     assert len(pickle.dumps(r)) == num_bytes
-    assert again.lane_stream(0, 5).shards_in(0).tolist() == whole.shards_in(0).tolist()
+    assert LaneStream(again, 0, 5).shards_in(0).tolist() == whole.shards_in(0).tolist()
 
 
 def peak_bytes(run) -> int:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Packing
 from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.lane_ends import LaneEndFinder
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.examples import examples
@@ -219,7 +220,7 @@ def test_carry_mixed_lane_without_samples_is_left_out():
     raw_bytes = r.streams[0].raw_bytes.copy()
     raw_bytes[-1] = 10**9
     r = replace(r, streams=(replace(r.streams[0], raw_bytes=raw_bytes),))
-    empty = [r.lane_stream(0, lane).is_empty for lane in range(4)]
+    empty = [LaneStream(r, 0, lane).is_empty for lane in range(4)]
     assert sum(empty) > 1
     epochs = [all_packs(r, world_views(1, 4), epoch) for epoch in range(2)]
     assert [len(packs) for packs in epochs] == [r.packs_per_carry_epoch] * 2

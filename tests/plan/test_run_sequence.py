@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.plan import run_samples
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.state import Progress
@@ -142,7 +143,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
         starts = Counter((row[PASS], row[SAMPLE], row[START]) for row in own.tolist())
         assert max(starts.values(), default=1) == 1
         for lane in range(num_lanes):
-            of_lane = plan.recipes[0].lane_stream(stream, lane)
+            of_lane = LaneStream(plan.recipes[0], stream, lane)
             if of_lane.is_empty or of_lane._shares is None:
                 continue
             taken = of_lane.take(0, 3 * len(total))
@@ -177,7 +178,7 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
     drawn = {(row[PASS], row[SAMPLE]) for row in segments.tolist() if row[STREAM] == 1}
     draws = []
     for lane in range(num_lanes):
-        taken = plan.recipes[0].lane_stream(1, lane).take(0, 4000)
+        taken = LaneStream(plan.recipes[0], 1, lane).take(0, 4000)
         order = list(zip(taken.passes.tolist(), taken.samples.tolist(), strict=True))
         is_drawn = [key in drawn for key in order]
         assert is_drawn == sorted(is_drawn, reverse=True)
@@ -218,7 +219,7 @@ def test_a_stream_that_is_inserted_changes_no_order_of_another():
     orders = []
     for own in (lengths(), more):
         recipe = run_plan(own, run, num_lanes=2, global_batch_size=SIZE).recipes[0]
-        stream = recipe.lane_stream(recipe.names.index("web"), 1)
+        stream = LaneStream(recipe, recipe.names.index("web"), 1)
         orders.append(stream.take(0, 500).samples.tolist())
     assert orders[0] == orders[1]
 

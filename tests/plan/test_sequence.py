@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.plan import DeviceView, EpochSequence, Recipe, count_packs
+from streampack.plan.lane_stream import LaneStream
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
@@ -148,7 +149,7 @@ def test_the_lanes_take_turns_of_lane_run_packs(method):
     r = make([np.full(4000, 16)], method, "samples", 4, 3, global_batch_size=24)
     lane_of = {}
     for lane in range(4):
-        samples = r.lane_stream(0, lane).take(0, 1000).samples
+        samples = LaneStream(r, 0, lane).take(0, 1000).samples
         lane_of.update(dict.fromkeys(samples.tolist(), lane))
 
     lanes = [lane_of[pack[0][SAMPLE]] for pack in all_packs(r, world_views(1, 24))[:600]]
@@ -161,7 +162,7 @@ def test_a_node_reads_its_own_lanes_alone_also_after_a_resume(start):
     r = make([np.full(4000, 16)], "random", "samples", 4, 2)
     lane_of = {}
     for lane in range(4):
-        samples = r.lane_stream(0, lane).take(0, 1000).samples
+        samples = LaneStream(r, 0, lane).take(0, 1000).samples
         lane_of.update(dict.fromkeys(samples.tolist(), lane))
 
     for view in world_views(4, 2):

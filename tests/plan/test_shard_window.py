@@ -15,6 +15,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config.packing import Method
 from streampack.order import Extents, Lengths, Passes
 from streampack.plan import DeviceView, EpochSequence, Progress, Recipe
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sequence import touched_lanes
 from streampack.types import SAMPLE, STREAM
 from tests.helpers.examples import examples
@@ -164,7 +165,7 @@ def test_nothing_beyond_the_epochs_end_is_asked_for():
     )
     sequence = EpochSequence(r, DeviceView(batch_size=2))
     needs = sequence.shards_ahead()
-    block = r.lane_stream(0, 0).shards_in(0)
+    block = LaneStream(r, 0, 0).shards_in(0)
     assert keys(needs.ahead) == [(0, shard) for shard in block.tolist()]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import DeviceView, PlanStream, Recipe
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sample_order import make_sample_sequence
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.examples import examples
@@ -138,7 +139,7 @@ def test_a_stream_of_nothing_takes_no_part(method):
 def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_lanes):
     r = make([np.full(30, 20), np.full(3000, 30)], [{}, {}], "random", num_lanes)
     per_lane = 60 // num_lanes
-    lanes = [r.lane_stream(0, lane).take(0, per_lane) for lane in range(num_lanes)]
+    lanes = [LaneStream(r, 0, lane).take(0, per_lane) for lane in range(num_lanes)]
 
     in_turn = np.stack([own.samples for own in lanes], axis=1).ravel()
     assert [sorted(in_turn[:30]), sorted(in_turn[30:])] == [list(range(30))] * 2

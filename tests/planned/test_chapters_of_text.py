@@ -22,6 +22,7 @@ from streampack import (
 from streampack.cli import demo
 from streampack.cli.config import read_config
 from streampack.cli.demo.show import write_streams
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.run_sequence import RunSequence
 from streampack.report.chapters import run_engine_of
 from streampack.types import SAMPLE, START, STREAM
@@ -89,7 +90,7 @@ def test_samples_of_a_lane_are_drawn_equally_often_and_shares_are_as_written(fol
     recipe = engine.run.recipes[0]
     for number in range(len(names)):
         lanes = [
-            set(recipe.lane_stream(number, lane).take(0, 10_000).samples.tolist())
+            set(LaneStream(recipe, number, lane).take(0, 10_000).samples.tolist())
             for lane in range(LANES)
         ]
         assert sum(map(len, lanes)) == len(set.union(*lanes))  # a sample is in one lane
