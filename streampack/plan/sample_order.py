@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,27 +36,6 @@ Blocks: TypeAlias = dict[int, tuple[int, int]]
 NOTHING = ChosenSamples(
     passes=np.zeros(0, np.int64), samples=np.zeros(0, np.int64), lengths=np.zeros(0, np.int64)
 )
-
-
-class DrawPolicy(Protocol):
-    """The samples that one epoch takes in a lane."""
-
-    def next(self) -> Int64Array:
-        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
-        ...
-
-    def state(self) -> list[int]:
-        """Return the integers that `restore` needs to resume from here."""
-        ...
-
-    def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`."""
-        ...
-
-    @property
-    def chosen(self) -> list[StreamCursor]:
-        """The streams it draws from."""
-        ...
 
 
 class StreamCursor:
@@ -170,14 +149,14 @@ class StreamCursor:
 
 
 class StreamDraw:
-    """The samples of one stream."""
+    """The samples of one stream that an epoch takes in a lane."""
 
     def __init__(self, chosen: StreamCursor) -> None:
         self._chosen = chosen
         self.chosen = [chosen]
 
     def next(self) -> Int64Array:
-        """Return the next rows; see `DrawPolicy`."""
+        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
         if self._chosen.by_tokens:
             taken = self._chosen.peek(CHUNK)
             rows = np.empty((len(taken.samples), 4), np.int64)
@@ -212,7 +191,7 @@ class SampleDraw:
         self._drawn = [0] * len(chosen)  # draws before the chunk
 
     def next(self) -> Int64Array:
-        """Return the rows of the next chunk of draws; see `DrawPolicy`."""
+        """Return the rows of the next chunk of draws; none at the end."""
         before, self._drawn = self._drawn, drawn_before(self._quotas, self._chunk + 1)
         counts = np.array(self._drawn) - before
         rows = np.empty((int(counts.sum()), 4), np.int64)
@@ -252,7 +231,7 @@ class TokenDraw:
         self._looks = lookaheads(weights, [(s.num_samples, s.num_tokens) for s in streams])
 
     def next(self) -> Int64Array:
-        """Return the rows of the next draws; see `DrawPolicy`."""
+        """Return the rows of the next draws; none at the end."""
         # Peek one sample further than is drawn, to know whether the stream ends there.
         taken = [part.peek(look + 1) for part, look in zip(self.chosen, self._looks, strict=True)]
         num_known = np.array([len(part.samples) for part in taken])
@@ -285,10 +264,13 @@ class TokenDraw:
             part.go_to(*state[num + 2 * i : num + 2 * i + 2])
 
 
+Draw: TypeAlias = StreamDraw | SampleDraw | TokenDraw
+
+
 class SampleSequence:
     """The samples of a lane from one epoch on: that epoch, or with carry all later ones too."""
 
-    def __init__(self, make: Callable[[int], DrawPolicy], epoch: int, *, carry: bool) -> None:
+    def __init__(self, make: Callable[[int], Draw], epoch: int, *, carry: bool) -> None:
         self._make = make
         self._epoch = epoch
         self._carry = carry
@@ -338,7 +320,7 @@ def make_sample_sequence(recipe: Recipe, lane: int, column: int, epoch: int) -> 
     carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, column)
     lane_streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
 
-    def draw(epoch: int) -> DrawPolicy:
+    def draw(epoch: int) -> Draw:
         """Return how the samples of an epoch are drawn."""
         chosen = [StreamCursor(lane_stream, recipe, epoch) for lane_stream in lane_streams]
         if not recipe.is_mixed:
