@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -35,32 +34,14 @@ from streampack.errors import DataError, ResumeError
 from streampack.pack import count_long, fit_samples, make_packer
 from streampack.plan.pack_order import even_order, take_packs
 from streampack.plan.recipe import Recipe
-from streampack.plan.sample_order import Blocks, make_sample_sequence
+from streampack.plan.run_samples import RunSamples
+from streampack.plan.sample_order import Blocks, SampleSequence, make_sample_sequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
 from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, Int64Array, Packs, State
 
 
-class Arrivals(Protocol):
-    """The samples of a column in the order in which its packer takes them."""
-
-    def next(self) -> Int64Array:
-        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
-
-    def blocks(self) -> Callable[[], Blocks]:
-        """Return a callable that computes the current shuffle blocks of each stream."""
-
-    def shards_in(self, stream: int, block: int) -> Int64Array:
-        """Return the shards of one shuffle block of a stream, shape (n,)."""
-
-    def state(self) -> list[int]:
-        """Return the integers that `restore` needs."""
-
-    def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
     """The state of a queue at the start of a window: enough to plan from there again."""
 
@@ -124,7 +105,7 @@ class PackQueue:
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
 
-    def _make_arrivals(self, epoch: int) -> Arrivals:
+    def _make_arrivals(self, epoch: int) -> SampleSequence | RunSamples:
         return make_sample_sequence(self._recipe, self._lane, self._column, epoch)
 
     @property
@@ -150,11 +131,15 @@ class PackQueue:
         return Snapshot(
             num_packs=self.num_known,
             arrivals=self._arrivals.state(),
+            held=self._buffered(),
             packer=self._packer.state_dict(),
-            held=self._packer.buffered,
             overlong=self.overlong.tolist(),
             blocks=self._arrivals.blocks(),
         )
+
+    def _buffered(self) -> Int64Array:
+        """Return the segments that are not packed yet, shape (n, 6)."""
+        return self._packer.buffered
 
     def _next_window(self) -> Packs:
         """Return the packs of the next chunks, shuffled."""
@@ -332,7 +317,7 @@ class PackQueue:
 
     def held(self) -> Int64Array:
         """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
-        return self._snapshots[0].held if self._snapshots else self._packer.buffered
+        return self._snapshots[0].held if self._snapshots else self._buffered()
 
     def snapshot(self, number: int) -> list[State]:
         """Return the latest snapshot at or before pack `number`, as a list of at most one."""

@@ -31,7 +31,7 @@ from streampack.plan.state_text import rows_as_text, text_as_rows
 from streampack.types import NO_SEGMENTS, STREAM, Int64Array, State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunSnapshot(Snapshot):
     """The state of a queue at the start of a window of a chapter."""
 
@@ -46,8 +46,7 @@ class RunSnapshot(Snapshot):
 
     def state(self) -> State:
         """Return what `RunPackQueue.restore` needs, as JSON."""
-        # Not super(): a dataclass with slots is another class than the one that is decorated.
-        return Snapshot.state(self) | {
+        return super().state() | {
             "chapter": self.chapter,
             "begin": self.begin,
             "pending": rows_as_text(self.pending),
@@ -116,15 +115,14 @@ class RunPackQueue(PackQueue):
 
     def _has_changed(self) -> bool:
         """Whether the packer holds segments of streams that left, or some that wait return."""
-        held = np.concatenate([self._packer.buffered, self._pending])
-        return bool((~self._is_used(held)).any() or self._is_used(self._waiting).any())
+        return bool((~self._is_used(self._buffered())).any() or self._is_used(self._waiting).any())
 
     def _is_used(self, segments: Int64Array) -> npt.NDArray[np.bool_]:
         return np.isin(segments[:, STREAM], self._recipe.used)
 
     def _pack_again(self, rest: Int64Array) -> None:
         """Let undelivered segments pass through the packer again; those of absent streams wait."""
-        undelivered = np.concatenate([self._waiting, rest, self._packer.buffered, self._pending])
+        undelivered = np.concatenate([self._waiting, rest, self._buffered()])
         is_used = self._is_used(undelivered)
         self._waiting = undelivered[~is_used]
         self._pending = fit_segments(undelivered[is_used], self._recipe.packing.max_seq_len)
@@ -146,19 +144,16 @@ class RunPackQueue(PackQueue):
         self.is_complete = False
 
     def _snapshot_now(self) -> Snapshot:
-        plain = super()._snapshot_now()
         return RunSnapshot(
-            num_packs=plain.num_packs,
-            arrivals=plain.arrivals,
-            packer=plain.packer,
-            held=np.concatenate([plain.held, self._pending]),
-            overlong=plain.overlong,
-            blocks=plain.blocks,
+            **vars(super()._snapshot_now()),
             chapter=self.chapter,
             begin=self._begin,
             pending=self._pending,
             waiting=self._waiting,
         )
+
+    def _buffered(self) -> Int64Array:
+        return np.concatenate([self._packer.buffered, self._pending])
 
     def _segments_before(self) -> Int64Array:
         pending, self._pending = self._pending, NO_SEGMENTS
@@ -179,12 +174,6 @@ class RunPackQueue(PackQueue):
             if stream not in blocks:  # it left, and packs that are not released hold its samples
                 blocks[stream] = list(range(first, self._arrivals.block_before(stream) + 1))
         return blocks
-
-    def held(self) -> Int64Array:
-        """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
-        if self._snapshots:
-            return self._snapshots[0].held
-        return np.concatenate([self._packer.buffered, self._pending])
 
     def rest(self, number: int) -> State:
         """Return what the queue continues from after `number` packs, as `restore` takes it."""
