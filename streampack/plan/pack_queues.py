@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from streampack.errors import ResumeError
 from streampack.plan.device import BatchPacks
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
@@ -117,12 +118,15 @@ class PackQueues:
             queue.know(passed - 1, keep=passed)
             self._note(lane, column)
 
-    def first_ahead(self) -> tuple[int, int, int] | None:
-        """Find a column that has released undelivered packs; return lane, first known, passed."""
+    def check_passed(self, position: int) -> None:
+        """Raise a ResumeError if a column, at this position, has released undelivered packs."""
         for (lane, column), queue in self._queues.items():
             if queue.first_known > self.passed[lane, column]:
-                return lane, queue.first_known, int(self.passed[lane, column])
-        return None
+                raise ResumeError(
+                    f"the state's snapshots of lane {lane} lie at pack {queue.first_known}, but at "
+                    f"position {position} only {self.passed[lane, column]} are delivered; load the "
+                    "state unchanged, or take 'snapshots' out of it: they are only a speed-up"
+                )
 
     def pass_by(self, slots: Int64Array) -> None:
         """Record that the packs of these slots are delivered, in order."""

@@ -92,7 +92,7 @@ class RunSequence(EpochSequence):
         self._pass_over(position)
         self._note_passed()
         self._open_columns()
-        self._check_snapshots()
+        self._columns.check_passed(self.position)
 
     def _lanes(self, chapter: int, position: int) -> set[int]:
         """Return the lanes that this device plans in a chapter from a position on."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.errors import ResumeError
 from streampack.plan.deal import Dealer
 from streampack.plan.device import (
     NO_BATCHES,
@@ -78,7 +77,8 @@ class EpochSequence:
         self._columns = PackQueues(recipe, first_epoch, self._walk.served, start.snapshots, counted)
         self._open_columns()
         self._pass_over(position)
-        self._check_snapshots()
+        self._note_passed()
+        self._columns.check_passed(self.position)
 
     def _set_up(self, recipe: Recipe, view: DeviceView, epoch: int, position: int) -> None:
         self._recipe = recipe
@@ -213,18 +213,6 @@ class EpochSequence:
     def close(self) -> None:
         """Stop the thread that counts lane ends, if there is one."""
         self._ends.close()
-
-    def _check_snapshots(self) -> None:
-        """Raise a ResumeError that names the lane if a snapshot lies after the position."""
-        self._note_passed()
-        ahead = self._columns.first_ahead()
-        if ahead is not None:
-            lane, known, passed = ahead
-            raise ResumeError(
-                f"the state's snapshots of lane {lane} lie at pack {known}, but at position "
-                f"{self.position} only {passed} are delivered; load the state unchanged, or take "
-                "'snapshots' out of it: they are only a speed-up"
-            )
 
     def _open_columns(self) -> None:
         """Create the pack queues of this device's lanes, and record their known packs."""
