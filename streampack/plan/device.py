@@ -166,13 +166,3 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
 def counted_lanes(recipe: Recipe, view: DeviceView) -> range:
     """Return the lanes in which a device counts samples over max_seq_len: each lane has one."""
     return range(view.place, recipe.num_lanes, view.num_devices)
-
-
-def expected_packs(recipe: Recipe) -> Int64Array:
-    """Return the expected packs of each column in an epoch, shape (num_lanes, num_columns)."""
-    per_lane = recipe.num_lanes * recipe.row_tokens
-    if recipe.is_mixed:
-        expected = [-(-recipe.chosen_slots // per_lane)]
-    else:
-        expected = [-(-stream.chosen_slots // per_lane) for stream in recipe.streams]
-    return np.tile(np.array(expected, np.int64), (recipe.num_lanes, 1))

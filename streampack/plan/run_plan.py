@@ -19,7 +19,6 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.mix import SchedulePlace
 from streampack.mix.schedule import OWED_STEP, rounded_debts
-from streampack.plan.device import expected_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
@@ -57,7 +56,7 @@ class RunPlan:
         if chapter not in self._starts:
             before = chapter - 1
             recipe, start = self.recipes[before], self.start(before)
-            walker = SlotWalker(recipe, 0, expected_packs(recipe), _extend_nothing, start)
+            walker = SlotWalker(recipe, 0, _extend_nothing, start)
             self.note_end(before, walk_to(walker, recipe, self.num_slots(before) or 0))
         return self._starts[chapter]
 
@@ -66,10 +65,6 @@ class RunPlan:
         if chapter + 1 < len(self.recipes):
             recipes = self.recipes[chapter : chapter + 2]
             self._starts[chapter + 1] = place_after(end, *recipes)
-
-    def begins(self, chapter: int) -> Int64Array:
-        """Return the packs of each column before a chapter, shape (num_lanes, num_columns)."""
-        return self.start(chapter).served
 
 
 def first_place(recipe: Recipe) -> WalkPlace:

@@ -62,7 +62,7 @@ class RunQueues(PackQueues):
         known = self._starts.get((lane, column), {})
         if chapter in known:
             return int(known[chapter])
-        return int(self._run.begins(chapter)[lane, column])
+        return int(self._run.start(chapter).served[lane, column])
 
     def _make(self, lane: int, column: int, snapshot: State | None) -> PackQueue:
         first = snapshot["chapter"] if snapshot else 0
@@ -73,10 +73,10 @@ class RunQueues(PackQueues):
             queue.turn(self._run.recipes[chapter], self.begin_of(lane, column, chapter))
         return queue
 
-    def turn(self, chapter: int, lanes: set[int], counted_lanes: range) -> None:
+    def turn(self, chapter: int, lanes: set[int]) -> None:
         """Begin a chapter after the packs that are delivered; this device plans `lanes` in it."""
         recipe = self._recipe = self._run.recipes[chapter]
-        self._chapter, self._counted_lanes, self._num_counted = chapter, counted_lanes, -1
+        self._chapter = chapter
         for (lane, column), queue in list(self._queues.items()):
             if not isinstance(queue, RunPackQueue):
                 continue

@@ -21,7 +21,6 @@ from streampack.plan.device import (
     DevicePlan,
     DeviceView,
     counted_lanes,
-    expected_packs,
     touched_lanes,
 )
 from streampack.plan.lane_stream import is_used
@@ -78,7 +77,7 @@ class RunSequence(EpochSequence):
         self._set_up(recipe, self._views[chapter], chapter, position)
         self._is_carry = True
         start = place or self._run.start(chapter)
-        self._walk = SlotWalker(recipe, 0, expected_packs(recipe), self._extend_column, start)
+        self._walk = SlotWalker(recipe, 0, self._extend_column, start)
         self._places[chapter] = self._walk.places
         self._own_lanes = self._lanes(chapter, position)
         num_slots = self._run.num_slots(chapter)
@@ -164,8 +163,7 @@ class RunSequence(EpochSequence):
         self._run.note_end(self.epoch, self._walk.place())
         self.close()
         chapter = self.epoch + 1
-        counted = counted_lanes(self._run.recipes[chapter], self._views[chapter])
-        self._columns.turn(chapter, self._lanes(chapter, 0), counted)
+        self._columns.turn(chapter, self._lanes(chapter, 0))
         self._begin(chapter, 0)
 
     def place(self, chapter: int, position: int) -> WalkPlace | None:

@@ -26,7 +26,6 @@ from streampack.plan.device import (
     DevicePlan,
     DeviceView,
     counted_lanes,
-    expected_packs,
     touched_lanes,
 )
 from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
@@ -68,11 +67,10 @@ class EpochSequence:
         first_epoch = 0 if self._is_carry else epoch
         before = (epoch - first_epoch) * recipe.packs_per_carry_epoch
         self._own_lanes = touched_lanes(recipe, view, position, before)
-        expected = expected_packs(recipe)
-        self._walk = SlotWalker(recipe, first_epoch, expected, self._extend_column)
+        self._walk = SlotWalker(recipe, first_epoch, self._extend_column)
         if self._is_carry:
             self._set_total(recipe.packs_per_carry_epoch)
-            self._walk.go_to_epoch(epoch, expected)
+            self._walk.go_to_epoch(epoch)
         counted = counted_lanes(recipe, view)
         self._columns = PackQueues(recipe, first_epoch, self._walk.served, start.snapshots, counted)
         self._open_columns()
@@ -101,7 +99,7 @@ class EpochSequence:
         self._dealt_from = -1
         self._quiet_until = 0  # slots that can be released before a snapshot changes
         self._saved: list[State] = []
-        self._num_looked = -1  # num_changes when shards_ahead last compared
+        self._num_looked = -1  # num_changes when shards_ahead last compared; -1: never
         self._ends = LaneEndFinder(recipe, epoch)
         self._watch = ShardTracker(recipe)
         # Packs of columns that were extended.
@@ -192,7 +190,7 @@ class EpochSequence:
         None if nothing changed. A shard counts as finished once the batches returned by `next` so
         far are delivered. Another device of the same lanes may need it slightly longer.
         """
-        if self._is_carry and not self._watch.has_looked:
+        if self._is_carry and self._num_looked < 0:
             # Lanes planned again from the run's start need no shards of delivered packs.
             self._columns.know_passed()
             self._quiet_until = 0

@@ -50,11 +50,6 @@ class ShardTracker:
         self._in_blocks: dict[tuple[int, int], None] = {}
         self._needed: dict[tuple[int, int], None] = {}
 
-    @property
-    def has_looked(self) -> bool:
-        """Whether `look` was called before."""
-        return self._num_moves is not None
-
     def look(self, queues: Iterable[PackQueue]) -> ShardDelta | None:
         """Return the needed and the finished shards of these queues, or None if unchanged."""
         columns = list(queues)

@@ -23,7 +23,7 @@ import numpy as np
 from streampack.mix import LinearShares, Schedule, SchedulePlace
 from streampack.plan.lane_stream import is_used
 from streampack.plan.recipe import Recipe
-from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, SERVED, TURN, walk_slots
+from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, TURN, walk_slots
 from streampack.types import Int64Array
 
 ENDLESS = 1 << 62  # number of packs of a column that never ends
@@ -49,13 +49,20 @@ class WalkPlace:
     shape as `served`."""
 
 
+def expected_packs(recipe: Recipe) -> Int64Array:
+    """Return the expected packs of each column of a lane in an epoch, shape (num_columns,)."""
+    per_lane = recipe.num_lanes * recipe.row_tokens
+    if recipe.is_mixed:
+        return np.array([-(-recipe.chosen_slots // per_lane)])
+    return np.array([-(-stream.chosen_slots // per_lane) for stream in recipe.streams])
+
+
 class SlotWalker:
     """The slots of one epoch, in order; with carry, those of the whole run.
 
     Args:
         recipe: Determines the sequence.
         epoch: The epoch; 0 with carry.
-        expected: Expected packs of each column in the epoch, shape (num_lanes, num_columns).
         extend_column: Called with a lane and column if the walk needs to know more about it. It
             must raise `known` there, or set `complete`.
         start: Where the walk of a chapter begins; None: at the start of an epoch.
@@ -71,12 +78,12 @@ class SlotWalker:
         self,
         recipe: Recipe,
         epoch: int,
-        expected: Int64Array,
         extend_column: Callable[[int, int], None],
         start: WalkPlace | None = None,
     ) -> None:
         # Four numbers per column, shape (4, num_lanes, num_columns).
-        self._columns = np.stack([0 * expected, 0 * expected, 0 * expected, expected])
+        self._columns = np.zeros((4, recipe.num_lanes, recipe.num_columns), np.int64)
+        self._columns[EXPECTED] = expected_packs(recipe)
         self.served, self.known, self.complete = self._columns[:EXPECTED]
         self._recipe = recipe
         self._extend_column = extend_column
@@ -108,7 +115,7 @@ class SlotWalker:
             if not is_used(self._recipe, lane, column):
                 self.known[lane, column], self.complete[lane, column] = 0, 1
 
-    def go_to_epoch(self, epoch: int, expected: Int64Array) -> None:
+    def go_to_epoch(self, epoch: int) -> None:
         """Walk the epochs before this one (carry): lanes and shares continue where they stopped.
 
         No column ends then, except for those that are always empty.
@@ -122,7 +129,7 @@ class SlotWalker:
             left = recipe.packs_per_carry_epoch
             while left and (slots := len(self.next(min(left, PIECE)))):
                 left -= slots
-            self.expect(expected)
+            self._columns[EXPECTED] = self.served + expected_packs(recipe)
 
     def skip(self, num_slots: int) -> None:
         """Skip the next slots, in O(lanes). Each lane must be endless or empty.
@@ -139,10 +146,6 @@ class SlotWalker:
         self._turn[TURN] = lanes[turn] if inside else lanes[turn - 1]
         self._turn[LEFT] = run - inside if inside else 0
         self._num_slots += num_slots
-
-    def expect(self, expected: Int64Array) -> None:
-        """Set the expected packs of each column, in addition to those taken, same shape."""
-        self._columns[EXPECTED] = self._columns[SERVED] + expected
 
     def next(self, num_slots: int, *, may_extend: bool = True) -> Int64Array:
         """Return rows of LANE, COLUMN, PACK and SUBSTITUTED of the next slots, shape (n, 4).
