@@ -38,7 +38,7 @@ from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
-from streampack.plan.sample_order import make_sample_sequence
+from streampack.plan.sample_order import SampleSequence
 from streampack.plan.sequence import touched_lanes
 from streampack.types import Int64Array
 
@@ -199,7 +199,7 @@ def draw(recipe: Recipe) -> float:
     """Go through order and mixing of an epoch; return the processor seconds it took."""
     begin = time.process_time()
     for lane, column in itertools.product(range(recipe.num_lanes), range(recipe.num_columns)):
-        arrivals = make_sample_sequence(recipe, lane, column, 0)
+        arrivals = SampleSequence(recipe, lane, column, 0)
         while len(arrivals.next()):
             pass
     return time.process_time() - begin

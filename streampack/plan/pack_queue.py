@@ -35,7 +35,7 @@ from streampack.pack import count_long, fit_samples, make_packer
 from streampack.plan.pack_order import even_order, take_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import RunSamples
-from streampack.plan.sample_order import Blocks, SampleSequence, make_sample_sequence
+from streampack.plan.sample_order import Blocks, SampleSequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
 from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, Int64Array, Packs, State
@@ -106,7 +106,7 @@ class PackQueue:
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
 
     def _make_arrivals(self, epoch: int) -> SampleSequence | RunSamples:
-        return make_sample_sequence(self._recipe, self._lane, self._column, epoch)
+        return SampleSequence(self._recipe, self._lane, self._column, epoch)
 
     @property
     def num_known(self) -> int:

@@ -222,12 +222,13 @@ class SampleDraw:
 class TokenDraw:
     """The samples of all streams, mixed by running token deficit."""
 
-    def __init__(self, recipe: Recipe, chosen: list[StreamCursor], weights: list[int]) -> None:
+    def __init__(self, recipe: Recipe, chosen: list[StreamCursor]) -> None:
         self.chosen = chosen
         self._weigh = recipe.weigh
+        streams = [part.lane_stream.stream for part in chosen]
+        weights = [stream.chosen_tokens for stream in streams]
         self._shares = scaled_shares(weights, TOKEN_SCALE)
         self._deficits = np.zeros(len(chosen), np.int64)
-        streams = [part.lane_stream.stream for part in chosen]
         self._looks = lookaheads(weights, [(s.num_samples, s.num_tokens) for s in streams])
 
     def next(self) -> Int64Array:
@@ -264,24 +265,33 @@ class TokenDraw:
             part.go_to(*state[num + 2 * i : num + 2 * i + 2])
 
 
-Draw: TypeAlias = StreamDraw | SampleDraw | TokenDraw
-
-
 class SampleSequence:
-    """The samples of a lane from one epoch on: that epoch, or with carry all later ones too."""
+    """The samples of a column of a lane from one epoch on; with carry, of all later ones too."""
 
-    def __init__(self, make: Callable[[int], Draw], epoch: int, *, carry: bool) -> None:
-        self._make = make
-        self._epoch = epoch
-        self._carry = carry
-        self._draw = make(epoch)
+    def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
+        self._recipe = recipe
+        self._lane = lane
+        self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, column)
+        self._streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
+        self._begin(epoch)
+
+    def _begin(self, epoch: int) -> None:
+        """Draw the samples of an epoch from now on."""
+        recipe, self._epoch = self._recipe, epoch
+        chosen = [StreamCursor(stream, recipe, epoch) for stream in self._streams]
+        self._draw: StreamDraw | SampleDraw | TokenDraw
+        if not recipe.is_mixed:
+            self._draw = StreamDraw(*chosen)
+        elif recipe.mixing.weight_unit == "samples":
+            self._draw = SampleDraw(recipe, chosen, (epoch, self._lane))
+        else:
+            self._draw = TokenDraw(recipe, chosen)
 
     def next(self) -> Int64Array:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
         rows = self._draw.next()
         while self._carry and not len(rows):
-            self._epoch += 1
-            self._draw = self._make(self._epoch)
+            self._begin(self._epoch + 1)
             rows = self._draw.next()
         return rows
 
@@ -301,8 +311,7 @@ class SampleSequence:
 
     def shards_in(self, stream: int, block: int) -> Int64Array:
         """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
-        parts = (part.lane_stream for part in self._draw.chosen)
-        return next(part.shards_in(block) for part in parts if part.number == stream)
+        return next(own for own in self._streams if own.number == stream).shards_in(block)
 
     def state(self) -> list[int]:
         """Return the epoch and the draw's integers."""
@@ -310,23 +319,5 @@ class SampleSequence:
 
     def restore(self, state: list[int]) -> None:
         """Resume from a saved `state`."""
-        self._epoch = state[0]
-        self._draw = self._make(self._epoch)
+        self._begin(state[0])
         self._draw.restore(state[1:])
-
-
-def make_sample_sequence(recipe: Recipe, lane: int, column: int, epoch: int) -> SampleSequence:
-    """Return the input of the packer of a lane's column: one stream, or all streams mixed."""
-    carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, column)
-    lane_streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
-
-    def draw(epoch: int) -> Draw:
-        """Return how the samples of an epoch are drawn."""
-        chosen = [StreamCursor(lane_stream, recipe, epoch) for lane_stream in lane_streams]
-        if not recipe.is_mixed:
-            return StreamDraw(*chosen)
-        if recipe.mixing.weight_unit == "samples":
-            return SampleDraw(recipe, chosen, (epoch, lane))
-        return TokenDraw(recipe, chosen, [stream.chosen_tokens for stream in recipe.streams])
-
-    return SampleSequence(draw, epoch, carry=carry)

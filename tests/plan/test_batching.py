@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import draw
 from streampack.plan import Recipe
-from streampack.plan.sample_order import make_sample_sequence
+from streampack.plan.sample_order import SampleSequence
 from streampack.types import STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import global_batches, recipe
@@ -52,7 +52,7 @@ def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
 
 def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
     """The samples of a lane in the order in which its packer takes them."""
-    arrivals = make_sample_sequence(r, lane, 0, epoch)
+    arrivals = SampleSequence(r, lane, 0, epoch)
     parts = []
     while len(rows := arrivals.next()):
         parts.append(rows)
