@@ -14,8 +14,10 @@ Cost: O(streams x lanes).
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -120,25 +122,17 @@ def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tupl
         return None
     left = stream.max_passes * stream.num_tokens - margin
     for chapter, recipe in enumerate(recipes):
-        plan, size = recipe.chapter, recipe.global_batch_size
+        plan = recipe.chapter
         if plan is None or not plan.uses(number):
             continue
+        used = partial(_used, recipe, number)
         if plan.num_slots is None:
-            rate = token_share(recipe, number, size) * size * recipe.packing.max_seq_len
-            return chapter, max(int(left / rate), 0)
-        steps = plan.num_slots // size
-        if _used(recipe, number, steps) <= left:
-            left -= _used(recipe, number, steps)
-            continue
-        # What is used grows with the steps, also where shares ramp: bisection finds the step.
-        first, last = 0, steps  # more than is left is used by `last`
-        while last - first > 1:
-            middle = (first + last) // 2
-            if _used(recipe, number, middle) <= left:
-                first = middle
-            else:
-                last = middle
-        return chapter, first
+            return chapter, max(int(left / used(1)), 0)
+        steps = plan.num_slots // recipe.global_batch_size
+        if used(steps) > left:
+            # What is used grows with the steps, also where shares ramp.
+            return chapter, max(bisect_right(range(steps), left, key=used) - 1, 0)
+        left -= used(steps)
     return None
 
 
@@ -232,13 +226,8 @@ def _most_spent(recipes: list[Recipe], number: int, streams: set[int]) -> int:
         return 0
     slots = plan.num_slots or 0
     whole = slots * recipe.packing.max_seq_len
-    if used <= streams or any(_ends_by(recipes, n, number) for n in used):
+    until, margin = recipes[: number + 1], _margin(recipes[0])
+    if used <= streams or any(exhausted_at(until, n, margin=margin) for n in used):
         return whole
     share = sum(token_share(recipe, n, slots) for n in used & streams)
     return min(math.ceil(share * whole) + _margin(recipe), whole)
-
-
-def _ends_by(recipes: list[Recipe], number: int, chapter: int) -> bool:
-    """Whether a stream may be exhausted by the end of a chapter."""
-    place = exhausted_at(recipes[: chapter + 1], number, margin=_margin(recipes[0]))
-    return place is not None
