@@ -8,7 +8,7 @@ Cost: about 0.4 us a sample, regardless of the number of streams and lanes.
 """
 
 from streampack.plan.device import DevicePlan, DeviceView, touched_lanes
-from streampack.plan.lane_ends import count_packs, count_slots, slots_in
+from streampack.plan.lane_ends import count_slots, slots_in
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.shard_window import ShardDelta
@@ -34,7 +34,6 @@ __all__ = [
     "Recipe",
     "ShardDelta",
     "check_resized",
-    "count_packs",
     "count_slots",
     "fingerprint",
     "nearest_divisors",

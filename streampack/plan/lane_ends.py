@@ -19,6 +19,8 @@ from collections import deque
 from concurrent.futures import Future
 from threading import Event, Lock, Thread
 
+import numpy as np
+
 from streampack._threads import join_threads, start_threads
 from streampack.config.order import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError
@@ -31,7 +33,7 @@ LEAVE_S = 1.0  # time limit for the thread to end
 PLAN_AHEAD = 0.75  # fraction of the known packs served at which a thread starts to count the rest
 
 
-def _count_column(
+def count_column(
     recipe: Recipe, epoch: int, lane: int, column: int, stop: Event | None = None
 ) -> int:
     """Plan one column to the epoch's end, or until `stop` is set, and return its packs."""
@@ -42,17 +44,12 @@ def _count_column(
     return queue.num_known
 
 
-def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
-    """Plan one lane to the epoch's end, and return the number of packs of each column."""
-    return [_count_column(recipe, epoch, lane, column) for column in range(recipe.num_columns)]
-
-
 def count_slots(recipe: Recipe, epoch: int) -> int:
     """Plan all lanes to the epoch's end, and return the number of slots that they serve."""
     shapes, totals = recipe.shapes, [0] * recipe.num_columns
-    for lane in range(recipe.num_lanes):
-        for column, num_packs in enumerate(count_packs(recipe, epoch, lane)):
-            totals[column] += shapes.slots_of(column, num_packs, is_all=True)
+    for lane, column in np.ndindex(recipe.num_lanes, recipe.num_columns):
+        num_packs = count_column(recipe, epoch, lane, column)
+        totals[column] += shapes.slots_of(column, num_packs, is_all=True)
     if not shapes.is_pure or recipe.mixing.batching_method != "per_stream":
         return sum(totals)
     return sum(shapes.whole(total, recipe.global_batch_size) for total in totals)
@@ -158,7 +155,7 @@ class LaneEndFinder:
             if not count.set_running_or_notify_cancel():
                 continue
             try:
-                count.set_result(_count_column(self._recipe, self._epoch, *key, self._closed))
+                count.set_result(count_column(self._recipe, self._epoch, *key, self._closed))
             except BaseException as failure:  # re-raised by result()
                 count.set_exception(failure)
 

@@ -30,11 +30,11 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.plan import count_packs
 from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment
+from tests.helpers.planning import count_packs
 
 NUM_LANES = 4
 NUM_SAMPLES = {"s0": 900, "s1": 500, "s2": 60}

@@ -11,6 +11,7 @@ import numpy as np
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, Weight, resolve_weights
 from streampack.plan.device import DeviceView
+from streampack.plan.lane_ends import count_column
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
@@ -142,6 +143,11 @@ def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
         for own in lanes
         if not own.is_empty
     ]
+
+
+def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
+    """The packs of each column of a lane in an epoch."""
+    return [count_column(recipe, epoch, lane, column) for column in range(recipe.num_columns)]
 
 
 def synthetic_stream(

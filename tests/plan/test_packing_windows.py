@@ -14,7 +14,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.pack import fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import PASSING_PACKS
-from streampack.plan import DeviceView, EpochSequence, Recipe, count_packs
+from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.pack_queue import PackQueue
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
@@ -22,6 +22,7 @@ from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     column_packs,
+    count_packs,
     recipe,
     synthetic_stream,
     world_views,

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
-from streampack.plan import DeviceView, EpochSequence, Recipe, count_packs
+from streampack.plan import DeviceView, EpochSequence, Recipe
 from streampack.plan.lane_stream import LaneStream
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
+    count_packs,
     covered,
     device_batches,
     global_batches,
