@@ -219,9 +219,8 @@ class Recipe:
 
     def _samples_in_pass(self, lane: int, column: int) -> int:
         # Of a chapter, only streams with a share: another one that is passed changes nothing.
-        numbers = self.streams_in(column)
-        if self.chapter is not None and self.is_mixed:
-            numbers = list(filter(self.uses, numbers))
+        is_run = self.chapter is not None
+        numbers = self.used if is_run and self.is_mixed else self.streams_in(column)
         return sum([self._samples_in(number, lane) for number in numbers])
 
     def max_consecutive_drops(self, column: int) -> int | None:
