@@ -76,17 +76,13 @@ class PackQueues:
     @property
     def overlong(self) -> Int64Array:
         """Samples over max_seq_len seen so far in the counted lanes, shape (num_streams,)."""
-        self._count()
+        if self._num_counted != self.num_changes:
+            self._num_counted = self.num_changes
+            self._overlong = np.zeros(len(self._recipe.streams), np.int64)
+            for (lane, _), queue in self._queues.items():
+                if lane in self._counted_lanes:
+                    self._overlong += queue.overlong
         return self._overlong.copy()
-
-    def _count(self) -> None:
-        if self._num_counted == self.num_changes:
-            return
-        self._num_counted = self.num_changes
-        self._overlong = np.zeros(len(self._recipe.streams), np.int64)
-        for (lane, _), queue in self._queues.items():
-            if lane in self._counted_lanes:
-                self._overlong += queue.overlong
 
     def queue(self, lane: int, column: int) -> PackQueue:
         """Return the pack queue of a column, and create it on the first call."""

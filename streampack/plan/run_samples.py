@@ -63,11 +63,10 @@ class RunSamples:
 
     def next(self) -> Int64Array:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
-        part = self.part
         if not self._recipe.is_mixed:  # of one stream; not where others may be listed later
             counts = np.minimum(self._left(), self._chunk_size)
             places = np.arange(counts[0])
-        elif not any(shares := self._shares(part)):
+        elif not any(shares := self._shares()):
             counts, places = np.zeros(len(self._streams), np.int64), np.zeros(0, np.int64)
         elif self._recipe.mixing.weight_unit == "samples":
             counts = self._count(shares)
@@ -86,12 +85,12 @@ class RunSamples:
             first = last
         return rows
 
-    def _shares(self, part: Fraction) -> list[Fraction]:
+    def _shares(self) -> list[Fraction]:
         """Return the shares of the streams that have samples in this lane; they sum to 1."""
         if self._fixed is not None:
             return self._fixed
         chapter = self._recipe.chapter
-        shares = chapter.shares_at(part) if chapter else []
+        shares = chapter.shares_at(self.part) if chapter else []
         pairs = zip(self._streams, shares, strict=True)
         here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
         own = [
@@ -111,16 +110,13 @@ class RunSamples:
     def _count(self, shares: Sequence[Fraction]) -> Int64Array:
         """Return how often each stream is drawn in the next chunk, shape (num_streams,)."""
         active = [number for number, share in enumerate(shares) if share]
-        counts = np.zeros(len(shares), np.int64)
-        if not active:
-            return counts
         left = self._left()
         # A chunk ends where a stream does.
-        size = min(CHUNK, *(int(left[n] / shares[n]) for n in active))
-        size = max(size, 1)
+        size = max(min(CHUNK, *(int(left[n] / shares[n]) for n in active)), 1)
         due = [int(share * size * SCALE) for share in shares]
         due[active[0]] += size * SCALE - sum(due)
         self._due += np.array(due)
+        counts = np.zeros(len(shares), np.int64)
         counts[active] = np.maximum(self._due[active] // SCALE, 0)
         while missing := size - int(counts.sum()):
             rest = self._due - counts * SCALE
