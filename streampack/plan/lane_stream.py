@@ -26,13 +26,7 @@ MAX_CURSOR = 1 << 56  # more samples than any run takes of a stream in a lane
 
 
 class LaneStream:
-    """One stream in one lane: an endless sequence of which each epoch takes the next part.
-
-    Args:
-        recipe: Streams, lanes, seed, block size and packing.
-        number: Index of the stream.
-        lane: The lane.
-    """
+    """One stream in one lane: an endless sequence of which each epoch takes the next part."""
 
     def __init__(self, recipe: Recipe, number: int, lane: int) -> None:
         runs, shares = recipe.assignment(number)

@@ -181,7 +181,7 @@ class PackQueues:
         """Return the slots at which packs begin, with the numbers of these packs."""
         if self._shapes.is_uniform:
             return slots
-        slots = slots[self._shapes.begins_pack(slots[:, COLUMN], slots[:, PACK])]
+        slots = slots[slots[:, PACK] % self._shapes.slots_per_pack[slots[:, COLUMN]] == 0]
         slots[:, PACK] = self._shapes.packs_before(slots[:, COLUMN], slots[:, PACK])
         return slots
 

@@ -92,7 +92,3 @@ class PackShapes:
     def packs_before(self, columns: Int64Array, slots: Int64Array) -> Int64Array:
         """Return how many whole packs of these columns lie before these slots, shape (n,)."""
         return slots if self.is_uniform else slots // self.slots_per_pack[columns]
-
-    def begins_pack(self, columns: Int64Array, slots: Int64Array) -> Int64Array:
-        """Return which of these slots of columns begin a pack: their indices, shape (m,)."""
-        return np.flatnonzero(slots % self.slots_per_pack[columns] == 0)

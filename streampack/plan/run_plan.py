@@ -22,7 +22,7 @@ from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
-from streampack.plan.slots import PIECE, SlotWalker, WalkPlace
+from streampack.plan.slots import SlotWalker, WalkPlace
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
@@ -52,12 +52,19 @@ class RunPlan:
         return sum((self.num_slots(number) or 0) // size for number, size in enumerate(sizes))
 
     def start(self, chapter: int) -> WalkPlace:
-        """Return the place at which a chapter begins; walks those before it if needed."""
+        """Return the place at which a chapter begins; walks those before it if needed.
+
+        Raises a DataError if the streams of one of them are exhausted before its end.
+        """
         if chapter not in self._starts:
             before = chapter - 1
-            recipe, start = self.recipes[before], self.start(before)
-            walker = SlotWalker(recipe, 0, _extend_nothing, start)
-            self.note_end(before, walk_to(walker, recipe, self.num_slots(before) or 0))
+            recipe, num_slots = self.recipes[before], self.num_slots(before) or 0
+            walker = SlotWalker(recipe, 0, _extend_nothing, self.start(before))
+            if recipe.is_mixed:
+                walker.skip(num_slots)
+            elif walker.pass_over(num_slots):
+                raise exhausted(recipe, walker.place().slot)
+            self.note_end(before, walker.place())
         return self._starts[chapter]
 
     def note_end(self, chapter: int, end: WalkPlace) -> None:
@@ -114,23 +121,6 @@ def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
 
 def _extend_nothing(lane: int, column: int) -> None:
     raise AssertionError(f"column {column} of lane {lane} has no end")
-
-
-def walk_to(walker: SlotWalker, recipe: Recipe, num_slots: int) -> WalkPlace:
-    """Walk to a slot of a recipe's chapter, and return the place there.
-
-    Raises a DataError if its streams are exhausted before.
-    """
-    left = num_slots - walker.place().slot
-    if walker.place().schedule is None and left:
-        walker.skip(left)
-        left = 0
-    while left:
-        walked = len(walker.next(min(left, PIECE)))
-        if not walked:
-            raise exhausted(recipe, walker.place().slot)
-        left -= walked
-    return walker.place()
 
 
 def exhausted(recipe: Recipe, slot: int) -> DataError:

@@ -39,7 +39,7 @@ class RunSequence(EpochSequence):
         run: The chapters.
         views: The part of each chapter that this device gets.
         start: The chapter to begin in, as epoch, with the position and snapshots there.
-        place: The result of `place` at that position.
+        place: What the method `place` returned at that position.
         skips: Ranges [first, stop) of steps of the run that are not delivered.
         stop: One past the last chapter; None: the run's last.
     """

@@ -44,16 +44,11 @@ TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 class EpochSequence:
     """One device's batches of one epoch, from a position on.
 
+    Without snapshots in `start`, the lanes are planned from the epoch's start.
+
     Attributes:
-        epoch: The epoch.
         position: Packs of the epoch before the next step, over all ranks.
         num_slots: Slots of the epoch, including padding in its last global batch, once known.
-
-    Args:
-        recipe: Determines the sequence.
-        view: The part of it that this device gets.
-        start: The epoch, with the position and snapshots there. Without snapshots, the lanes are
-            planned from the epoch's start.
     """
 
     num_skipped = 0

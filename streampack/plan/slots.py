@@ -126,9 +126,7 @@ class SlotWalker:
             self.skip(epoch * recipe.packs_per_carry_epoch)
             return
         for _ in range(epoch):
-            left = recipe.packs_per_carry_epoch
-            while left and (slots := len(self.next(min(left, PIECE)))):
-                left -= slots
+            self.pass_over(recipe.packs_per_carry_epoch)
             self._columns[EXPECTED] = self.served + expected_packs(recipe)
 
     def skip(self, num_slots: int) -> None:
@@ -146,6 +144,12 @@ class SlotWalker:
         self._turn[TURN] = lanes[turn] if inside else lanes[turn - 1]
         self._turn[LEFT] = run - inside if inside else 0
         self._num_slots += num_slots
+
+    def pass_over(self, num_slots: int) -> int:
+        """Walk the next slots, and return how many are missing because all lanes ran dry."""
+        while num_slots and (walked := len(self.next(min(num_slots, PIECE)))):
+            num_slots -= walked
+        return num_slots
 
     def next(self, num_slots: int, *, may_extend: bool = True) -> Int64Array:
         """Return rows of LANE, COLUMN, PACK and SUBSTITUTED of the next slots, shape (n, 4).
