@@ -90,6 +90,7 @@ class PackQueue:
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = self._make_arrivals(epoch)
         self._packer = make_packer(self._packing)
+        self._pending = NO_SEGMENTS  # packed before new samples, after an edge of chapters
         self._hold(NO_PACKS)
         self.first_known = 0
         self._snapshots: deque[Snapshot] = deque()
@@ -157,9 +158,10 @@ class PackQueue:
             )
         return take_packs(packs, self._order_of(packs, min(num_windows, num_packs)))
 
-    def _segments_before(self) -> Int64Array:
-        """Return segments that precede the samples of a window, shape (n, 6)."""
-        return NO_SEGMENTS
+    def _take_pending(self) -> Int64Array:
+        """Return the segments that precede the samples of a window, shape (n, 6)."""
+        pending, self._pending = self._pending, NO_SEGMENTS
+        return pending
 
     def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
         """Return the next samples, where this many packs of the column are planned."""
@@ -167,7 +169,7 @@ class PackQueue:
 
     def _pack_chunks(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
-        before = self._segments_before()
+        before = self._take_pending()
         chunks = [self._packer.add(before)] if len(before) else []
         num_packs, num_samples = sum(map(len, chunks)), 0
         while not self.is_complete:
@@ -185,7 +187,7 @@ class PackQueue:
 
     def _pack_together(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
-        before = self._segments_before()
+        before = self._take_pending()
         chunks = [before] if len(before) else []
         num_tokens, num_samples = int(before[:, LENGTH].sum()), 0
         max_seq_len = self._packing.max_seq_len
@@ -225,7 +227,9 @@ class PackQueue:
     def _next_segments(self, rows: Int64Array) -> Int64Array:
         """Return the segments of a chunk of samples. A chunk without samples is the last."""
         self.is_complete = not len(rows)
-        segments = self._fit(rows)
+        max_seq_len = self._packing.max_seq_len
+        self.overlong += count_long(rows, max_seq_len, len(self.overlong))
+        segments = fit_samples(rows, max_seq_len, self._packing.overflow, self._recipe.names)
         if len(rows):
             self._check_drops(rows, segments)
         return segments
@@ -233,11 +237,6 @@ class PackQueue:
     def _hold(self, queue: Packs) -> None:
         self._queue = queue
         self._sizes = np.diff(queue.ends, prepend=0)
-
-    def _fit(self, rows: Int64Array) -> Int64Array:
-        packing = self._packing
-        self.overlong += count_long(rows, packing.max_seq_len, len(self.overlong))
-        return fit_samples(rows, packing.max_seq_len, packing.overflow, self._recipe.names)
 
     def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
         """Raise a DataError if more samples in a row were dropped than the streams hold."""

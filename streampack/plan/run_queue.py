@@ -65,7 +65,7 @@ class RunPackQueue(PackQueue):
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
         super().__init__(recipe, lane, column, 0)
         self._place = ("packs", "all" if recipe.is_mixed else recipe.key_of(column), lane)
-        self._pending = self._waiting = NO_SEGMENTS
+        self._waiting = NO_SEGMENTS
         self._begin = 0
 
     def _make_arrivals(self, epoch: int) -> RunSamples:  # noqa: ARG002 - a run has no epochs
@@ -154,10 +154,6 @@ class RunPackQueue(PackQueue):
 
     def _buffered(self) -> Int64Array:
         return np.concatenate([self._packer.buffered, self._pending])
-
-    def _segments_before(self) -> Int64Array:
-        pending, self._pending = self._pending, NO_SEGMENTS
-        return pending
 
     def _next_rows(self, num_planned: int) -> Int64Array:
         chapter = self._recipe.chapter
