@@ -11,7 +11,6 @@ Cost: that of `order`: 10 to 30 ns a sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -121,31 +120,27 @@ class LaneStream:
         """Return `count` elements of this lane's sequence, from `cursor` on."""
         if self._passes is None:
             raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
-        if self.stream.prepare is not None and count > 0:
-            self._prepare(self.stream.prepare, self.block_of(cursor + count - 1))
+        self._prepare(cursor, count)
         return self._passes.take(self._first + cursor * self._step, count, self._step)
 
     def put(self, cursor: int, rows: Int64Array, places: Int64Array) -> None:
         """Write elements from `cursor` on to `places` in rows (stream, pass, sample, tokens)."""
         if self._passes is not None and self._shares is not None:
-            if self.stream.prepare is not None and len(places):
-                self._prepare(self.stream.prepare, self.block_of(cursor + len(places) - 1))
+            self._prepare(cursor, len(places))
             self._passes.put(cursor, rows, places, self.number)
         elif len(places):
             taken = self.take(cursor, len(places))
             rows[places, 0] = self.number
             rows[places, 1:] = np.stack([taken.passes, taken.samples, taken.lengths], axis=1)
 
-    def _prepare(self, prepare: Callable[[Int64Array], None], block: int) -> None:
-        """Announce all shards of a block before their lengths are loaded one by one."""
+    def _prepare(self, cursor: int, count: int) -> None:
+        """Announce all shards of the last block before its lengths are loaded one by one."""
+        if self.stream.prepare is None or count <= 0:
+            return
+        block = self.block_of(cursor + count - 1)
         if block != self._prepared:
-            prepare(self.shards_in(block))
+            self.stream.prepare(self.shards_in(block))
             self._prepared = block
-
-    @property
-    def samples_in_pass(self) -> int:
-        """Samples of one pass that lie in this lane, rounded up."""
-        return 0 if self._passes is None else -(-self._passes.num_samples // self._step)
 
     @property
     def most_samples(self) -> int:

@@ -221,7 +221,7 @@ class Recipe:
         # Of a chapter, only streams with a share: another one that is passed changes nothing.
         is_run = self.chapter is not None
         numbers = self.used if is_run and self.is_mixed else self.streams_in(column)
-        return sum([self._samples_in(number, lane) for number in numbers])
+        return sum([self.samples_in(number, lane) for number in numbers])
 
     def max_consecutive_drops(self, column: int) -> int | None:
         """Return how many samples in a row a column may drop; None if its order ends anyway."""
@@ -248,7 +248,7 @@ class Recipe:
             return np.where(lengths > limit, 0, lengths)
         return lengths
 
-    def _samples_in(self, number: int, lane: int) -> int:
+    def samples_in(self, number: int, lane: int) -> int:
         """Return the samples that a lane takes of one pass over a stream, rounded up."""
         runs, shares = self.assignment(number)
         return (

@@ -47,7 +47,7 @@ class RunSamples:
         self._due = np.zeros(len(self._streams), np.int64)
         self._most = np.array([stream.most_samples for stream in self._streams])
         # Of one stream, no more than a pass: what is planned at an edge is packed again together.
-        in_pass = self._streams[0].samples_in_pass
+        in_pass = recipe.samples_in(numbers[0], lane)
         self._chunk_size = min(CHUNK, max(in_pass, LEAST_CHUNK))
         self._chunk = 0
         self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
