@@ -35,13 +35,9 @@ from streampack.plan.state import Progress
 class RunSequence(EpochSequence):
     """One device's batches of a run of chapters, from a position on; `epoch` is the chapter.
 
-    Args:
-        run: The chapters.
-        views: The part of each chapter that this device gets.
-        start: The chapter to begin in, as epoch, with the position and snapshots there.
-        place: What the method `place` returned at that position.
-        skips: Ranges [first, stop) of steps of the run that are not delivered.
-        stop: One past the last chapter; None: the run's last.
+    `views` are the parts of the chapters that this device gets, and `place` is what the method of
+    this name returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
+    delivered. `stop` is one past the last chapter to deliver; None: the run's last.
     """
 
     _columns: RunQueues

@@ -58,14 +58,11 @@ def expected_packs(recipe: Recipe) -> Int64Array:
 
 
 class SlotWalker:
-    """The slots of one epoch, in order; with carry, those of the whole run.
+    """The slots of one epoch, in order; with carry, those of the whole run, and `epoch` is 0.
 
-    Args:
-        recipe: Determines the sequence.
-        epoch: The epoch; 0 with carry.
-        extend_column: Called with a lane and column if the walk needs to know more about it. It
-            must raise `known` there, or set `complete`.
-        start: Where the walk of a chapter begins; None: at the start of an epoch.
+    Where the walk needs to know more about a column, it calls `extend_column` with its lane and
+    number, which must raise `known` there, or set `complete`. The walk of a chapter begins at
+    `start`.
 
     Attributes:
         served: Packs taken from each column so far, shape (num_lanes, num_columns).
