@@ -19,7 +19,7 @@ from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_queue import RunPackQueue
 from streampack.plan.run_samples import num_substituted
 from streampack.plan.slots import ENDLESS
-from streampack.types import State
+from streampack.types import Int64Array, State
 
 
 class RunQueues(PackQueues):
@@ -42,6 +42,17 @@ class RunQueues(PackQueues):
             (saved["lane"], saved["column"]): dict(enumerate(saved["begins"], saved["chapter"] + 1))
             for saved in snapshots
         }
+        # Samples over max_seq_len of columns that are parked. Their snapshots may lack the last.
+        self._parked_overlong = {key: saved["overlong"] for key, saved in self._loaded.items()}
+
+    @property
+    def overlong(self) -> Int64Array:
+        """Samples over max_seq_len seen so far in the counted lanes, shape (num_streams,)."""
+        overlong = super().overlong
+        for lane, column in self._loaded:
+            if lane in self._counted_lanes:
+                overlong += self._parked_overlong[lane, column]
+        return overlong
 
     @property
     def num_substituted(self) -> int:
@@ -53,7 +64,9 @@ class RunQueues(PackQueues):
             if lane in counted and isinstance(queue, RunPackQueue)
         ]
         parked = [
-            num_substituted(s["arrivals"]) for s in self._loaded.values() if s["lane"] in counted
+            num_substituted(snapshot["arrivals"])
+            for (lane, _), snapshot in self._loaded.items()
+            if lane in counted
         ]
         return sum(now) + sum(parked)
 
@@ -86,14 +99,15 @@ class RunQueues(PackQueues):
                 queue.turn(recipe, number)
                 self._note(lane, column)
             else:
-                self._park(lane, column, queue.rest(number))
+                self._park(lane, column, queue)
         for key in self._loaded:
             self._starts.setdefault(key, {})[chapter] = int(self.passed[key])
         self.num_changes += 1
 
-    def _park(self, lane: int, column: int, snapshot: State) -> None:
+    def _park(self, lane: int, column: int, queue: RunPackQueue) -> None:
         key = lane, column
-        self._loaded[key] = {"lane": lane, "column": column, **snapshot}
+        self._loaded[key] = queue.rest(int(self.passed[key]))
+        self._parked_overlong[key] = queue.overlong
         del self._queues[key]
         self._saved.pop(key, None)
         self._changed.discard(key)

@@ -189,6 +189,26 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
     assert differ <= 2 + num_lanes * (max(draws) - min(draws)) / num_samples
 
 
+@pytest.mark.parametrize("window", [0, 64])
+def test_long_samples_of_a_stream_that_left_stay_counted(window):
+    """Without its queues, the losses of a run would fall to 0 where a stream leaves."""
+    run = [Chapter(weights={name: 1}, steps=4) for name in ("web", "code", "web")]
+    plan = run_plan(
+        lengths(),
+        run,
+        packing=Packing(max_seq_len=64, overflow="drop"),
+        order=Order(seed=3, pack_shuffle=window),
+    )
+    [views] = views_of([4] * len(run), 1)
+    sequence, counts = RunSequence(plan, views), [[], [], []]
+    while (batch := sequence.next()) is not None:
+        counts[batch.epoch].append(sequence.overlong[0])
+    first, without, again = counts
+    assert first[-1] > 0
+    assert set(without) == {first[-1]}
+    assert again[-1] > first[-1]
+
+
 @examples(40)
 @given(
     run=chapters(),
