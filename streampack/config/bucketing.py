@@ -1,7 +1,4 @@
-"""`Bucketing`: how padded samples share batches.
-
-Cost: none.
-"""
+"""`Bucketing`: how padded samples share batches."""
 
 from __future__ import annotations
 

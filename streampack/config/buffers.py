@@ -1,7 +1,4 @@
-"""`Buffers`: how much may be in memory or cached.
-
-Cost: none.
-"""
+"""`Buffers`: how much may be in memory or cached."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`Mixing`: how many samples of each stream, and in which batches.
-
-Cost: none.
-"""
+"""`Mixing`: how many samples of each stream, and in which batches."""
 
 from __future__ import annotations
 

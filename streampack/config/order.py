@@ -1,7 +1,4 @@
-"""`Order`: which sample comes next.
-
-Cost: none.
-"""
+"""`Order`: which sample comes next."""
 
 from __future__ import annotations
 

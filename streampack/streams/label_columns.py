@@ -4,8 +4,6 @@
 
     index.json, or the first sample: input_ids, loss_mask      Stream(...) without loss_mask=
                                          '--> a warning: training on everything is a likely mistake
-
-Cost: none; it compares names.
 """
 
 from __future__ import annotations

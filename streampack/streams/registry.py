@@ -5,8 +5,6 @@
     streams=[Stream(...), ...]                                as they are
     remote=..., local=..., split=...                          one Stream
     stream_name="mine", stream_config={...}, remote=...       one of a class in streams_registry
-
-Cost: none; nothing is opened.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
            name="code", tokens="input_ids")            ours
 
 Nothing is read here. The object only holds the arguments, and is never modified.
-
-Cost: none.
 """
 
 from __future__ import annotations
