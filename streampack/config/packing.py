@@ -1,7 +1,4 @@
-"""`Packing`: how samples share packs.
-
-Cost: none.
-"""
+"""`Packing`: how samples share packs."""
 
 from __future__ import annotations
 
@@ -39,27 +36,18 @@ BUFFER_PACKS = 8  # default buffer of a packer, in packs
 WINDOW_PACKS = 128  # knapsack empties its whole buffer; with 8, every eighth pack is half empty
 OPEN_PACKS = 8
 MIN_FRAGMENT_TOKENS = 64
+COST_OPTIONS = ("max_cost", "capacity", "cost_hidden_size", "cost_window")
+FIT_METHODS = ("exact_fit", "next_fit", "first_fit", "best_fit")  # place one sample at a time
 # Options that only some methods support. They default to None.
 OPTION_METHODS = {
-    "split_gap": ("exact_fit", "next_fit", "first_fit", "best_fit"),
-    "min_fragment": ("exact_fit", "next_fit", "first_fit", "best_fit"),
+    "split_gap": FIT_METHODS,
+    "min_fragment": FIT_METHODS,
     "guard": ("exact_fit", "first_fit", "best_fit"),
-    "max_samples_per_pack": (
-        "exact_fit",
-        "next_fit",
-        "first_fit",
-        "best_fit",
-        "best_fit_decreasing",
-        "knapsack",
-    ),
+    "max_samples_per_pack": (*FIT_METHODS, "best_fit_decreasing", "knapsack"),
     "open_packs": ("first_fit", "best_fit"),
     "short_seq_len": ("two_tiers",),
-    "max_cost": ("best_fit_decreasing",),
-    "capacity": ("best_fit_decreasing",),
-    "cost_hidden_size": ("best_fit_decreasing",),
-    "cost_window": ("best_fit_decreasing",),
+    **dict.fromkeys(COST_OPTIONS, ("best_fit_decreasing",)),
 }
-COST_OPTIONS = ("max_cost", "capacity", "cost_hidden_size", "cost_window")
 DEFAULT_METHOD: Method = "exact_fit"
 SHUFFLED_METHOD: Method = "best_fit_decreasing"  # default where windows of packs are shuffled
 
@@ -223,9 +211,7 @@ class Packing:
     def resolved(self, *, is_shuffled: bool) -> Packing:
         """Return this packing with a method, chosen by default if there is none.
 
-        Args:
-            is_shuffled: Whether packs are shuffled in windows, so that a window can be packed as a
-                whole.
+        If packs are shuffled in windows (`is_shuffled`), a window can be packed as a whole.
 
         >>> Packing(max_seq_len=8).resolved(is_shuffled=True).method
         'best_fit_decreasing'
