@@ -250,7 +250,9 @@ class IterableStream:
                 "and 0 for any other token; token ids and -100 belong in labels="
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
-        return self._with_extras(sample, item, where) if self._has_extras else sample
+        if self.length_fn is None and not (self.token_fields or self.payloads):
+            return sample
+        return self._with_extras(sample, item, where)
 
     def check_ids(self, number: int, tokens: Int64Array) -> None:
         """Refuse invalid token ids with a DataError that names the first."""
@@ -282,14 +284,11 @@ class IterableStream:
                 values_per_token(token_ids(item, self.tokens, ""), item, name, "")
                 warn_unused_label_column("IterableStream", self.name or "of an iterable", name)
 
-    def plain(self, item: Any, encoded: Int64Array | None = None) -> Plain | None:
+    def plain(self, item: Any) -> Plain | None:
         """Return the arrays of an item that needs no further checks; None: call `sample`.
 
         These are the items that `sample` accepts unchanged, except that token ids are not checked.
-
-        Args:
-            item: The item; the returned arrays may belong to it and must be copied.
-            encoded: Token ids of its text, if it has one.
+        The returned arrays may belong to the item and must be copied.
 
         >>> IterableStream([]).plain(np.array([5, 6]))[0].tolist(), IterableStream([]).plain([0.5])
         ([5, 6], None)
@@ -301,9 +300,7 @@ class IterableStream:
             return None
         if not (is_dict or is_tokens_only):
             return None
-        tokens = encoded
-        if tokens is None:
-            tokens = plain_row(self._field_of(item) if is_dict else item)
+        tokens = plain_row(self._field_of(item) if is_dict else item)
         if tokens is None or not len(tokens):
             return None
         if is_tokens_only:
@@ -328,17 +325,8 @@ class IterableStream:
         return not self._is_tokens_only or self.length_fn is not None
 
     @property
-    def is_text_only(self) -> bool:
-        """Whether samples consist only of what the tokenizer returns."""
-        return self.tokenizer is not None and self._is_tokens_only and not self._has_extras
-
-    @property
     def _is_tokens_only(self) -> bool:
         return self.labels is None and self.loss_mask is None
-
-    @property
-    def _has_extras(self) -> bool:
-        return self.length_fn is not None or bool(self.token_fields) or bool(self.payloads)
 
     def _with_extras(
         self, sample: IterableSample, item: Mapping[str, Any], where: str
