@@ -9,7 +9,7 @@ Cost: `plain_row` and `is_mask` take one pass over the values, the rest about 1 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,9 @@ def token_ids(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
     """Return the token ids of an item, from field `name`; "tokens" may be "input_ids"."""
     if name == "tokens" and name not in item and "input_ids" in item:
         name = "input_ids"
-    _check_there(item, name, where, _way_to_tokens)
-    if isinstance(item.get(name), str):
+    if name not in item:
+        raise _missing(item, name, where, _way_to_tokens(item))
+    if isinstance(item[name], str):
         raise DataError(
             f"{where}: field {name!r} holds text, but must hold integers; set tokenizer="
         )
@@ -117,9 +118,9 @@ def _check_length(num_values: int, num_tokens: int, name: str, where: str) -> No
 
 
 def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = True) -> Int64Array:
-    _check_there(
-        item, name, where, lambda _: "set labels=, loss_mask= or payloads= to fields it has"
-    )
+    if name not in item:
+        way_out = "set labels=, loss_mask= or payloads= to fields it has"
+        raise _missing(item, name, where, way_out)
     try:
         values = np.asarray(item[name])
     except ValueError as error:  # rows of unequal length
@@ -137,20 +138,16 @@ def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = 
     return values.reshape(-1).astype(np.int64)
 
 
-def _check_there(
-    item: Mapping[str, Any], name: str, where: str, way_out: Callable[[Mapping[str, Any]], str]
-) -> None:
-    if name not in item:
-        raise DataError(
-            f"{where}: no field {name!r}; it has {', '.join(map(repr, item))}; {way_out(item)}"
-        )
+def _missing(item: Mapping[str, Any], name: str, where: str, way_out: str) -> DataError:
+    return DataError(f"{where}: no field {name!r}; it has {', '.join(map(repr, item))}; {way_out}")
 
 
 def cast_values(
     item: Mapping[str, Any], name: str, dtype: np.dtype[Any], num_tokens: int, where: str
 ) -> Any:
     """Return a field with one value per token as an array of `dtype`."""
-    _check_there(item, name, where, lambda _: "set token_fields= to those it has")
+    if name not in item:
+        raise _missing(item, name, where, "set token_fields= to those it has")
     try:
         values = np.asarray(item[name]).reshape(-1).astype(dtype)
     except (TypeError, ValueError) as error:
