@@ -73,10 +73,7 @@ HASHES: dict[str, Callable[..., Any]] = {
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """Return compressed data.
-
-    Raises:
-        DataError: If the compression's library cannot be imported.
+    """Return compressed data; raise a DataError if the compression's library cannot be imported.
 
     >>> len(compress("zstd:7", bytes(1000))) < 100
     True

@@ -54,7 +54,12 @@ class ShardLayout:
     """Bytes of a raw shard; None: one shard."""
 
     def __post_init__(self) -> None:
-        check_compression(self.compression)
+        if self.compression and self.compression not in COMPRESSIONS:
+            raise ConfigError(
+                f"compression={self.compression!r} is not one of {'|'.join(FAMILIES)}, alone or "
+                f"with a level that it has, as zstd:7{suggest(self.compression, FAMILIES)}; None "
+                "(on the command line: none) writes raw shards"
+            )
         for name in self.hashes:
             if name not in HASHES:
                 raise ConfigError(
@@ -204,16 +209,6 @@ def index_json(entries: Sequence[Mapping[str, Any]]) -> bytes:
     b'{"shards": [{"samples": 1}], "version": 2}'
     """
     return json.dumps({"version": 2, "shards": list(entries)}, sort_keys=True).encode()
-
-
-def check_compression(compression: str | None) -> None:
-    """Refuse a compression that MosaicML Streaming does not know, with a ConfigError."""
-    if compression and compression not in COMPRESSIONS:
-        raise ConfigError(
-            f"compression={compression!r} is not one of {'|'.join(FAMILIES)}, alone or with a "
-            f"level that it has, as zstd:7{suggest(compression, FAMILIES)}; None (on the command "
-            "line: none) writes raw shards"
-        )
 
 
 def encoder_of(encoding: str) -> tuple[Encode, int | None]:
