@@ -22,6 +22,8 @@ import numpy.typing as npt
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
+UInt32Array: TypeAlias = npt.NDArray[np.uint32]
+ByteArray: TypeAlias = npt.NDArray[np.uint8]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 State: TypeAlias = dict[str, Any]
 

@@ -18,17 +18,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from streampack.errors import DataError, suggest
 from streampack.mds.dtype_check import dtype_of_sizes
 from streampack.mds.index import MAX_SHARD_BYTES, Layout, Shard
-from streampack.types import BoolArray, Int64Array, IntArray
-
-ByteArray: TypeAlias = npt.NDArray[np.uint8]
+from streampack.types import BoolArray, ByteArray, Int64Array, IntArray
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 """Value types that fit in an int64; the only other MDS integer type is uint64."""

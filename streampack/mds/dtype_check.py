@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.errors import DataError
-from streampack.types import IGNORED, BoolArray, Int64Array
+from streampack.types import IGNORED, BoolArray, ByteArray, Int64Array
 
 MAX_SAMPLES = 1000
 MAX_BYTES = 256  # of each sample
@@ -33,7 +33,6 @@ MOST_UPPER = 32  # upper halves below this belong to ids below 2 million
 LIKELY = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}  # by the bytes of a value
 
 UIntArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-ByteArray: TypeAlias = npt.NDArray[np.uint8]
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex
-from streampack.types import Int64Array
+from streampack.types import Int64Array, UInt32Array
 
 LENGTH_FILE = "lengths.bin"
 """Name of the file in the stream's folder."""
@@ -45,8 +45,6 @@ MAGIC = b"SPLENGTH"
 VERSION = 1
 VERSION_WITH_HASHES = 2
 HEAD = struct.Struct("<8sQQQQQ32sQ")
-
-UInt32Array = npt.NDArray[np.uint32]
 
 
 def index_digest(text: bytes) -> bytes:

@@ -34,7 +34,6 @@ __all__ = [
     "MDSWriter",
     "Stream",
     "decompress",
-    "get_index_basename",
     "streams_registry",
 ]
 
@@ -107,7 +106,7 @@ for _name in ("streaming", "streaming.base"):
     _put_off(_name)
 
 from streaming.base.compression import decompress  # noqa: E402
-from streaming.base.format import MDSWriter, get_index_basename  # noqa: E402
+from streaming.base.format import MDSWriter  # noqa: E402
 from streaming.base.storage import CloudDownloader, CloudUploader  # noqa: E402
 from streaming.base.storage.download import DOWNLOADER_MAPPINGS  # noqa: E402
 from streaming.base.stream import Stream, streams_registry  # noqa: E402

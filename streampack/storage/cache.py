@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from streampack.errors import DataError
-from streampack.mds.columns import ByteArray
 from streampack.mds.index import MdsIndex, Shard
 from streampack.storage.eviction import CacheFolder, CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
@@ -43,6 +42,7 @@ from streampack.storage.materialize import Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
 from streampack.storage.owner import CacheOwner
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
+from streampack.types import ByteArray
 
 TOUCH_S = 1.0
 MAX_REMOVED = 10

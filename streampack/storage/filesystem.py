@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
-from streampack.mds.columns import ByteArray
+from streampack.types import ByteArray
 
 Piece: TypeAlias = bytes | memoryview
 """Some bytes of a file; a memoryview is reused once the next piece is requested."""

@@ -22,7 +22,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from streampack.mds.columns import ByteArray, Places
+from streampack.mds.columns import Places
+from streampack.types import ByteArray
 
 MAX_OPEN_SHARDS = 512  # mappings, which hold no file descriptor
 MAX_OPEN_SAMPLES = 3_000_000

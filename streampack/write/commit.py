@@ -26,7 +26,8 @@ from streampack.mds.codecs import HASHES
 from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.index import Part as Stored
-from streampack.mds.length_file import LENGTH_FILE, UInt32Array, length_file_pieces
+from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
+from streampack.types import UInt32Array
 from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
 from streampack.write.output import Output, open_output
 from streampack.write.part import PartResult, parse_samples, read_result, shown_row

@@ -23,14 +23,14 @@ import xxhash
 
 from streampack._paths import local_path
 from streampack.errors import DataError
-from streampack.mds import mosaic
-from streampack.mds.columns import ByteArray, Places, find_column, sample_places
-from streampack.mds.index import MdsIndex, Part, Shard, parse_index
-from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, UInt32Array, write_length_file
+from streampack.mds.columns import Places, find_column, sample_places
+from streampack.mds.index import INDEX_FILE, MdsIndex, Part, Shard, parse_index
+from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.filesystem import LocalFilesystem, map_file
 from streampack.streams.column_selection import ColumnSelection
+from streampack.types import ByteArray, UInt32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,9 @@ def write_lengths(
     Raises:
         DataError: If index.json is missing, or a stream does not match its index.json.
     """
-    basename = mosaic.get_index_basename()
-    index_files = sorted(local_path(path, "path", "use write_remote_lengths").rglob(basename))
+    index_files = sorted(local_path(path, "path", "use write_remote_lengths").rglob(INDEX_FILE))
     if not index_files:
-        raise DataError(f"{path}: holds no {basename}, nor does a subfolder; give an MDS stream")
+        raise DataError(f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream")
     columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
     return [_index_folder(file.parent, columns, progress) for file in index_files]
 
@@ -77,7 +76,7 @@ def write_lengths(
 def _index_folder(
     folder: Path, columns: ColumnSelection, progress: Callable[[int], None] | None
 ) -> Indexed:
-    file = folder / mosaic.get_index_basename()
+    file = folder / INDEX_FILE
     text = file.read_bytes()
     index = parse_index(text, str(file))
 
@@ -98,7 +97,7 @@ def count_stream(
 
     `shards` yields its raw shards in stored order, shape (num_bytes,) each.
     """
-    where = index.uri.removesuffix(f"/{mosaic.get_index_basename()}")
+    where = index.uri.removesuffix(f"/{INDEX_FILE}")
     lengths: list[UInt32Array] = []
     edges: list[UInt32Array] = []
     hashes: list[int] = []

@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
-from streampack.mds.length_file import UInt32Array
+from streampack.types import UInt32Array
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.job import (

@@ -24,7 +24,6 @@ from typing import Any
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
 from streampack.mds import mosaic
-from streampack.mds.columns import ByteArray
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.cache import ShardCache
@@ -32,6 +31,7 @@ from streampack.storage.filesystem import map_file
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection
+from streampack.types import ByteArray
 from streampack.write.lengths import Indexed, count_stream
 
 WAY_OUT = (

@@ -24,7 +24,8 @@ import numpy as np
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
-from streampack.mds.length_file import NO_TOKEN, UInt32Array
+from streampack.mds.length_file import NO_TOKEN
+from streampack.types import UInt32Array
 from streampack.write.chat import ChatEncoder, TrainOn
 from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema

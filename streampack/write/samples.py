@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from streampack.mds.columns import DTYPES
 from streampack.mds.encoder import EncodedShard, ShardEncoder, ShardLayout
-from streampack.mds.length_file import NO_TOKEN, UInt32Array
-from streampack.types import IntArray
+from streampack.mds.length_file import NO_TOKEN
+from streampack.types import IntArray, UInt32Array
 
 TYPES_OF_IDS = ("uint16", "int32", "uint32")  # suggested if the chosen dtype is too small
 TARGETS = {"labels", "loss_mask"}  # names used by the docs and by ChatEncoder

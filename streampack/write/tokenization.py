@@ -28,7 +28,7 @@ import tokenizers
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError
-from streampack.mds.length_file import UInt32Array
+from streampack.types import UInt32Array
 
 Backend = Literal["huggingface", "gigatoken"]
 

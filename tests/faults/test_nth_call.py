@@ -20,11 +20,11 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.gather.gather import Gatherer
-from streampack.mds.columns import ByteArray
 from streampack.plan import DeviceView, Progress, pack_state, unpack_state
 from streampack.storage.download_errors import DamagedError
 from streampack.storage.materialize import Downloader
 from streampack.streams import shard_pool as recent_module
+from streampack.types import ByteArray
 from streampack.world import World
 from tests.helpers.faults.memorydisk import Killed, MemoryDisk
 from tests.helpers.faults.setups import Planner, Setup, make_setups, open_remote

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streampack.errors import ConfigError, DataError
-from streampack.mds import mosaic
+from streampack.mds.index import INDEX_FILE
 from streampack.storage import eviction as eviction_module
 from streampack.storage.download import fetch, fetch_if_there
 from streampack.storage.filesystem import LocalFilesystem
@@ -395,4 +395,4 @@ def test_what_mosaicml_has_cached_is_used_and_stays(tmp_path):
     for other in range(1, opened.num_shards):
         opened.fetch(other)
     assert 0 in here(tmp_path / "l")
-    assert mosaic.get_index_basename() in os.listdir(tmp_path / "l")
+    assert INDEX_FILE in os.listdir(tmp_path / "l")

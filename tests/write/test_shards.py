@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import datasets
@@ -15,7 +16,7 @@ import zstandard
 
 from streampack.errors import ConfigError, DataError
 from streampack.mds import mosaic
-from streampack.mds.index import parse_index
+from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from streampack.write import write_stream
@@ -334,7 +335,7 @@ def test_hashes_are_written_and_hold(tmp_path):
     write_stream(samples_of(), tmp_path / "r", hashes=["sha1", "md5"])
     stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), validate_hash="md5")
     assert open_stream(stream, 0).open_shard(0).tokens.counts.tolist() == LENGTHS
-    assert mosaic.get_index_basename() == "index.json"
+    assert import_module("streaming.base.format").get_index_basename() == INDEX_FILE
 
 
 def test_messages_name_the_folder_that_was_asked_for(tmp_path):

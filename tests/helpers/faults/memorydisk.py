@@ -25,8 +25,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from streampack.mds.columns import ByteArray
 from streampack.storage.filesystem import FileState, LocalFilesystem, LockBusyError
+from streampack.types import ByteArray
 
 __all__ = ["Killed", "MemoryDisk", "Stopped", "Waits"]
 
