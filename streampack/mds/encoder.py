@@ -136,10 +136,8 @@ class ShardEncoder:
         self._fields = layout.fields
         self._config = layout.config
         self._max_bytes = layout.max_bytes or MAX_SHARD_BYTES
-        self._hashes = sorted(layout.hashes)
-        names = self._fields["column_names"]
-        encoders = [encoder_of(encoding) for encoding in self._fields["column_encodings"]]
-        self._columns = [(name, *encoder) for name, encoder in zip(names, encoders, strict=True)]
+        columns = sorted(layout.columns.items())
+        self._columns = [(name, *encoder_of(encoding)) for name, encoding in columns]
         self._sizes = struct.Struct(f"<{self._fields['column_sizes'].count(None)}I")
         self._num_shards = 0
         self._samples: list[bytes] = []
@@ -198,7 +196,8 @@ class ShardEncoder:
         return EncodedShard(name=name, data=data, entry=entry | self._fields)
 
     def _file(self, name: str, data: bytes) -> dict[str, Any]:
-        hashes = {algorithm: HASHES[algorithm](data).hexdigest() for algorithm in self._hashes}
+        algorithms = self._fields["hashes"]
+        hashes = {algorithm: HASHES[algorithm](data).hexdigest() for algorithm in algorithms}
         return {"basename": name, "bytes": len(data), "hashes": hashes}
 
 
