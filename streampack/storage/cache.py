@@ -199,14 +199,8 @@ class ShardCache:
         """Return the folders that may hold files that we created."""
         if not self.is_remote and all(shard.packed is None for shard in index.shards):
             return []
-        folders = (self.folder,) if self.is_remote else self._unpacked_folders
+        folders = self._folders_of(*index.shards)
         return [CacheFolder(folder=folder, shards=index.shards) for folder in folders]
-
-    @property
-    def _unpacked_folders(self) -> tuple[Path, ...]:
-        with suppress(PermissionError):  # reported when a shard has to be unpacked there
-            return (self.folder, self._scratch)
-        return (self.folder,)
 
     @property
     def _scratch(self) -> Path:
@@ -214,11 +208,12 @@ class ShardCache:
         digest = hashlib.blake2s(os.fsencode(self.folder.absolute()), digest_size=16)
         return private_root() / digest.hexdigest()
 
-    def _folders_of(self, shard: Shard) -> tuple[Path, ...]:
-        """Return the folders that may hold a shard's raw file, in order of preference."""
-        if self.is_remote or shard.packed is None:
-            return (self.folder,)
-        return self._unpacked_folders
+    def _folders_of(self, *shards: Shard) -> tuple[Path, ...]:
+        """Return the folders that may hold raw files of shards, in order of preference."""
+        if not self.is_remote and any(shard.packed for shard in shards):
+            with suppress(PermissionError):  # reported when a shard has to be unpacked there
+                return (self.folder, self._scratch)
+        return (self.folder,)
 
     def is_here(self, shard: Shard) -> bool:
         """Return whether a shard's raw file exists with the right size; usually one `stat`."""
