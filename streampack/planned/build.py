@@ -151,7 +151,7 @@ def check_batches(batch_size: int, global_batch_size: int) -> None:
 
 def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
     """Refuse a padded end that would need lengths of shards that this node does not fetch."""
-    missing = [s.name for s in spec.streams if s.is_remote and not s.has_length_file]
+    missing = [s.name for s in spec.streams if s.cache.is_remote and not s.has_length_file]
     if num_lanes > 1 and spec.mixing.epoch_end != "carry" and missing:
         raise ConfigError(
             f"epoch_end={spec.mixing.epoch_end!r} with {num_lanes} lanes needs a length file "

@@ -45,7 +45,7 @@ def check_equal_cost(packing: Packing, streams: Sequence[MdsStream], world: Worl
                 f"{own} is one bound for all packs, but stream {stream.name!r} has packs of its "
                 f"own, max_seq_len={stream.max_seq_len}; leave one of them out"
             )
-        if stream.is_remote and not stream.has_length_file:
+        if stream.cache.is_remote and not stream.has_length_file:
             raise ConfigError(
                 f"{own} needs the lengths of stream {stream.name!r} to know how many packs it "
                 "gives, and it has no length file: run `streampack index` on it, or leave "

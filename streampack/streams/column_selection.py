@@ -14,9 +14,6 @@ from streampack.mds.columns import Column, find_column
 from streampack.mds.index import Layout, MdsIndex
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 
-OTHER_NAMES = {"tokens": ("input_ids",)}
-"""Alternatives for the default column names."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSelection:
@@ -39,7 +36,7 @@ class ColumnSelection:
     @property
     def token_names(self) -> tuple[str, ...]:
         """Names of the token column, in order of preference."""
-        return (self.tokens, *OTHER_NAMES.get(self.tokens, ()))
+        return ("tokens", "input_ids") if self.tokens == "tokens" else (self.tokens,)
 
     def find(self, layout: Layout, where: str) -> dict[str, Column]:
         """Return the columns of "tokens", and of "labels" and "loss_mask" if they are read."""

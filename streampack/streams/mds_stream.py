@@ -110,11 +110,6 @@ class MdsStream:
         return f"{digest}:{self.length_file.digest()}"
 
     @property
-    def is_remote(self) -> bool:
-        """Whether shards may have to be fetched."""
-        return self.cache.is_remote
-
-    @property
     def token_dtypes(self) -> set[str | None]:
         """Types of the token ids according to index.json; None: each value states its own."""
         layouts = {shard.layout for shard in self.index.shards}

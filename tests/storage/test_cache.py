@@ -71,7 +71,7 @@ def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compressio
 
     opened = open_stream(stream, 0)
 
-    assert opened.is_remote
+    assert opened.cache.is_remote
     assert opened.has_length_file
     assert_reads(opened, samples)
     assert names(path) == before
