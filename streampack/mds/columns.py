@@ -109,16 +109,22 @@ def find_column(
     stream, and `option` the argument of `Stream` that names the column.
     """
     name = next((name for name in wanted if name in layout.names), None)
-    way_out = _way_to_integers(layout, option)
     if name is None:
         raise DataError(
             f"{where}: no column {' or '.join(map(repr, wanted))}; it holds "
-            f"{', '.join(map(repr, layout.names))}{suggest(wanted[0], layout.names)}; {way_out}"
+            f"{', '.join(map(repr, layout.names))}{suggest(wanted[0], layout.names)}; "
+            f"{_way_to_integers(layout, option)}"
         )
     place = layout.names.index(name)
     encoding = layout.encodings[place]
-    if encoding != "bytes":
-        column = _ndarray_column(name, place, encoding, where, way_out)
+    if encoding.partition(":")[0] == "ndarray":
+        column = _ndarray_column(name, place, encoding, where)
+    elif encoding != "bytes":
+        raise DataError(
+            f"{where}: column {name!r} is stored as {encoding!r} (column_encodings), but tokens, "
+            "labels and masks must be 'ndarray:<dtype>', 'ndarray' or 'bytes'; "
+            f"{_way_to_integers(layout, option)}"
+        )
     elif dtype is None:
         option = option if option in ("labels", "loss_mask") else "tokens"
         raise DataError(
@@ -157,14 +163,9 @@ def _way_to_integers(layout: Layout, option: str) -> str:
     return f"leave out {option}=" if option in ("labels", "loss_mask") else NO_TOKENS
 
 
-def _ndarray_column(name: str, place: int, encoding: str, where: str, way_out: str) -> Column:
-    kind, _, stated = encoding.partition(":")
+def _ndarray_column(name: str, place: int, encoding: str, where: str) -> Column:
+    _, _, stated = encoding.partition(":")
     dtype, _, shape = stated.partition(":")
-    if kind != "ndarray":
-        raise DataError(
-            f"{where}: column {name!r} is stored as {encoding!r} (column_encodings), but tokens, "
-            f"labels and masks must be 'ndarray:<dtype>', 'ndarray' or 'bytes'; {way_out}"
-        )
     num_values = None
     if shape:
         sides = shape.split(",")

@@ -296,9 +296,8 @@ class IterableStream:
         # Runs once per sample, so it avoids properties and repeated lookups.
         is_dict = type(item) is dict
         is_tokens_only = self.labels is None and self.loss_mask is None
-        if self.length_fn is not None or self.token_fields or self.payloads:
-            return None
-        if not (is_dict or is_tokens_only):
+        has_extras = self.length_fn is not None or self.token_fields or self.payloads
+        if has_extras or not (is_dict or is_tokens_only):
             return None
         tokens = plain_row(self._field_of(item) if is_dict else item)
         if tokens is None or not len(tokens):
