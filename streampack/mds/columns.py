@@ -91,12 +91,13 @@ class Places:
         values: IntArray = np.frombuffer(data[begin : begin + num_bytes].tobytes(), self.dtype)
         return values
 
-    def at(self, data: ByteArray, offsets: Int64Array) -> Int64Array:
-        """Return each sample's value at index `offsets`, shape (num_samples,)."""
+    def edges(self, data: ByteArray) -> Int64Array:
+        """Return each sample's first and last value, shape (num_samples, 2); none may be empty."""
         itemsize = np.dtype(self.dtype).itemsize
-        first_byte = self.begins + offsets * itemsize  # (num_samples,)
-        spans = data[first_byte[:, None] + np.arange(itemsize)]  # (num_samples, itemsize)
-        values: IntArray = spans.view(self.dtype)[:, 0]
+        lasts = self.begins + (self.counts - 1) * itemsize
+        places = np.stack([self.begins, lasts], axis=1)  # (num_samples, 2)
+        spans = data[places[:, :, None] + np.arange(itemsize)]  # (num_samples, 2, itemsize)
+        values: IntArray = spans.view(self.dtype)[:, :, 0]
         return values.astype(np.int64)
 
 

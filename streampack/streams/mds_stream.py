@@ -169,9 +169,7 @@ class MdsStream:
         if self.length_file is not None:
             return self._read_lengths(self.length_file.shard_edges, *self._samples_of(shard))
         opened = self.open_shard(shard)
-        tokens = opened.tokens
-        first = tokens.at(opened.data, np.zeros_like(tokens.counts))
-        return np.stack([first, tokens.at(opened.data, tokens.counts - 1)], axis=1)
+        return opened.tokens.edges(opened.data)
 
     def open_shard(self, shard: int) -> OpenShard:
         """Map a shard and locate its values; fetch and decompress it first if necessary.
