@@ -33,8 +33,7 @@ def expected_hash(part: Part, validate_hash: str | None, uri: str) -> str:
             f"{uri}: {part.basename} has no {validate_hash!r} hash, only "
             f"{sorted(part.hashes)}; set validate_hash= to one of them, or to None"
         )
-    ranks = {name: rank for rank, name in enumerate(FAST_HASHES)}
-    cheapest = min(known, key=lambda name: ranks.get(name, len(ranks)), default=None)
+    cheapest = next((name for name in (*FAST_HASHES, *known) if name in known), None)
     algorithm = validate_hash or cheapest
     return f"{algorithm}:{part.hashes[algorithm].lower()}" if algorithm else ""
 

@@ -47,7 +47,7 @@ def resolve_streams(
         check_streams(streams, mosaic.Stream)
         return streams
     if stream_name is None and stream_config is None:
-        return [Stream(remote=place["remote"], local=place["local"], split=place["split"])]
+        return [Stream(**place)]
     return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, place)]
 
 
