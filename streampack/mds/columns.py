@@ -60,9 +60,9 @@ class Column:
     """Its position in the layout."""
     dtype: str | None
     """The values' type; None: each value states it in its first byte."""
-    num_values: int | None
+    num_values: int | None = None
     """Values per sample if the shape is fixed; None: each value states its shape, or its size."""
-    has_shape: bool
+    has_shape: bool = False
     """Whether a value starts with its shape (not for `bytes` and fixed shapes)."""
     is_untyped: bool = False
     """Whether its encoding is `bytes`, which states no type, so that an option must."""
@@ -134,9 +134,7 @@ def find_column(
             "other values. Older scripts of LLM-Foundry write int64; newer ones state it"
         )
     else:
-        column = Column(
-            name=name, place=place, dtype=dtype, num_values=None, has_shape=False, is_untyped=True
-        )
+        column = Column(name=name, place=place, dtype=dtype, is_untyped=True)
     _check_dtype(column.dtype, name, encoding, where)
     size = None
     if column.num_values is not None and column.dtype is not None:
