@@ -9,10 +9,10 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError
@@ -144,7 +144,7 @@ def _refuse_shared_folders(locations: Sequence[StreamLocation]) -> None:
 
 def _default_name(location: StreamLocation) -> str:
     folder = str(location.folder.absolute()) if location.remote is None else location.remote
-    return PurePosixPath(Path(folder).as_posix()).name or folder
+    return Path(folder).name or folder
 
 
 def _usable(lengths: LengthFile, column: str, name: str) -> LengthFile | None:
@@ -175,6 +175,5 @@ def _entries_digest(entries: list[Any]) -> bytes:
 
 
 def _digest(content: bytes, columns: ColumnSelection) -> str:
-    options = [getattr(columns, field.name) for field in fields(columns)]
-    content += json.dumps(options).encode()
+    content += json.dumps(astuple(columns)).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
