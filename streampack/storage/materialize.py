@@ -6,9 +6,6 @@
                                            ^------ damaged: again ---'
          --> manifest entry: ours, this size, time and hash --> rename --> unlock
 
-A process killed at any point leaves complete files, or temporary names that a later start removes.
-A failure leaves only its note.
-
 Cost: one copy, one decompression, one hash of each file that has one; a few MiB of memory.
 """
 

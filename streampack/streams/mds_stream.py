@@ -7,9 +7,7 @@
     open_shard(7)       --> shard 7 mapped, and its places        (when a pack needs it)
 
 The `Stream` is copied and never modified. An `MdsStream` is frozen and can be pickled. Open shards
-belong to the process and are reopened after a fork.
-
-Cost: places take 16 bytes per sample and column of an open shard; see shard_pool.py for limits.
+belong to the process and are reopened after a fork; shard_pool.py limits them and says their cost.
 """
 
 from __future__ import annotations

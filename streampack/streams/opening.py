@@ -1,7 +1,4 @@
-"""Open the streams of a dataset: index.json, length files, columns and the cache limit.
-
-Cost: parsing index.json takes about 20 us a shard; the head of a length file is read.
-"""
+"""Open the streams of a dataset: index.json, length files, columns and the cache limit."""
 
 from __future__ import annotations
 
