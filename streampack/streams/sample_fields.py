@@ -19,6 +19,7 @@ from streampack.errors import DataError
 from streampack.streams.source_traits import own_copy
 from streampack.types import Int64Array
 
+MAX_INT64 = 2**63 - 1
 PLAIN_TYPES = "?bBhHiIlq"  # integer types that convert losslessly to int64
 ENCODE_CHATS = (
     "encode conversations with their template: IterableStream(ChatSamples(rows, "
@@ -135,6 +136,11 @@ def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = 
             f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
             "row as a sample of its own"
         )
+    if values.dtype == np.uint64 and values.size and values.max() > MAX_INT64:
+        raise DataError(
+            f"{where}: field {name!r} holds {values.max()}, but integers are at most {MAX_INT64}; "
+            "write negative values with a signed type"
+        )
     return values.reshape(-1).astype(np.int64)
 
 
@@ -149,12 +155,24 @@ def cast_values(
     if name not in item:
         raise _missing(item, name, where, "set token_fields= to those it has")
     try:
-        values = np.asarray(item[name]).reshape(-1).astype(dtype)
+        given = np.asarray(item[name]).reshape(-1)
+        # Of a conversion that overflows, numpy warns or says nothing; it is refused below.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = given.astype(dtype)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{where}: field {name!r} cannot be converted to {dtype}: {error}"
         ) from error
     _check_length(len(values), num_tokens, name, where)
+    if given.dtype.kind in "biuf" and not np.can_cast(given.dtype, dtype):
+        # To floats, only the range is checked: they round.
+        is_rounded = dtype.kind in "fc"
+        wrong = np.isinf(values) & ~np.isinf(given) if is_rounded else values != given
+        if wrong.any():
+            raise DataError(
+                f"{where}: field {name!r} holds {given[wrong][0]}, which is not a value of "
+                f"{dtype}; set token_fields= to a dtype that holds it"
+            )
     return values
 
 

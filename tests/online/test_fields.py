@@ -170,3 +170,57 @@ def test_a_field_has_one_dtype_in_all_streams():
 def test_values_that_do_not_fit_their_tokens_are_named(row, message):
     with pytest.raises(DataError, match=message):
         list(dataset(IterableStream([row], token_fields={"w": "float32"})))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "bad"),
+    [
+        ([1, 300], "uint8", "300"),
+        ([1, -1], "uint64", "-1"),
+        (np.array([1, 2**64 - 1], np.uint64), "int64", "18446744073709551615"),
+        ([1.0, 0.5], "int32", "0.5"),
+        ([1.0, float("nan")], "int64", "nan"),
+        ([0, 2], "bool", "2"),
+        ([1.0, 1e39], "float32", r"1e\+39"),
+        ([1, 10**6], "float16", "1000000"),
+    ],
+)
+def test_values_that_the_dtype_cannot_hold_are_refused_and_a_wider_dtype_holds_them(
+    values, dtype, bad
+):
+    row = {"tokens": [1, 2], "w": values}
+    with pytest.raises(DataError, match=f"'w' holds {bad}, .* not a value of {dtype}; .* a dtype"):
+        list(dataset(IterableStream([row], token_fields={"w": dtype})))
+    wider = np.asarray(values).dtype.name
+    [batch] = dataset(IterableStream([row], token_fields={"w": wider}))
+    assert np.array_equal(
+        batch["w"].numpy()[0, :2], np.asarray(values), equal_nan=wider == "float64"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1.0, 2.0], "int8"),
+        ([0.1, float("inf")], "float32"),
+        ([True, False], "uint8"),
+        ([1, 0], "bool"),
+        ([2**53 + 1, 0], "float64"),
+    ],
+)
+def test_values_are_converted_where_the_dtype_holds_them_or_rounds(values, dtype):
+    row = {"tokens": [1, 2], "w": values}
+    [batch] = dataset(IterableStream([row], token_fields={"w": dtype}))
+    assert batch["w"].numpy()[0, :2].tolist() == np.array(values).astype(dtype).tolist()
+
+
+@pytest.mark.parametrize("name", ["tokens", "labels", "loss_mask"])
+def test_an_unsigned_integer_beyond_int64_is_refused_not_read_as_a_negative_one(name):
+    row = {"tokens": [1, 2], "labels": [1, -100], "loss_mask": [1, 1]}
+    row = {
+        key: np.array(value).astype(np.uint64 if key == name else int) for key, value in row.items()
+    }
+    row[name][1] = np.uint64(2**64 - 100)
+    fields = {} if name == "tokens" else {name: name}
+    with pytest.raises(DataError, match=f"'{name}' holds 18446744073709551516, but .* signed type"):
+        list(dataset(IterableStream([row], **fields)))
