@@ -38,7 +38,6 @@ from streampack.online.sample_buffer import SampleBuffer, joined
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
-from streampack.pack.length_buckets import one_row_each
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 
@@ -131,7 +130,8 @@ class OnlinePacker:
         if self._plan.bucketing is None:
             return together, self._plan.batch_size, self._plan.packing.max_seq_len
         segments = together.segments
-        return one_row_each(segments), len(segments), int(segments[:, LENGTH].max())
+        one_each = Packs(segments=segments, ends=np.arange(1, len(segments) + 1))
+        return one_each, len(segments), int(segments[:, LENGTH].max())
 
     def _next_packs(self) -> list[Int64Array]:
         size = self._plan.batch_size
@@ -220,12 +220,7 @@ class OnlinePacker:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a worker's state; buffered samples are read again.
-
-        Raises:
-            DataError: If a source does not give the same samples again.
-            ResumeError: If the state is damaged, or a source cannot resume from its part of it.
-        """
+        """Resume from a worker's state; buffered samples are read again."""
         try:
             self._restore(state)
         except StreampackError:

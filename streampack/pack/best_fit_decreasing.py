@@ -91,17 +91,9 @@ def find_room(words: npt.NDArray[np.uint64], groups: npt.NDArray[np.uint64], len
 def place_segments(
     limits: Limits, lengths: Int64Array, order: Int64Array, pack_of: Int64Array, packs: Int64Array
 ) -> int:
-    """Put segments into packs in this order, each where it leaves the least room.
+    """Put segments, in this order, where they leave the least room; return the number of packs.
 
-    Args:
-        limits: Of the packer.
-        lengths: Of the segments, shape (n,).
-        order: The segments, shape (n,).
-        pack_of: Receives the pack of each segment, shape (n,).
-        packs: Receives the packs, shape (n, 4).
-
-    Returns:
-        The number of packs.
+    `pack_of` receives the pack of each segment, shape (n,), and `packs` the packs, shape (n, 4).
     """
     size = limits.max_seq_len
     num_words = (size >> 6) + 2
@@ -189,13 +181,11 @@ class BestFitDecreasingPacker(BufferedPacker):
         samples = np.cumsum(packs[chosen, COUNT])
         fits = (tokens <= limits.buffer_tokens) & (samples <= limits.buffer_samples)
         chosen = chosen[fits]
-        if len(chosen):
-            most_tokens, most_samples = self._high_water
-            count = len(chosen) - 1
-            self._high_water = (
-                max(most_tokens, int(tokens[count])),
-                max(most_samples, int(samples[count])),
-            )
+        most_tokens, most_samples = self._high_water
+        self._high_water = (
+            max(most_tokens, int(tokens[fits].max(initial=0))),
+            max(most_samples, int(samples[fits].max(initial=0))),
+        )
         return chosen
 
     def _leave(

@@ -110,10 +110,7 @@ class BufferedPacker(ABC):
         return self._high_water[1]
 
     def add(self, segments: Int64Array) -> Packs:
-        """Add segments in arrival order, and return the packs they complete.
-
-        Args:
-            segments: Segment rows of 1 to max_seq_len tokens each, shape (n, 6).
+        """Add segment rows in arrival order, shape (n, 6); return the packs they complete.
 
         Raises:
             DataError: If a segment is empty or longer than a pack.
@@ -125,11 +122,7 @@ class BufferedPacker(ABC):
         return self._pack(segments, final=False)
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
-        """Add segments one after another until `num_packs` packs are complete.
-
-        Returns:
-            The packs, and the number of segments that were added.
-        """
+        """Add segments by one call each; see `Packer.add_until`."""
         packs: list[Packs] = []
         num_added = 0
         while num_added < len(segments) and sum(map(len, packs)) < num_packs:
@@ -153,11 +146,7 @@ class BufferedPacker(ABC):
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from the state of a packer with the same packing.
-
-        Raises:
-            ResumeError: If the state is of another method, or does not fit this buffer.
-        """
+        """Resume from a saved state; a ResumeError refuses one of another packing."""
         if state.get("method") == self._method:
             problem = self._restore(state)
         else:
@@ -209,7 +198,7 @@ class KernelPacker(BufferedPacker):
         self._kernel = kernel
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
-        """Add segments in one call of the kernel; see `BufferedPacker.add_until`."""
+        """Add segments in one call of the kernel; see `Packer.add_until`."""
         return self._run(segments, most_packs=num_packs)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:

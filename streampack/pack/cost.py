@@ -32,11 +32,7 @@ def cost_of(packing: Packing) -> AttentionCost:
 
 
 def check_max_cost(packing: Packing) -> None:
-    """Check that a pack may hold any sample.
-
-    Raises:
-        ConfigError: If one sample of max_seq_len costs more than `max_cost`.
-    """
+    """Refuse a `max_cost` that one sample of max_seq_len exceeds."""
     if packing.max_cost is None:
         return
     least = int(np.ceil(cost_of(packing)(np.array([packing.max_seq_len]))[0]))

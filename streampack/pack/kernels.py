@@ -395,12 +395,9 @@ def mark_counted(
 
 @kernel_allocating
 def search_counted(limits: Limits, work: Work, task: tuple[int, int, bool]) -> int:
-    """Choose as `search` does, but respect `max_samples`.
+    """Choose as `search` does, but respect `max_samples`; the result is never TOO_SMALL.
 
     A row of counts holds, for each sum, the minimum number of segments that reach it.
-
-    Returns:
-        The number of places examined; WAIT if more rows are needed.
     """
     rows, pool, cursor = work.rows, work.pool, work.cursor
     first, left, final = task
@@ -506,12 +503,6 @@ def exact_fit(limits: Limits, work: Work, final: bool) -> None:
     closed = True
     while closed and (cursor[HEAD] < cursor[TAIL] or pull(limits, work, final) == PULLED):
         closed, sums = one_pack(limits, work, sums, final)
-
-
-@kernel_allocating
-def close_oldest(limits: Limits, work: Work) -> None:
-    """Close one pack from the pool, which must not be empty."""
-    one_pack(limits, work, first_sums(limits), FINAL)
 
 
 @kernel_allocating
@@ -649,7 +640,7 @@ def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int6
     if what == FILL_ROOM:
         fill_room(limits, work, room)
     elif what == CLOSE_OLDEST:
-        close_oldest(limits, work)
+        one_pack(limits, work, first_sums(limits), FINAL)
     else:
         exact_fit(limits, work, what == FLUSH)
     head = cursor[HEAD]

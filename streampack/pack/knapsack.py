@@ -93,13 +93,12 @@ class KnapsackPacker(BufferedPacker):
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)
-        ends = [*self._windows(rows[:, LENGTH]), *([len(rows)] if final and len(rows) else [])]
-        begin, parts = 0, []
-        for end in ends:
-            parts.append(self._pack_window(rows[begin:end]))
-            begin = end
-        packs = Packs.join(parts)
-        self._buffered = without_padding(rows[begin:], multiple)
+        ends = list(self._windows(rows[:, LENGTH]))
+        if final and len(rows):
+            ends.append(len(rows))
+        *windows, left = np.split(rows, ends)
+        packs = Packs.join(list(map(self._pack_window, windows)))
+        self._buffered = without_padding(left, multiple)
         self._waited = np.zeros(len(self._buffered), np.int64)
         return Packs(segments=without_padding(packs.segments, multiple), ends=packs.ends)
 

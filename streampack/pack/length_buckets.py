@@ -143,12 +143,3 @@ def _as_packs(batches: list[list[list[int]]]) -> Packs:
         segments=np.array(rows, np.int64).reshape(-1, NUM_COLUMNS),
         ends=np.cumsum([len(batch) for batch in batches], dtype=np.int64),
     )
-
-
-def one_row_each(segments: Int64Array) -> Packs:
-    """Return packs of one segment each.
-
-    >>> len(one_row_each(np.zeros((3, 6), np.int64)))
-    3
-    """
-    return Packs(segments=segments, ends=np.arange(1, len(segments) + 1))

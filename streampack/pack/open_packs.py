@@ -255,8 +255,7 @@ class OpenPacksPacker(BufferedPacker):
         self._buffered = segments[np.argsort(owners, kind="stable")]
         self._sizes = packs[:, COUNT].copy()
         self._waited = work.counters[POOL_PACKS] - packs[:, BORN]
-        high = work.counters[[HIGH_TOKENS, HIGH_SAMPLES]]
-        self._high_water = (int(high[0]), int(high[1]))
+        self._high_water = (int(work.counters[HIGH_TOKENS]), int(work.counters[HIGH_SAMPLES]))
 
 
 def first_fit(packing: Packing) -> OpenPacksPacker:

@@ -65,10 +65,7 @@ def _write(samples: Int64Array, max_seq_len: int, splits: bool, out: Int64Array)
 def fit_samples(
     samples: Int64Array, max_seq_len: int, overflow: str, names: Sequence[str]
 ) -> Int64Array:
-    """Convert rows of stream, pass, sample and length to segments that fit a pack.
-
-    Returns:
-        Segment rows in the same order, shape (m, 6).
+    """Convert rows of stream, pass, sample and length to segments that fit a pack, shape (m, 6).
 
     Raises:
         DataError: If a sample has no tokens, or with overflow="error" more than fit a pack.
@@ -97,15 +94,7 @@ def fit_samples(
 
 
 def fit_segments(segments: Int64Array, max_seq_len: int) -> Int64Array:
-    """Cut segments that are longer than a pack into pieces of at most a pack.
-
-    Args:
-        segments: Segment rows of any length, shape (n, 6).
-        max_seq_len: Tokens per pack.
-
-    Returns:
-        Segment rows in the same order, shape (m, 6).
-
+    """Cut segment rows, shape (n, 6), into pieces of at most a pack, shape (m, 6).
     >>> fit_segments(np.array([[0, 0, 7, 2, 5, 9]]), 4)[:, START : LENGTH + 1].tolist()
     [[2, 4], [6, 1]]
     """
@@ -121,11 +110,7 @@ def fit_segments(segments: Int64Array, max_seq_len: int) -> Int64Array:
 
 
 def count_long(samples: Int64Array, max_seq_len: int, num_streams: int) -> Int64Array:
-    """Return the number of samples of each stream that exceed a pack, shape (num_streams,).
-
-    >>> count_long(np.array([[1, 0, 7, 5], [1, 0, 8, 4]]), 4, 2).tolist()
-    [0, 1]
-    """
+    """Return the number of samples of each stream that exceed a pack, shape (num_streams,)."""
     is_long = samples[:, TOKENS] > max_seq_len
     return np.bincount(samples[is_long, STREAM], minlength=num_streams)
 

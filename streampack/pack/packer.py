@@ -81,10 +81,6 @@ class Packer(Protocol):
 
 
 def make_packer(packing: Packing) -> Packer:
-    """Return an empty packer for the method of `packing`, or for the default without a shuffle.
-
-    >>> make_packer(Packing(max_seq_len=8, method="next_fit")).num_buffered_tokens
-    0
-    """
+    """Return an empty packer for the method of `packing`, or for the default without a shuffle."""
     method = packing.method or packing.resolved(is_shuffled=False).method
     return METHODS[method or DEFAULT_METHOD](packing)
