@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from streampack.config import Bucketing, Buffers, Mixing, Order
 from streampack.errors import ConfigError
-from streampack.online.dataset import FlowDataset, check_fields, check_options, flow_plan
+from streampack.online.dataset import FlowDataset, check_options, flow_plan
 from streampack.online.even_steps import Steps, check_steps
 from streampack.runtime.arguments import check_configs, with_hints
 from streampack.streams import IterableStream
@@ -80,15 +80,13 @@ class BucketedIterableDataset(FlowDataset):
             )
         check_streams(streams, IterableStream)
         check_configs(mixing=mixing, order=order, buffers=buffers, world=world)
-        name = type(self).__name__
-        check_options(name, mixing, order, buffers, epoch_ends=("pad",), has_packs=False)
+        check_options(type(self).__name__, mixing, order, buffers, has_packs=False)
         if world is not None and world.context_parallel > 1:
             raise ConfigError(
                 f"context_parallel={world.context_parallel} cuts rows into equal chunks, but "
                 "BucketedIterableDataset has rows of many lengths; use PackedIterableDataset, or "
                 "leave context_parallel out of World"
             )
-        check_fields(streams, bucketing.packing())
         for stream in streams:
             if "seq_lens" in {*stream.token_fields, *stream.payloads}:
                 raise ConfigError(

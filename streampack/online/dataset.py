@@ -39,18 +39,7 @@ CUTTING_METHODS = ("next_fit", "concat")
 
 
 class FlowDataset(ResumableDataset[OnlineEngine]):
-    """Base of the online datasets.
-
-    Args:
-        plan: The options that decide the batches.
-        buffers: Memory limits.
-        world: This process's rank; None: from torch.distributed if it is initialised, or from
-            torchrun's variables.
-        convert: Converts a native batch to the requested format.
-
-    Raises:
-        ConfigError: If the buffers cannot hold one batch.
-    """
+    """Base of the online datasets; `convert` converts native batches to the requested format."""
 
     def __init__(
         self,
@@ -127,8 +116,7 @@ class PackedIterableDataset(FlowDataset):
     ) -> None:
         check_streams(streams, IterableStream)
         check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
-        check_options(type(self).__name__, mixing, order, buffers, epoch_ends=("pad", "drop"))
-        check_fields(streams, packing)
+        check_options(type(self).__name__, mixing, order, buffers, has_packs=True)
         plan = flow_plan(
             streams,
             packing,
@@ -151,6 +139,7 @@ def flow_plan(
     steps: Steps | None = None,
 ) -> FlowPlan:
     """Build the plan; without an order, samples are read in stored order."""
+    _check_fields(streams, packing)
     is_shuffled, order = order is not None and order.shuffle, order or Order()
     packing = packing.resolved(is_shuffled=False)
     if packing.packs_windows:
@@ -187,16 +176,11 @@ def check_options(
     order: Order | None,
     buffers: Buffers | None,
     *,
-    epoch_ends: tuple[str, ...],
-    has_packs: bool = True,
+    has_packs: bool,
 ) -> None:
-    """Check for options that online datasets do not support.
-
-    Raises:
-        ConfigError: Naming the supported values, and the dataset that supports more.
-    """
+    """Refuse options that online datasets do not support, naming the values that they do."""
     possible: list[tuple[Mixing | Order | Buffers | None, str, tuple[str | int | None, ...]]] = [
-        (mixing, "epoch_end", epoch_ends),
+        (mixing, "epoch_end", ("pad", "drop") if has_packs else ("pad",)),
         (mixing, "global_batch_size", (None,)),
         (order, "num_lanes", (None,)),
         (buffers, "cache_limit", (None,)),
@@ -204,20 +188,15 @@ def check_options(
     if not has_packs:
         possible.append((order, "pack_shuffle", (None, 0)))
     for config, key, works in possible:
-        value = None if config is None else getattr(config, key)
-        if config is not None and value not in works:
+        if config is not None and (value := getattr(config, key)) not in works:
             raise ConfigError(
                 f"{name} cannot do {key}={value!r}, only "
                 f"{' or '.join(map(repr, works))}; PackedStreamingDataset can, from MDS streams"
             )
 
 
-def check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
-    """Check that the streams' extra fields can share a batch, and fit the packing method.
-
-    Raises:
-        ConfigError: Naming the fields.
-    """
+def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
+    """Refuse extra fields that cannot share a batch, or that the packing method would cut."""
     dtypes: dict[str, str] = {}
     for stream in streams:
         for name, dtype in stream.token_fields.items():

@@ -67,9 +67,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     """Iterates over a process's slice of the sources, and resumes from its states.
 
     `context` is the slice of each row that this rank gets; None: whole rows.
-
-    Raises:
-        ConfigError: If the buffers cannot hold one batch.
     """
 
     ROLLED_BACK: ClassVar[tuple[str, ...]] = (
@@ -84,7 +81,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         buffers: Buffers,
         world: World,
         convert: Formatter,
-        context: ContextSlice | None = None,
+        context: ContextSlice | None,
         *,
         finds_world: bool,
     ) -> None:
@@ -137,7 +134,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def pack_window(self, num_workers: int) -> int:
         """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle."""
-        return fitting_window(self.plan, self.buffers, footprint_of(self.plan, num_workers))
+        return fitting_window(self.plan, self.buffers, num_workers)
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.
@@ -381,4 +378,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def check_not_moved_away(self) -> None:
         """Refuse to continue a loop of a loader's workers; only they know where it ended."""
         if self._has_moved_away:
-            raise self.loops.elsewhere()
+            raise ConfigError(
+                f"with steps={self.plan.steps!r} a loop continues where the last one ended, which "
+                "only the workers of the loader that ran it know; iterate that loader again, load "
+                "its state_dict() into this one, or call dataset.set_epoch(n)"
+            )

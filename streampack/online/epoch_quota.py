@@ -53,28 +53,26 @@ class EpochQuotas:
     """Passes over each stream that is weighted by passes; otherwise None."""
     are_quotas: bool
     """Whether the amounts are absolute, and not only relative shares."""
-    by_tokens: bool
-    """Whether the amounts count tokens."""
-    endless: bool
-    """Whether sources restart even if no amount requires it."""
-    is_balanced: bool
-    """Whether an epoch continues where the previous one stopped."""
+    mixing: Mixing
 
     def quota(self, stream: int, epoch: int, part: SourceSlice, place: WorkerSlice) -> WorkerQuota:
         """Return one worker's quota of a stream in an epoch."""
         amount, repeat = self.amounts[stream], self.repeats[stream]
         if not self.are_quotas:
-            return WorkerQuota(endless=self.endless) if amount else WorkerQuota(amount=0)
-        if self.by_tokens:
+            endless = self.mixing.stop == "repeat"
+            return WorkerQuota(endless=endless) if amount else WorkerQuota(amount=0)
+        if self.mixing.weight_unit == "tokens":
             shares = parts(amount or 0, [1] * place.num_parts)
             return WorkerQuota(amount=shares[place.part], by_tokens=True)
         # Balanced sampling continues where the epoch before stopped.
-        turn = epoch if self.is_balanced else 0
+        is_balanced = self.mixing.sampling_method == "balanced"
+        turn = epoch if is_balanced else 0
         total = num_items(part.source) if part.num_items is not None else None
         if total is None and repeat is not None:
             total = part.count_all()
             if total is None:
-                return self._of_passes(exact_share(repeat) * part.count(), turn, place)
+                first, last = _of_passes(exact_share(repeat) * part.count(), turn, place)
+                return WorkerQuota(amount=last - first, skipped=first if is_balanced else None)
             amount = int(exact_share(repeat) * total)
         is_counted = part.num_items is None  # such a source may reshuffle in every pass
         if total is None:
@@ -86,19 +84,19 @@ class EpochQuotas:
             at // total * place.num_of(total) + place.num_of(at % total) if total else 0
             for at in (begin, begin + (amount or 0))
         )
-        starts_anew = is_counted and not self.is_balanced
+        starts_anew = is_counted and not is_balanced
         return WorkerQuota(amount=last - first, skipped=None if starts_anew else first)
 
-    def _of_passes(self, exact: Fraction, turn: int, place: WorkerSlice) -> WorkerQuota:
-        """Return the quota of a slice that cannot see the sizes of the other slices.
 
-        Each slice rounds up in a different epoch: over P slices, the floors of x + p / P sum to the
-        floor of P * x, and no slice is ever a whole sample off its exact share.
-        """
-        # Exact fractions: a float that rounds the other way would lose or repeat a sample.
-        shift = Fraction(place.part, place.num_parts)
-        first, last = int(turn * exact + shift), int((turn + 1) * exact + shift)
-        return WorkerQuota(amount=last - first, skipped=first if self.is_balanced else None)
+def _of_passes(exact: Fraction, turn: int, place: WorkerSlice) -> tuple[int, int]:
+    """Return the range of samples of a slice that cannot see the sizes of the other slices.
+
+    Each slice rounds up in a different epoch: over P slices, the floors of x + p / P sum to the
+    floor of P * x, and no slice is ever a whole sample off its exact share.
+    """
+    # Exact fractions: a float that rounds the other way would lose or repeat a sample.
+    shift = Fraction(place.part, place.num_parts)
+    return int(turn * exact + shift), int((turn + 1) * exact + shift)
 
 
 def epoch_amounts(
@@ -118,13 +116,12 @@ def epoch_amounts(
         for name, s in zip(names, streams, strict=True)
     ]
     check_weights(weights)
-    by_tokens = mixing.weight_unit == "tokens"
     is_absolute = any(s.repeat is not None or s.choose is not None for s in streams)
     if is_absolute or mixing.epoch_size is not None or mixing.stop == "repeat":
         _check_again(streams, names, mixing)
     repeats: list[float | None] = [None] * len(names)
     if is_absolute:
-        amounts, repeats = _absolute(streams, names, mixing, by_tokens=by_tokens)
+        amounts, repeats = _absolute(streams, names, mixing)
         for weight, amount in zip(weights, amounts, strict=True):
             check_amount(weight, amount or 0)
     elif mixing.epoch_size is not None:
@@ -139,9 +136,7 @@ def epoch_amounts(
         amounts=tuple(amounts),
         repeats=tuple(repeats),
         are_quotas=is_absolute or mixing.epoch_size is not None,
-        by_tokens=by_tokens,
-        endless=mixing.stop == "repeat",
-        is_balanced=mixing.sampling_method == "balanced",
+        mixing=mixing,
     )
 
 
@@ -161,7 +156,7 @@ def _check_again(streams: Sequence[IterableStream], names: Sequence[str], mixing
 
 
 def _absolute(
-    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing, *, by_tokens: bool
+    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing
 ) -> tuple[list[int | None], list[float | None]]:
     if mixing.epoch_size is not None or mixing.stop == "repeat":
         asked = f"epoch_size={mixing.epoch_size}" if mixing.epoch_size else "stop='repeat'"
@@ -177,7 +172,7 @@ def _absolute(
             repeats.append(None)
             continue
         repeat = 1 if stream.repeat is None else stream.repeat
-        if by_tokens:
+        if mixing.weight_unit == "tokens":
             raise ConfigError(
                 f"stream {name!r} is taken by repeat={repeat} passes, but with weight_unit="
                 "'tokens' its tokens would have to be known before they are read; give it choose=, "

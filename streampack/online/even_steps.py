@@ -96,14 +96,6 @@ class Loops:
                 "torch's workers; iterate with PackedDataLoader, or set num_workers=0"
             )
 
-    def elsewhere(self) -> ConfigError:
-        """Return the error for a loop that another loader's workers would have to continue."""
-        return ConfigError(
-            f"with steps={self.steps!r} a loop continues where the last one ended, which only the "
-            "workers of the loader that ran it know; iterate that loader again, load its "
-            "state_dict() into this one, or call dataset.set_epoch(n)"
-        )
-
     def state_dict(self) -> State:
         """Return the key of a state; none without `steps`."""
         if self.steps is None:
@@ -113,10 +105,8 @@ class Loops:
     def read(self, state: State) -> LoopPosition:
         """Return the position in a state of one worker, or of a loader.
 
-        A state that was saved without `steps` is in the loop of its epoch.
-
-        Raises:
-            ResumeError: If it is damaged, or the loops ended by another rule.
+        A state that was saved without `steps` is in the loop of its epoch. A ResumeError refuses
+        loops that ended by another rule.
         """
         loop = state.get("loop")
         if loop is None:
@@ -165,14 +155,7 @@ class EvenSteps:
         self._num_moves = loops.num_moves  # as of these
 
     def loop(self) -> Generator[Any, None, None]:
-        """Yield the batches of the next loop.
-
-        Raises:
-            ConfigError: If the ranks cannot agree.
-            DataError: If a rank has no batch in an epoch, or as its sources.
-            ResumeError: If the ranks are at different steps.
-            WorkerError: If another rank failed.
-        """
+        """Yield the batches of the next loop; see `StepAgreement` for the errors of other ranks."""
         if self._loops.steps == "equal":
             self._agreement.check()
         self._follow()
@@ -234,11 +217,7 @@ class EvenSteps:
         return num_having == self._world.num_ranks
 
     def _read(self, last_epoch: int | None) -> bool:
-        """Read the next batch, unless one is held; return whether its epoch belongs to the loop.
-
-        Raises:
-            DataError: If the sources have no batch in an epoch that has to give some.
-        """
+        """Read the next batch, unless one is held; return whether its epoch belongs to the loop."""
         reader = self._reader
         while self._held is None:
             if self._reading is None:
@@ -264,11 +243,7 @@ class EvenSteps:
 
 
 def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
-    """Return `steps` as an int, "equal" or None.
-
-    Raises:
-        ConfigError: If it is none of these, or does not go with the mixing.
-
+    """Return `steps` as an int, "equal" or None; refuse values that do not go with the mixing.
     >>> check_steps("equal", None), check_steps(1000, None)
     ('equal', 1000)
     """

@@ -28,16 +28,7 @@ from streampack.pack.buffered import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 from streampack.runtime.stats import DROPPED, TRUNCATED
 from streampack.streams import IterableSample
-from streampack.types import (
-    LENGTH,
-    NO_SEGMENTS,
-    SAMPLE,
-    START,
-    STREAM,
-    TOTAL,
-    Int64Array,
-    State,
-)
+from streampack.types import LENGTH, NO_SEGMENTS, SAMPLE, START, STREAM, TOTAL, Int64Array, State
 
 SHIFTED_OF = attrgetter("labels_shifted")
 
@@ -232,11 +223,7 @@ class Lane:
         }
 
     def load_state_dict(self, state: State, replayed: Mapping[SampleKey, ReplayedSample]) -> None:
-        """Resume from a state; `replayed` holds the sample that is being sliced.
-
-        Raises:
-            DataError: If that sample has changed.
-        """
+        """Resume from a state; `replayed` holds the sample that is being sliced."""
         self._packer.load_state_dict(state["packer"])
         self._packs.load_state_dict(state)
         self._has_ended = bool(state["has_ended"])

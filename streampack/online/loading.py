@@ -78,11 +78,7 @@ class _WithStates:
 
 
 class OnlineLoading(LoaderSession[OnlineEngine]):
-    """Iterates an online dataset with or without workers; see `PackedDataLoader`.
-
-    Raises:
-        ConfigError: If its buffers cannot hold one batch per worker.
-    """
+    """Iterates an online dataset with or without workers; see `PackedDataLoader`."""
 
     def __init__(self, engine: OnlineEngine, options: WorkerOptions) -> None:
         super().__init__(engine, options)

@@ -19,43 +19,34 @@ from collections import deque
 import numpy as np
 
 from streampack.config import Buffers
+from streampack.online.byte_budget import footprint_of
 from streampack.online.plan import FlowPlan
 from streampack.rng import permutation
-from streampack.runtime.memory_budget import MemoryFootprint
 from streampack.types import Int64Array, Packs, State
 
 FEWEST_PACKS = 2  # a window of one pack keeps its order
 
 
-def fitting_window(plan: FlowPlan, buffers: Buffers, footprint: MemoryFootprint) -> int:
+def fitting_window(plan: FlowPlan, buffers: Buffers, num_workers: int) -> int:
     """Return the packs that each worker shuffles together, at most `plan.pack_shuffle`.
 
-    Args:
-        plan: The options that decide the batches.
-        buffers: Memory limits.
-        footprint: A rank's memory use without windows.
-
-    Returns:
-        Packs of a window. They fit beside the packers' buffers and one batch, except if that
-        leaves fewer than two packs; `max_prefetch` refuses such buffers.
+    They fit beside the packers' buffers and one batch, except if that leaves fewer than two packs;
+    `max_prefetch` refuses such buffers.
     """
     limits = [buffers.worker_tokens]
     if buffers.rank_tokens is not None:
-        limits.append(buffers.rank_tokens // max(footprint.num_workers, 1))
+        limits.append(buffers.rank_tokens // max(num_workers, 1))
+    footprint = footprint_of(plan, num_workers)
     used = footprint.packer_tokens + footprint.batch_tokens
     rooms = [(limit - used) // plan.packing.max_seq_len for limit in limits if limit is not None]
     return max(min([plan.pack_shuffle, *rooms]), min(plan.pack_shuffle, FEWEST_PACKS))
 
 
 class PackWindow:
-    """A queue of complete packs.
+    """A queue of complete packs, shuffled in windows of `size`; 0: they leave as they came.
 
-    Args:
-        size: Packs in a window; 0: packs leave in the order in which they are complete.
-        most: Most packs that are asked for in one call, unless a batch needs more.
-        seed: Orders the packs of each window.
-        place: Identifies the packer and the epoch, for the seed.
-
+    At most `most` packs are asked for in one call, unless a batch needs more. `seed` and `place`,
+    which identifies the packer and the epoch, decide the order of each window.
     >>> window = PackWindow(size=2, most=8, seed=1, place=(0,))
     >>> window.append(Packs(segments=np.zeros((3, 6), np.int64), ends=np.array([1, 2, 3])))
     >>> len(window.ready), window.missing(3)

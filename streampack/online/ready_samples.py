@@ -46,9 +46,8 @@ class ComplexSample:
 class ReadySamples:
     """A queue of samples of one stream.
 
-    Args:
-        has_labels: Whether any stream has labels: then a sample's arrays are tokens, labels and
-            mask, and else only tokens.
+    With `has_labels`, any stream has labels: a sample's arrays are tokens, labels and loss mask.
+    Otherwise they are only tokens.
     """
 
     def __init__(self, *, has_labels: bool) -> None:
@@ -65,12 +64,10 @@ class ReadySamples:
         return len(self.tokens)
 
     def append(self, line: tuple[int, int, int, int], plain: tuple[Any, Any, Any]) -> None:
-        """Add a sample.
+        """Add a sample, with its arrays or a `ComplexSample` in place of its tokens.
 
-        Args:
-            line: Its pass, its number, the items of the slice before it in that pass, and its
-                tokens, with BOS and EOS; 0: it is a `ComplexSample`.
-            plain: Its arrays, or the `ComplexSample` in place of its tokens.
+        `line` holds its pass, its number, the items of the slice before it in that pass, and its
+        tokens, with BOS and EOS; 0: it is a `ComplexSample`.
         """
         self._table.extend(line)
         self.tokens.append(plain[0])
@@ -79,11 +76,9 @@ class ReadySamples:
             self.masks.append(plain[2])
 
     def extend(self, items: Items, lengths: Int64Array) -> None:
-        """Add items that are arrays of token ids.
+        """Add items that are arrays of token ids; `lengths` count BOS and EOS.
 
-        Args:
-            items: The items.
-            lengths: Their tokens, with BOS and EOS; 0: one is a `ComplexSample`, not parsed yet.
+        Where a length is 0, the item is a `ComplexSample`, not parsed yet.
         """
         num, before = len(lengths), len(self)
         lines = np.empty((num, NUM_PLACES), np.int64)

@@ -47,21 +47,12 @@ class ReplayedSample(NamedTuple):
 
 
 def read_again(
-    part: SourceSlice,
-    position: tuple[int, int],
-    base: State,
-    wanted: Collection[tuple[int, int]],
+    part: SourceSlice, position: tuple[int, int], base: State, wanted: Collection[tuple[int, int]]
 ) -> list[tuple[int, int, Any]]:
     """Move a slice to a position; return the pass, number and item of the wanted samples.
 
-    Args:
-        part: The slice.
-        position: A pass, and the items taken of it.
-        base: Where to read from unless the source has an index; see `SourceSlice.base`.
-        wanted: Pass and number of each sample.
-
-    Raises:
-        DataError: If the source has fewer items than when the state was saved.
+    A position is a pass, and the items taken of it; a wanted sample is a pass and a number. Unless
+    the source has an index, it is read from `base` on; see `SourceSlice.base`.
     """
     if part.has_index:
         part.begin(*position)

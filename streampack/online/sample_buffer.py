@@ -111,12 +111,11 @@ class SampleBuffer:
     def extend(
         self, rows: Int64Array, columns: Sequence[Sequence[Any]], are_shifted: Sequence[bool]
     ) -> int:
-        """Buffer whole samples that each fit a pack.
+        """Buffer copies of whole samples that each fit a pack.
 
         Args:
             rows: Their segment rows, shape (n, 6).
-            columns: Their arrays: tokens; if labels are stored, also labels and loss masks. None
-                stands for none. They are copied.
+            columns: Their tokens; if labels are stored, also labels and loss masks, None for none.
             are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
 
         Returns:
@@ -269,9 +268,6 @@ class SampleBuffer:
 
         The next call reuses the rows' memory. Rows after the packs are padding, and rows have
         `row_tokens` tokens; None: max_seq_len.
-
-        Raises:
-            DataError: If a segment is not buffered.
         """
         shape = (num_rows, row_tokens or self._packing.max_seq_len)
         tokens, labels = self._empty_rows(shape)

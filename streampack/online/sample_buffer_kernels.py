@@ -122,13 +122,10 @@ def _mix(mixed: int, values: IntArray) -> int:
 
 @compiled
 def digest_of(tokens: IntArray, labels: IntArray, after: int, seed: int) -> int:
-    """Return a 53-bit polynomial hash of a piece.
+    """Return a 53-bit polynomial hash of a piece's tokens and labels, each of shape (n,).
 
-    Args:
-        tokens: Shape (n,).
-        labels: Shape (n,), or (0,): they follow from the tokens.
-        after: The token that follows the piece, or IGNORED.
-        seed: Start value, a hash of the piece's other contents.
+    Labels of shape (0,) follow from the tokens. `after` is the token that follows the piece, or
+    IGNORED. `seed` is a hash of the piece's other contents.
     """
     # The high bits of the polynomial depend on all inputs; int64 wraps.
     mixed = _mix(_mix(seed, tokens), labels)

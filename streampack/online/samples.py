@@ -129,10 +129,8 @@ def segment_rows(
 ) -> Int64Array:
     """Return a sample's segments, shape (n, 6); none if it is dropped.
 
-    A sample with payloads is cut only between their spans, and only if `may_split`.
-
-    Raises:
-        DataError: If it does not fit a pack and may not be cut, or a span is longer than a pack.
+    A sample with payloads is cut only between their spans, and only if `may_split`. A DataError
+    names one that does not fit a pack and may not be cut, or has a span longer than a pack.
     """
     length, size = len(ready.tokens), packing.max_seq_len
     payloads = ready.extras.payloads if ready.extras is not None else {}

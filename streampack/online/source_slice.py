@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from streampack.config.order import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
 from streampack.streams.source_traits import (
@@ -94,13 +93,8 @@ class Items(NamedTuple):
 class SourceSlice:
     """The items of one slice of a source, readable again from any earlier position.
 
-    Args:
-        source: Any iterable.
-        name: The source's name in messages.
-        place: The slice.
-        sharded: Whether the source gives each worker only that worker's items.
-        replay: Never use the source's own state.
-        shuffle: Seed, stream number and block size of the shuffle; None: no shuffle.
+    A `sharded` source gives each worker only that worker's items. With `replay`, the source's own
+    state is never used. `shuffle` holds seed, stream number and block size; None: no shuffle.
 
     >>> part = SourceSlice("abcdefgh", "letters", WorkerSlice(worker=1, num_workers=3))
     >>> part.begin(0)
@@ -171,8 +165,7 @@ class SourceSlice:
 
     def count(self) -> int:
         """Return the number of items in this slice; if unknown, read through it once."""
-        known = self.num_items
-        if known is not None:
+        if (known := self.num_items) is not None:
             return known
         if self._counted is None:
             self.begin(0)
@@ -191,11 +184,7 @@ class SourceSlice:
         return num_items(self._source) if self._counted is None else self._counted_all
 
     def begin(self, pass_: int, taken: int = 0) -> None:
-        """Move to a position: `taken` items into a pass.
-
-        Raises:
-            DataError: If the source can be iterated only once and already was.
-        """
+        """Move to a position: `taken` items into a pass."""
         self._states.clear()
         self._start(pass_)
         if self.has_index:
@@ -251,8 +240,7 @@ class SourceSlice:
     def read(self, most: int = 1) -> Items | None:
         """Return the next item of the pass, or `most` of them up to `most_ahead`; None at its end.
 
-        Raises:
-            DataError: If the source's iterator raised, naming the sample.
+        If the source's iterator raises, a DataError names the sample.
         """
         if self.has_index:
             return self._read_by_index(min(most, self.most_ahead))
@@ -281,10 +269,9 @@ class SourceSlice:
         nths = range(first, min(first + most * step, total), step)
         numbers: Sequence[int] = nths
         if self._shuffle is not None:
-            slot = first // self._shuffle[2]
-            begin = slot * self._shuffle[2]
-            order = self._order_of(slot, total)
-            numbers = order[first - begin :: step][: len(nths)].tolist()
+            slot, offset = divmod(first, self._shuffle[2])
+            order = self._order_of(self._shuffle, slot, total)
+            numbers = order[offset::step][: len(nths)].tolist()
         taken, self.taken = self.taken, self.taken + len(numbers)
         return Items(self.pass_, taken, numbers, self._values(numbers))
 
@@ -305,9 +292,9 @@ class SourceSlice:
         except Exception as error:
             return self._failure(error, number)
 
-    def _order_of(self, slot: int, total: int) -> Int64Array:
+    def _order_of(self, shuffle: tuple[int, int, int], slot: int, total: int) -> Int64Array:
         """Return the indices of a shuffled block, in the order of the pass."""
-        seed, stream, size = self._shuffle or (0, 0, SHUFFLE_BLOCK_SIZE)
+        seed, stream, size = shuffle
         num_blocks = -(-total // size)
         key = (self.pass_, slot)
         if self._block is None or self._block[0] != key:
@@ -357,11 +344,7 @@ class SourceSlice:
         return {"pass": pass_, "taken": 0}
 
     def resume(self, base: State) -> None:
-        """Move to a position that `base` returned.
-
-        Raises:
-            ConfigError: If it holds a state of the source, but this source cannot load one.
-        """
+        """Move to a position that `base` returned."""
         if "source" not in base:
             self.begin(int(base["pass"]))
             return

@@ -94,11 +94,7 @@ def pack_state(
 
 
 def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -> None:
-    """Check that a state belongs to this kind, rank, worker and dataset.
-
-    Raises:
-        ResumeError: Naming the saved value and this dataset's.
-    """
+    """Refuse a state of another kind, rank, worker or dataset, naming the value that differs."""
     if not isinstance(state, dict) or state.get("kind") != KIND:
         found = state.get("kind") if isinstance(state, dict) else type(state).__name__
         raise ResumeError(
@@ -169,11 +165,7 @@ class LoaderPosition:
 
 
 def read_position(state: State, num_workers: int) -> LoaderPosition:
-    """Return the position in a loader's state; the states of its workers are checked elsewhere.
-
-    Raises:
-        ResumeError: If it is not of a loader with as many workers, or is damaged.
-    """
+    """Return the position in a loader's state; the states of its workers are checked elsewhere."""
     if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
         raise ResumeError(
             f"the state, {short_text(state)}, is not of a PackedDataLoader over a "
@@ -200,11 +192,7 @@ def read_position(state: State, num_workers: int) -> LoaderPosition:
 
 
 def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
-    """Check the positions and counts; each source checks its own state when it is loaded.
-
-    Raises:
-        ResumeError: Naming the first wrong value.
-    """
+    """Check the positions and counts; each source checks its own state when it is loaded."""
     num = len(fingerprint["streams"])
     sources, served, counts = (
         FLOW_CHECKS.items(key, flow.get(key), num) for key in ("sources", "served", "counts")

@@ -58,16 +58,15 @@ class StreamMixer:
         self._epoch = epoch
         self._by_tokens = plan.mixing.weight_unit == "tokens"
         self._is_random = plan.mixing.batching_method == "random"
-        self._has_labels = any(stream.has_labels for stream in plan.streams)
+        has_labels = any(stream.has_labels for stream in plan.streams)
         self.quotas = [plan.amounts.quota(n, epoch, part, place) for n, part in enumerate(parts)]
         self.samplers = [
-            StreamSampler(stream, name, part, plan.packing, has_labels=self._has_labels)
-            for stream, name, part in zip(plan.streams, plan.names, parts, strict=True)
+            StreamSampler(stream, part, plan.packing, has_labels=has_labels)
+            for stream, part in zip(plan.streams, parts, strict=True)
         ]
-        amounts = [
-            quota.amount if plan.amounts.are_quotas else plan.amounts.amounts[number]
-            for number, quota in enumerate(self.quotas)
-        ]
+        amounts: Sequence[int | None] = plan.amounts.amounts
+        if plan.amounts.are_quotas:
+            amounts = [quota.amount for quota in self.quotas]
         self._deficits = Deficits([amount or 0 for amount in amounts], plan.mixing.weight_unit)
         self._only: int | None = None  # the only stream left, if there is just one
         self._ended: int | None = None  # the last stream to end, until another is served
@@ -82,8 +81,7 @@ class StreamMixer:
     def choose(self, window: Window, lane: int) -> None:
         """Fill a window for a lane: all streams, or the stream of that number.
 
-        Raises:
-            DataError: If a source fails; the window holds the samples before.
+        If a source fails, the window holds the samples before.
         """
         while not window.has_ended:
             ended = self._fill(window, lane)

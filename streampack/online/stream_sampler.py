@@ -48,16 +48,10 @@ class StreamSampler:
     """
 
     def __init__(
-        self,
-        stream: IterableStream,
-        name: str,
-        part: SourceSlice,
-        packing: Packing,
-        *,
-        has_labels: bool,
+        self, stream: IterableStream, part: SourceSlice, packing: Packing, *, has_labels: bool
     ) -> None:
         self._stream = stream
-        self._name = name
+        self._name = part.name
         self._part = part
         self._is_text = stream.tokenizer is not None
         self._most_ahead = TEXTS_TOGETHER if self._is_text else part.most_ahead
@@ -98,17 +92,9 @@ class StreamSampler:
     def peek(self, ahead: int = 0, *, is_needed: bool = True) -> int | None:
         """Return the tokens of a sample without taking it, with BOS and EOS.
 
-        Args:
-            ahead: Number of samples before it that were not taken yet.
-            is_needed: Whether to read it from any source, and to parse it. Otherwise None may also
-                mean that it would have to be read or parsed first.
-
-        Returns:
-            0 if it is a `ComplexSample`, which is parsed; None once the quota is reached or the
-            stream ends.
-
-        Raises:
-            DataError: If the source fails or is empty, or a bad sample may not be skipped.
+        The sample is behind `ahead` others that were not taken. 0: it is a `ComplexSample`, and
+        parsed. None: the quota is reached, or the stream ends. Unless the sample `is_needed`, None
+        may also mean that it would have to be read or parsed first.
         """
         if self.labels_shifted is None:
             self._detect_label_shift()
@@ -324,12 +310,7 @@ class StreamSampler:
     def load_state_dict(
         self, state: State, epoch: int, quota: WorkerQuota, held: Iterable[SampleKey]
     ) -> dict[SampleKey, IterableSample]:
-        """Resume from a state; read the buffered samples again, and return them.
-
-        Raises:
-            DataError: If the source does not give the same samples again.
-            ResumeError: If the state's position is impossible.
-        """
+        """Resume from a state; read the buffered samples again, and return them."""
         self._quota = quota
         self.ready.clear()
         self._position = int(state["pass"]), int(state["taken"])

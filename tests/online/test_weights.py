@@ -315,9 +315,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
             place = WorkerSlice(device=device, num_devices=num_parts)
             part = SourceSlice(source, "a", place)
             for epoch, counter in enumerate(epochs):
-                sampler = StreamSampler(
-                    streams[0], "a", part, Packing(max_seq_len=10), has_labels=False
-                )
+                sampler = StreamSampler(streams[0], part, Packing(max_seq_len=10), has_labels=False)
                 sampler.begin(epoch, amounts.quota(0, epoch, part, place))
                 while sampler.peek() is not None:
                     _, number, _ = sampler.ready.place(0)
