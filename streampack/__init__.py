@@ -15,13 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
-from streampack.errors import (
-    ConfigError,
-    DataError,
-    ResumeError,
-    StreampackError,
-    WorkerError,
-)
+from streampack.errors import ConfigError, DataError, ResumeError, StreampackError, WorkerError
 from streampack.world import World
 
 __all__ = [

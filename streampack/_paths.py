@@ -21,11 +21,7 @@ URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a
 
 
 def home_path(path: str | os.PathLike[str]) -> str:
-    """Expand a leading `~`, as a shell would.
-
-    >>> home_path("data/~code")
-    'data/~code'
-    """
+    """Expand a leading `~`, as a shell would."""
     return os.path.expanduser(os.fspath(path))
 
 
@@ -65,11 +61,7 @@ def shown_path(path: str | os.PathLike[str]) -> str:
 def local_path(
     path: str | os.PathLike[str], name: str, way_out: str = "name a copy on this machine"
 ) -> Path:
-    """Return a path, or the path of a `file://` URL, with `~` expanded.
-
-    Raises:
-        ConfigError: If it is the URL of a store. Names the argument and the way out.
-    """
+    """Return a path, or the path of a `file://` URL, with `~` expanded; refuse a store's URL."""
     text = shown_path(path)
     folder = folder_of(text)
     if folder is None:

@@ -65,11 +65,7 @@ class FieldChecks:
 
 
 def saved_fingerprint(state: State) -> dict[str, Any]:
-    """Return the fingerprint of a state.
-
-    Raises:
-        ResumeError: If it has none.
-    """
+    """Return the fingerprint of a state, or raise a ResumeError."""
     fingerprint = state.get("fingerprint")
     if not isinstance(fingerprint, dict):
         raise ResumeError(f"the state has no fingerprint; {UNCHANGED}")

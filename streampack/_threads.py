@@ -28,11 +28,7 @@ class Holder:
 
 
 def start_threads(threads: Iterable[Thread], way_out: str = "") -> None:
-    """Start threads, and return once all of them run.
-
-    Raises:
-        ConfigError: If the system cannot start another thread. Its message ends with `way_out`.
-    """
+    """Start threads, and return once all of them run; see `naming_limits` for `way_out`."""
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
     def _start() -> None:

@@ -20,12 +20,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
-from streampack._checks import (
-    is_weight,
-    parse_count,
-    read_optional_count,
-    show_number,
-)
+from streampack._checks import is_weight, parse_count, read_optional_count, show_number
 from streampack.config import Packing
 from streampack.errors import ConfigError
 
