@@ -212,6 +212,10 @@ class Lane:
 
     # State.
 
+    def packs(self) -> list[Int64Array]:
+        """Return the segment rows of each complete pack, and of the packer's buffer behind them."""
+        return [*self._packs.packs(), self._packer.buffered]
+
     def state_dict(self) -> State:
         """Return the packer's state and the queues, as JSON."""
         pending = self._pending

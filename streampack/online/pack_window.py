@@ -95,6 +95,10 @@ class PackWindow:
 
     # State.
 
+    def packs(self) -> list[Int64Array]:
+        """Return the segment rows of all packs that wait here."""
+        return [*self.ready, *self._arrived]
+
     def state_dict(self) -> State:
         """Return the packs, as JSON."""
         state: State = {"full": [rows.tolist() for rows in self.ready]}

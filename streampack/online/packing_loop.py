@@ -33,7 +33,7 @@ from streampack.online.byte_budget import HeldBytes, tensor_bytes
 from streampack.online.lane import Lane, encode_sample
 from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
-from streampack.online.restore import ReplayedSample, check_piece, key_of
+from streampack.online.restore import ReplayedSample, check_packs, check_piece, key_of
 from streampack.online.sample_buffer import SampleBuffer, joined
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice, WorkerSlice
@@ -255,6 +255,7 @@ class OnlinePacker:
         self._held.last = {int(address[0]): list(map(int, address)) for address in state["last"]}
         for lane, saved in zip(self._lanes, state["lanes"], strict=True):
             lane.load_state_dict(saved, prepared)
+        check_packs([lane.packs() for lane in self._lanes], state["held"], self._plan)
         self._mixer.load_state_dict(state)
         self.num_batches = int(state["num_batches"])
         self._served = [int(n) for n, _ in zip(state["served"], self._served, strict=True)]

@@ -13,17 +13,23 @@ Cost: that of reading up to the state's position, and of encoding the samples.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from streampack.errors import DataError
+import numpy as np
+
+from streampack._state import UNCHANGED
+from streampack.errors import DataError, ResumeError
+from streampack.online.plan import FlowPlan
 from streampack.online.sample_buffer import SampleBuffer
-from streampack.online.sample_buffer_kernels import DIGEST
+from streampack.online.sample_buffer_kernels import DIGEST, LEFT
 from streampack.online.samples import EncodedSample, SampleKey
 from streampack.online.source_slice import SourceSlice
+from streampack.pack.buffered import rooms
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import own_copy
-from streampack.types import START, TOTAL, Int64Array, State
+from streampack.types import LENGTH, START, TOTAL, Int64Array, State
 
 SAME_SAMPLES = (
     "; a source must give the same samples in the same order each time: pass it, and its "
@@ -102,6 +108,32 @@ def check_whole(
     """Raise a DataError if a partly sliced sample has changed."""
     if held.whole_digest(again.ready) != digest:
         raise _changed(again, OTHERWISE, streams)
+
+
+def check_packs(
+    lanes: Sequence[Sequence[Int64Array]], held: Sequence[Sequence[int]], plan: FlowPlan
+) -> None:
+    """Refuse packs that are too long, and segments that are not the pieces at addresses `held`.
+
+    `lanes` are the packs of each packer, the segments in its buffer last. The kernels that copy
+    tokens rely on both.
+    """
+    rows = sorted(np.concatenate([pack for packs in lanes for pack in packs]).tolist())
+    packed, left = Counter[SampleKey](), Counter[SampleKey]()
+    for row in rows:
+        packed[key_of(row)] += row[LENGTH]
+    for address in held:
+        left[key_of(address)] += int(address[LEFT])
+    ends = [[*row[:START], row[START] + row[LENGTH]] for row in rows]
+    is_overlap = any(end > row for end, row in zip(ends, rows[1:], strict=False))
+    multiple = plan.packing.pad_to_multiple or 1
+    is_long = plan.bucketing is None and any(
+        rooms(pack, multiple)[:, LENGTH].sum() > plan.packing.max_seq_len
+        for *packs, _ in lanes
+        for pack in packs
+    )
+    if packed != left or is_overlap or is_long or any(row[LENGTH] < 1 for row in rows):
+        raise ResumeError(f"the state's packs do not go with its buffered samples; {UNCHANGED}")
 
 
 def _changed(again: ReplayedSample, what: str, streams: Sequence[IterableStream]) -> DataError:

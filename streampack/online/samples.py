@@ -136,7 +136,7 @@ def segment_rows(
     payloads = ready.extras.payloads if ready.extras is not None else {}
     spans = [(a, b) for objects in payloads.values() for _, a, b in objects]
     if length <= size or not spans or packing.overflow in ("drop", "error"):
-        return fit_samples(np.array([[*key, length]]), size, packing.overflow, names)
+        return fit_samples(np.array([[*key, length]], np.int64), size, packing.overflow, names)
     where = f"stream {names[key[0]]!r}, sample {key[2]} of {length} tokens"
     if packing.overflow == "split" and not may_split:
         raise DataError(

@@ -219,6 +219,8 @@ class StreamMixer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state; the samplers resume by themselves."""
+        if min(state["deficits"]["amounts"]) < 0:
+            raise ValueError("a stream's amount is negative")
         self._deficits.load_state_dict(state["deficits"])
         self._find_only()
         self._is_stopping = bool(state["is_stopping"])

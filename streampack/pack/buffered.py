@@ -161,8 +161,8 @@ class BufferedPacker(ABC):
         # Without a guard, waiting times are not saved and never used.
         waited = state.get("waited", [0] * len(self._buffered))
         self._waited = np.array(waited, np.int64).reshape(-1)
-        tokens, samples = state["high_water"]
-        self._high_water = (int(tokens), int(samples))
+        tokens, samples = np.array(state["high_water"], np.int64).tolist()
+        self._high_water = (tokens, samples)
         limits, num_samples = self._limits, len(self._buffered)
         num_tokens = int(rooms(self._buffered, limits.multiple)[:, LENGTH].sum())
         if num_tokens > limits.buffer_tokens or num_samples > limits.buffer_samples:

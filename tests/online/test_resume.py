@@ -567,7 +567,7 @@ def places_in(node, above=()):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("damage", ["del", None, "x", []])
+@pytest.mark.parametrize("damage", ["del", None, "x", [], -1, 10**6, 2**70])
 def test_no_damage_of_a_state_is_an_error_of_anyone_elses(damage):
     loader = PackedDataLoader(dataset(WithState), num_workers=0)
     batches = iter(loader)
@@ -657,6 +657,42 @@ def test_a_place_that_nobody_can_have_come_to_is_refused_and_not_walked_to(
     loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
     loader.load_state_dict(changed(after_9, f"workers.0.flow.sources.0.{path}", value))
     with pytest.raises(ResumeError, match=message):
+        next(iter(loader))
+
+
+def stretched(key, start, length, total):
+    return [[*key, start, length + 1, total]]
+
+
+def of_another_stream(key, start, length, total):
+    return [[10**6, *key[1:], start, length, total]]
+
+
+def cut_with_an_overlap(key, start, length, total):
+    return [[*key, start, length - 1, total], [*key, start, 1, total]]
+
+
+def cut_to_nothing(key, start, length, total):
+    return [[*key, start, length, total], [*key, start + length, 0, total]]
+
+
+@pytest.mark.parametrize(
+    "damage", [stretched, of_another_stream, cut_with_an_overlap, cut_to_nothing, None]
+)
+def test_packs_of_other_tokens_than_are_buffered_are_refused_and_not_copied(after_9, damage):
+    lane = after_9["workers"][0]["flow"]["lanes"][0]
+    first, *rows = lane["packer"]["buffered"]
+    if damage is not None:
+        pack = damage(first[:3], *first[3:])
+    else:
+        pack, rows = [first, *rows], []
+        assert sum(row[4] for row in pack) > 32, "they fit a pack"
+    state = changed(after_9, "workers.0.flow.lanes.0.packer.buffered", rows)
+    state = changed(state, "workers.0.flow.lanes.0.full", [*lane["full"], pack])
+    loader = PackedDataLoader(dataset(Again), prefetch_threads=0)
+    loader.load_state_dict(state)
+
+    with pytest.raises(ResumeError, match=r"packs do not go with its buffered samples; load what"):
         next(iter(loader))
 
 
