@@ -33,9 +33,9 @@ MAX_SHOWN_BITS = 256  # Python refuses to print an integer of more than 4,300 di
 WRITE_COUNT = "write a whole number of at least 1, such as 1024"
 
 
-def check_choice(name: str, value: str, literal: object) -> None:
-    """Check that `value` is one of the strings of a Literal; suggest the nearest one."""
-    words = get_args(literal)
+def check_choice(name: str, value: str, choices: object) -> None:
+    """Check that `value` is one of the strings of a Literal or a tuple; suggest the nearest one."""
+    words = choices if isinstance(choices, tuple) else get_args(choices)
     if value not in words:
         raise ConfigError(
             f"{name}={value!r} is not one of {'|'.join(words)}{suggest(value, words)}"

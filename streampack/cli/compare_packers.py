@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from streampack._checks import check_choice
 from streampack.cli.inspect import lengths_of, open_path
 from streampack.cli.verbs import ComparePackers
-from streampack.errors import ConfigError, suggest
 from streampack.report import (
     KINDS,
     packer_markdown,
@@ -45,7 +45,7 @@ def run(options: ComparePackers) -> None:
             if not options.markdown:
                 console.print(packer_table(f"{title}, packs of {size:,}", results))
     if options.markdown:
-        console.print(packer_markdown(compared), markup=False, highlight=False, soft_wrap=True)
+        console.out(packer_markdown(compared), highlight=False)
 
 
 def _all_lengths(
@@ -53,10 +53,7 @@ def _all_lengths(
 ) -> Iterator[tuple[str, Int64Array]]:
     """Yield the name and the lengths in tokens of each kind and stream."""
     for kind in kinds or ([] if streams else KINDS):
-        if kind not in KINDS:
-            raise ConfigError(
-                f"kind={kind!r} is not one of {'|'.join(KINDS)}{suggest(kind, KINDS)}"
-            )
+        check_choice("kind", kind, KINDS)
         yield kind, synthetic_lengths(kind, num_samples)
     for stream in streams:
         lengths = lengths_of(stream, stream.num_shards)

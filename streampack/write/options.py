@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from streampack._checks import check_choice
-from streampack.errors import ConfigError, suggest
+from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
 from streampack.write.rows import RowFormat
 
@@ -109,11 +109,8 @@ class WriteOptions:
                 "max_bad_rows=0 leaves no row to skip; set max_bad_rows=1000, or leave out "
                 "on_bad_row"
             )
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(
-                f"dtype={self.dtype!r} is not one of {'|'.join(DTYPES)}"
-                f"{suggest(self.dtype, DTYPES)}"
-            )
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, DTYPES)
         if self.share is not None and not 1 <= self.share[0] <= self.share[1]:
             raise ConfigError(
                 f"share={self.share} must be (k, n) with k from 1 to n; write (1, 16) to (16, 16) "

@@ -26,6 +26,7 @@ from streampack.errors import BadRowsError, DataError
 from streampack.types import UInt32Array
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
+from streampack.write.inputs.values import BadValueError
 from streampack.write.job import (
     PART_FILE,
     SAMPLES_FILE,
@@ -144,9 +145,12 @@ class _PartWriter:
             if sample is None:
                 self.counts.num_skipped += 1
                 continue
-            reason = sample if isinstance(sample, str) else self._samples.add(sample)
-            if reason is not None:
-                self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
+            try:
+                if isinstance(sample, str):
+                    raise BadValueError(sample)
+                self._samples.add(sample)
+            except BadValueError as error:
+                self._refuse(BadRow(uri=part.uri, row=row, reason=str(error)), part)
 
     def finish(self) -> PartResult:
         """Write the last shard, the lengths, and part.json."""
@@ -178,7 +182,16 @@ class _PartWriter:
             described["after_byte"] = part.start  # its number is counted from there
         if len(self._bad_rows) < MAX_LISTED:
             self._bad_rows.append(described)
-        check_bad_rows(self.counts.num_bad_rows, self._task.max_bad_rows, described)
+        num_bad_rows, most = self.counts.num_bad_rows, self._task.max_bad_rows
+        if num_bad_rows <= most:
+            return
+        where = shown_row(described)
+        if most == 0:
+            raise BadRowsError(f"{where}; set on_bad_row='skip' to leave such rows out")
+        raise BadRowsError(
+            f"{num_bad_rows} bad rows, but max_bad_rows={most}; the last one is {where}; set "
+            f"max_bad_rows={10 * most} to leave more out"
+        )
 
 
 def shown_row(bad: Mapping[str, Any]) -> str:
@@ -189,19 +202,6 @@ def shown_row(bad: Mapping[str, Any]) -> str:
     """
     after = f" after byte {bad['after_byte']}" if "after_byte" in bad else ""
     return f"{bad['uri']}, row {bad['row']}{after}: {bad['reason']}"
-
-
-def check_bad_rows(num_bad_rows: int, most: int, bad: Mapping[str, Any]) -> None:
-    """Refuse more bad rows than may be skipped; `bad` is the last one, as in part.json."""
-    if num_bad_rows <= most:
-        return
-    where = shown_row(bad)
-    if most == 0:
-        raise BadRowsError(f"{where}; set on_bad_row='skip' to leave such rows out")
-    raise BadRowsError(
-        f"{num_bad_rows} bad rows, but max_bad_rows={most}; the last one is {where}; set "
-        f"max_bad_rows={10 * most} to leave more out"
-    )
 
 
 def parse_samples(data: bytes, num_samples: int) -> tuple[UInt32Array, UInt32Array]:

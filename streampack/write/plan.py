@@ -13,6 +13,7 @@ Cost: one batch of rows, and the listing of the input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from streampack.write.inputs.split import split_inputs
 from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import RowFormat, tokenizer_digest
-from streampack.write.samples import TARGETS, list_dtype
+from streampack.write.samples import TARGETS, is_per_token, list_dtype
 from streampack.write.tokenization import load_tokenizer
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
@@ -71,10 +72,7 @@ def plan_job(
         dtype=dtype,
         columns=columns,
         per_token=per_token,
-        text=selection.text,
-        tokens=selection.tokens,
-        chat=selection.chat,
-        keep=selection.keep,
+        **asdict(selection),
         tokenizer=digest,
         backend=rows.backend if rows.encodes_text else None,
         train_on=None if rows.chat_field is None else rows.train_on,
@@ -113,11 +111,9 @@ def _selection(rows: RowFormat) -> RowSelection:
 
 def _first_batch(slices: Sequence[InputSlice], selection: RowSelection) -> RowBatch:
     """Return the first batch that has a good row; an empty one if none has."""
-    for one in slices:
-        for batch in read_rows(one, selection):
-            if batch.values:
-                return batch
-    return RowBatch(kept={name: [] for name in selection.keep})
+    batches = (batch for one in slices for batch in read_rows(one, selection))
+    empty = RowBatch(kept={name: [] for name in selection.keep})
+    return next((batch for batch in batches if batch.values), empty)
 
 
 def _columns(
@@ -147,9 +143,8 @@ def _is_per_token(name: str, values: Sequence[Any], tokens: Sequence[Any]) -> bo
     """Return whether a column holds an integer for each token: by its name, or its first value."""
     if name in TARGETS or not values:
         return name in TARGETS
-    value = values[0]
-    is_list = isinstance(value, (list, np.ndarray)) and len(value) == len(tokens[0])
-    return is_list and all(isinstance(item, (int, np.integer, np.bool_)) for item in value)
+    first = values[0].tolist() if isinstance(values[0], np.ndarray) else values[0]
+    return is_per_token(first, len(tokens[0]))
 
 
 def _encoding_of(values: Sequence[Any]) -> str:

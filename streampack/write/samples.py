@@ -27,6 +27,7 @@ from streampack.mds.columns import DTYPES
 from streampack.mds.encoder import EncodedShard, ShardEncoder, ShardLayout
 from streampack.mds.length_file import NO_TOKEN
 from streampack.types import IntArray, UInt32Array
+from streampack.write.inputs.values import BadValueError
 
 TYPES_OF_IDS = ("uint16", "int32", "uint32")  # suggested if the chosen dtype is too small
 TARGETS = {"labels", "loss_mask"}  # names used by the docs and by ChatEncoder
@@ -47,10 +48,7 @@ class SampleSchema:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], column: str, dtype: str) -> SampleSchema:
-        """Return the schema that a first sample decides on.
-
-        Raises:
-            ValueError: If it has no valid token ids, or none at all.
+        """Return the schema that a first sample decides on; a ValueError refuses its token ids.
 
         >>> row = {"tokens": [5, 6], "mask": [0, 1], "url": "a"}
         >>> SampleSchema.of(row, "tokens", "uint16").columns
@@ -58,7 +56,7 @@ class SampleSchema:
         """
         tokens = as_tokens(row[column], np.dtype(dtype))
         values = {**row, column: tokens}
-        lists = tuple(name for name in values if _is_per_token(values[name], len(tokens)))
+        lists = tuple(name for name in values if is_per_token(values[name], len(tokens)))
         encodings = {name: _encoding_of(value) for name, value in values.items()}
         encodings |= dict.fromkeys(lists, f"ndarray:{list_dtype(dtype)}")
         return cls(column=column, dtype=dtype, columns=encodings, per_token=lists)
@@ -66,8 +64,7 @@ class SampleSchema:
     def fit(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return a sample with its token ids and lists as arrays; None: it has no tokens.
 
-        Raises:
-            ValueError: If it has other fields, or values that do not fit.
+        A ValueError says that it has other fields, or values that do not fit.
 
         >>> schema = SampleSchema(column="t", dtype="uint16", columns={"t": "ndarray:uint16"})
         >>> schema.fit({"t": [1, 2]}), schema.fit({"t": []})
@@ -113,11 +110,7 @@ class Counts:
 
     @classmethod
     def total(cls, counts: Iterable[Counts]) -> Counts:
-        """Return the sum of counts.
-
-        >>> Counts.total([Counts(num_samples=2), Counts(num_samples=3)]).num_samples
-        5
-        """
+        """Return the sum of counts."""
         each = list(counts)
         names = [field.name for field in fields(cls)]
         return cls(**{name: sum(getattr(one, name) for one in each) for name in names})
@@ -137,13 +130,15 @@ class SampleWriter:
         self.counts = Counts()
         self.entries: list[dict[str, Any]] = []  # of index.json, one for each shard
 
-    def add(self, sample: Mapping[str, Any]) -> str | None:
-        """Write a sample that has tokens; return why not if it does not fit the columns."""
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Write a sample that has tokens; a BadValueError says that it does not fit the columns."""
         try:
             shard = self._encoder.add(sample)
         except (TypeError, ValueError) as error:
             columns = dict(self._schema.columns)
-            return f"does not fit columns {columns} ({type(error).__name__}: {error})"
+            raise BadValueError(
+                f"does not fit columns {columns} ({type(error).__name__}: {error})"
+            ) from error
         self._keep(shard)  # not in the try: an error of the output is not one of the sample
         tokens = sample[self._schema.column]
         self._lengths.append(len(tokens))
@@ -151,7 +146,6 @@ class SampleWriter:
         self.counts.num_samples += 1
         self.counts.num_tokens += len(tokens)
         self.counts.num_without_targets += "loss_mask" in sample and not np.any(sample["loss_mask"])
-        return None
 
     def finish(self) -> tuple[UInt32Array, UInt32Array]:
         """Write the last shard; return all lengths, and edges of shape (num_samples, 2)."""
@@ -166,11 +160,7 @@ class SampleWriter:
 
 
 def as_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
-    """Return token ids as an array of a type, shape (num_tokens,).
-
-    Raises:
-        ValueError: If they are not integers, or do not fit.
-    """
+    """Return token ids as an array of a type, shape (num_tokens,); a ValueError refuses others."""
     tokens: npt.NDArray[Any] = np.asarray(values)
     if tokens.size == 0:
         return np.zeros(0, dtype)
@@ -200,7 +190,7 @@ def list_dtype(dtype: str) -> str:
     return np.promote_types(dtype, np.int32).name
 
 
-def _is_per_token(value: Any, num_tokens: int) -> bool:
+def is_per_token(value: Any, num_tokens: int) -> bool:
     """Return whether a field must be converted to an array of integers for MDS."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype == np.bool_ and value.shape == (num_tokens,))

@@ -19,19 +19,22 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from glob import escape
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from streampack._checks import check_choice
 from streampack._paths import local_path
-from streampack.errors import ConfigError, DataError, suggest
+from streampack.errors import ConfigError, DataError
 from streampack.mds.columns import DTYPES
 from streampack.mds.encoder import ShardLayout, index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, write_length_file
 from streampack.streams.column_selection import ColumnSelection
+from streampack.write.inputs.values import BadValueError
 from streampack.write.options import Written
 from streampack.write.samples import SampleSchema, SampleWriter
 
@@ -72,18 +75,15 @@ def write_stream(
             other fields than the first.
     """
     out = _local_folder(out)
-    if dtype not in DTYPES:
-        raise ConfigError(
-            f"dtype={dtype!r} is not one of {'|'.join(DTYPES)}{suggest(dtype, DTYPES)}"
-        )
-    options: dict[str, Any] = {
-        "compression": compression,
-        "size_limit": size_limit,
-        "hashes": tuple(hashes),
-    }
-    ShardLayout(columns={column: f"ndarray:{dtype}"}, **options)  # refuses invalid options
+    check_choice("dtype", dtype, DTYPES)
+    layout = ShardLayout(
+        columns={column: f"ndarray:{dtype}"},
+        compression=compression,
+        size_limit=size_limit,
+        hashes=tuple(hashes),
+    )
     with _partial_folder(out) as partial:
-        written = _StreamWriter(partial, column, dtype, options).write_all(samples, out)
+        written = _StreamWriter(partial, column, dtype, layout).write_all(samples, out)
         _give_name(partial, out)
     return written
 
@@ -140,11 +140,11 @@ def _give_name(partial: Path, out: Path) -> None:
 class _StreamWriter:
     """Writes samples; the first one decides on the columns."""
 
-    def __init__(self, folder: Path, column: str, dtype: str, options: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, column: str, dtype: str, layout: ShardLayout) -> None:
         self._folder = folder
         self._names = ColumnSelection(tokens=column).token_names
         self._dtype = dtype
-        self._options = options
+        self._layout = layout
         self._schema: SampleSchema | None = None
         self._writer: SampleWriter | None = None
         self._num_skipped = 0
@@ -186,11 +186,12 @@ class _StreamWriter:
             return
         if self._writer is None:
             self._schema = schema
-            layout = ShardLayout(columns=schema.columns, **self._options)
+            layout = replace(self._layout, columns=schema.columns)
             self._writer = SampleWriter(schema, layout, self._put)
-        reason = self._writer.add(fitted)
-        if reason is not None:
-            raise DataError(f"sample {number}: {reason}; make all samples like the first")
+        try:
+            self._writer.add(fitted)
+        except BadValueError as error:
+            raise DataError(f"sample {number}: {error}; make all samples like the first") from error
 
     def _first_schema(self, row: Mapping[str, Any]) -> SampleSchema:
         column = next((name for name in self._names if name in row), self._names[0])

@@ -331,6 +331,12 @@ def test_an_error_of_the_source_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_does_not_fit_a_column_is_the_cause_of_the_error(tmp_path):
+    with pytest.raises(DataError, match="sample 1: does not fit columns") as caught:
+        write_stream([{"tokens": [1], "n": 1}, {"tokens": [2], "n": "x"}], tmp_path / "s")
+    assert isinstance(caught.value.__cause__.__cause__, TypeError)
+
+
 def test_hashes_are_written_and_hold(tmp_path):
     write_stream(samples_of(), tmp_path / "r", hashes=["sha1", "md5"])
     stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), validate_hash="md5")
