@@ -30,7 +30,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError, DataError
-from streampack.write.s3_client import ATTEMPTS, bucket_options, s3_client
+from streampack.write.s3_client import ATTEMPTS, bucket_options, list_objects, s3_client
 
 TEMPORARY = ".partial"
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -92,19 +92,16 @@ class LocalOutput:
     """The folder's path."""
 
     def read(self, name: str) -> bytes | None:
-        """See `Output.read`."""
         try:
             return self._path(name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Output.put`."""
         with self._written(name, data) as temporary:
             os.replace(temporary, self._path(name))
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """See `Output.put_new`."""
         path = self._path(name)
         with self._written(name, data) as temporary:
             try:
@@ -120,20 +117,17 @@ class LocalOutput:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
-        """See `Output.names`."""
         folder = self._path(prefix)
         names = [str(file.relative_to(self.url)) for file in folder.rglob("*") if file.is_file()]
         return sorted(name for name in names if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        """See `Output.is_empty`."""
         folder = Path(self.url)
-        if folder.exists() and not folder.is_dir():
-            return False
-        return not folder.exists() or all(path.name.startswith(".") for path in folder.iterdir())
+        if not folder.is_dir():
+            return not folder.exists()
+        return all(path.name.startswith(".") for path in folder.iterdir())
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
-        """See `Output.clean_up`."""
         for folder in self._path(parent).iterdir():
             if folder.name not in keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -168,11 +162,9 @@ class S3Output:
 
     @property
     def url(self) -> str:
-        """See `Output.url`."""
         return f"s3://{self.bucket}/{self.prefix}"
 
     def read(self, name: str) -> bytes | None:
-        """See `Output.read`."""
         # botocore retries a request, but not a body that breaks off.
         again = Retrying(
             retry=retry_if_exception(lambda error: not _codes_of(error)),
@@ -195,12 +187,10 @@ class S3Output:
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """See `Output.put`."""
         with self._naming(name, "written"):
             self._put(name, data)
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """See `Output.put_new`."""
         with self._naming(name, "written"):
             try:
                 self._put(name, data, IfNoneMatch="*")
@@ -214,15 +204,12 @@ class S3Output:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
-        """See `Output.names`."""
         return sorted(name for name in self._names(prefix) if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        """See `Output.is_empty`."""
         return all(name.startswith(".") for name in self._names(""))
 
     def clean_up(self, parent: str, keep: Set[str]) -> None:
-        """See `Output.clean_up`."""
         with self._naming(parent, "cleaned"):  # no object is ever unfinished
             for name in self.names(f"{parent}/", ""):
                 if name.split("/")[1] not in keep:
@@ -233,13 +220,11 @@ class S3Output:
         return {**bucket_options(self.bucket), "Key": f"{self.prefix}/{name}"}
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """Yield the names of objects with this beginning; the store is asked page by page."""
-        begin, options = f"{self.prefix}/", bucket_options(self.bucket)
+        """Yield the names of objects with this beginning."""
+        begin = f"{self.prefix}/"
         with self._naming(prefix, "listed"):
-            pages = s3_client().get_paginator("list_objects_v2")
-            for page in pages.paginate(**options, Prefix=begin + prefix):
-                for entry in page.get("Contents", ()):
-                    yield entry["Key"].removeprefix(begin)
+            for entry in list_objects(self.bucket, begin + prefix):
+                yield entry["Key"].removeprefix(begin)
 
     def _put(self, name: str, data: bytes, **conditions: str) -> None:
         digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -9,6 +9,7 @@ Cost: half a second for the import of boto3, and about 50 ms for a client.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -30,6 +31,16 @@ def bucket_options(bucket: str) -> dict[str, str]:
     """Return the options of each request to a bucket."""
     names = [name.strip() for name in os.environ.get(REQUESTER_PAYS, "").split(",")]
     return {"Bucket": bucket, **({"RequestPayer": "requester"} if bucket in names else {})}
+
+
+def list_objects(bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the store's entries of the keys with a prefix, in order; it is asked page by page.
+
+    A key that ends in `/` is left out: a console makes an empty object of that name for a folder.
+    """
+    pages = s3_client().get_paginator("list_objects_v2")
+    for page in pages.paginate(**bucket_options(bucket), Prefix=prefix):
+        yield from (entry for entry in page.get("Contents", ()) if not entry["Key"].endswith("/"))
 
 
 @lru_cache(maxsize=2)

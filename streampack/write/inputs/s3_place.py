@@ -33,7 +33,7 @@ from streampack.write.inputs.places import (
     open_ranges,
     version_of_tag,
 )
-from streampack.write.s3_client import bucket_options, s3_client
+from streampack.write.s3_client import bucket_options, list_objects, s3_client
 
 ATTEMPTS = 8
 MAX_WAIT_S = 10.0
@@ -49,10 +49,9 @@ WAYS_OUT = {
 
 
 class S3Place:
-    """Lists and opens objects."""
+    """The `Place` of objects."""
 
     def find(self, uri: str) -> Listing:
-        """Return the objects that a URL names: an object, a folder or a glob."""
         bucket, key = _bucket_and_key(uri)
         first = list(islice(_objects(uri, bucket, key), 1)) if key else []
         if first and first[0].uri == uri:  # the object's own key sorts first
@@ -73,7 +72,7 @@ class S3Place:
             files = [
                 file
                 for file in _objects(uri, bucket, prefix)
-                if not is_hidden(file.uri[len(folder) + 1 :]) and not file.uri.endswith("/")
+                if not is_hidden(file.uri[len(folder) + 1 :])
             ]
         if not files:
             raise nothing_found(uri)
@@ -82,7 +81,6 @@ class S3Place:
     def open(
         self, uri: str, version: str, stop: int, *, is_sequential: bool
     ) -> AbstractContextManager[OpenInput]:
-        """Open one version of an object."""
         bucket, key = _bucket_and_key(uri)
         if stop < 0:
             stop = _size_of(uri, bucket, key, version)
@@ -98,12 +96,10 @@ def _bucket_and_key(uri: str) -> tuple[str, str]:
 
 
 def _objects(uri: str, bucket: str, prefix: str) -> Iterator[Found]:
-    pages = s3_client().get_paginator("list_objects_v2")
     try:
-        for page in pages.paginate(**bucket_options(bucket), Prefix=prefix):
-            for entry in page.get("Contents", ()):
-                version = version_of_tag(entry["ETag"])
-                yield Found(f"s3://{bucket}/{entry['Key']}", version, entry["Size"])
+        for entry in list_objects(bucket, prefix):
+            version = version_of_tag(entry["ETag"])
+            yield Found(f"s3://{bucket}/{entry['Key']}", version, entry["Size"])
     except Exception as error:  # botocore's, which derive from Exception
         raise _failure(uri, "listed", error) from error
 
