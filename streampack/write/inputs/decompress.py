@@ -40,26 +40,22 @@ def read_pieces(
             yield piece
         return
     done = 0
-    pieces = _decompressed(file, DECOMPRESSORS[compression])
-    while True:
-        try:
-            piece = next(pieces, b"")
+    try:
+        for piece in _decompressed(file, DECOMPRESSORS[compression]):
             done = file.tell()
-        except EOFError as error:
-            raise DataError(
-                f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; copy "
-                "it again",
-                uri=uri,
-            ) from error
-        except (zlib.error, zstandard.ZstdError) as error:
-            raise DataError(
-                f"{uri}: cannot be decompressed between byte {done} and byte {file.tell()} "
-                f"({error}); copy it again",
-                uri=uri,
-            ) from error
-        if not piece:
-            return
-        yield piece
+            yield piece
+    except EOFError as error:
+        raise DataError(
+            f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; copy it "
+            "again",
+            uri=uri,
+        ) from error
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise DataError(
+            f"{uri}: cannot be decompressed between byte {done} and byte {file.tell()} ({error}); "
+            "copy it again",
+            uri=uri,
+        ) from error
 
 
 def _decompressed(file: BinaryIO, new_member: Callable[[], Any]) -> Iterator[bytes]:

@@ -32,24 +32,23 @@ TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 class FsspecPlace:
-    """Lists and opens files of any store that fsspec has a driver for."""
+    """The `Place` of files in any store that fsspec has a driver for."""
 
     def find(self, uri: str) -> Listing:
-        """Return the files that a URL names; a store without a driver is a DataError."""
         files, path = _open_store(uri)
         with _naming(uri):
             folder = None
             if MAGIC.search(path):
                 names = sorted(files.glob(path))
                 names = [name for name in names if not is_hidden(below_glob(path, name))]
-                found = [_found(files, name) for name in names if not files.isdir(name)]
+                names = [name for name in names if not files.isdir(name)]
             elif files.isdir(path):
                 folder = files.unstrip_protocol(path).rstrip("/")
                 below = len(path.rstrip("/")) + 1
                 names = [name for name in sorted(files.find(path)) if not is_hidden(name[below:])]
-                found = [_found(files, name) for name in names]
             else:
-                found = [_found(files, path)] if files.exists(path) else []
+                names = [path] if files.exists(path) else []
+            found = [_found(files, name) for name in names]
         if not found:
             raise nothing_found(uri)
         return Listing(folder, found)
@@ -58,7 +57,6 @@ class FsspecPlace:
     def open(
         self, uri: str, version: str, stop: int, *, is_sequential: bool
     ) -> Iterator[OpenInput]:
-        """Open one version of a file."""
         files, path = _open_store(uri)
 
         def _check() -> Found:

@@ -115,7 +115,7 @@ def _of_folder(listing: Listing) -> list[Found]:
         for name, file in files.items()
         if not DESCRIPTIONS.fullmatch(name) and not DERIVED.fullmatch(name)
     }
-    _check_splits(folder, listing, list(files))
+    _check_splits(folder, listing, files)
     return list(files.values())
 
 
@@ -140,11 +140,11 @@ def _of_revision(folder: str, files: dict[str, Found]) -> dict[str, Found]:
     }
 
 
-def _check_splits(folder: str, listing: Listing, names: Sequence[str]) -> None:
+def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> None:
     """Refuse a dataset folder that holds more than one split."""
-    all_names = {file.uri[len(folder) + 1 :] for file in listing.files}
+    all_names = {found.uri[len(folder) + 1 :] for found in listing.files}
     globs: dict[str, str] = {}
-    for name in names:
+    for name, file in files.items():
         first, _, rest = name.partition("/")
         shard = SHARD.fullmatch(name)
         stem = shard[1] if shard else name.rpartition("/")[2].rpartition(".")[0]
@@ -152,9 +152,8 @@ def _check_splits(folder: str, listing: Listing, names: Sequence[str]) -> None:
         if "dataset_dict.json" in all_names and rest:
             globs.setdefault(first, f"{folder}/{first}")
         elif split and (shard or "dataset_info.json" in all_names):
-            uri = next(file.uri for file in listing.files if file.uri.endswith(f"/{name}"))
-            parent = uri[: -len(uri.rpartition("/")[2])]
-            globs.setdefault(split[1], f"{parent}*{split[1]}*{name[name.rindex('.') :]}")
+            parent = file.uri.rpartition("/")[0]
+            globs.setdefault(split[1], f"{parent}/*{split[1]}*{name[name.rindex('.') :]}")
     if len(globs) > 1:
         first = globs.get("train", next(iter(globs.values())))
         raise DataError(

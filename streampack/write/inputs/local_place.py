@@ -25,10 +25,9 @@ from streampack.write.inputs.places import (
 
 
 class LocalPlace:
-    """Lists and opens files of this machine."""
+    """The `Place` of files of this machine."""
 
     def find(self, uri: str) -> Listing:
-        """Return the files that a path names: a file, a folder or a glob."""
         path = Path(uri)
         if path.is_dir():
             return Listing(uri, _files_below(path))
@@ -49,7 +48,6 @@ class LocalPlace:
         *,
         is_sequential: bool,  # noqa: ARG002
     ) -> Iterator[OpenInput]:
-        """Open one version of a file."""
         try:
             with naming_limits():
                 file = open(uri, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below

@@ -54,7 +54,7 @@ def _csv_row(pieces: Iterable[bytes], uri: str) -> dict[str, Any]:
 def _table_rows(file: BinaryIO, of: InputSlice) -> Iterator[dict[str, Any]]:
     """Yield the first row of each record batch."""
     if of.format == "parquet":
-        batches = open_parquet(file, of.uri, is_remote=False).iter_batches(1)
+        batches = open_parquet(file, of.uri).iter_batches(1)
     else:
         batches = record_batches(file, of)
     for batch in batches:

@@ -61,23 +61,16 @@ class Place(Protocol):
     def find(self, uri: str) -> Listing:
         """Return the files that a path or URL names: a file, a folder or a glob.
 
-        Raises:
-            DataError: If there is none, or the store cannot be listed.
+        A DataError says that there is none, or that the store cannot be listed.
         """
 
     def open(
         self, uri: str, version: str, stop: int, *, is_sequential: bool
     ) -> AbstractContextManager[OpenInput]:
-        """Open one version of a file.
+        """Open a file in the version that was listed; a DataError refuses another version.
 
-        Args:
-            uri: Path or URL of the file.
-            version: Its version, as listed.
-            stop: End of the bytes that will be read; -1: the end of the file.
-            is_sequential: Whether all bytes are read in order, so that reading ahead is worth it.
-
-        Raises:
-            DataError: If the file is missing or has another version, or cannot be read.
+        Bytes up to `stop` will be read (-1: to the end of the file). Reading ahead is worth it if
+        the reader `is_sequential`.
         """
 
 
@@ -156,9 +149,5 @@ def open_ranges(
 
 
 def version_of_tag(tag: str) -> str:
-    """Return the version of a file that its store has tagged.
-
-    >>> version_of_tag('"6f"')
-    'etag:6f'
-    """
+    """Return the version of a file that its store has tagged."""
     return f"etag:{tag.strip(chr(34))}"

@@ -46,11 +46,9 @@ class RangeFile(io.RawIOBase):
         self._threads = ThreadPoolExecutor(1, "streampack-input") if reads_ahead else None
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

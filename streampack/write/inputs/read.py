@@ -11,13 +11,13 @@ are. A file that is written to while it is read is noticed by its time, not by i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO
 
 from streampack._checks import read_count
 from streampack.errors import DataError
 from streampack.write.inputs.decompress import read_pieces
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
 from streampack.write.inputs.locate import place_of
-from streampack.write.inputs.places import OpenInput
 from streampack.write.inputs.slices import WHOLE, InputSlice, RowBatch, RowSelection
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import Wanted
@@ -58,27 +58,20 @@ def read_rows(
     is_lines = part.format in LINE_READERS
     stop = part.stop if is_lines else WHOLE
     with place.open(path, part.version, stop, is_sequential=is_lines) as opened:
-        batches = _batches(opened, part, wanted, batch_rows)
-        while (batch := _next(batches, opened)) is not None:
-            if is_lines:
-                batch.num_bytes = min(opened.file.tell() - part.start, part.num_bytes)
-            yield batch
-
-
-def _next(batches: Iterator[RowBatch], opened: OpenInput) -> RowBatch | None:
-    try:
-        batch = next(batches, None)
-    except DataError:
-        opened.check()  # a change of the file is a better explanation than damage
-        raise
-    opened.check()
-    return batch
+        try:
+            for batch in _batches(opened.file, part, wanted, batch_rows):
+                if is_lines:
+                    batch.num_bytes = min(opened.file.tell() - part.start, part.num_bytes)
+                opened.check()
+                yield batch
+        except DataError:
+            opened.check()  # a change of the file is a better explanation than damage
+            raise
 
 
 def _batches(
-    opened: OpenInput, part: InputSlice, wanted: Wanted, batch_rows: int
+    file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
-    file = opened.file
     if part.format not in LINE_READERS:
         yield from READERS[part.format](file, part, wanted, batch_rows)
         return

@@ -99,7 +99,7 @@ def _line_end(file: BinaryIO, position: int) -> int:
 
 def _row_groups(file: BinaryIO, of: InputSlice, part_bytes: int) -> list[tuple[int, int]]:  # noqa: ARG001
     """Return (end, size) of each row group."""
-    metadata = open_parquet(file, of.uri, is_remote=is_url(of.uri)).metadata
+    metadata = open_parquet(file, of.uri).metadata
     return [
         (number + 1, _packed_bytes(metadata.row_group(number)))
         for number in range(metadata.num_row_groups)

@@ -20,8 +20,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from streampack._paths import is_url
 from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
+from streampack.write.inputs.lines import BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import TOOLS, BadValueError, Wanted, as_text, as_tokens
 
@@ -37,13 +39,12 @@ def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
         ) from error
 
 
-def open_parquet(file: BinaryIO, uri: str, *, is_remote: bool) -> Any:
+def open_parquet(file: BinaryIO, uri: str) -> Any:
     """Return a Parquet file."""
     parquet = load_pyarrow(uri, "pyarrow.parquet")
     # Coalesced requests hold a row group in memory, which is worth it for a store only.
-    return _opened(
-        partial(parquet.ParquetFile, pre_buffer=is_remote, buffer_size=1 << 20), file, uri
-    )
+    open_file = partial(parquet.ParquetFile, pre_buffer=is_url(uri), buffer_size=1 << 20)
+    return _opened(open_file, file, uri)
 
 
 def open_arrow(file: BinaryIO, uri: str) -> Any:
@@ -69,7 +70,7 @@ def read_parquet(
     file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of row groups; a DataError names a damaged one and its first byte."""
-    parquet = open_parquet(file, part.uri, is_remote=part.version.startswith("etag:"))
+    parquet = open_parquet(file, part.uri)
     metadata = parquet.metadata
     stop = metadata.num_row_groups if part.stop == WHOLE else part.stop
     columns = _columns_of(parquet.schema_arrow.names, wanted)
@@ -133,25 +134,21 @@ def record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
 
 def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:
     """Yield batches; raise pyarrow's errors as ones that name the file and the byte."""
-    while True:
-        try:
-            batch = next(batches, None)
-        except StreampackError:
-            raise
-        except EOFError as error:
-            raise DataError(
-                f"{uri}: {error}: it was cut short or damaged; copy it again", uri=uri
-            ) from error
-        except Exception as error:  # ArrowInvalid, OSError and others
-            byte = "" if file is None else f" {min(file.tell(), _size(file))} of {_size(file)}"
-            raise DataError(
-                f"{uri}: {where}{byte} ({_first_line(error)}); it was cut short or damaged: copy "
-                "it again",
-                uri=uri,
-            ) from error
-        if batch is None:
-            return
-        yield batch
+    try:
+        yield from batches
+    except StreampackError:
+        raise
+    except EOFError as error:
+        raise DataError(
+            f"{uri}: {error}: it was cut short or damaged; copy it again", uri=uri
+        ) from error
+    except Exception as error:  # ArrowInvalid, OSError and others
+        byte = "" if file is None else f" {min(file.tell(), _size(file))} of {_size(file)}"
+        raise DataError(
+            f"{uri}: {where}{byte} ({_first_line(error)}); it was cut short or damaged: copy "
+            "it again",
+            uri=uri,
+        ) from error
 
 
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
@@ -171,40 +168,27 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     """Return the rows of a record batch of pyarrow, numbered from `first` on."""
     num_rows = batch.num_rows
     names = batch.schema.names
-    out = RowBatch(kept={name: [] for name in wanted.keep})
     try:
         name = wanted.column_in(names)
         wanted.kept_in(dict.fromkeys(names))
     except BadValueError as error:
-        out.bad = [BadRow(uri, first + row, str(error)) for row in range(num_rows)]
-        return out
+        bad = [BadRow(uri, first + row, str(error)) for row in range(num_rows)]
+        return RowBatch(kept={each: [] for each in wanted.keep}, bad=bad)
     values = _values_of(batch.column(name))
-    tools = _values_of(batch.column(TOOLS)) if wanted.has_tools and TOOLS in names else None
     kept = {each: _values_of(batch.column(each)) for each in wanted.keep}
     if _needs_no_conversion(values, wanted) and not any(map(_has_unusable, kept.values())):
         return RowBatch(values, kept, list(range(first, first + num_rows)))
+    columns = {name: values, **kept}
+    if wanted.has_tools and TOOLS in names:
+        columns[TOOLS] = _values_of(batch.column(TOOLS))
+    rows = BatchCollector(uri, wanted, num_rows)
     for row in range(num_rows):
         try:
-            found = {name: _usable(values[row], name)}
-            if tools is not None:
-                found[TOOLS] = _usable(tools[row], TOOLS)
-            value = wanted.value_in(found)
-            items = [_usable(column[row], each) for each, column in kept.items()]
+            found = {each: _usable(column[row], each) for each, column in columns.items()}
+            rows.add(first + row, found, num_bytes=0)
         except BadValueError as error:
-            out.bad.append(BadRow(uri, first + row, str(error)))
-            continue
-        out.values.append(value)
-        out.rows.append(first + row)
-        for each, item in zip(kept, items, strict=True):
-            out.kept[each].append(item)
-    return out
-
-
-class _Unusable:
-    """The place of a value that pyarrow could not convert."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+            rows.refuse(first + row, error)
+    return rows.take()
 
 
 def _needs_no_conversion(values: list[Any], wanted: Wanted) -> bool:
@@ -215,12 +199,12 @@ def _needs_no_conversion(values: list[Any], wanted: Wanted) -> bool:
 
 
 def _has_unusable(values: list[Any]) -> bool:
-    return _Unusable in set(map(type, values))
+    return BadValueError in set(map(type, values))
 
 
 def _usable(value: Any, name: str) -> Any:
-    if isinstance(value, _Unusable):
-        raise BadValueError(f"column {name!r} {value.reason}")
+    if isinstance(value, BadValueError):
+        raise BadValueError(f"column {name!r} {value}")
     return value
 
 
@@ -241,12 +225,13 @@ def _values_of(column: Any) -> list[Any]:
 
 
 def _value_at(column: Any, row: int) -> Any:
+    """Return a value, or a BadValueError in its place if pyarrow cannot convert it."""
     try:
         return column[row].as_py()
     except UnicodeDecodeError as error:
-        return _Unusable(f"is not valid UTF-8 at its byte {error.start}")
+        return BadValueError(f"is not valid UTF-8 at its byte {error.start}")
     except (ValueError, OverflowError) as error:
-        return _Unusable(f"cannot be converted ({error})")
+        return BadValueError(f"cannot be converted ({error})")
 
 
 def _integer_lists(column: Any) -> list[Any]:

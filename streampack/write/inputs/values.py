@@ -39,9 +39,8 @@ def as_text(value: Any) -> str:
             f"is a list of {len(value)}, but must be text; leave out tokenizer= if it holds "
             "token ids, or name it with chat_field= if it is a conversation"
         )
-    raise BadValueError(
-        f"is {_kind(value)}, but must be text; name another column with text_field="
-    )
+    kind = "null" if value is None else f"of type {type(value).__name__}"
+    raise BadValueError(f"is {kind}, but must be text; name another column with text_field=")
 
 
 def as_tokens(value: Any) -> IntArray:
@@ -139,7 +138,3 @@ def no_column(name: str, known: Sequence[str], option: str) -> str:
     """Return the reason of a row that lacks a column."""
     has = ", ".join(map(repr, known)) or "none"
     return f"no column {name!r}; it has {has}{suggest(name, known)}; set {option}= to one of them"
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else f"of type {type(value).__name__}"
