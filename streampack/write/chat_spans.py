@@ -59,8 +59,7 @@ class Rendering:
     def spans(self, *, last_only: bool) -> Spans:
         """Return the first character and one past the last of each response, or of the last one.
 
-        Raises:
-            ConfigError: If the template does not reveal the position of a response.
+        A ConfigError says that the template does not reveal a position.
         """
         responses = [i for i, m in enumerate(self._messages) if m.get("role") == RESPONSE]
         if not responses:

@@ -14,9 +14,9 @@ Cost: two small files a part, 16 at a time; 24 bytes of memory a sample.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -35,15 +35,13 @@ from streampack.write.samples import Counts
 
 NUM_READERS = 16
 
-Item = TypeVar("Item")
-Value = TypeVar("Value")
-
 
 def finished_parts(output: Output, job: Job) -> dict[str, PartResult]:
     """Return the results of the parts that are done, by part id."""
     names = set(output.names(f"{PARTS}/", f"/{PART_FILE}"))
     done = [part for part in job.parts if f"{part.folder}/{PART_FILE}" in names]
-    results = _in_threads(lambda part: read_result(output, part), done)
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        results = pool.map(lambda part: read_result(output, part), done)
     return {result.id: result for result in results if result is not None}
 
 
@@ -63,7 +61,8 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
         raise DataError(f"{output.url}: no sample to write{_why_empty(results)}")
     text = index_json(entries)
     index = parse_index(text, output.url)
-    read = _in_threads(lambda part: _samples(output, part, results[part.id]), job.parts)
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        read = pool.map(lambda part: _samples(output, part, results[part.id]), job.parts)
     lengths, edges = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
     data = b"".join(length_file_pieces(text, index, job.settings.column, lengths, edges))
     # A commit that finds its own result writes nothing: readers would see a new version.
@@ -174,8 +173,3 @@ def _fault(output: Output, file: Stored) -> str:
         if HASHES[name](data).hexdigest() != digest.lower()
     ]
     return f"another {differing[0]}" if differing else ""
-
-
-def _in_threads(function: Callable[[Item], Value], items: Sequence[Item]) -> Iterable[Value]:
-    with ThreadPoolExecutor(NUM_READERS) as pool:
-        return list(pool.map(function, items))

@@ -22,8 +22,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
@@ -127,6 +127,11 @@ def _ray_event(ray: Any, reference: Any) -> Event:
         outcome = ray.get(reference)
     except ray.exceptions.RayError as error:
         raise WorkerError(f"Ray gave up on a part ({error}); {AGAIN}") from error
+    return _event(outcome)
+
+
+def _event(outcome: Any) -> Event:
+    """Return an event, or raise the error that came in its place."""
     if isinstance(outcome, BaseException):
         raise outcome
     event: Event = outcome
@@ -138,8 +143,13 @@ def _start_worker(num_threads: int) -> tuple[Connection, Any]:
     ours, theirs = context.Pipe()
     # Fresh processes, not forks: the caller may run threads, e.g. for a progress bar.
     process = context.Process(target=_work, args=(theirs, num_threads), daemon=True)
-    with _interrupts_blocked():
+    # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
+    # only this process, which then terminates it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()
     return ours, process
 
@@ -155,10 +165,7 @@ def _receive(pipe: Connection, process: Any) -> Event:
             f"{' (killed: perhaps memory ran out; try fewer workers)' if code == -9 else ''}; "
             f"{AGAIN}"
         ) from error
-    if isinstance(message, BaseException):
-        raise message
-    event: Event = message
-    return event
+    return _event(message)
 
 
 def _end(workers: Mapping[Connection, Any]) -> None:
@@ -201,14 +208,3 @@ def _portable(error: Exception) -> BaseException:
         return error
     text = "".join(traceback.format_exception(error))
     return WorkerError(f"a part failed; {AGAIN}, or report this:\n{text}")
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that ignore a terminal's Ctrl-C; this process terminates them."""
-    # Child processes inherit the blocked signals from their first moment on.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -122,8 +122,7 @@ class _Run:
         self._progress = progress
         self._total_parts = len(job.parts)
         self._total_bytes = sum(part.num_bytes for part in job.parts)
-        self._is_skipping = options.on_bad_row == "skip"
-        self._most = options.max_bad_rows if self._is_skipping else 0
+        self._most = options.max_bad_rows if options.on_bad_row == "skip" else 0
         # Every n-th part, so that large and small files are spread over the shares.
         first, step = options.share or (1, 1)
         mine = list(job.versions_of())[first - 1 :: step]
@@ -144,12 +143,11 @@ class _Run:
 
     def write_missing(self) -> None:
         """Write the parts of this share that are missing."""
-        _check_budget(self._before, self._most, is_skipping=self._is_skipping)
-        self._show()
+        self._report()
         if not self._tasks:
             return
-        engine, num_workers = self._options.engine, self._options.num_processes
-        if engine == "ray":
+        num_workers = self._options.num_processes
+        if self._options.engine == "ray":
             run_on_ray(self._tasks, num_workers, self._take)
             return
         num_bytes = sum(task.part.num_bytes for task in self._tasks)
@@ -164,14 +162,12 @@ class _Run:
         self._running[event.part_id] = event.counts
         if event.result is not None:
             self._results[event.result.id] = event.result
-        _check_budget(self._counts(), self._most, is_skipping=self._is_skipping)
-        self._show()
+        self._report()
 
-    def _counts(self) -> Counts:
-        return Counts.total([self._before, *self._running.values()])
-
-    def _show(self) -> None:
-        counts = self._counts()
+    def _report(self) -> None:
+        """Show the progress, unless there are too many bad rows."""
+        counts = Counts.total([self._before, *self._running.values()])
+        _check_budget(counts, self._most, is_skipping=self._most > 0)
         self._progress(
             Progress(
                 num_bytes=counts.num_bytes,

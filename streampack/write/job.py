@@ -216,10 +216,7 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     """Write the description of a new job, or return the same one that is there already.
 
     A job of which no part is done is replaced. Until the stream is whole, files may change: their
-    parts are written again, and others are kept.
-
-    Raises:
-        ConfigError: If the output holds another job, or anything else.
+    parts are written again, and others are kept. Another job, or anything else, is refused.
     """
     job = read_job(output)
     if job is None and not output.is_empty():
@@ -234,7 +231,7 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
         # A command that could not work, or a bad input, was corrected.
         output.put(JOB_FILE, file.encode())
     job = read_job(output) or Job(files=(file,))  # another process may have been first
-    check_same(output, job, settings)
+    _check_same(output, job, settings)
     _check_inputs(output, job.files[0].slices, slices)
     return job
 
@@ -254,11 +251,7 @@ def is_begun(output: Output) -> bool:
 
 
 def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice]) -> Job:
-    """Add the slices that a job does not have yet, as one more job file.
-
-    Raises:
-        ConfigError: If the output has no job, its settings differ, or an input has changed since.
-    """
+    """Add the slices that a job does not have yet, as one more job file."""
     while True:
         job = read_job(output)
         if job is None:
@@ -266,7 +259,7 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
                 f"out={output.url!r} holds no {JOB_FILE}, so append=True has nothing to add to; "
                 "leave it out to write a new stream"
             )
-        check_same(output, job, settings)
+        _check_same(output, job, settings)
         _check_unchanged(output, job.slices, slices)
         known = set(job.slices)
         new = [one for one in slices if one not in known]
@@ -276,7 +269,7 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
         output.put_new(_file_name(len(job.files)), JobFile.of(settings, new).encode())
 
 
-def check_same(output: Output, job: Job, settings: JobSettings) -> None:
+def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
     """Refuse settings that differ from a job's."""
     for field in fields(JobSettings):
         theirs, ours = getattr(job.settings, field.name), getattr(settings, field.name)

@@ -70,24 +70,23 @@ def write_lengths(
     if not index_files:
         raise DataError(f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream")
     columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
-    return [_index_folder(file.parent, columns, progress) for file in index_files]
+    return [_index_folder(file, columns, progress) for file in index_files]
 
 
 def _index_folder(
-    folder: Path, columns: ColumnSelection, progress: Callable[[int], None] | None
+    file: Path, columns: ColumnSelection, progress: Callable[[int], None] | None
 ) -> Indexed:
-    file = folder / INDEX_FILE
     text = file.read_bytes()
     index = parse_index(text, str(file))
 
     def shards() -> Iterator[ByteArray]:
         """Yield the bytes of each raw shard in the folder."""
         for shard in index.shards:
-            yield _read_shard(folder, shard, index.uri)
+            yield _read_shard(file.parent, shard, index.uri)
             if progress is not None:
                 progress(1)
 
-    return count_stream(text, index, columns, shards(), folder / LENGTH_FILE)
+    return count_stream(text, index, columns, shards(), file.with_name(LENGTH_FILE))
 
 
 def count_stream(

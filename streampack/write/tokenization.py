@@ -21,7 +21,7 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -35,13 +35,6 @@ Backend = Literal["huggingface", "gigatoken"]
 TOKENIZER_FILE = "tokenizer.json"
 FIRST_COMPARED = 16  # texts of a part's first batch that both backends encode ...
 COMPARED_EVERY = 64  # ... and one text of every so many batches
-
-
-class TextEncoder(Protocol):
-    """Encodes batches of texts."""
-
-    def encode(self, texts: Sequence[str]) -> list[UInt32Array | str]:
-        """Return the token ids of each text, shape (num_tokens,), or why it has none."""
 
 
 def tokenizer_file(path: Path) -> Path:
@@ -75,8 +68,8 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     return loaded
 
 
-def text_encoder(path: Path, backend: Backend) -> TextEncoder:
-    """Return an encoder of texts."""
+def text_encoder(path: Path, backend: Backend) -> _HuggingFace | _Gigatoken:
+    """Return an encoder of texts; it gives the ids of each, shape (num_tokens,), or why not."""
     return _Gigatoken(path) if backend == "gigatoken" else _HuggingFace(path)
 
 
