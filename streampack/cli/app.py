@@ -47,9 +47,8 @@ RENAMED = {
     "--text-field": "--text",
     "--tokens-field": "--tokens",
 }
-PATHS = dict.fromkeys(
-    ("local", "remote", "path", "paths", "out"), "PATH"
-)  # where it is not an option
+# Arguments that are not an option of every verb.
+PATHS = dict.fromkeys(("local", "remote", "path", "paths", "out"), "PATH")
 
 
 class VerbGroup(TyperGroup):
@@ -177,8 +176,7 @@ def _fail(text: str, code: int, *notes: str) -> None:
 
 
 def _show(line: str, style: str = "red") -> None:
-    console = Console(stderr=True)
-    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).out(line, style=style, highlight=False)
 
 
 def _drop_output() -> None:

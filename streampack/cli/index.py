@@ -48,10 +48,9 @@ def run(options: Index) -> None:
             else:
                 written += write_lengths(Path(folder), *arguments)
     for stream in written:
-        console.print(
+        console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "
             f"{counted(stream.num_tokens, 'token')} in {counted(stream.num_shards, 'shard')}, "
             f"column {stream.column!r}",
             highlight=False,
-            soft_wrap=True,
         )

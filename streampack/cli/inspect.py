@@ -73,7 +73,7 @@ def run(options: Inspect) -> None:
     described = _describe(options.path, options)
     lines, is_complete = _job_progress(options)
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.out(line, highlight=False)
     if not is_complete:
         return
     stream = open_stream(described, 0)
@@ -112,13 +112,11 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
         lines.append(f"  {in_words_of_options(shown_row(bad), in_options)}")
     if num_bad > MAX_BAD_ROWS_SHOWN:
         lines.append(f"  and {num_bad - MAX_BAD_ROWS_SHOWN:,} more; part.json names 1,000 a part")
-    is_complete = len(results) == len(job.parts)
-    if not is_complete:
-        lines.append("the stream is not finished: run the command that began it again")
-    elif output.read(INDEX_FILE) is None:
-        is_complete = False
-        lines.append(f"all parts are done; finish the stream: streampack merge {path}")
-    return lines, is_complete
+    if len(results) < len(job.parts):
+        return [*lines, "the stream is not finished: run the command that began it again"], False
+    if output.read(INDEX_FILE) is None:
+        return [*lines, f"all parts are done; finish the stream: streampack merge {path}"], False
+    return lines, True
 
 
 def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:

@@ -26,7 +26,6 @@ from streampack.cli.verbs import Write
 from streampack.cli.wording import counted
 from streampack.errors import ConfigError
 
-NO_COMPRESSION = "none"
 LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
 
@@ -58,7 +57,7 @@ def _options(options: Write) -> write.WriteOptions:
             train_on=cast("Any", options.train_on),
         ),
         dtype=options.tokens_dtype,
-        compression=None if options.compression == NO_COMPRESSION else options.compression,
+        compression=None if options.compression == "none" else options.compression,
         size_limit=options.size_limit,
         num_processes=options.workers,
         part_bytes=options.part_bytes,
@@ -71,11 +70,7 @@ def _options(options: Write) -> write.WriteOptions:
 
 
 def _share(text: str) -> tuple[int, int]:
-    """Parse K/N.
-
-    >>> _share("3/16")
-    (3, 16)
-    """
+    """Parse K/N."""
     number, _, total = text.partition("/")
     are_counts = number.isdecimal() and total.isdecimal()
     if not are_counts or not 1 <= int(number) <= int(total):
@@ -136,8 +131,7 @@ class _Shown:
         if not self._console.is_terminal and now - self._last_line >= LINE_S:
             self._last_line = now
             left = self._seconds_left(progress, now - self._begin)
-            line = f"{self._out}: {counts}{left}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.out(f"{self._out}: {counts}{left}", highlight=False)
 
     def where_it_ended(self) -> str:
         """Return a sentence for a job that was interrupted."""
@@ -182,7 +176,7 @@ def show_summary(
             document["seconds"] = round(seconds, 3)
         if num_verified:
             document["num_verified"] = num_verified
-        console.print(json.dumps(document), highlight=False, soft_wrap=True, markup=False)
+        console.out(json.dumps(document), highlight=False)
         return
     lines = [f"{written.path}: {_sizes(written)}"]
     if not written.is_complete:
@@ -194,7 +188,7 @@ def show_summary(
     if num_verified:
         lines.append(f"{counted(num_verified, 'shard')} read again: all hashes are equal")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.out(line, highlight=False)
 
 
 def _sizes(written: write.Written) -> str:

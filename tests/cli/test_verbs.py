@@ -179,6 +179,12 @@ def test_a_stream_of_a_config_may_be_of_a_registered_class(call, config):
         call("simulate", config)
 
 
+def test_brackets_and_colons_of_a_name_are_printed_as_they_are(call, tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "v[2]:100:", [4] * 8, lengths_file=False)
+
+    assert call("index", path).startswith(f"{path}/lengths.bin: 8 samples, ")
+
+
 def test_run_names_the_stream_whose_arguments_cannot_work(call, config):
     described = yaml.safe_load(config.read_text())
     described["streams"][1]["choose"] = 3
