@@ -179,6 +179,20 @@ def test_a_stream_of_a_config_may_be_of_a_registered_class(call, config):
         call("simulate", config)
 
 
+def test_only_verbs_with_targets_warn_of_a_mask_that_is_not_read(call, tmp_path, caplog):
+    chat = tmp_path / "chat"
+    write_stream([{"tokens": [3, 1, 4], "loss_mask": [0, 1, 1]}] * 4, chat)
+    config = tmp_path / "run.yaml"
+    described = {"streams": [{"local": str(chat)}], "packing": {"max_seq_len": 8}}
+    config.write_text(yaml.safe_dump(described))
+
+    call("inspect", chat)
+    call("compare-packers", "--stream", chat)
+    assert caplog.text == ""
+    call("simulate", config)
+    assert "stream 'chat': its 'loss_mask' is not read, so" in caplog.text
+
+
 def test_brackets_and_colons_of_a_name_are_printed_as_they_are(call, tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "v[2]:100:", [4] * 8, lengths_file=False)
 
