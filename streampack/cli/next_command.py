@@ -108,12 +108,6 @@ class Mistake:
         place = kept.index(arguments[0])
         return self.command([*kept[:place], *arguments, *kept[place + 1 :]])
 
-    def with_path(self, path: str, other: str) -> str:
-        """Return the command with another path."""
-        return self.command(
-            [other if argument == path else argument for argument in self.arguments]
-        )
-
 
 def proposal_for(mistake: Mistake) -> str | None:
     """Return a line with the command to try next, or None.
@@ -167,9 +161,7 @@ def _for_input(mistake: Mistake, path: str) -> str | None:
     if "is not a supported file" in message or "0 files" in message:
         return _list_of(Path(path).parent)
     if re.search(r"row \d+: (?:no )?column '", message):
-        arguments = write_arguments(path)
-        proposal = mistake.with_input(arguments)
-        return None if proposal == mistake.command(mistake.arguments) else proposal
+        return mistake.with_input(write_arguments(path))
     return None
 
 
@@ -178,7 +170,8 @@ def _by_missing_path(mistake: Mistake, path: str) -> str:
     names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
     near = get_close_matches(Path(path).name, names, n=1, cutoff=NEAR)
     if near:
-        return mistake.with_path(path, str(folder / near[0]))
+        found = str(folder / near[0])
+        return mistake.command([found if each == path else each for each in mistake.arguments])
     return _list_of(folder)
 
 

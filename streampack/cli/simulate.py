@@ -18,7 +18,6 @@ from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Simulate
-from streampack.config import Mixing
 from streampack.report.chapters import chapters_view
 from streampack.world import World
 
@@ -40,18 +39,11 @@ def run(options: Simulate) -> None:
         Console().print(view(stats))
         return
     Console().print(report.simulation_view(stats, weight_unit=described.mixing.weight_unit))
-    for note in _step_notes(dataset.batch_size * world.num_devices, described.mixing):
-        Console().print(note)
-
-
-def _step_notes(num_packs: int, mixing: Mixing) -> list[str]:
-    """Return a note if the packs of all ranks in a step do not divide a global batch."""
-    size = mixing.global_batch_size
-    if size is None or size % num_packs == 0:
-        return []
-    fitting = -(-size // num_packs) * num_packs
-    return [
-        f"{num_packs} packs in a step of all ranks do not divide mixing.global_batch_size: {size}, "
-        f"so an optimizer step is another one than with fewer ranks; set it to {fitting}, or lower "
-        "batch_size or the ranks"
-    ]
+    size, num_packs = described.mixing.global_batch_size, dataset.batch_size * world.num_devices
+    if size is not None and size % num_packs:
+        fitting = -(-size // num_packs) * num_packs
+        Console().print(
+            f"{num_packs} packs in a step of all ranks do not divide mixing.global_batch_size: "
+            f"{size}, so an optimizer step is another one than with fewer ranks; set it to "
+            f"{fitting}, or lower batch_size or the ranks"
+        )
