@@ -271,10 +271,8 @@ def _explain(mistake: Any) -> str:
 
 def all_keys() -> set[str]:
     """Return all keys of a config, for messages."""
-    places = [
-        (),
-        *((name,) for name in ("streams", "packing", "mixing", "order", "buffers", *PART_MODELS)),
-    ]
+    sections = ("streams", "packing", "mixing", "order", "buffers", *PART_MODELS)
+    places = [(), *((section,) for section in sections)]
     return {key for place in places for key in _known_keys(place)}
 
 

@@ -137,8 +137,9 @@ def _num_shards_to_read(stream: MdsStream) -> int:
 def _shard_table(stream: MdsStream) -> Table:
     """Return a table of the first shards, and the number of others."""
     more, shards = stream.num_shards - MAX_SHARDS_SHOWN, counted(stream.num_shards, "shard")
+    title = f"{stream.name}: {shards}, {counted(stream.num_samples, 'sample')}"
     table = Table(
-        title=f"{stream.name}: {shards}, {counted(stream.num_samples, 'sample')}",
+        title=Text(title, style="table.title"),  # of plain text a name's brackets would be markup
         title_justify="left",
         caption=f"... and {more:,} more" if more > 0 else None,
         caption_justify="left",

@@ -104,7 +104,7 @@ class _Shown:
         self._out = out
         self._console = console
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[counts]}"),
             TimeRemainingColumn(),

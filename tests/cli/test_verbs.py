@@ -197,6 +197,7 @@ def test_brackets_and_colons_of_a_name_are_printed_as_they_are(call, tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "v[2]:100:", [4] * 8, lengths_file=False)
 
     assert call("index", path).startswith(f"{path}/lengths.bin: 8 samples, ")
+    assert call("inspect", path).startswith(f"{path.name}: 1 shard, 8 samples ")
 
 
 def test_run_names_the_stream_whose_arguments_cannot_work(call, config):

@@ -176,7 +176,8 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
         return RowBatch(kept={each: [] for each in wanted.keep}, bad=bad)
     values = _values_of(batch.column(name))
     kept = {each: _values_of(batch.column(each)) for each in wanted.keep}
-    if _needs_no_conversion(values, wanted) and not any(map(_has_unusable, kept.values())):
+    are_usable = not any(BadValueError in map(type, column) for column in kept.values())
+    if are_usable and _needs_no_conversion(values, wanted):
         return RowBatch(values, kept, list(range(first, first + num_rows)))
     columns = {name: values, **kept}
     if wanted.has_tools and TOOLS in names:
@@ -196,10 +197,6 @@ def _needs_no_conversion(values: list[Any], wanted: Wanted) -> bool:
     return (wanted.convert is as_text and kinds == {str}) or (
         wanted.convert is as_tokens and kinds == {np.ndarray}
     )
-
-
-def _has_unusable(values: list[Any]) -> bool:
-    return BadValueError in set(map(type, values))
 
 
 def _usable(value: Any, name: str) -> Any:
