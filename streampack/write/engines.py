@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
@@ -143,6 +144,8 @@ def _start_worker(num_threads: int) -> tuple[Connection, Any]:
     ours, theirs = context.Pipe()
     # Fresh processes, not forks: the caller may run threads, e.g. for a progress bar.
     process = context.Process(target=_work, args=(theirs, num_threads), daemon=True)
+    # The first process would start it while the signal is blocked, and it unblocks the signal.
+    resource_tracker.ensure_running()
     # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
     # only this process, which then terminates it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
