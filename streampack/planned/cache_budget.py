@@ -51,8 +51,6 @@ class CacheWorkingSet:
     """The largest shard, compressed plus raw."""
     raw_part: float = 1.0
     """Fraction of a kept shard's bytes that is not its compressed form."""
-    ranks_per_node: int = 1
-    """Processes that share the node's limit."""
 
 
 def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
@@ -69,16 +67,18 @@ def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
 
 def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorkingSet:
     """Return the cache needs of this rank in an epoch, and the most of its node in any epoch."""
-    world = spec.world
-    fetched = [n for n, stream in enumerate(spec.streams) if stream.cache.needs_fetch]
+    fetched = {n: stream for n, stream in enumerate(spec.streams) if stream.cache.needs_fetch}
     if not fetched or spec.cache_limit is None:
-        return CacheWorkingSet(ranks_per_node=world.num_local_ranks)
-    kept = {n: _kept_bytes(spec, n) for n in fetched}
+        return CacheWorkingSet()
+    kept = {
+        n: cached_bytes(stream) if spec.keeps_packed[n] else stream.raw_bytes
+        for n, stream in fetched.items()
+    }
     lane_bytes = [
-        sum(LaneStream(recipe, n, lane).most_bytes(kept[n]) for n in fetched)
+        sum(LaneStream(recipe, n, lane).most_bytes(sizes) for n, sizes in kept.items())
         for lane in range(recipe.num_lanes)
     ]
-    ranks = ranks_of_node(world)
+    ranks = ranks_of_node(spec.world)
 
     def bytes_of(readers: list[World], epoch: int) -> int:
         """Return the bytes that these ranks need together in an epoch."""
@@ -90,95 +90,63 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
             lanes |= touched_lanes(recipe, view, before=before)
         return sum(lane_bytes[lane] for lane in lanes)
 
-    raw = sum(int(spec.streams[n].raw_bytes.sum()) for n in fetched)
+    raw = sum(int(stream.raw_bytes.sum()) for stream in fetched.values())
     return CacheWorkingSet(
         node_bytes=max(bytes_of(ranks, epoch) for epoch in range(lane_cycle(spec, recipe))),
-        own_bytes=bytes_of([world], epoch),
-        shard_bytes=max(int(cached_bytes(spec.streams[n]).max()) for n in fetched),
+        own_bytes=bytes_of([spec.world], epoch),
+        shard_bytes=max(int(cached_bytes(stream).max()) for stream in fetched.values()),
         raw_part=raw / max(sum(int(sizes.sum()) for sizes in kept.values()), 1),
-        ranks_per_node=len(ranks),
     )
 
 
-def _kept_bytes(spec: DatasetSpec, number: int) -> Int64Array:
-    stream = spec.streams[number]
-    return cached_bytes(stream) if spec.keeps_packed[number] else stream.raw_bytes
-
-
 def fetch_limits(
-    cache_limit: int | None, needs: CacheWorkingSet, *, num_workers: int = 0, turn: int = 0
+    cache_limit: int | None,
+    needs: CacheWorkingSet,
+    world: World,
+    *,
+    num_workers: int = 0,
+    planner: int | None = None,
 ) -> FetchLimits:
-    """Return the limits of one rank's prefetch.
+    """Return the limits of the prefetch in a process that plans.
 
-    Args:
-        cache_limit: Bytes of the node; None: no limit.
-        needs: Cache needs of the rank and its node.
-        num_workers: Processes of each rank that read in addition to the one that plans.
-        turn: Index of this rank on the node.
+    `planner` is the index of this worker, if each of `num_workers` plans for itself; None: the
+    training process plans.
 
     Raises:
         ConfigError: If the limit is below the working set; the message names the least that works.
     """
-    ranks = needs.ranks_per_node
-    limits = FetchLimits(turn=turn, num_turns=ranks)
+    ranks = world.num_local_ranks
+    limits = FetchLimits(turn=world.rank % ranks, num_turns=ranks)
+    if planner is not None:
+        # Every worker prefetches for itself: the turn of a rank divides into those of its workers.
+        turn = limits.turn * num_workers + planner
+        limits = FetchLimits(num_threads=1, turn=turn, num_turns=ranks * num_workers)
+        num_workers -= 1  # that read in addition to the one that plans
     if cache_limit is None or not needs.node_bytes:
         return limits
+    in_flight = ranks * needs.shard_bytes
     # Each process that reads may have one shard in flight, compressed and raw.
-    least = needs.node_bytes + ranks * (1 + num_workers) * needs.shard_bytes
+    least = needs.node_bytes + (1 + num_workers) * in_flight
     if cache_limit < least:
         # A dataset does not know yet how many workers its loader will have.
-        per_worker = ranks * needs.shard_bytes
-        more = "" if num_workers else f" (and {per_worker} more for each of num_workers)"
+        more = "" if num_workers else f" (and {in_flight} more for each of num_workers)"
         raise ConfigError(
             f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
             f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight "
             f"for each of its readers; set cache_limit to at least {least}{more}, or lower "
             "Order.shuffle_block_size or num_workers"
         )
-    in_flight = ranks * needs.shard_bytes
     spare = (cache_limit - least) // max(in_flight, 1)
     # Every further thread has one more shard in flight on each rank.
     num_threads = min(1 + spare, FETCH_THREADS)
     left = cache_limit - (num_threads + num_workers) * in_flight
     # The rank's part of the bytes left, without the compressed files that are kept beside raw ones.
     own = left * needs.own_bytes / needs.node_bytes * needs.raw_part
-    return replace(limits, num_threads=num_threads, cache_bytes=int(own))
-
-
-def planner_limits(
-    spec: DatasetSpec, needs: CacheWorkingSet, *, num_workers: int = 0, planner: int | None = None
-) -> FetchLimits:
-    """Return the limits of the prefetch in a process that plans.
-
-    Args:
-        spec: The specification of the dataset.
-        needs: Cache needs of this rank and its node.
-        num_workers: Worker processes of the rank.
-        planner: Index of this worker, if each worker plans for itself; None: the training process.
-
-    Raises:
-        ConfigError: If the limit is below the working set.
-    """
-    turn = spec.world.rank % needs.ranks_per_node
-    if planner is None:
-        return fetch_limits(spec.cache_limit, needs, num_workers=num_workers, turn=turn)
-    return replace(
-        fetch_limits(spec.cache_limit, needs, num_workers=num_workers - 1),
-        num_threads=1,
-        # Every worker plans and prefetches for itself, so the turns of ranks divide into those of
-        # workers.
-        turn=turn * num_workers + planner,
-        num_turns=needs.ranks_per_node * num_workers,
-    )
+    return replace(limits, num_threads=min(num_threads, limits.num_threads), cache_bytes=int(own))
 
 
 class ReadAhead:
-    """The prefetch of one iteration; does nothing if there is nothing to fetch.
-
-    Args:
-        fetcher: The shard prefetcher, or None.
-        sequence: The sequence that is iterated.
-    """
+    """The prefetch of one iteration; does nothing if there is nothing to fetch."""
 
     def __init__(self, fetcher: ShardPrefetcher | None, sequence: EpochSequence) -> None:
         self._fetcher = fetcher
@@ -189,11 +157,8 @@ class ReadAhead:
     def look(self) -> Int64Array | None:
         """Follow the plan to its current end; call it in the thread that plans.
 
-        Returns:
-            Rows (stream, shard) that are finished once everything planned is delivered.
-
-        Raises:
-            DataError: If a thread failed to fetch a shard.
+        Return rows (stream, shard) that are finished once everything planned is delivered. Raise
+        the failure of a thread, if any.
         """
         if self._fetcher is None:
             return None

@@ -29,7 +29,7 @@ from streampack.batch.formats.registry import Formatter
 from streampack.config import Buffers
 from streampack.errors import ConfigError, ResumeError
 from streampack.gather.gather import Gatherer
-from streampack.gather.shard_prefetch import ShardPrefetcher
+from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan import (
     DevicePlan,
     EpochSequence,
@@ -50,8 +50,8 @@ from streampack.planned.cache_budget import (
     CacheWorkingSet,
     ReadAhead,
     cache_needs,
+    fetch_limits,
     lane_cycle,
-    planner_limits,
 )
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.plain_iteration import plain_batches
@@ -186,31 +186,24 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def check_cache(self, num_workers: int = 0) -> None:
         """Refuse a cache limit that cannot hold this node's concurrent shards."""
-        planner_limits(self._spec, self._cache_needs(0), num_workers=num_workers)
+        self._fetch_limits(0, num_workers)
 
-    def _cache_needs(self, epoch: int) -> CacheWorkingSet:
+    def _fetch_limits(
+        self, epoch: int, num_workers: int, planner: int | None = None
+    ) -> FetchLimits:
         turn = epoch % lane_cycle(self._spec, self.recipe)
         if turn not in self._needs:
             self._needs[turn] = cache_needs(self._spec, self.recipe, turn)
-        return self._needs[turn]
+        limit, needs = self._spec.cache_limit, self._needs[turn]
+        return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
 
     def read_ahead(
         self, sequence: EpochSequence, num_workers: int = 0, planner: int | None = None
     ) -> ReadAhead:
-        """Return the shard prefetch of an iteration.
-
-        Args:
-            sequence: The iteration.
-            num_workers: Worker processes of this rank.
-            planner: Index of this worker, if each worker plans for itself.
-
-        Raises:
-            ConfigError: If the cache limit cannot hold this node's concurrent shards.
-        """
+        """Return the shard prefetch of an iteration; arguments as `fetch_limits`."""
         streams, fetcher = self._spec.streams, None
         if any(stream.cache.needs_fetch for stream in streams):
-            needs = self._cache_needs(sequence.epoch)
-            limits = planner_limits(self._spec, needs, num_workers=num_workers, planner=planner)
+            limits = self._fetch_limits(sequence.epoch, num_workers, planner)
             fetcher = ShardPrefetcher(streams, limits)
         return ReadAhead(fetcher, sequence)
 

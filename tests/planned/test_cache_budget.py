@@ -160,14 +160,14 @@ def test_the_limit_is_the_nodes_whatever_its_ranks_read(tmp_path):
 
 @pytest.mark.processes
 def test_room_over_the_least_becomes_threads_and_look_ahead():
-    needs = CacheWorkingSet(node_bytes=1000, own_bytes=500, shard_bytes=10, ranks_per_node=2)
-    tight = fetch_limits(1020, needs)
+    needs, world = CacheWorkingSet(node_bytes=1000, own_bytes=500, shard_bytes=10), worlds(2)[1]
+    tight = fetch_limits(1020, needs, world)
     assert (tight.num_threads, tight.cache_bytes) == (1, 500)
-    wide = fetch_limits(10_000, needs)
+    wide = fetch_limits(10_000, needs, world)
     assert (wide.num_threads, wide.cache_bytes) == (4, 4960)
-    assert fetch_limits(None, needs).cache_bytes is None
+    assert fetch_limits(None, needs, world).cache_bytes is None
     with pytest.raises(ConfigError, match="at least 1060"):
-        fetch_limits(1059, needs, num_workers=2)
+        fetch_limits(1059, needs, world, num_workers=2)
 
 
 def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path):

@@ -122,7 +122,7 @@ class Setup:
             store = Downloader(fetch=partial(self._copy, disk), fetch_if_there=lambda *_: False)
             streams = open_remote(self, Path("/any"), disk, store, None)
             needs = cache_needs(self.blueprint(streams, world, batch), self.recipe)
-            readers = needs.ranks_per_node * (1 + extra)
+            readers = world.num_local_ranks * (1 + extra)
             self.limits[key] = (needs.node_bytes + readers * needs.shard_bytes) // 2
         return self.limits[key]
 
