@@ -15,14 +15,13 @@ Cost: see `plan` and `gather`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from streampack.balance import Balance
 from streampack.batch.batch import Batch
 from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter
@@ -55,7 +54,6 @@ from streampack.planned.cache_budget import (
 )
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.plain_iteration import plain_batches
-from streampack.planned.rank_view import rank_view
 from streampack.planned.refusals import (
     check_at_batch,
     check_lanes,
@@ -70,28 +68,13 @@ from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.torch_transfer import TransferReader
-from streampack.streams import MdsStream
 from streampack.types import State
 
 
 class PlanEngine(ResumableRun[EpochSequence, Progress]):
-    """Plans, reads and resumes the epochs of a planned dataset.
+    """Plans, reads and resumes the epochs of a planned dataset."""
 
-    Args:
-        spec: The specification of the dataset.
-        convert: The batch format.
-        buffers: Memory limits.
-        finds_world: Whether the rank was found in the process's surroundings.
-
-    Raises:
-        ConfigError: If the arguments cannot work together.
-    """
-
-    ROLLED_BACK: ClassVar[tuple[str, ...]] = (
-        *ResumableRun.ROLLED_BACK,
-        "_latest",
-        "_worker_start",
-    )
+    ROLLED_BACK = (*ResumableRun.ROLLED_BACK, "_latest", "_worker_start")
 
     def __init__(
         self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
@@ -100,11 +83,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self.batch_size = spec.batch_size
         self.size = f"max_seq_len={spec.packing.max_seq_len}"
         self.buffers = buffers
+        self.balance = spec.balance
         self._spec = spec
         self.fetched_for_lengths = spec.fetched_for_lengths
         """Bytes of each shard that this process fetched to learn its lengths; grows."""
         self._convert = convert
-        self._digests = self._digests_of(spec.streams)
+        self._digests = self._stream_digests()
         self._start = Progress()
         self._build()
         self._saved_size = self.recipe.global_batch_size  # of the state loaded last
@@ -115,8 +99,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
 
-    def _digests_of(self, streams: Sequence[MdsStream]) -> list[str]:
-        return [stream.full_digest for stream in streams]
+    def _stream_digests(self) -> list[str]:
+        return [stream.full_digest for stream in self._spec.streams]
 
     def _build(self) -> None:
         """Build what determines the sequence."""
@@ -125,7 +109,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
-        self._view = device_view(self.world, self.batch_size, self._spec.balance)
+        self._view = device_view(self.world, self.batch_size, self.balance)
         self._totals: dict[int, int] = {}  # packs of epochs
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
         self._latest: EpochSequence | None = None
@@ -138,17 +122,28 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
-        return rank_view(self._spec, self.recipe.names, self._digests, self.fingerprint())
+        spec, world, balance = self._spec, self.world, self.balance
+        streams = []
+        for name, stream, digest in zip(
+            self.recipe.names, spec.streams, self._digests, strict=True
+        ):
+            index, _, lengths = digest.partition(":")
+            folder = str(stream.cache.folder)
+            streams.append({"name": name, "folder": folder, "index": index, "lengths": lengths})
+        recipe = {key: value for key, value in self.fingerprint().items() if key != "streams"}
+        recipe |= {
+            "batch_size": spec.batch_size,
+            "replication": world.replication,
+            "nodes": world.num_nodes,
+            "context_parallel": [world.context_parallel, world.context_layout],
+            "balance": None if balance is None else [balance.within, balance.digest()],
+        }
+        return {"streams": streams, "recipe": recipe}
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""
         epoch = self.at.epoch if self.at else self.counter.next_epoch
         return -(-self._slots_in(epoch) // self._view.window)
-
-    @property
-    def balance(self) -> Balance | None:
-        """How packs are dealt to ranks; None: they are not."""
-        return self._spec.balance
 
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, including the padding of its last batch."""

@@ -12,7 +12,7 @@ Cost: as `planned/engine.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,6 @@ from streampack.planned.run_chapters import RunChapters
 from streampack.planned.run_resume import fitting_run, read_skips, skip_problem
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
-from streampack.streams import MdsStream
 from streampack.types import State
 
 
@@ -71,8 +70,8 @@ class RunEngine(PlanEngine):
             if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
                 stream.cache.check(stream.index)
 
-    def _digests_of(self, streams: Sequence[MdsStream]) -> list[str]:
-        return [stream.growing_digest for stream in streams]
+    def _stream_digests(self) -> list[str]:
+        return [stream.growing_digest for stream in self._spec.streams]
 
     def _use_run(self, run: RunPlan, chapters: RunChapters, place: WalkPlace | None = None) -> None:
         """Plan these chapters from now on; the walk resumes at a place, if it is known."""
