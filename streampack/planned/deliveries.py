@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from streampack.plan import DevicePlan, EpochSequence, Progress, Recipe
 from streampack.planned.cache_budget import ReadAhead
 from streampack.planned.refusals import check_not_empty
@@ -50,11 +48,6 @@ class Totals:
             packer_tokens=max(self.packer_tokens, later.packer_tokens),
             straggler=later.straggler or self.straggler,  # a mean of one iteration
         )
-
-    @classmethod
-    def none(cls, num_streams: int) -> Totals:
-        """Return totals of no iteration."""
-        return cls(dropped=np.zeros(num_streams, np.int64))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

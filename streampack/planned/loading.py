@@ -22,10 +22,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from streampack.batch.batch import Batch
 from streampack.plan import DevicePlan, EpochSequence
@@ -73,7 +76,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         """Begin the statistics; the dataset fetched this many shards for lengths before."""
         recipe = self.engine.recipe
         self._tally = DeliveryStats(recipe)
-        self._totals = Totals.none(len(recipe.streams))  # without those of `_last`
+        no_drops = np.zeros(len(recipe.streams), np.int64)
+        self._totals = Totals(dropped=no_drops)  # without those of `_last`
         self._most_waiting = 0
         self._first_fetched = num_fetched
         # Before the current iteration.
@@ -175,14 +179,13 @@ class PlannedLoading(LoaderSession[PlanEngine]):
     def _iterate(self) -> Generator[Batch, None, None]:
         engine = self.engine
         num_fetched = len(engine.fetched_for_lengths)
-        ahead: ReadAhead | None = None
         self._is_cut = False
-        with engine.iteration() as sequence:
+        with engine.iteration() as sequence, closing(sequence):
             if self._shape != (engine.recipe.packing, engine.batch_size):
                 self._fit()
-            try:
-                plans = self._begin(sequence, num_fetched)
-                ahead, tally = plans.ahead, self._tally
+            plans = self._begin(sequence, num_fetched)
+            ahead, tally = plans.ahead, self._tally
+            with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
                     delivered = plans.deliver()
@@ -203,10 +206,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     self._settle()
                 if not self._is_cut:
                     engine.note_end(sequence)
-            finally:
-                if ahead is not None:
-                    ahead.close()
-                sequence.close()
 
     def _batches(self, plans: IterationPlans) -> Iterator[Batch]:
         if self._workers is not None:

@@ -11,6 +11,7 @@ Cost: planning in every worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 from streampack.batch.batch import Batch
@@ -27,22 +28,14 @@ def plain_batches(
     window: int,
     note: Callable[[Progress], None],
 ) -> Generator[Batch, None, int]:
-    """Yield the batches of a sequence, or a worker's share of them, and close it.
+    """Yield the batches of a sequence, or a worker's share of them; return the steps planned.
 
-    Args:
-        sequence: The sequence.
-        ahead: Its shard prefetch.
-        read: Reads the batch of a plan.
-        share: This worker's index, and the number of workers; (0, 0): there are none.
-        window: Packs that all devices take in one step.
-        note: Called with the progress after each batch, before it is yielded.
-
-    Returns:
-        The number of steps that were planned.
+    `share` is this worker's index and the number of workers; (0, 0): there are none. All devices
+    take `window` packs in a step. `note` gets the progress after a batch, before it is yielded.
     """
     worker, num_workers = share
     step, turns, base = 0, max(num_workers, 1), sequence.position
-    try:
+    with closing(sequence), closing(ahead):
         ahead.look()
         while (plan := sequence.next(fetch=step % turns == worker)) is not None:
             step += 1
@@ -57,7 +50,4 @@ def plain_batches(
                 yield batch
                 del batch
             ahead.finish(finished)
-    finally:
-        ahead.close()
-        sequence.close()
     return step
