@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -25,19 +25,12 @@ from streampack.planned.cache_budget import ReadAhead
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN
 
-NextPlan: TypeAlias = Callable[[int], DevicePlan | None]
-
 MOST_AT_ONCE = 16
 GROUP_BYTES = 1 << 23  # larger groups are evicted from the CPU cache before use
 
 
 def most_together(read: BatchReader, batch_tokens: int) -> int:
-    """Return how many batches a thread reads together, if there is room for them.
-
-    Args:
-        read: Reader of the batches.
-        batch_tokens: Token slots of a batch.
-    """
+    """Return how many batches of so many slots a thread reads together, if there is room."""
     if not read.is_cheap:
         return 1  # grouping gains nothing here and would delay the first batch
     if read.keeps_rows and read.gatherer.has_labels:
@@ -62,14 +55,13 @@ class ReadGroup:
             raise self.failure
 
 
-def in_groups(next_plan: NextPlan, most: int, ahead: ReadAhead) -> Iterator[DevicePlan]:
-    """Yield plans of several batches whose shards are local; batches before a failure come first.
+def in_groups(
+    next_plan: Callable[[int], DevicePlan | None], most: int, ahead: ReadAhead
+) -> Iterator[DevicePlan]:
+    """Yield plans of at most `most` batches whose shards are local.
 
-    Args:
-        next_plan: Returns a plan of at most this many batches, and None at the end.
-        most: Batches of a plan.
-        ahead: Shard prefetch. While a shard is missing, the group is halved repeatedly, so that
-            no batch waits for a shard that only a later one needs.
+    While a shard is missing, the group is halved repeatedly, so that no batch waits for a shard
+    that only a later one needs. Batches before a failure come first.
     """
     size = 1
     while (plan := next_plan(size)) is not None:
