@@ -215,14 +215,10 @@ def build_recipe(
     """Return the recipe of a dataset's sequence.
 
     Args:
-        spec: The specification of the dataset.
+        spec: Its specification.
         shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
         method: Packing method of a run that resumes, used if the dataset asks for none.
         mixes_last: Whether the last batches of streams mix in a run that resumes.
-
-    Raises:
-        ConfigError: If weights, batch sizes and lanes are incompatible.
-        DataError: If a stream cannot be opened.
     """
     packing, mixing, order = spec.packing, spec.mixing, spec.order
     if packing.method is None:

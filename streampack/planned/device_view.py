@@ -50,11 +50,7 @@ def ranks_of_node(world: World) -> list[World]:
 
 
 def check_whole_steps(recipe: Recipe, view: DeviceView) -> None:
-    """Check that a balanced global batch is a whole number of steps.
-
-    Raises:
-        ConfigError: If it is not. Names sizes that work.
-    """
+    """Refuse a balanced global batch that is not a whole number of steps."""
     size = recipe.global_batch_size
     if view.balance is not None and size % view.window:
         raise ConfigError(
@@ -82,16 +78,10 @@ def balance_in_state(recipe: Recipe, view: DeviceView, position: int) -> State:
 def check_balance(
     state: State, recipe: Recipe, view: DeviceView, num_packs: Callable[[], int]
 ) -> None:
-    """Check that a state from inside a global batch was saved with this view's balance.
+    """Refuse a state from inside a global batch that was saved with another balance.
 
-    Args:
-        state: The state, whose position was checked.
-        recipe: The recipe that it was saved with.
-        view: The view of this rank.
-        num_packs: Return the number of packs in the state's epoch; called only before a refusal.
-
-    Raises:
-        ResumeError: If it was not. Names the last edge.
+    `recipe` is that of the state. `num_packs` returns the packs in its epoch, and is called only
+    before a refusal. The ResumeError names the last edge.
     """
     size, position = recipe.global_batch_size, state["position"]
     saved, own = state.get("balance"), balance_in_state(recipe, view, position).get("balance")

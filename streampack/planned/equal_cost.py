@@ -25,11 +25,7 @@ NUM_SHARDS = 64  # shards whose lengths are looked at
 
 
 def check_equal_cost(packing: Packing, streams: Sequence[MdsStream], world: World) -> None:
-    """Refuse `max_cost` where packs of equal cost are not possible.
-
-    Raises:
-        ConfigError: If it is too low, lengths are unknown, or rows are cut or of several lengths.
-    """
+    """Refuse `max_cost` where packs of equal cost are not possible."""
     if packing.max_cost is None:
         return
     check_max_cost(packing)

@@ -21,9 +21,6 @@ from streampack.plan import Recipe
 def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
     """Return the length of a stream's packs, in units of the packing's max_seq_len.
 
-    Raises:
-        ConfigError: If it is not a multiple. Names lengths that are.
-
     >>> slots_per_pack("books", 4096, Packing(max_seq_len=1024))
     4
     """
@@ -39,14 +36,9 @@ def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
 
 
 def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
-    """Check that each device batch holds whole packs of one length.
+    """Refuse device batches that do not hold whole packs of one length.
 
-    Args:
-        recipe: Determines the sequence.
-        batch_size: Slots of a device batch in this world.
-
-    Raises:
-        ConfigError: If one does not. Names values that work.
+    `batch_size` is the number of slots of a device batch in this world.
     """
     slots = [stream.slots_per_pack for stream in recipe.streams]
     if max(slots) == 1:

@@ -32,11 +32,7 @@ from streampack.streams import MdsStream
 
 
 def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchFormat) -> None:
-    """Refuse options that need epochs, which a run of chapters does not have.
-
-    Raises:
-        ConfigError: Naming the option, and what to use instead.
-    """
+    """Refuse options that need epochs, which a run of chapters does not have."""
     mixing = spec.mixing
     if mixing.global_batch_size is None and not all(c.global_batch_size for c in spec.chapters):
         raise ConfigError(
@@ -107,15 +103,8 @@ def build_run(
 ) -> RunPlan:
     """Return the plan of a run.
 
-    Args:
-        spec: The specification of the dataset.
-        chapters: The chapters.
-        num_lanes: Lanes of a run that resumes; None: a new run.
-        lane_runs: Consecutive packs from one lane in each chapter, as far as they are known; None:
-            the batch size of the chapter.
-
-    Raises:
-        ConfigError: If sizes are incompatible, or a chapter names an unknown stream.
+    `num_lanes` is known of a run that resumes. `lane_runs` are consecutive packs from one lane in
+    each chapter, as far as they are known; else it is the batch size of the chapter.
     """
     streams = plan_streams(spec)
     known = [*lane_runs, *[None] * (len(chapters) - len(lane_runs))]

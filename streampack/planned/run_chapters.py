@@ -71,11 +71,7 @@ class RunChapters:
         return {"origins": list(self.origins[:num_chapters]), "amended": amended}
 
     def as_recorded(self, state: State, records: Sequence[Mapping[str, Any]]) -> RunChapters | None:
-        """Return these written chapters with the amendments of a state; None if it fits none.
-
-        Raises:
-            ResumeError: If the state's record is damaged.
-        """
+        """Return these written chapters with the amendments of a state; None if it fits none."""
         origins = CHECKS.items("origins", state.get("origins"), len(records))
         for origin in origins:
             CHECKS.integer("origins", origin, 0, len(records))

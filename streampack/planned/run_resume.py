@@ -29,16 +29,9 @@ Records = Sequence[dict[str, Any]]
 def fitting_run(
     spec: DatasetSpec, written: RunChapters, state: State, records: Records
 ) -> tuple[RunChapters, RunPlan]:
-    """Return the chapters that a state belongs to, and their plan.
+    """Return the chapters that a state belongs to, and their plan; `records` are the state's.
 
-    Args:
-        spec: The specification of the dataset.
-        written: Its chapters.
-        state: The state.
-        records: The chapters of the state.
-
-    Raises:
-        ResumeError: If it belongs to other chapters. Names the first difference.
+    The ResumeError for a state of other chapters names the first difference.
     """
     candidates = [written]
     amended = written.as_recorded(state, records)
@@ -88,14 +81,9 @@ def _resumed(
 
 
 def read_skips(state: State) -> list[tuple[int, int]]:
-    """Return the ranges [first, stop) of steps that a state skips.
-
-    Raises:
-        ResumeError: If they are damaged.
-    """
-    skips = CHECKS.up_to("skip", state.get("skip", []), 10**6)
+    """Return the ranges [first, stop) of steps that a state skips, after a check."""
     read = []
-    for skip in skips:
+    for skip in CHECKS.up_to("skip", state.get("skip", []), 10**6):
         first, stop = CHECKS.items("skip", skip, 2)
         first = CHECKS.integer("skip", first, 0, 2**62)
         read.append((first, CHECKS.integer("skip", stop, first, 2**62)))
@@ -105,13 +93,9 @@ def read_skips(state: State) -> list[tuple[int, int]]:
 def skip_problem(
     run: RunPlan, progress: Progress, window: int, skips: Sequence[tuple[int, int]]
 ) -> str | None:
-    """Return why steps that are skipped are not whole for a world; None if they are.
+    """Return why the steps to skip are not whole for ranks that take `window` packs together.
 
-    Args:
-        run: The chapters.
-        progress: Where the run stands.
-        window: Packs that all ranks take together.
-        skips: Ranges [first, stop) of steps of the run.
+    None if they are. `skips` are ranges [first, stop) of steps of the run.
     """
     chapter, size = progress.epoch, run.recipes[progress.epoch].global_batch_size
     step = run.steps_before(chapter) + progress.position // size
