@@ -74,11 +74,7 @@ def _draw(bar: Bar, max_seq_len: int, width: int) -> Text:
             line.append(FULL * (end - drawn - 1) + NOTCH, style=colour(stream))
         drawn = end
     line.append(EMPTY * (width - drawn), style="dim")
-    return line.append(f"  {_count(len(bar), 'segment')}", style="dim")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return line.append(f"  {len(bar)} segment{'' if len(bar) == 1 else 's'}", style="dim")
 
 
 def legend(names: Sequence[str]) -> Text:

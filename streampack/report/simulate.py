@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from streampack.balance import Balance
-from streampack.plan import DevicePlan, DeviceView, EpochSequence, Progress, Recipe
+from streampack.plan import DevicePlan, DeviceView, EpochSequence, Progress
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.run_sequence import RunSequence
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.device_view import device_view
+from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_not_empty, check_whole_batches
 from streampack.planned.run_engine import RunEngine
 from streampack.report.chapters import describe_run
@@ -69,22 +70,15 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
         ConfigError: If an epoch has no batch.
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
-    engine, world = engine_of(dataset), dataset.world
+    engine = engine_of(dataset)
     if isinstance(engine, RunEngine):
         return describe_run(dataset) if steps is None else _simulate_run(engine, steps)
     check_whole_batches(engine.recipe)
-    # A single device gets the batches of all ranks, one after another.
-    view = DeviceView(batch_size=dataset.batch_size)
-    waits = _Waits(engine.recipe, dataset)
-    run, epoch = _Run(engine.recipe, view, world.num_devices, waits), engine.next_epoch
+    run, epoch = _Run(engine), engine.next_epoch
     while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
         run.plan(epoch, None if steps is None else steps - run.num_steps)
         epoch += 1
-    return run.numbers() | {
-        "ranks": world.num_devices,
-        "batch_size": dataset.batch_size,
-        "digest": dataset.digest,
-    }
+    return run.numbers() | {"batch_size": dataset.batch_size, "digest": dataset.digest}
 
 
 def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
@@ -109,16 +103,16 @@ def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
 class _Waits:
     """How long the ranks of a global batch wait for each other, by the cost of attention."""
 
-    def __init__(self, recipe: Recipe, dataset: PackedStreamingDataset) -> None:
-        world, size = dataset.world, recipe.global_batch_size
-        window = dataset.batch_size * world.num_devices
+    def __init__(self, engine: PlanEngine) -> None:
+        world, size = engine.world, engine.recipe.global_batch_size
+        window = engine.batch_size * world.num_devices
         self._num_devices = world.num_devices
         self._num_steps = size // window if size % window == 0 else 0
-        self._balance = engine_of(dataset).balance or Balance()
-        self._is_dealt = engine_of(dataset).balance is not None
-        self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
+        self._balance = engine.balance or Balance()
+        self._is_dealt = engine.balance is not None
+        self._keeps_batches = engine.recipe.mixing.batching_method == "device_per_stream"
         ranks = [replace(world, rank=rank) for rank in range(world.num_ranks)]
-        views = (device_view(rank, dataset.batch_size, self._balance) for rank in ranks)
+        views = (device_view(rank, engine.batch_size, self._balance) for rank in ranks)
         self._groups = [list(places) for places in sorted({view.sharing for view in views})]
         # Costs of the packs of each batch of a global batch, in order.
         self._batches: list[Int64Array] = []
@@ -163,13 +157,14 @@ class _Waits:
 class _Run:
     """The totals of the epochs planned so far."""
 
-    def __init__(self, recipe: Recipe, view: DeviceView, num_devices: int, waits: _Waits) -> None:
-        self._recipe = recipe
-        self._view = view
-        self._num_devices = num_devices
-        self._waits = waits
-        self._delivery = DeliveryStats(recipe)
-        self._dropped = np.zeros(len(recipe.streams), np.int64)
+    def __init__(self, engine: PlanEngine) -> None:
+        self._recipe = engine.recipe
+        # A single device gets the batches of all ranks, one after another.
+        self._view = DeviceView(batch_size=engine.batch_size)
+        self._num_devices = engine.world.num_devices
+        self._waits = _Waits(engine)
+        self._delivery = DeliveryStats(engine.recipe)
+        self._dropped = np.zeros(len(engine.recipe.streams), np.int64)
         self._substituted = self._omitted = 0
         self._global_batches = 0
         self._snapshots: list[State] = []  # of lanes that carry over from epoch to epoch
@@ -222,4 +217,5 @@ class _Run:
             "global_batch_size": self._recipe.global_batch_size,
             "padding_packs": slots - self._delivery.num_slots,
             "padding_tokens": slots * self._recipe.packing.row_tokens - stats["tokens"],
+            "ranks": self._num_devices,
         }

@@ -84,7 +84,8 @@ class DeliveryStats:
         self._recipe = recipe
         self._counts = np.zeros((len(recipe.streams), len(COUNTED)), np.int64)
         self._num_packs = 0
-        self._num_slots = 0  # of these packs
+        self.num_slots = 0
+        """Slots that the delivered packs took."""
         self._slot_tokens = 0  # tokens that they could hold
         self._uncounted: list[Packs] = []
 
@@ -97,18 +98,13 @@ class DeliveryStats:
         if not self._recipe.shapes.is_uniform:
             num_packs = int(np.count_nonzero(np.diff(packs.ends, prepend=0)))
         self._num_packs += num_packs
-        self._num_slots += num_packs * slots_per_pack
+        self.num_slots += num_packs * slots_per_pack
         self._slot_tokens += num_packs * slots_per_pack * self._recipe.packing.row_tokens
 
     def use(self, recipe: Recipe) -> None:
         """Count the packs of another recipe from now on, with the same streams."""
         self._count()
         self._recipe = recipe
-
-    @property
-    def num_slots(self) -> int:
-        """Slots that the delivered packs took."""
-        return self._num_slots
 
     def _count(self) -> None:
         delivered, self._uncounted = self._uncounted, []
