@@ -129,7 +129,7 @@ class World:
         >>> World.from_env({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}).node
         0
         """
-        group = _process_group()
+        group = process_group()
         if group is None:
             _check_both(env)
         rank, num_ranks = group or (0, 1)
@@ -173,7 +173,7 @@ class World:
         Raises:
             ConfigError: If it was initialised after this World was made, with other values.
         """
-        group = _process_group()
+        group = process_group()
         if group is not None and group != (self.rank, self.num_ranks):
             raise ConfigError(
                 f"the dataset was made as rank {self.rank} of {self.num_ranks}, but now "
@@ -232,7 +232,7 @@ def _check_both(env: Mapping[str, str]) -> None:
             )
 
 
-def _process_group() -> tuple[int, int] | None:
+def process_group() -> tuple[int, int] | None:
     """Return rank and world size from torch.distributed; None if it is not initialised."""
     # Not imported here: if the process group exists, the module is already loaded.
     distributed = sys.modules.get("torch.distributed")

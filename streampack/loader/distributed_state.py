@@ -18,27 +18,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from torch import distributed
-
 from streampack.errors import ResumeError
+from streampack.runtime.rank_digest import gather_values
 from streampack.types import State
+from streampack.world import process_group
 
 
 def gather_state(state: State, group: Any = None) -> State:
     """Return the state with the snapshots of all ranks. Collective: every rank must call it.
 
-    Args:
-        state: This rank's state.
-        group: torch's process group; None: the default group, or this rank alone if there is none.
-
-    Raises:
-        ResumeError: If the ranks are not at the same step of the same run.
+    Without a process group, they are those of this rank alone.
     """
-    if not distributed.is_available() or not distributed.is_initialized():
-        return join_states([state])
-    states: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(states, state, group=group)
-    return join_states(states)
+    return join_states([state] if process_group() is None else gather_values(state, group))
 
 
 def join_states(states: Sequence[State]) -> State:

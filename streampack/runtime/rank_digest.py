@@ -25,7 +25,7 @@ from typing import Any
 from torch import distributed
 
 from streampack.errors import ConfigError, DataError
-from streampack.world import World
+from streampack.world import World, process_group
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,6 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
     Nothing is compared if torch.distributed is not initialised, if `world` differs from the process
     group (as in an evaluation on one rank), or outside the main thread. `get_view` is called only
     where views are compared.
-
-    Raises:
-        DataError: Naming the ranks and the stream, if a stream differs.
-        ConfigError: Naming the ranks and the option, if the recipe differs.
     """
     others = other_ranks(world)
     if others < 1 or threading.current_thread() is not threading.main_thread():
@@ -69,9 +65,9 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
         # A GPU backend would need each rank to have selected its device already.
         group = distributed.new_group(backend="gloo")
     try:
-        digests = _gather(digest_of(compared), group)
+        digests = gather_values(digest_of(compared), group)
         if len(set(digests)) > 1:
-            _refuse(_gather(view, group))
+            _refuse(gather_values(view, group))
     finally:
         if group is not None:
             distributed.destroy_process_group(group)
@@ -79,38 +75,28 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
 
 
 def compare_values(values: Mapping[str, Any], world: World) -> None:
-    """Compare what the ranks of torch's process group ask for; all must call it.
-
-    Raises:
-        ConfigError: Naming the value and the ranks, if it differs.
-    """
+    """Compare what the ranks of torch's process group ask for; all must call it."""
     if other_ranks(world) < 1:
         return
     way_out = "call it with the same values, after the same batch, on every rank"
-    _check_equal(_gather(dict(values), None), way_out)
+    _check_equal(gather_values(dict(values)), way_out)
 
 
 def other_ranks(world: World) -> int:
     """Return how many other ranks of torch's process group share a world's data; 0: none."""
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0
-    group = distributed.get_rank(), distributed.get_world_size()
+    group = process_group()
     return group[1] - 1 if group == (world.rank, world.num_ranks) else 0
 
 
-def _gather(value: Any, group: Any) -> list[Any]:
-    values: list[Any] = [None] * distributed.get_world_size()
+def gather_values(value: Any, group: Any = None) -> list[Any]:
+    """Return the values of all ranks of a process group; None: of torch's default group."""
+    values: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(values, value, group=group)
     return values
 
 
 def _refuse(views: Sequence[RankView]) -> None:
-    """Raise an error that names the first difference between ranks.
-
-    Raises:
-        DataError: If it is in a stream.
-        ConfigError: If it is in the recipe.
-    """
+    """Raise an error that names the first difference between ranks."""
     first = views[0]
     if any(len(view["streams"]) != len(first["streams"]) for view in views):
         counts = _by_value([len(view["streams"]) for view in views])

@@ -23,7 +23,7 @@ from torch import distributed
 
 from streampack.errors import ConfigError, ResumeError, WorkerError
 from streampack.runtime.rank_digest import other_ranks
-from streampack.world import World
+from streampack.world import World, process_group
 
 MAX_SUM = 2**62
 MINUTES = 30
@@ -47,12 +47,9 @@ class StepAgreement:
         world = self._world
         if world.num_ranks == 1 or other_ranks(world):
             return
-        found = "torch.distributed is not initialised"
-        if distributed.is_available() and distributed.is_initialized():
-            found = (
-                f"torch.distributed has {distributed.get_world_size()}, and this process is rank "
-                f"{distributed.get_rank()} of them"
-            )
+        found, group = "torch.distributed is not initialised", process_group()
+        if group is not None:
+            found = f"torch.distributed has {group[1]}, and this process is rank {group[0]} of them"
         raise ConfigError(
             f"steps='equal' has to be agreed upon by {world.num_ranks} ranks, but {found} (here: "
             f"rank {world.rank}); call torch.distributed.init_process_group in all of them, or "
