@@ -110,10 +110,7 @@ def fetch_limits(
     """Return the limits of the prefetch in a process that plans.
 
     `planner` is the index of this worker, if each of `num_workers` plans for itself; None: the
-    training process plans.
-
-    Raises:
-        ConfigError: If the limit is below the working set; the message names the least that works.
+    training process plans. A limit below the working set is refused.
     """
     ranks = world.num_local_ranks
     limits = FetchLimits(turn=world.rank % ranks, num_turns=ranks)

@@ -67,7 +67,7 @@ from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.torch_transfer import TransferReader
+from streampack.runtime.torch_transfer import read_transferable
 from streampack.types import State
 
 
@@ -177,7 +177,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def _plain_reader(self, num_workers: int) -> Callable[[DevicePlan], Any]:
         """Return a reader for iterations without a `PackedDataLoader`."""
-        return TransferReader(reader=self.reader()) if num_workers else self.reader()
+        return partial(read_transferable, self.reader()) if num_workers else self.reader()
 
     def check_cache(self, num_workers: int = 0) -> None:
         """Refuse a cache limit that cannot hold this node's concurrent shards."""

@@ -60,11 +60,7 @@ PLACES = {
 
 
 def with_hints(init: Callable[P, None]) -> Callable[P, None]:
-    """Wrap an `__init__` so that unknown arguments raise an error naming the equivalent here.
-
-    Raises:
-        ConfigError: Naming the argument, its value and the equivalent.
-    """
+    """Wrap an `__init__` so that unknown arguments raise a ConfigError with the equivalent here."""
     known = list(signature(init).parameters)[1:]
     class_name = init.__qualname__.partition(".")[0]
 
@@ -91,16 +87,7 @@ def _place(name: str, known: list[str]) -> str:
 
 
 def check_configs(**configs: object) -> None:
-    """Refuse a config of the wrong type; None stands for the default, but packing has none.
-
-    Args:
-        **configs: Any of packing, mixing, order, buffers, balance and world.
-
-    Raises:
-        ConfigError: Naming the argument, its value and the expected class.
-
-    >>> check_configs(packing=Packing(max_seq_len=8), mixing=None)
-    """
+    """Refuse a config of the wrong type; None stands for the default, but packing has none."""
     for key, value in configs.items():
         wanted = CONFIGS[key]
         if isinstance(value, wanted) or (value is None and wanted is not Packing):
@@ -114,19 +101,7 @@ def check_configs(**configs: object) -> None:
 
 
 def check_batch_size(batch_size: object, max_seq_len: int = 1) -> int:
-    """Return `batch_size` as an int.
-
-    Args:
-        batch_size: Packs of a batch, as passed.
-        max_seq_len: Tokens of a pack.
-
-    Raises:
-        ConfigError: If it is not an integer of at least 1, or a batch has more tokens than its
-            int32 `cu_seqlens` can count.
-
-    >>> check_batch_size(4, 2048)
-    4
-    """
+    """Return `batch_size` as an int; refuse more tokens than a batch's `cu_seqlens` can count."""
     if batch_size is None:
         raise ConfigError(f"batch_size={batch_size} is not a number of packs; leave it out for 1")
     count = read_count("batch_size", batch_size, "leave it out for the default")
@@ -140,14 +115,7 @@ def check_batch_size(batch_size: object, max_seq_len: int = 1) -> int:
 
 
 def check_epoch(epoch: object) -> int:
-    """Return an epoch's number as an int.
-
-    Raises:
-        ConfigError: If it is not an integer of at least 0, or is too large for a state.
-
-    >>> check_epoch(2)
-    2
-    """
+    """Return an epoch's number as an int; refuse one that is too large for a state."""
     number = read_integer("epoch", epoch, "epochs are counted 0, 1, 2, ...")
     if not 0 <= number <= MAX_EPOCH:
         raise ConfigError(f"epoch={number} must be at least 0 and at most {MAX_EPOCH}")

@@ -66,7 +66,7 @@ class BatchReader:
         gatherer = self.gatherer
         num_rows = plan.num_rows * plan.num_batches
         if self.keeps_rows:
-            [room], parts = self._room(plan, plan.num_batches)
+            [room], parts = self._room(plan)
             rows = gatherer.gather(plan.packs, num_rows, out=room)
             return self.finish(plan, rows, [tokens for [tokens] in parts])
         shape = num_rows, self.row_tokens(plan)
@@ -87,15 +87,13 @@ class BatchReader:
         """Return the tokens of each row of a plan's batches, or of its slice."""
         return self.gatherer.row_tokens * plan.slots_per_pack
 
-    def _room(
-        self, plan: DevicePlan, num_batches: int
-    ) -> tuple[list[IntArray], list[list[Tensor]]]:
-        shape = plan.num_rows * num_batches, self.row_tokens(plan)
-        return self.blocks.take((self.gatherer.dtype, shape), num_parts=num_batches)
+    def _room(self, plan: DevicePlan) -> tuple[list[IntArray], list[list[Tensor]]]:
+        shape = plan.num_rows * plan.num_batches, self.row_tokens(plan)
+        return self.blocks.take((self.gatherer.dtype, shape), num_parts=plan.num_batches)
 
     def room(self, plan: DevicePlan) -> tuple[IntArray, Tensor]:
         """Return memory for the rows of a plan of one batch that keeps them, shape (B, S)."""
-        [array], [[tensor]] = self._room(plan, 1)
+        [array], [[tensor]] = self._room(plan)
         return array, tensor
 
     def finish(

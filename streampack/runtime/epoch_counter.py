@@ -49,10 +49,7 @@ class SharedEpochCounter:
         return self._view.tolist()
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, list):
-            self._words = RawArray("q", state)
-        else:
-            self._words = state
+        self._words = RawArray("q", state) if isinstance(state, list) else state
 
     @property
     def _view(self) -> Int64Array:

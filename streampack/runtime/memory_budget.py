@@ -65,11 +65,7 @@ def _fit(
 
 
 def max_prefetch(buffers: Buffers, footprint: MemoryFootprint, wanted: int) -> int:
-    """Return how many batches each worker may hold, at most `wanted`.
-
-    Raises:
-        ConfigError: If a bound cannot hold even one; the message names the least that works.
-    """
+    """Return how many batches each worker may hold, at most `wanted`."""
     workers, plans = max(footprint.num_workers, 1), footprint.plans_in_workers
     batch, packers = footprint.batch_tokens, footprint.packer_tokens
     in_reader = packers if plans or not footprint.num_workers else 0

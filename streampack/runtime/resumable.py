@@ -89,10 +89,6 @@ class ResumableRun(Generic[Iteration, Position]):
         """Begin the next epoch, or resume from a loaded state; in a torch worker, for its share.
 
         Until the first batch is noted, `abandon` restores everything as it was before.
-
-        Raises:
-            ConfigError: If torch.distributed now reports another rank than at construction.
-            ResumeError: If the loaded state does not fit.
         """
         self.check_world()
         info = get_worker_info()

@@ -77,11 +77,7 @@ class _Maker(Generic[Item, Result]):
         ]
 
     def start(self, caller: Holder) -> None:
-        """Start the threads, which end when `caller` is freed.
-
-        Raises:
-            ConfigError: If a thread cannot be started; `leave` ends the others.
-        """
+        """Start the threads, which end when `caller` is freed."""
         self._caller = weakref.ref(caller, self._room.put)
         start_threads(self._threads, ", or set prefetch_threads=0")
 

@@ -148,28 +148,22 @@ def _refuse_to_stack(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransferReader:
-    """Reads plans in a worker of torch's own loader."""
-
-    reader: BatchReader
-
-    def __call__(self, plan: DevicePlan) -> Any:
-        read = self.reader
-        if not read.is_cheap or read.keeps_rows:
-            return transferable(read(plan))
-        # This memory is not reused while any array refers to it.
-        array, tokens = read.room(plan)
-        rows = read.gatherer.gather(plan.packs, plan.num_rows, out=array)
-        inputs = BatchInputs(
-            rows=rows,
-            packs=plan.packs,
-            step=(plan.epoch, plan.position),
-            positions=read.packing.positions,
-            convert=read.convert,
-        )
-        [batch] = read.finish(plan, rows, [tokens])
-        return transferable(batch, inputs)
+def read_transferable(read: BatchReader, plan: DevicePlan) -> Any:
+    """Read the batch of a plan in a worker of torch's own loader."""
+    if not read.is_cheap or read.keeps_rows:
+        return transferable(read(plan))
+    # This memory is not reused while any array refers to it.
+    array, tokens = read.room(plan)
+    rows = read.gatherer.gather(plan.packs, plan.num_rows, out=array)
+    inputs = BatchInputs(
+        rows=rows,
+        packs=plan.packs,
+        step=(plan.epoch, plan.position),
+        positions=read.packing.positions,
+        convert=read.convert,
+    )
+    [batch] = read.finish(plan, rows, [tokens])
+    return transferable(batch, inputs)
 
 
 Sent = tuple[list[str], Batch | FlatBatch, BatchInputs | None, Any, Any]

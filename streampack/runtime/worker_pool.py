@@ -56,12 +56,7 @@ class _Session:
         self.kept = WorkerProcesses(serve, options, self)
 
     def begin(self, given: Any) -> None:
-        """Begin an iteration with its setup data.
-
-        Raises:
-            WorkerError: If the workers cannot be started, or one died.
-            ConfigError: If the system's limits leave no room for them.
-        """
+        """Begin an iteration with its setup data."""
         is_first = not self.iteration
         if is_first:
             self._watch()
@@ -95,11 +90,7 @@ class _Session:
                 polled.register(sentinel, select.POLLIN)
 
     def check(self) -> None:
-        """Check that all workers are alive.
-
-        Raises:
-            WorkerError: If one died; the next iteration starts new ones.
-        """
+        """Raise a WorkerError if one died; the next iteration starts new ones."""
         if ready := self._sentinels.poll(0):
             raise self._death(ready) from None
 
@@ -113,11 +104,7 @@ class _Session:
         self.is_torn = was_torn
 
     def receive(self, worker: int) -> Any:
-        """Wait for the outcome of the oldest task of a worker.
-
-        Raises:
-            WorkerError: If a worker died or timed out; the next iteration starts new ones.
-        """
+        """Wait for the outcome of the oldest task of a worker."""
         self.check()
         self.is_torn = True
         result = self._receive(worker)

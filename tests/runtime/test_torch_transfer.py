@@ -29,7 +29,7 @@ from streampack import (
 from streampack.formats import FORMATS
 from streampack.runtime import flat_batch, torch_transfer
 from streampack.runtime.resumable import engine_of
-from streampack.runtime.torch_transfer import CompactPickleBatch, TransferReader, transferable
+from streampack.runtime.torch_transfer import CompactPickleBatch, read_transferable, transferable
 from tests.helpers.batches import LENGTHS, dataset_of, same
 from tests.helpers.builders import stream_of
 
@@ -44,9 +44,9 @@ def sent(batch: Any) -> Any:
 def parcels_of(dataset: PackedStreamingDataset) -> Iterator[Any]:
     """Return a dataset's batches as they are in a worker."""
     engine = engine_of(dataset)
-    sequence, read = engine.begin(), TransferReader(reader=engine.reader())
+    sequence, read = engine.begin(), engine.reader()
     while (plan := sequence.next()) is not None:
-        yield read(plan)
+        yield read_transferable(read, plan)
 
 
 @pytest.mark.thorough
