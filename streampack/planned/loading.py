@@ -136,7 +136,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         slot_bytes = engine.footprint().batch_tokens * Ring.bytes_per_token(read)
         # Groups prefetched by workers, plus two: one being delivered and one spare.
         num_groups = self.num_workers * self._ahead + 2
-        room = SharedMemory.asked(engine.world.num_local_ranks)
+        room = SharedMemory(engine.world.num_local_ranks)
         while self._group > 1 and not room.has(2 * num_groups * self._group * slot_bytes):
             self._group //= 2  # leave half of it to others
         num_slots = num_groups * self._group

@@ -99,33 +99,27 @@ def pin(batch: Any) -> Any:
     return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
-    """Free shared memory, and each rank's share of it."""
+    """The memory in torch's folder for shared memory, of which `num_ranks` get equal parts."""
 
-    folder: Path
-    free: int | None
-    """Bytes; None: unknown, torch will use another location or raise its own error."""
-    num_ranks: int
-
-    @classmethod
-    def asked(cls, num_ranks: int, folder: Path = SHARED_MEMORY) -> SharedMemory:
-        """Query the system; `num_ranks` share torch's folder for shared memory."""
-        free = None
+    def __init__(self, num_ranks: int, folder: Path = SHARED_MEMORY) -> None:
+        self._num_ranks = num_ranks
+        self._folder = folder
+        self.free: int | None = None
+        """Free bytes; None: unknown, torch will use another location or raise its own error."""
         with suppress(OSError):
             status = os.statvfs(folder)
-            free = status.f_bavail * status.f_frsize
-        return cls(folder=folder, free=free, num_ranks=num_ranks)
+            self.free = status.f_bavail * status.f_frsize
 
     def has(self, num_bytes: int) -> bool:
         """Return whether every rank can have this many bytes for its batches."""
-        return self.free is None or self.num_ranks * num_bytes <= self.free
+        return self.free is None or self._num_ranks * num_bytes <= self.free
 
     def check(self, num_bytes: int) -> None:
         """Refuse workers whose batches, of `num_bytes` in each rank, do not fit."""
         if not self.has(num_bytes):
             raise ConfigError(
-                f"{self.folder} has {self.free} bytes free, but workers hand batches over in it "
-                f"and may need {self.num_ranks * num_bytes}; make it larger (docker: --shm-size), "
+                f"{self._folder} has {self.free} bytes free, but workers hand batches over in it "
+                f"and may need {self._num_ranks * num_bytes}; make it larger (docker: --shm-size), "
                 "lower batch_size or prefetch_factor, or set num_workers=0, which needs none"
             )

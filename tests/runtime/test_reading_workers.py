@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from streampack.errors import ConfigError, DataError, WorkerError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online import loading
 from streampack.online.dataset import PackedIterableDataset
+from streampack.planned import loading as planned_loading
 from streampack.runtime.loader_session import SharedMemory, pin
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
@@ -134,10 +134,10 @@ def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(w
 
 def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
-    SharedMemory.asked(1, tmp_path).check(free // 3)
+    SharedMemory(1, tmp_path).check(free // 3)
     with pytest.raises(ConfigError, match=rf"{tmp_path} has \d+ bytes free"):
-        SharedMemory.asked(4, tmp_path).check(free // 3)
-    SharedMemory.asked(4, tmp_path / "not there").check(free // 3)
+        SharedMemory(4, tmp_path).check(free // 3)
+    SharedMemory(4, tmp_path / "not there").check(free // 3)
 
 
 @pytest.mark.parametrize(("part_free", "at_once"), [(1.0, 8), (0.5, 4), (0.1, 1), (0.05, None)])
@@ -145,10 +145,10 @@ def test_fewer_batches_go_together_where_shared_memory_is_small(
     written, monkeypatch, part_free, at_once
 ):
     dataset = conformance.make(written)
-    asked = SharedMemory.asked(1)
+    small = SharedMemory(1)
     eight = (2 * 2 + 2) * 8 * 2 * 64 * 4  # slots of two rows of 64 tokens of int32
-    small = replace(asked, free=int(part_free * 2 * eight))
-    monkeypatch.setattr(SharedMemory, "asked", lambda *_: small)
+    small.free = int(part_free * 2 * eight)
+    monkeypatch.setattr(planned_loading, "SharedMemory", lambda _: small)
     if at_once is None:
         with pytest.raises(ConfigError, match=rf"has {small.free} bytes free"):
             PackedDataLoader(dataset, num_workers=2)
