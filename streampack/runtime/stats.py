@@ -50,14 +50,10 @@ def delivery_report(
     packs: int,
     slots: int,
 ) -> dict[str, Any]:
-    """Return the first part of `loader.stats()`.
+    """Return the first part of `loader.stats()`, of `packs` with so many token `slots`.
 
-    Args:
-        names: The streams' names.
-        counts: By key, the count of each stream; those of `COUNTED` among them.
-        targets: What the streams' shares are derived from.
-        packs: Packs delivered.
-        slots: Token slots in these packs.
+    `counts` has the number of each stream by key, those of `COUNTED` among them. The streams'
+    target shares are derived from `targets`.
     """
     tokens = sum(counts["tokens"])
     columns: dict[str, Sequence[float]] = {
