@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from streampack.errors import DataError, naming_limits, raise_if_limited
+from streampack.errors import DataError, raise_if_limited
 from streampack.mds.index import Part, Shard
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.filesystem import FileState, LocalFilesystem
@@ -50,9 +50,12 @@ def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) ->
     If the caller retries because the file may have been evicted, FileNotFoundError passes.
     """
     try:
-        with naming_limits():
-            yield
+        yield
+    except RuntimeError as error:
+        raise_if_limited(error)
+        raise
     except OSError as error:
+        raise_if_limited(error)
         if is_retried and isinstance(error, FileNotFoundError):
             raise
         if num_bytes:
