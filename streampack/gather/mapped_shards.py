@@ -83,19 +83,20 @@ class MappedShards:
 
     def check_uncut(self, rows: Int64Array) -> None:
         """Refuse shards whose files were truncated after they were mapped: reading is SIGBUS."""
-        read, now_ns = np.flatnonzero(np.bincount(rows)), time.monotonic_ns()
+        [read], now_ns = np.bincount(rows).nonzero(), time.monotonic_ns()
         due = read[self.checked_ns[read] < now_ns - CHECK_NS]
-        if len(due):
-            mapped = list(self.shards.values())
-            for row in due.tolist():
-                shard = mapped[row].shard
-                if is_cut(shard.data):
-                    raise DataError(
-                        f"{shard.uri}: was cut short while it was read; put the whole file back "
-                        "or write the stream again, and start again: write a new version of a "
-                        "stream to another path, never over one that is being read",
-                        uri=shard.uri,
-                    )
+        if not len(due):
+            return
+        mapped = list(self.shards.values())
+        for row in due.tolist():
+            shard = mapped[row].shard
+            if is_cut(shard.data):
+                raise DataError(
+                    f"{shard.uri}: was cut short while it was read; put the whole file back "
+                    "or write the stream again, and start again: write a new version of a "
+                    "stream to another path, never over one that is being read",
+                    uri=shard.uri,
+                )
         # Only once all are intact: a group that failed is read again batch by batch.
         self.checked_ns[due] = now_ns
 
