@@ -68,8 +68,8 @@ class Packing:
     method: Method | None = None
     """Packing algorithm. best_fit_decreasing packs a window of samples as a whole; exact_fit fills
     packs nearly in order of arrival. docs/packers.md describes the others. None: if packs of MDS
-    streams are shuffled and it supports all options given here, best_fit_decreasing; otherwise
-    exact_fit. A run that resumes keeps its method."""
+    streams are shuffled, in blocks of 256 samples or more, and it supports all options given here,
+    best_fit_decreasing; otherwise exact_fit. A run that resumes keeps its method."""
     overflow: Overflow = "split"
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
@@ -208,14 +208,14 @@ class Packing:
                 f"at least max_seq_len + short_seq_len = {self.max_seq_len + short}"
             )
 
-    def resolved(self, *, is_shuffled: bool) -> Packing:
+    def resolved(self, *, is_windowed: bool) -> Packing:
         """Return this packing with a method, chosen by default if there is none.
 
-        If packs are shuffled in windows (`is_shuffled`), a window can be packed as a whole.
+        If packs are shuffled in windows (`is_windowed`), a window can be packed as a whole.
 
-        >>> Packing(max_seq_len=8).resolved(is_shuffled=True).method
+        >>> Packing(max_seq_len=8).resolved(is_windowed=True).method
         'best_fit_decreasing'
-        >>> Packing(max_seq_len=8, split_gap=0.01).resolved(is_shuffled=True).method
+        >>> Packing(max_seq_len=8, split_gap=0.01).resolved(is_windowed=True).method
         'exact_fit'
         """
         if self.method is not None:
@@ -224,8 +224,8 @@ class Packing:
             getattr(self, name) is None or SHUFFLED_METHOD in methods
             for name, methods in OPTION_METHODS.items()
         )
-        is_windowed = self.max_cost is not None or (is_shuffled and is_supported)
-        return replace(self, method=SHUFFLED_METHOD if is_windowed else DEFAULT_METHOD)
+        is_whole = self.max_cost is not None or (is_windowed and is_supported)
+        return replace(self, method=SHUFFLED_METHOD if is_whole else DEFAULT_METHOD)
 
     def in_sequence(self) -> dict[str, Any]:
         """Return the options that decide the packs, by name."""

@@ -141,7 +141,7 @@ def flow_plan(
     """Build the plan; without an order, samples are read in stored order."""
     _check_fields(streams, packing)
     is_shuffled, order = order is not None and order.shuffle, order or Order()
-    packing = packing.resolved(is_shuffled=False)
+    packing = packing.resolved(is_windowed=False)
     if packing.packs_windows:
         cost = packing.max_cost
         what = f"method={packing.method!r}" if cost is None else f"max_cost={cost}"

@@ -82,5 +82,5 @@ class Packer(Protocol):
 
 def make_packer(packing: Packing) -> Packer:
     """Return an empty packer for the method of `packing`, or for the default without a shuffle."""
-    method = packing.method or packing.resolved(is_shuffled=False).method
+    method = packing.method or packing.resolved(is_windowed=False).method
     return METHODS[method or DEFAULT_METHOD](packing)

@@ -139,7 +139,10 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
         ("epoch_end", {"mixing": Mixing(epoch_end="carry")}),
         ("seed", {"order": Order(seed=4)}),
         ("shuffle", {"order": Order(seed=3, shuffle=False), "packing": WINDOWED}),
-        ("shuffle_block_size", {"order": Order(seed=3, shuffle_block_size=50)}),
+        (
+            "shuffle_block_size",
+            {"order": Order(seed=3, shuffle_block_size=50), "packing": WINDOWED},
+        ),
     ],
 )
 def test_another_sequence_is_refused_with_the_differing_field_and_both_values(field, changed):

@@ -11,6 +11,7 @@ import pytest
 from streampack import rng
 from streampack.config import Mixing, Order, Packing
 from streampack.order import shuffle
+from streampack.pack import best_fit_decreasing
 from streampack.plan import Recipe, sample_order
 from tests.helpers.planning import device_batches, recipe, world_views
 
@@ -24,7 +25,7 @@ def make(size: int, unit: str, num_lanes: int = 1, **kwargs) -> Recipe:
         weights=[{"proportion": 0.99}, {"proportion": 0.01}][: len(lengths)],
         mixing=Mixing(weight_unit=unit, batching_method=kwargs.pop("method", "random")),
         packing=Packing(max_seq_len=512, buffer_tokens=4096),
-        order=Order(seed=5, shuffle=kwargs.pop("shuffle", True), pack_shuffle=0, **kwargs),
+        order=Order(**{"seed": 5, "pack_shuffle": 0, **kwargs}),
         num_lanes=num_lanes,
         global_batch_size=4 * num_lanes,
     )
@@ -61,7 +62,7 @@ def test_the_order_of_tiny_streams_is_that_of_one_pass_at_a_time(unit, num_lanes
 
 
 def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Calls of kernels and random draws that planning an epoch takes."""
+    """Calls of kernels, random draws and packings of windows that planning an epoch takes."""
     calls = 0
 
     def counted(module, name: str) -> None:
@@ -81,6 +82,7 @@ def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
         (shuffle, "random_keys"),
         (rng, "random_bits"),
         (sample_order, "draw_known"),
+        (best_fit_decreasing, "place_segments"),
     ):
         counted(module, name)
     device_batches(r, world_views(1, r.global_batch_size)[0])
@@ -96,6 +98,6 @@ def test_tiny_streams_and_blocks_are_planned_in_few_calls(unit, num_lanes, monke
     plain = num_calls(make(0, unit, num_lanes), monkeypatch)
     for size in (1, 3, 20, 50):
         assert num_calls(make(size, unit, num_lanes), monkeypatch) <= 3 * plain + 8 * num_lanes
-    for block in (1, 2, 3):
-        r = make(0, unit, num_lanes, shuffle_block_size=block)
+    for block, pack_shuffle in product((1, 2, 3), (0, None)):
+        r = make(0, unit, num_lanes, shuffle_block_size=block, pack_shuffle=pack_shuffle)
         assert num_calls(r, monkeypatch) <= 3 * plain + 8 * num_lanes
