@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -38,7 +37,6 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 TERMINATED = 143  # 128 + SIGTERM
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
-UNUSED_TARGETS = logging.getLogger("streampack.streams.label_columns")
 
 # Former option names: still accepted, but not shown.
 RENAMED = {
@@ -108,11 +106,7 @@ def _runner(name: str, options: type) -> Callable[..., None]:
     module = f"streampack.cli.{'demo.show' if name == 'demo' else name.replace('-', '_')}"
 
     def _run(**values: Any) -> None:
-        UNUSED_TARGETS.disabled = "config" not in values  # only runs have targets
-        try:
-            import_module(module).run(options(**values))
-        finally:
-            UNUSED_TARGETS.disabled = False
+        import_module(module).run(options(**values))
 
     _run.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
     return _run

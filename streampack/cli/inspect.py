@@ -50,7 +50,7 @@ CHARACTERS_SHOWN = 160  # of each segment
 
 def open_path(path: str, options: StreamOptions) -> MdsStream:
     """Open the stream in a folder or at a URL."""
-    return open_stream(_describe(path, options), 0)
+    return open_stream(_describe(path, options), 0, has_targets=False)
 
 
 def _describe(path: str, options: StreamOptions) -> Stream:
@@ -76,7 +76,7 @@ def run(options: Inspect) -> None:
         console.out(line, highlight=False)
     if not is_complete:
         return
-    stream = open_stream(described, 0)
+    stream = open_stream(described, 0, has_targets=False)
     console.print(_shard_table(stream))
     num_read = min(stream.num_shards, _num_shards_to_read(stream))
     lengths = lengths_of(stream, num_read)

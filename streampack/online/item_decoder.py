@@ -46,8 +46,7 @@ class ItemDecoder:
         self._longest = packing.max_seq_len - NUM_ADDED
         self._is_kept = is_kept
         self._skips = stream.on_bad_sample == "skip"
-        has_extras = stream.length_fn or stream.token_fields or stream.payloads
-        self._is_bare = not (stream.has_labels or has_extras)
+        self._is_bare = not (stream.has_labels or stream.has_extras)
         self._takes_arrays = self._is_bare and not self._skips
 
     def decode(self, items: Items, ready: ReadySamples) -> None:

@@ -23,7 +23,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.slices import context_slice
 from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan import DevicePlan, Progress
+from streampack.plan import DevicePlan, EpochSequence, Progress
 from streampack.plan.chapter_recipes import chapter_slots
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
@@ -185,16 +185,15 @@ class RunEngine(PlanEngine):
             place = self._place if self._place.slot <= progress.position else None
         return place
 
-    def _snapshots_at(self, start: Progress) -> list[State]:
-        return start.snapshots
-
-    def note_end(self, sequence: Any) -> None:
+    def note_end(self, sequence: EpochSequence) -> None:
         """Record that an iteration is finished."""
         position = sequence.num_slots if sequence.num_slots is not None else sequence.position
         end = Progress(epoch=sequence.epoch, position=position, snapshots=sequence.snapshots())
         self.note(sequence, end)
 
-    def _batches(self, begun: Any, worker: int, num_workers: int) -> Generator[Batch, None, None]:
+    def _batches(
+        self, begun: EpochSequence | None, worker: int, num_workers: int
+    ) -> Generator[Batch, None, None]:
         self._reads_all = True
         try:
             yield from super()._batches(begun, worker, num_workers)

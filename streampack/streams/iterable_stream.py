@@ -250,9 +250,7 @@ class IterableStream:
                 "and 0 for any other token; token ids and -100 belong in labels="
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
-        if self.length_fn is None and not (self.token_fields or self.payloads):
-            return sample
-        return self._with_extras(sample, item, where)
+        return self._with_extras(sample, item, where) if self.has_extras else sample
 
     def check_ids(self, number: int, tokens: Int64Array) -> None:
         """Refuse invalid token ids with a DataError that names the first."""
@@ -295,14 +293,12 @@ class IterableStream:
         """
         # Runs once per sample, so it avoids properties and repeated lookups.
         is_dict = type(item) is dict
-        is_tokens_only = self.labels is None and self.loss_mask is None
-        has_extras = self.length_fn is not None or self.token_fields or self.payloads
-        if has_extras or not (is_dict or is_tokens_only):
+        if self.has_extras or not (is_dict or self._is_tokens_only):
             return None
         tokens = plain_row(self._field_of(item) if is_dict else item)
         if tokens is None or not len(tokens):
             return None
-        if is_tokens_only:
+        if self._is_tokens_only:
             return tokens, None, None
         labels, mask = (
             None if name is None else plain_row(item.get(name))
@@ -322,6 +318,11 @@ class IterableStream:
     def has_labels(self) -> bool:
         """Whether a sample's labels may differ from the next tokens."""
         return not self._is_tokens_only or self.length_fn is not None
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether samples have more than tokens and targets: fields, payloads or their length."""
+        return bool(self.length_fn is not None or self.token_fields or self.payloads)
 
     @property
     def _is_tokens_only(self) -> bool:

@@ -37,10 +37,12 @@ def open_stream(
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
     may_be_emptied: bool = False,
+    has_targets: bool = True,
 ) -> MdsStream:
     """Open a `Stream`, ours or MosaicML's, without changing it; it can be opened again.
 
-    `number` is its index among the streams; the options are those of `open_streams`. A DataError
+    `number` is its index among the streams; the options are those of `open_streams`. Columns that
+    may hold targets, but are not selected, cause a warning if `has_targets`. A DataError
     says that its index.json or its length file is invalid, that a file of a local stream does not
     match index.json, or that a requested column is missing.
     """
@@ -66,7 +68,8 @@ def open_stream(
             index, entries = index.part(first, stop), entries[first:stop]
             if length_file is not None:
                 length_file = length_file.part(first, index)
-    warn_unused_columns(index, columns, name, column)
+    if has_targets:
+        warn_unused_columns(index, columns, name, column)
     own_digest = _digest(_entries_digest(entries), columns)
     return MdsStream(
         name=name,

@@ -218,10 +218,8 @@ def _check_download(others: dict[str, Any]) -> None:
 
 def _check_dtypes(**dtypes: str | None) -> None:
     for option, dtype in dtypes.items():
-        if dtype is not None and dtype not in DTYPES:
-            raise ConfigError(
-                f"{option}={dtype!r} is not one of {'|'.join(DTYPES)}{suggest(dtype, DTYPES)}"
-            )
+        if dtype is not None:
+            check_choice(option, dtype, DTYPES)
 
 
 def _checked_remote(remote: str | os.PathLike[str] | None, local: object) -> str | None:
