@@ -117,7 +117,6 @@ class Gatherer:
         mapped, bad = self._lookup().find(segments, rows)
         if bad >= 0:
             raise self._error(segments[bad], kernels.BAD_SAMPLE)
-        mapped.check_uncut(rows)
         next_tokens = np.empty(len(segments), np.int64)
         reading = (segments, ends, mapped.rows, rows, self._options)
         found, framed = kernels.room_for(len(segments)), self._framed(tokens)

@@ -14,6 +14,12 @@ from __future__ import annotations
 from streampack._numba import compiled, kernel_holding_gil
 from streampack.types import SAMPLE, STREAM, BoolArray, Int64Array
 
+# Columns of the times of each open shard: its last read, and the last size check of its file.
+READ, CHECKED = range(2)
+
+# Least interval between size checks of a file: checks at every gather would take 3 to 7 %.
+CHECK_NS = 10_000_000
+
 
 @compiled
 def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -> int:
@@ -71,26 +77,30 @@ def find_rows(
     bases: Int64Array,
     first_samples: Int64Array,
     row_of: Int64Array,
-    used: Int64Array,
-    now: int,
+    times: Int64Array,
+    now_ns: int,
     rows: Int64Array,
-) -> tuple[int, bool]:
+) -> tuple[int, bool, bool]:
     """Find the address row of each segment's shard; as `find_shards`.
 
     Args:
         row_of: Address row of each shard, or -1 if it is not open; indexed like `first_samples`.
-        used: Set to `now`, which grows from call to call, for shards that are read; shape (m,).
+        times: Monotonic times of open shards, READ and CHECKED, shape (m, 2). READ is set to
+            `now_ns` for those that are read.
         rows: Filled with address rows, shape (n,); with shards if one is not open.
 
-    Returns the first segment that does not exist, or -1; and whether all shards are open.
+    Returns the first segment that does not exist, or -1; whether all shards are open; and whether
+    a size check is due for one of them.
     """
     bad = find_shards(segments, bases, first_samples, rows)
     if bad >= 0:
-        return bad, False
+        return bad, False, False
     for k in range(len(segments)):
         if row_of[rows[k]] < 0:
-            return -1, False
+            return -1, False, False
+    is_due = False
     for k in range(len(segments)):
         rows[k] = row_of[rows[k]]
-        used[rows[k]] = now
-    return -1, True
+        times[rows[k], READ] = now_ns
+        is_due |= times[rows[k], CHECKED] < now_ns - CHECK_NS
+    return -1, True, is_due

@@ -19,21 +19,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.gather import kernels, lookup_kernels
+from streampack.gather import kernels
+from streampack.gather.lookup_kernels import CHECK_NS, CHECKED, READ, find_rows
 from streampack.mds.columns import Places
 from streampack.storage.filesystem import is_cut
 from streampack.streams.label_shift import detect_shift
 from streampack.streams.mds_stream import MdsStream
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import BoolArray, Int64Array
-
-# Least interval between size checks of a file: in a tight loop, they would take 3 %.
-CHECK_NS = 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,10 +50,9 @@ class MappedShards:
     """Row of each shard of all streams in the arrays below, or -1; shape (num_shards,)."""
     rows: Int64Array
     """Their address rows, shape (m, ROW_COLUMNS)."""
-    used: Int64Array
-    """Batch number of each shard's last read, written by the kernel; shape (m,)."""
-    checked_ns: Int64Array
-    """Monotonic time of the last size check of each shard's file; shape (m,)."""
+    times: Int64Array
+    """Monotonic times of each shard's last read, written by the kernel, and of the last size check
+    of its file; shape (m, 2), in nanoseconds."""
     has_labels: BoolArray
     """Whether each shard has a labels or loss mask column, shape (m,)."""
     shards: Mapping[int, _MappedShard]
@@ -64,9 +60,9 @@ class MappedShards:
 
     @classmethod
     def of(
-        cls, num_shards: int, shards: Mapping[int, _MappedShard], used: Mapping[int, int]
+        cls, num_shards: int, shards: Mapping[int, _MappedShard], read_ns: Mapping[int, int]
     ) -> MappedShards:
-        """Build the table from shards by number, and the batch of each one's last read."""
+        """Build the table from shards by number, and the time of each one's last read."""
         rows = np.array([shard.row for shard in shards.values()], np.int64)
         rows = rows.reshape(-1, kernels.ROW_COLUMNS)
         row_of = np.full(num_shards, -1, np.int64)
@@ -75,20 +71,16 @@ class MappedShards:
         return cls(
             row_of=row_of,
             rows=rows,
-            used=np.array([used[number] for number in shards], np.int64),
-            checked_ns=np.zeros(len(shards), np.int64),
+            times=np.array([(read_ns[number], 0) for number in shards], np.int64).reshape(-1, 2),
             has_labels=(codes != kernels.NO_COLUMN).any(axis=1),
             shards=shards,
         )
 
-    def check_uncut(self, rows: Int64Array) -> None:
+    def check_uncut(self, rows: Int64Array, now_ns: int) -> None:
         """Refuse shards whose files were truncated after they were mapped: reading is SIGBUS."""
-        [read], now_ns = np.bincount(rows).nonzero(), time.monotonic_ns()
-        due = read[self.checked_ns[read] < now_ns - CHECK_NS]
-        if not len(due):
-            return
-        mapped = list(self.shards.values())
-        for row in due.tolist():
+        mapped, checked_ns = list(self.shards.values()), self.times[:, CHECKED]
+        due = [row for row in set(rows.tolist()) if checked_ns[row] < now_ns - CHECK_NS]
+        for row in due:
             shard = mapped[row].shard
             if is_cut(shard.data):
                 raise DataError(
@@ -98,7 +90,7 @@ class MappedShards:
                     uri=shard.uri,
                 )
         # Only once all are intact: a group that failed is read again batch by batch.
-        self.checked_ns[due] = now_ns
+        checked_ns[due] = now_ns
 
 
 class ShardLookup:
@@ -112,7 +104,6 @@ class ShardLookup:
         self._bases = np.cumsum([0, *map(len, first_samples)])
         self._first_samples = np.concatenate(first_samples)
         self._mapped = MappedShards.of(len(self._first_samples), {}, {})
-        self._batches = count(1)
         self._shifted: dict[int, bool] = {}
         self._lock = threading.Lock()
 
@@ -120,12 +111,23 @@ class ShardLookup:
         """Open the shards of all segments, and fill `rows` with their address rows.
 
         Returns the table, and the first segment that does not exist, or -1.
+
+        Raises:
+            DataError: If a shard's file was truncated after it was mapped.
         """
-        mapped, now = self._mapped, next(self._batches)
+        mapped, now_ns = self._mapped, time.monotonic_ns()
         while True:
-            bad, are_open = lookup_kernels.find_rows(
-                segments, self._bases, self._first_samples, mapped.row_of, mapped.used, now, rows
+            bad, are_open, is_due = find_rows(
+                segments,
+                self._bases,
+                self._first_samples,
+                mapped.row_of,
+                mapped.times,
+                now_ns,
+                rows,
             )
+            if is_due:
+                mapped.check_uncut(rows, now_ns)
             if bad >= 0 or are_open:
                 return mapped, bad
             mapped = self._with(set(rows.tolist()))
@@ -135,7 +137,7 @@ class ShardLookup:
         before = self._mapped
         shards = list(before.shards.values())
         if shards:
-            shard_pool().touch(shards[row].shard for row in np.argsort(before.used).tolist())
+            shard_pool().touch(shards[row].shard for row in np.argsort(before.times[:, READ]).tolist())
         new: dict[int, _MappedShard] = {}
         while True:
             with self._lock:
@@ -150,14 +152,14 @@ class ShardLookup:
     def _replaced(self, new: dict[int, _MappedShard], wanted: set[int]) -> MappedShards:
         """Return the table with `new` added, without shards that the pool closed."""
         before = self._mapped
-        used = dict.fromkeys(new, next(self._batches))
-        used |= dict(zip(before.shards, before.used.tolist(), strict=True))
+        read_ns = dict.fromkeys(new, time.monotonic_ns())
+        read_ns |= dict(zip(before.shards, before.times[:, READ].tolist(), strict=True))
         shards = {
             number: mapped
             for number, mapped in {**new, **before.shards}.items()
             if number in wanted or mapped.shard.key in shard_pool()
         }
-        return MappedShards.of(len(self._first_samples), shards, used)
+        return MappedShards.of(len(self._first_samples), shards, read_ns)
 
     def _open(self, number: int) -> _MappedShard:
         stream_number = int(np.searchsorted(self._bases, number, "right")) - 1
