@@ -16,20 +16,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from streampack.errors import ResumeError
-from streampack.runtime.rank_digest import gather_values
 from streampack.types import State
-from streampack.world import process_group
-
-
-def gather_state(state: State, group: Any = None) -> State:
-    """Return the state with the snapshots of all ranks. Collective: every rank must call it.
-
-    Without a process group, they are those of this rank alone.
-    """
-    return join_states([state] if process_group() is None else gather_values(state, group))
 
 
 def join_states(states: Sequence[State]) -> State:

@@ -21,7 +21,7 @@ from typing import Any
 from streampack._checks import is_weight, read_integer, read_optional_count, show_number
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, suggest
-from streampack.loader.distributed_state import gather_state
+from streampack.loader.distributed_state import join_states
 from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
 from streampack.planned.dataset import PackedStreamingDataset
@@ -30,9 +30,11 @@ from streampack.planned.run_engine import RunEngine
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
+from streampack.runtime.rank_digest import gather_values
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
+from streampack.world import process_group
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +164,7 @@ class PackedDataLoader:
         """Return `state_dict()` with the snapshots of all ranks; every rank must call this method.
 
         Any rank's own state also resumes exactly. With the gathered state, no rank plans its lanes
-        again.
+        again. Without a process group, the snapshots are those of this rank alone.
 
         Args:
             group: A torch process group of all ranks; None: the default group.
@@ -170,7 +172,8 @@ class PackedDataLoader:
         Raises:
             ResumeError: If the ranks are not at the same step, or the dataset reads iterables.
         """
-        return gather_state(self.state_dict(), group)
+        state = self.state_dict()
+        return join_states([state] if process_group() is None else gather_values(state, group))
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state` at the next iteration.
