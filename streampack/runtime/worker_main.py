@@ -65,16 +65,6 @@ class Failed:
         return cls(error=error)
 
 
-def pickled(iteration: int, result: Any) -> tuple[Any, torch.Tensor]:
-    """Return a result as a pickle and the block of its tensors."""
-    flat = flatten(result)
-    try:
-        return ForkingPickler.dumps((iteration, flat.content, flat.block.nbytes)), flat.block
-    except Exception as error:  # of a batch that cannot be pickled
-        flat = flatten([Failed.of(error)])
-        return ForkingPickler.dumps((iteration, flat.content, 0)), flat.block
-
-
 def send_result(connection: Any, message: Any, block: torch.Tensor) -> None:
     """Send a pickled result, then its block."""
     connection.send_bytes(message)
@@ -127,8 +117,14 @@ class _Outbox:
         threading.Thread(target=self._send, name="streampack-results", daemon=True).start()
 
     def put(self, iteration: int, result: Any) -> None:
-        """Send a result."""
-        self._messages.put(pickled(iteration, result))
+        """Send a result as a pickle, and the block of its tensors."""
+        flat = flatten(result)
+        try:
+            message = ForkingPickler.dumps((iteration, flat.content, flat.block.nbytes))
+        except Exception as error:  # of a batch that cannot be pickled
+            flat = flatten([Failed.of(error)])
+            message = ForkingPickler.dumps((iteration, flat.content, 0))
+        self._messages.put((message, flat.block))
 
     def _send(self) -> None:
         with suppress(OSError):  # the reader is gone
