@@ -64,14 +64,13 @@ class BatchReader:
     def read(self, plan: DevicePlan) -> list[Any]:
         """Read the batches of a plan into one block, in the dataset's `batch_format`."""
         gatherer = self.gatherer
-        num_rows = plan.num_rows * plan.num_batches
+        shape = num_rows, row_tokens = self.shape(plan)
         if self.keeps_rows:
-            [room], parts = self._room(plan)
+            room, tokens = self.room(plan)
             rows = gatherer.gather(plan.packs, num_rows, out=room)
-            return self.finish(plan, rows, [tokens for [tokens] in parts])
-        shape = num_rows, self.row_tokens(plan)
+            return self.finish(plan, rows, tokens)
         # Flat, so that batches of other rows can use the same memory.
-        flat = (num_rows * self.row_tokens(plan),)
+        flat = (num_rows * row_tokens,)
         room = self.scratch.take(gatherer.dtype, flat).reshape(shape)
         labels = None
         if gatherer.has_labels:
@@ -83,18 +82,15 @@ class BatchReader:
             self.label_scratch.give_back(labels)
         return batches
 
-    def row_tokens(self, plan: DevicePlan) -> int:
-        """Return the tokens of each row of a plan's batches, or of its slice."""
-        return self.gatherer.row_tokens * plan.slots_per_pack
+    def shape(self, plan: DevicePlan) -> tuple[int, int]:
+        """Return the rows of a plan's batches together, and the tokens of each, or of its slice."""
+        return plan.num_rows * plan.num_batches, self.gatherer.row_tokens * plan.slots_per_pack
 
-    def _room(self, plan: DevicePlan) -> tuple[list[IntArray], list[list[Tensor]]]:
-        shape = plan.num_rows * plan.num_batches, self.row_tokens(plan)
-        return self.blocks.take((self.gatherer.dtype, shape), num_parts=plan.num_batches)
-
-    def room(self, plan: DevicePlan) -> tuple[IntArray, Tensor]:
-        """Return memory for the rows of a plan of one batch that keeps them, shape (B, S)."""
-        [array], [[tensor]] = self._room(plan)
-        return array, tensor
+    def room(self, plan: DevicePlan) -> tuple[IntArray, list[Tensor]]:
+        """Return memory for the rows of a plan whose batches keep them, and a tensor per batch."""
+        kind = (self.gatherer.dtype, self.shape(plan))
+        [array], parts = self.blocks.take(kind, num_parts=plan.num_batches)
+        return array, [tokens for [tokens] in parts]
 
     def finish(
         self, plan: DevicePlan, rows: Rows, tokens: Sequence[Tensor] | None = None

@@ -88,7 +88,7 @@ class RingReader:
     def __call__(self, task: RingTask) -> RingResult:
         """Fill a slot; called in a worker."""
         (plan, slot), labels = task, self.ring.labels
-        shape = self._shape(plan)
+        shape = self.reader.shape(plan)  # together the tokens of a slot
         rows = self.reader.gatherer.gather(
             plan.packs,
             plan.num_rows,
@@ -99,23 +99,18 @@ class RingReader:
             slot=slot, next_tokens=rows.next_tokens, has_labels=rows.labels is not None
         )
 
-    def _shape(self, plan: DevicePlan) -> tuple[int, int]:
-        """Return the rows of a plan and their tokens, together those of a slot."""
-        return plan.num_rows, self.reader.row_tokens(plan)
-
     def finish(self, plan: DevicePlan, landed: RingResult) -> Any:
         """Make the batch of a slot, which is free afterwards; called in the training process."""
-        shape, labels = self._shape(plan), None
-        tokens = self.ring.tokens[landed.slot].view(shape)
+        shape, labels = self.reader.shape(plan), None
+        slot = self.ring.tokens[landed.slot].view(shape)
         if landed.has_labels and self.ring.labels is not None:
             labels = self.ring.labels[landed.slot].view(shape).numpy()
-        array = tokens.numpy()
+        array, tokens = slot.numpy(), [slot]
         if self.reader.keeps_rows:
-            slot = array
             array, tokens = self.reader.room(plan)
             # With numpy: torch would wake its threads, which costs more than the copy.
-            np.copyto(array, slot)
+            np.copyto(array, slot.numpy())
             labels = None if labels is None else labels.copy()
         rows = self.reader.gatherer.rows_of(array, landed.next_tokens, labels)
         with one_thread() if self.reader.computes else nullcontext():
-            return self.reader.finish(plan, rows, [tokens])[0]
+            return self.reader.finish(plan, rows, tokens)[0]

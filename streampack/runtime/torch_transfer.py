@@ -162,7 +162,7 @@ def read_transferable(read: BatchReader, plan: DevicePlan) -> Any:
         positions=read.packing.positions,
         convert=read.convert,
     )
-    [batch] = read.finish(plan, rows, [tokens])
+    [batch] = read.finish(plan, rows, tokens)
     return transferable(batch, inputs)
 
 
@@ -178,18 +178,15 @@ def _send(batch: CompactPickleBatch) -> tuple[Callable[..., Batch], Sent]:
         for name, value in batch.items()
         if name not in again or not _is_same(value, again[name])
     }
-    names, values = list(batch), _flat(rest)
+    num_bytes = sum(value.nbytes for value in rest.values() if is_plain(value))
+    values = flatten(rest) if num_bytes <= LARGEST_IN_PIPE else rest
+    names = list(batch)
     if inputs is None or len(rest) == len(batch):
         return _receive, (names, values, None, None, None)
     rows = inputs.rows
     bare = replace(inputs, rows=replace(rows, tokens=NO_TOKENS, labels=None))
     labels = None if rows.labels is None else sendable(torch.from_numpy(rows.labels))
     return _receive, (names, values, bare, sendable(torch.from_numpy(rows.tokens)), labels)
-
-
-def _flat(rest: Batch) -> Batch | FlatBatch:
-    num_bytes = sum(value.nbytes for value in rest.values() if is_plain(value))
-    return flatten(rest) if num_bytes <= LARGEST_IN_PIPE else rest
 
 
 def _receive(
