@@ -20,28 +20,26 @@ from streampack.errors import DataError
 from streampack.online.byte_budget import HeldBytes
 from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
-from streampack.online.restore import ReplayedSample, check_whole, key_of
+from streampack.online.restore import changed, key_of
 from streampack.online.sample_buffer import SampleBuffer
-from streampack.online.samples import EncodedSample, SampleKey, prepare, segment_rows
+from streampack.online.samples import CutSample, SampleKey, prepare, segment_rows
 from streampack.online.stream_mixer import StreamMixer, Window
 from streampack.pack.buffered import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 from streampack.runtime.stats import DROPPED, TRUNCATED
 from streampack.streams import IterableSample
-from streampack.types import LENGTH, NO_SEGMENTS, SAMPLE, START, STREAM, TOTAL, Int64Array, State
+from streampack.types import SAMPLE, START, STREAM, Int64Array, State
 
 SHIFTED_OF = attrgetter("labels_shifted")
 
 
 @dataclass(slots=True)
-class _Pending:
+class Pending:
     """A sample that is being sliced."""
 
-    key: SampleKey
-    ready: EncodedSample
-    rows: Int64Array
+    sample: CutSample
     digest: int
-    """Digest of the whole sample."""
+    """Digest of the whole sample; 0 if it is in one piece."""
     next: int = 0
     """Index of the row that the packer gets next."""
 
@@ -104,14 +102,10 @@ class Lane:
         self._counts = counts
         self._packer = plan.packer()
         self._room = Lookahead(plan.packing, plan.bucketing, plan.batch_size)
-        self._pending: _Pending | None = None
+        self.pending: Pending | None = None
+        """The sample that is being sliced."""
         self._packs = packs  # complete packs that are not in a batch yet
         self._has_ended = False
-
-    @property
-    def pending_key(self) -> SampleKey | None:
-        """Key of the sample that is being sliced."""
-        return None if self._pending is None else self._pending.key
 
     def has_pack(self) -> bool:
         """Whether there is another pack, which may have to be completed."""
@@ -132,10 +126,10 @@ class Lane:
         if self._has_ended:
             return False
         wanted = self._packs.num_appended + num_packs
-        if self._pending is None:
+        if self.pending is None:
             self._feed_samples(num_packs)
-        if self._pending is not None:
-            self._feed_pieces(self._pending, wanted - self._packs.num_appended)
+        if self.pending is not None:
+            self._feed_pieces(self.pending, wanted - self._packs.num_appended)
         if self._has_ended:
             self._packs.append(self._packer.flush())
             self._packs.finish()
@@ -158,7 +152,7 @@ class Lane:
             self._hold(rows[:num_added], columns)
             self._mixer.take(rows, num_added)
         if window.last is not None:
-            self._pending = self._begin(window.last)
+            self.pending = self._begin(window.last)
         self._has_ended = window.has_ended
 
     def _hold(self, rows: Int64Array, columns: Sequence[Sequence[Any]]) -> None:
@@ -172,43 +166,43 @@ class Lane:
             if labels:
                 self._plan.streams[stream].check_labels(number, labels[0])
 
-    def _feed_pieces(self, pending: _Pending, num_packs: int) -> None:
-        left = pending.rows[pending.next :]
+    def _feed_pieces(self, pending: Pending, num_packs: int) -> None:
+        key, ready, rows = pending.sample
+        left = rows[pending.next :]
         packs, num_added = self._packer.add_until(left, num_packs)
         self._packs.append(packs)
         for row in left[:num_added].tolist():
             start, length, total = row[START:]
-            self._held.append_piece(pending.key, pending.ready, start, length, total)
+            self._held.append_piece(key, ready, start, length, total)
             if self._held.payload_bytes:
-                stream, _, number = pending.key
+                stream, _, number = key
                 where = self._plan.streams[stream].where(number)
                 self._bytes.check(self._held.payload_bytes, where)
         pending.next += num_added
-        self._pending = pending if pending.next < len(pending.rows) else None
+        self.pending = pending if pending.next < len(rows) else None
 
-    def _begin(self, stream: int) -> _Pending | None:
+    def _begin(self, stream: int) -> Pending | None:
         """Encode a stream's next sample and cut it into segments; None if it is dropped."""
         source = self._mixer.samplers[stream].ready
         pass_, number, _ = source.place(0)
-        key, rows = (stream, pass_, number), NO_SEGMENTS
-        sample = source.tokens[0].sample
+        parsed, total = source.tokens[0].sample, 0
         self._mixer.samplers[stream].take(1)
         try:
-            ready, rows = encode_sample(self._plan, self._mixer, key, sample)
+            sample = cut_sample(self._plan, self._mixer, (stream, pass_, number), parsed)
         except DataError as error:
             if self._plan.packing.overflow == "error":
                 raise
             self._mixer.samplers[stream].skip(error)
         else:
-            self._counts[stream, DROPPED] += not len(rows)
-            kept = int(rows[-1, TOTAL]) if len(rows) else 0
-            self._counts[stream, TRUNCATED] += 0 < kept < len(ready.tokens)
-        self._mixer.serve(stream, int(rows[:, LENGTH].sum()) or 1)
-        if not len(rows):
+            total = sample.total
+            self._counts[stream, DROPPED] += not total
+            self._counts[stream, TRUNCATED] += 0 < total < len(sample.ready.tokens)
+        self._mixer.serve(stream, total or 1)
+        if not total:
             return None
         # Only for a sample in several pieces: the digest is all that verifies the remaining ones.
-        digest = self._held.whole_digest(ready) if len(rows) > 1 else 0
-        return _Pending(key, ready, rows, digest)
+        digest = self._held.whole_digest(sample.ready) if len(sample.rows) > 1 else 0
+        return Pending(sample, digest)
 
     # State.
 
@@ -218,34 +212,36 @@ class Lane:
 
     def state_dict(self) -> State:
         """Return the packer's state and the queues, as JSON."""
-        pending = self._pending
+        pending = self.pending
         return {
             "packer": self._packer.state_dict(),
             **self._packs.state_dict(),
             "has_ended": self._has_ended,
-            "pending": pending and [list(pending.key), pending.digest, pending.next],
+            "pending": pending and [list(pending.sample.key), pending.digest, pending.next],
         }
 
-    def load_state_dict(self, state: State, replayed: Mapping[SampleKey, ReplayedSample]) -> None:
+    def load_state_dict(self, state: State, replayed: Mapping[SampleKey, CutSample]) -> None:
         """Resume from a state; `replayed` holds the sample that is being sliced."""
         self._packer.load_state_dict(state["packer"])
         self._packs.load_state_dict(state)
         self._has_ended = bool(state["has_ended"])
         if state["pending"] is not None:
             sample, digest = replayed[key_of(state["pending"][0])], int(state["pending"][1])
-            check_whole(digest, sample, self._held, self._plan.streams)
-            self._pending = _Pending(*sample, digest, int(state["pending"][2]))
+            if self._held.whole_digest(sample.ready) != digest:
+                raise changed(sample, self._plan.streams)
+            self.pending = Pending(sample, digest, int(state["pending"][2]))
 
 
-def encode_sample(
+def cut_sample(
     plan: FlowPlan, mixer: StreamMixer, key: SampleKey, sample: IterableSample
-) -> tuple[EncodedSample, Int64Array]:
-    """Return a sample as it will be packed, and its segment rows, shape (n, 6)."""
+) -> CutSample:
+    """Encode a sample, and cut it into segments."""
     stream = key[0]
     shifted = bool(mixer.samplers[stream].labels_shifted)
     ready = prepare(sample, plan.packing, labels_shifted=shifted)
     may_split = plan.streams[stream].split_payloads
-    return ready, segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)
+    rows = segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)
+    return CutSample(key, ready, rows)
 
 
 def least_tokens(packing: Packing, num_packs: int) -> int:

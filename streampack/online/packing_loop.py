@@ -30,12 +30,12 @@ from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import ResumeError, StreampackError
 from streampack.mix import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
-from streampack.online.lane import Lane, encode_sample
+from streampack.online.lane import Lane, cut_sample
 from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
-from streampack.online.restore import ReplayedSample, check_packs, check_piece, key_of
+from streampack.online.restore import check_packs, check_piece, key_of
 from streampack.online.sample_buffer import SampleBuffer, joined
-from streampack.online.samples import SampleKey
+from streampack.online.samples import CutSample, SampleKey
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer
 from streampack.runtime.stats import COUNTED, count_segments
@@ -197,7 +197,7 @@ class OnlinePacker:
                 last.append(address)
         keys_of: dict[int, list[SampleKey]] = {}
         if self._replays:
-            pending = [lane.pending_key for lane in self._lanes if lane.pending_key is not None]
+            pending = [lane.pending.sample.key for lane in self._lanes if lane.pending is not None]
             keys_of = _by_stream({*pending, *map(key_of, [*held, *last])})
         return {
             "epoch": self._epoch,
@@ -236,7 +236,7 @@ class OnlinePacker:
         keys = {key_of(address) for address in [*state["held"], *state["last"]]}
         keys |= {key_of(each[0]) for each in slicing if each is not None}
         keys_of = _by_stream(sorted(keys))
-        prepared: dict[SampleKey, ReplayedSample] = {}
+        prepared: dict[SampleKey, CutSample] = {}
         for number, sampler in enumerate(self._samplers):
             again = sampler.load_state_dict(
                 state["sources"][number],
@@ -245,8 +245,7 @@ class OnlinePacker:
                 keys_of.get(number, ()),
             )
             for key, sample in again.items():
-                encoded = encode_sample(self._plan, self._mixer, key, sample)
-                prepared[key] = ReplayedSample(key, *encoded)
+                prepared[key] = cut_sample(self._plan, self._mixer, key, sample)
         for address in [*state["held"], *state["last"]]:
             check_piece(address, prepared[key_of(address)], self._held, self._plan.streams)
         for address in state["held"]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from streampack.errors import DataError, ResumeError
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.sample_buffer_kernels import DIGEST, LEFT
-from streampack.online.samples import EncodedSample, SampleKey
+from streampack.online.samples import CutSample, SampleKey
 from streampack.online.source_slice import SourceSlice
 from streampack.pack.buffered import rooms
 from streampack.streams import IterableStream
@@ -36,20 +36,6 @@ SAME_SAMPLES = (
     "tokenizer, as they were, or start again without the state"
 )
 OTHERWISE = "has other tokens, labels or fields than when the state was saved"
-
-
-class ReplayedSample(NamedTuple):
-    """A sample that was read again."""
-
-    key: SampleKey
-    ready: EncodedSample
-    rows: Int64Array
-    """Its segments, shape (n, 6); none if it is now dropped."""
-
-    @property
-    def total(self) -> int:
-        """Tokens of it that are packed."""
-        return int(self.rows[-1, TOTAL])
 
 
 def read_again(
@@ -87,27 +73,16 @@ def key_of(address: Sequence[int]) -> SampleKey:
 
 
 def check_piece(
-    address: Sequence[int],
-    again: ReplayedSample,
-    held: SampleBuffer,
-    streams: Sequence[IterableStream],
+    address: Sequence[int], again: CutSample, held: SampleBuffer, streams: Sequence[IterableStream]
 ) -> None:
     """Raise a DataError if the piece at a saved address has changed."""
     start, length = map(int, address[START : START + 2])
     if [start, length] not in again.rows[:, START:TOTAL].tolist():
         were = f"{length}" if not start else f"{length} that follow its first {start}"
         what = f"has {len(again.ready.tokens)} tokens, of which the state holds {were}"
-        raise _changed(again, what, streams)
+        raise changed(again, streams, what)
     if held.digest(again.ready, start, length, again.total) != address[DIGEST]:
-        raise _changed(again, OTHERWISE, streams)
-
-
-def check_whole(
-    digest: int, again: ReplayedSample, held: SampleBuffer, streams: Sequence[IterableStream]
-) -> None:
-    """Raise a DataError if a partly sliced sample has changed."""
-    if held.whole_digest(again.ready) != digest:
-        raise _changed(again, OTHERWISE, streams)
+        raise changed(again, streams)
 
 
 def check_packs(
@@ -136,7 +111,10 @@ def check_packs(
         raise ResumeError(f"the state's packs do not go with its buffered samples; {UNCHANGED}")
 
 
-def _changed(again: ReplayedSample, what: str, streams: Sequence[IterableStream]) -> DataError:
+def changed(
+    again: CutSample, streams: Sequence[IterableStream], what: str = OTHERWISE
+) -> DataError:
+    """Return the error of a sample that is not what it was when the state was saved."""
     stream, pass_, number = again.key
     where = streams[stream].where(number)
     return DataError(f"{where} of pass {pass_} {what}{SAME_SAMPLES}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from streampack.online.sample_buffer_kernels import encode
 from streampack.pack import fit_samples
 from streampack.special_ids import encoded_length, special_ids
 from streampack.streams import IterableSample
-from streampack.types import IGNORED, Int64Array
+from streampack.types import IGNORED, TOTAL, Int64Array
 
 SampleKey = tuple[int, int, int]  # stream, pass, sample
 PLACE_BYTES = 24  # row, first token and one past the last, in int64
@@ -67,6 +67,20 @@ class EncodedSample:
     labels: Int64Array
     """Shifted, shape (n,)."""
     extras: Extras | None
+
+
+class CutSample(NamedTuple):
+    """A sample as it will be packed, and where it is cut."""
+
+    key: SampleKey
+    ready: EncodedSample
+    rows: Int64Array
+    """Its segments, shape (n, 6); none if it is dropped."""
+
+    @property
+    def total(self) -> int:
+        """Tokens of it that are packed."""
+        return int(self.rows[-1, TOTAL]) if len(self.rows) else 0
 
 
 def num_bytes(thing: Any) -> int:
