@@ -270,7 +270,10 @@ class SampleBuffer:
         `row_tokens` tokens; None: max_seq_len.
         """
         shape = (num_rows, row_tokens or self._packing.max_seq_len)
-        tokens, labels = self._empty_rows(shape)
+        if self._rows is None or self._rows[0].shape != shape:
+            labels_shape = shape if self._has_labels else (0, 0)
+            self._rows = (np.empty(shape, np.int32), np.empty(labels_shape, np.int32))
+        tokens, labels = self._rows
         segments = np.ascontiguousarray(packs.segments)
         multiple = self._packing.pad_to_multiple or 1
         nexts = np.empty(len(segments), np.int64)
@@ -294,13 +297,6 @@ class SampleBuffer:
             multiple=multiple,
         )
         return rows, self._extra_fields(copies, shape)
-
-    def _empty_rows(self, shape: tuple[int, int]) -> tuple[Int32Array, Int32Array]:
-        """Return memory for tokens and labels, uninitialised."""
-        if self._rows is None or self._rows[0].shape != shape:
-            labels_shape = shape if self._has_labels else (0, 0)
-            self._rows = (np.empty(shape, np.int32), np.empty(labels_shape, np.int32))
-        return self._rows
 
     def _extra_fields(self, copies: Int64Array, shape: tuple[int, int]) -> dict[str, Any]:
         if not (self._token_fields or self._payloads):
