@@ -170,10 +170,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def batches(self) -> Iterator[Any]:
         """Iterate the next epoch; in a torch worker, its slice of the sources."""
-        # A worker begins immediately: its state may be requested before its first batch.
         if get_worker_info() is not None:
-            self.loops.refuse_torch_workers()
-            return self._batches_and_notes(self.begin())
+            if self.plan.steps is not None:  # torch's workers know nothing of each other
+                raise ConfigError(
+                    f"steps={self.plan.steps!r} is counted in the process of the training loop, "
+                    "not in torch's workers; iterate with PackedDataLoader, or set num_workers=0"
+                )
+            # A worker begins immediately: its state may be requested before its first batch.
+            return self.read_epoch(self.begin())
         self.check_world()
         if self.plan.steps is not None:
             if self._even_steps is None:
@@ -182,7 +186,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.ask()
         return self.read_epoch()
 
-    def _batches_and_notes(self, begun: OnlineIteration | None) -> Generator[Any, None, None]:
+    def read_epoch(self, begun: OnlineIteration | None = None) -> Generator[Any, None, None]:
+        """Read the next epoch, or the rest of the one in a loaded state, unless one has `begun`."""
         with self.iteration(begun) as iteration:
             for native, state in self.native_batches(iteration):
                 batch = transferable(self.convert(native))
@@ -297,7 +302,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch; without effect if it is the next one anyway."""
-        is_next = self.loops.is_next(epoch)
+        is_next = self.plan.steps is not None and self.loops.next == (epoch, 0)
         self.loops.go_to(epoch)
         if not is_next:
             self.restart(epoch)
@@ -351,7 +356,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.restart(int(state["epoch"]), copy.deepcopy(state))
         self.loops.go_to(*loop)
 
-    # What `EvenSteps` reads from.
+    # What `EvenSteps` reads from, with `read_epoch`.
 
     def position(self) -> State:
         """Return the state of this process's own iteration, without a copy or a check."""
@@ -364,10 +369,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def epoch_read(self) -> int:
         """Return the epoch of the batch last read."""
         return int(self.position()["epoch"])
-
-    def read_epoch(self) -> Generator[Any, None, None]:
-        """Read the next epoch, or the rest of the one in a loaded state."""
-        return self._batches_and_notes(None)
 
     def reload(self) -> None:
         """Let `read_epoch` continue where an earlier reading was left."""

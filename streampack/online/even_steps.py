@@ -84,18 +84,6 @@ class Loops:
         """Let the next loop begin there."""
         self.at = self.next = LoopPosition(epoch, step)
 
-    def is_next(self, epoch: int) -> bool:
-        """Return whether the next loop is this one, from its start."""
-        return self.steps is not None and self.next == (epoch, 0)
-
-    def refuse_torch_workers(self) -> None:
-        """Refuse torch's worker processes with `steps`: they know nothing of each other."""
-        if self.steps is not None:
-            raise ConfigError(
-                f"steps={self.steps!r} is counted in the process of the training loop, not in "
-                "torch's workers; iterate with PackedDataLoader, or set num_workers=0"
-            )
-
     def state_dict(self) -> State:
         """Return the key of a state; none without `steps`."""
         if self.steps is None:
