@@ -51,12 +51,13 @@ Start = tuple[LoaderPosition | None, int]  # a position, or None: the start of t
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _WithStates:
     """The work of a `Pool` worker: batches, each with the worker's state after it."""
 
-    def __init__(self, engine: OnlineEngine, ahead: int) -> None:
-        self._engine = engine
-        self._ahead = ahead
+    engine: OnlineEngine
+    ahead: int
+    """The most batches not yet delivered."""
 
     def __call__(self, given: Start) -> Callable[[Any], list[Delivered]]:
         """Begin an iteration in a worker, from a position or at the start of an epoch."""
@@ -64,14 +65,14 @@ class _WithStates:
         return lambda _: list(islice(items, 1))
 
     def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
-        info, engine = get_worker_info(), self._engine
+        info, engine = get_worker_info(), self.engine
         worker = info.id if info else 0
         # A worker that missed an iteration would count one less than the others.
         engine.epoch_of_loader = epoch
         if start is not None:
             engine.load_state_dict(start.states[worker])
         with engine.iteration() as iteration:
-            for batch, state in engine.native_batches(iteration, self._ahead):
+            for batch, state in engine.native_batches(iteration, self.ahead):
                 engine.note(iteration, state)
                 yield worker, batch, _InTransit(state)
                 del batch  # free it before the next one is made
@@ -81,11 +82,9 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     """Iterates an online dataset with or without workers; see `PackedDataLoader`."""
 
     def __init__(self, engine: OnlineEngine, options: WorkerOptions) -> None:
-        super().__init__(engine, options)
         footprint = engine.footprint(options.num_workers)
         self._ahead = max_prefetch(engine.buffers, footprint, options.prefetch_factor)
-        self._options = replace(options, prefetch_factor=self._ahead)
-        self._source = _WithStates(engine, self._ahead)
+        super().__init__(engine, replace(options, prefetch_factor=self._ahead))
         self._num_begun = 0
         # With workers: where the next iteration starts, and the position once past it.
         self._start: LoaderPosition | None = None
@@ -280,7 +279,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
         if self._workers is None:
-            self._workers = Pool(self._source, self._options)
+            self._workers = Pool(_WithStates(self.engine, self._ahead), self._options)
         first = 0
         if start is not None:
             self._workers.end()  # running workers must no longer write to the epoch counter
