@@ -41,6 +41,7 @@ class SharedEpochCounter:
 
     def __init__(self) -> None:
         self._words: Any = RawArray("q", HEAD + MAX_WORKERS)
+        self._view: Int64Array = np.frombuffer(self._words, np.int64)
 
     def __getstate__(self) -> Any:
         # Share the page only with a worker that is being started; any other copy gets its own.
@@ -50,10 +51,7 @@ class SharedEpochCounter:
 
     def __setstate__(self, state: Any) -> None:
         self._words = RawArray("q", state) if isinstance(state, list) else state
-
-    @property
-    def _view(self) -> Int64Array:
-        return np.frombuffer(self._words, np.int64)
+        self._view = np.frombuffer(self._words, np.int64)
 
     @property
     def has_begun(self) -> bool:
