@@ -186,10 +186,21 @@ class SourceSlice:
     def begin(self, pass_: int, taken: int = 0) -> None:
         """Move to a position: `taken` items into a pass."""
         self._states.clear()
-        self._start(pass_)
+        self.check_not_used_up(pass_)
+        self.pass_, self.taken, self._num_raw = pass_, 0, 0
+        self._has_begun = True
         if self.has_index:
             self.taken = taken
             return
+        self._set_pass(pass_)
+        if self._is_put:
+            # A Hugging Face dataset would start every pass at the loaded state.
+            self._source.load_state_dict(None)
+            self._is_put = False
+        try:
+            self._items = iter(self._source)
+        except Exception as error:
+            raise self._failure(error) from error
         self._skip(taken)
         if self._has_state and self.taken == taken > 0:
             self._keep_state()
@@ -203,22 +214,6 @@ class SourceSlice:
                 pass
         finally:
             self._keeps = self._has_state
-
-    def _start(self, pass_: int) -> None:
-        self.check_not_used_up(pass_)
-        self.pass_, self.taken, self._num_raw = pass_, 0, 0
-        self._has_begun = True
-        if self.has_index:
-            return
-        self._set_pass(pass_)
-        if self._is_put:
-            # A Hugging Face dataset would start every pass at the loaded state.
-            self._source.load_state_dict(None)
-            self._is_put = False
-        try:
-            self._items = iter(self._source)
-        except Exception as error:
-            raise self._failure(error) from error
 
     def check_not_used_up(self, pass_: int) -> None:
         """Refuse to restart a source that can be iterated only once."""
