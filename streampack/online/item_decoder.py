@@ -11,7 +11,7 @@ Cost: about 0.1 us per sample of a list of arrays, else 1 us, plus the tokenizer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -126,13 +126,12 @@ class ItemDecoder:
         texts = [self.text(item, number) for item, number in items]
         good = [text for text in texts if isinstance(text, str)]
         try:
-            ids: Iterator[Int64Array | DataError] = iter(encode_texts(self._stream.tokenizer, good))
+            ids = iter(encode_texts(self._stream.tokenizer, good))
         except Exception:  # encoding them one by one finds the text that fails
-            ids = (
-                self._encode_alone(text, number)
+            return [
+                self._encode_alone(text, number) if isinstance(text, str) else text
                 for text, (_, number) in zip(texts, items, strict=True)
-                if isinstance(text, str)
-            )
+            ]
         return [next(ids) if isinstance(text, str) else text for text in texts]
 
     def _encode_alone(self, text: str, number: int) -> Int64Array | DataError:
