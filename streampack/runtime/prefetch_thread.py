@@ -75,7 +75,12 @@ class _Prefetcher(Generic[Item]):
         """
         self._num_moves += 1
         if not self._ready:
-            self._wait_for_turn()
+            while not self._advancing.acquire(timeout=ALIVE_S):
+                if not self._thread.is_alive():
+                    raise WorkerError(
+                        f"the reading thread of process {os.getpid()} is gone and left no result; "
+                        "iterate in the process that began the iteration"
+                    )
             try:
                 if not self._ready:
                     self._advance()
@@ -88,14 +93,6 @@ class _Prefetcher(Generic[Item]):
             self._messages.put(None)
         self._num_moves += 1
         return item
-
-    def _wait_for_turn(self) -> None:
-        while not self._advancing.acquire(timeout=ALIVE_S):
-            if not self._thread.is_alive():
-                raise WorkerError(
-                    f"the reading thread of process {os.getpid()} is gone and left no result; "
-                    "iterate in the process that began the iteration"
-                )
 
     def _advance(self) -> None:
         """Read an item; the caller of this function holds the lock."""
