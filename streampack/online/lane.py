@@ -28,7 +28,7 @@ from streampack.pack.buffered import PATIENCE, TOLERANCE
 from streampack.pack.packer import Packer
 from streampack.runtime.stats import DROPPED, TRUNCATED
 from streampack.streams import IterableSample
-from streampack.types import SAMPLE, START, STREAM, Int64Array, State
+from streampack.types import SAMPLE, START, STREAM, TOTAL, Int64Array, State
 
 SHIFTED_OF = attrgetter("labels_shifted")
 
@@ -167,7 +167,7 @@ class Lane:
                 self._plan.streams[stream].check_labels(number, labels[0])
 
     def _feed_pieces(self, pending: Pending, num_packs: int) -> None:
-        key, ready, rows = pending.sample
+        key, ready, rows, _ = pending.sample
         left = rows[pending.next :]
         packs, num_added = self._packer.add_until(left, num_packs)
         self._packs.append(packs)
@@ -241,7 +241,7 @@ def cut_sample(
     ready = prepare(sample, plan.packing, labels_shifted=shifted)
     may_split = plan.streams[stream].split_payloads
     rows = segment_rows(key, ready, plan.packing, plan.names, may_split=may_split)
-    return CutSample(key, ready, rows)
+    return CutSample(key, ready, rows, total=int(rows[-1, TOTAL]) if len(rows) else 0)
 
 
 def least_tokens(packing: Packing, num_packs: int) -> int:

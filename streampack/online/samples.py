@@ -26,7 +26,7 @@ from streampack.online.sample_buffer_kernels import encode
 from streampack.pack import fit_samples
 from streampack.special_ids import encoded_length, special_ids
 from streampack.streams import IterableSample
-from streampack.types import IGNORED, TOTAL, Int64Array
+from streampack.types import IGNORED, Int64Array
 
 SampleKey = tuple[int, int, int]  # stream, pass, sample
 PLACE_BYTES = 24  # row, first token and one past the last, in int64
@@ -76,11 +76,8 @@ class CutSample(NamedTuple):
     ready: EncodedSample
     rows: Int64Array
     """Its segments, shape (n, 6); none if it is dropped."""
-
-    @property
-    def total(self) -> int:
-        """Tokens of it that are packed."""
-        return int(self.rows[-1, TOTAL]) if len(self.rows) else 0
+    total: int
+    """Tokens of it that are packed."""
 
 
 def num_bytes(thing: Any) -> int:
