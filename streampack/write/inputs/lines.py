@@ -17,6 +17,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -66,7 +67,7 @@ def read_jsonl(
             batch = _batch_without_bad_rows(some, number, wanted)
             if batch is None:
                 batch = _batch_of_lines(some, number, begin, part, wanted)
-            if batch.rows or batch.bad:
+            if batch.num_rows:
                 yield batch
             number += len(some)
             begin += sum(map(len, some)) + len(some)
@@ -94,49 +95,49 @@ def _batch_of_lines(
     lines: Sequence[bytes], first: int, begin: int, part: InputSlice, wanted: Wanted
 ) -> RowBatch:
     """Return the rows of lines, of which any may be bad; `begin` is the byte of the first."""
-    batch = BatchCollector(part.uri, wanted, len(lines))
+    rows = BatchCollector(part.uri, wanted)
     for number, line in enumerate(lines, first):
         if line and not line.isspace():
             try:
-                _add_line(batch, number, line, wanted)
+                _add_line(rows, number, line, wanted)
             except BadValueError as error:
                 # In a compressed file no byte can be looked up.
                 where = "" if part.compression else f" (the line at byte {begin})"
-                batch.refuse(number, f"{error}{where}")
+                rows.refuse(number, f"{error}{where}")
         begin += len(line) + 1
-    return batch.take()
+    return rows.batch
 
 
 def _checked_start(pieces: Iterable[bytes], part: InputSlice) -> Iterator[bytes]:
-    """Yield blocks of lines, without a byte order mark; refuse an array of objects."""
+    """Return blocks of lines, without a byte order mark; refuse an array of objects."""
+    if part.start:
+        return line_blocks(pieces)
+    rest = iter(pieces)
+    first = next(rest, b"")
+    # Of the piece: an array on one line would be read whole before its first block.
+    if ARRAY_OF_OBJECTS.match(first):
+        raise DataError(
+            f"{part.uri}: is one JSON array, but each line must be one row; make lines of "
+            f"it: datasets.Dataset.from_json({part.uri!r}).to_json('rows.jsonl')",
+            uri=part.uri,
+        )
+    blocks = line_blocks(chain([first], rest))
+    block = next(blocks, b"")
+    if block.startswith(BOM):
+        # White space in place of the mark, so that bytes are counted as in the file.
+        block = b"   " + block[len(BOM) :]
+    return chain([block], blocks)
 
-    def _checked() -> Iterator[bytes]:
-        for number, piece in enumerate(pieces):
-            # Here, because an array on one line would be read whole before its block is yielded.
-            if part.start == 0 and number == 0 and ARRAY_OF_OBJECTS.match(piece):
-                raise DataError(
-                    f"{part.uri}: is one JSON array, but each line must be one row; make lines of "
-                    f"it: datasets.Dataset.from_json({part.uri!r}).to_json('rows.jsonl')",
-                    uri=part.uri,
-                )
-            yield piece
 
-    for number, block in enumerate(line_blocks(_checked())):
-        if part.start == 0 and number == 0 and block.startswith(BOM):
-            # White space in place of the mark, so that bytes are counted as in the file.
-            block = b"   " + block[len(BOM) :]
-        yield block
-
-
-def _add_line(batch: BatchCollector, number: int, line: bytes, wanted: Wanted) -> None:
+def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: Wanted) -> None:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         row = _lenient_json(line, error)
     if type(row) is dict:
-        batch.add(number, row, len(line))
+        rows.add(number, row)
     elif isinstance(row, list) and wanted.convert is as_tokens and not wanted.keep:
-        batch.add_value(number, as_tokens(row), len(line))
+        rows.add_value(number, as_tokens(row))
     else:
         also = " or a list of token ids" if wanted.convert is as_tokens else ""
         raise BadValueError(f"{type(row).__name__}, but a row must be a JSON object{also}")
@@ -153,10 +154,10 @@ def _lenient_json(line: bytes, error: orjson.JSONDecodeError) -> Any:
 
 
 def read_text(
-    pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, batch_rows: int
+    pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, _: int
 ) -> Iterator[RowBatch]:
     """Yield the one row of a text file, without a byte order mark."""
-    batch = BatchCollector(part.uri, wanted, batch_rows)
+    rows = BatchCollector(part.uri, wanted)
     data = b"".join(pieces).removeprefix(BOM)
     try:
         if wanted.option != "text_field":
@@ -169,46 +170,48 @@ def read_text(
                 f"a text file has no column {wanted.keep[0]!r}; leave out extra_fields=, or name "
                 "JSON lines"
             )
-        batch.add_value(0, data.decode(), len(data))
+        rows.add_value(0, data.decode())
     except UnicodeDecodeError as error:
-        batch.refuse(0, f"byte {error.start} is not valid UTF-8; name text files only")
+        rows.refuse(0, f"byte {error.start} is not valid UTF-8; name text files only")
     except BadValueError as error:
-        batch.refuse(0, error)
-    yield batch.take()
+        rows.refuse(0, error)
+    yield rows.batch
 
 
 def read_csv(
     pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of a CSV or TSV file whose first row names the columns; values are text."""
-    batch = BatchCollector(part.uri, wanted, batch_rows)
-    rows = CsvRows(pieces, part.uri)
-    header = rows.next()
+    lines = CsvRows(pieces, part.uri)
+    header = lines.next()
     if header is None:
         return
     if isinstance(header, str):
         raise DataError(
             f"{part.uri}: line 1 does not name the columns ({header}); fix it", uri=part.uri
         )
-    number = 0
-    rows.num_columns = len(header)
-    while (row := rows.next()) is not None:
+    lines.num_columns = len(header)
+    number = num_bytes = 0
+    rows = BatchCollector(part.uri, wanted)
+    while (row := lines.next()) is not None:
         if row == []:
             continue
         try:
             if isinstance(row, str):
                 raise BadValueError(row)
             values = dict(zip(header, row, strict=True))
-            if rows.has_bad_bytes:
+            if lines.has_bad_bytes:
                 _check_encoding(values)
-            batch.add(number, values, sum(map(len, row)))
+            rows.add(number, values)
+            num_bytes += sum(map(len, row))
         except BadValueError as error:
-            batch.refuse(number, f"{error} (line {rows.line})")
+            rows.refuse(number, f"{error} (line {lines.line})")
         number += 1
-        if batch.is_full:
-            yield batch.take()
-    if not batch.is_empty:
-        yield batch.take()
+        if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
+            yield rows.batch
+            rows, num_bytes = BatchCollector(part.uri, wanted), 0
+    if rows.batch.num_rows:
+        yield rows.batch
 
 
 def _check_encoding(values: dict[str, str]) -> None:
@@ -226,8 +229,8 @@ class CsvRows:
     def __init__(self, pieces: Iterable[bytes], uri: str) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_CSV_ROW_BYTES))
         self._delimiter = "\t" if ".tsv" in uri.lower() else ","
-        self._blocks = line_blocks(pieces)
-        self._is_first_block = True
+        blocks = line_blocks(pieces)
+        self._blocks = chain([next(blocks, b"").removeprefix(BOM)], blocks)
         self._lines: Iterator[str] = iter(())
         self._taken: list[str] = []  # lines of the row that is being parsed
         self._reader = self._new_reader()
@@ -278,9 +281,6 @@ class CsvRows:
             self._lines = iter(self._lines_of(block))
 
     def _lines_of(self, block: bytes) -> list[str]:
-        if self._is_first_block:
-            block = block.removeprefix(BOM)
-            self._is_first_block = False
         try:
             text = block.decode()
         except UnicodeDecodeError:
@@ -290,52 +290,26 @@ class CsvRows:
 
 
 class BatchCollector:
-    """Takes rows one at a time, and gives batches of them.
+    """Takes rows one at a time into a batch."""
 
-    A batch is full after `batch_rows` rows, bad ones included, or `MAX_BATCH_BYTES`.
-    """
-
-    def __init__(self, uri: str, wanted: Wanted, batch_rows: int) -> None:
+    def __init__(self, uri: str, wanted: Wanted) -> None:
         self._uri = uri
         self._wanted = wanted
-        self._batch_rows = batch_rows
-        self._batch = self._new()
-        self._num_bytes = 0
+        self.batch = RowBatch(kept={name: [] for name in wanted.keep})
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the batch should be taken."""
-        batch = self._batch
-        num_rows = len(batch.rows) + len(batch.bad)
-        return num_rows >= self._batch_rows or self._num_bytes >= MAX_BATCH_BYTES
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the batch has no row, not even a bad one."""
-        return not self._batch.rows and not self._batch.bad
-
-    def add(self, row: int, values: Any, num_bytes: int) -> None:
+    def add(self, row: int, values: Any) -> None:
         """Add the columns of a row, unless they are refused with a BadValueError."""
         value = self._wanted.value_in(values)
         kept = self._wanted.kept_in(values) if self._wanted.keep else ()
-        self.add_value(row, value, num_bytes)
+        self.add_value(row, value)
         for name, item in zip(self._wanted.keep, kept, strict=True):
-            self._batch.kept[name].append(item)
+            self.batch.kept[name].append(item)
 
-    def add_value(self, row: int, value: Any, num_bytes: int) -> None:
+    def add_value(self, row: int, value: Any) -> None:
         """Add the value of a row from which no column is kept."""
-        self._batch.rows.append(row)
-        self._batch.values.append(value)
-        self._num_bytes += num_bytes
+        self.batch.rows.append(row)
+        self.batch.values.append(value)
 
     def refuse(self, row: int, reason: str | BadValueError) -> None:
         """Add a bad row."""
-        self._batch.bad.append(BadRow(self._uri, row, str(reason)))
-
-    def take(self) -> RowBatch:
-        """Return the batch, and begin another."""
-        batch, self._batch, self._num_bytes = self._batch, self._new(), 0
-        return batch
-
-    def _new(self) -> RowBatch:
-        return RowBatch(kept={name: [] for name in self._wanted.keep})
+        self.batch.bad.append(BadRow(self._uri, row, str(reason)))

@@ -82,3 +82,8 @@ class RowBatch:
     """Rows of this range that were left out."""
     num_bytes: int = 0
     """Bytes of the slice at rest that were read so far; 0 in Arrow."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, bad ones included."""
+        return len(self.rows) + len(self.bad)

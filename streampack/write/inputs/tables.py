@@ -112,7 +112,6 @@ def read_arrow(
 def record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
     """Yield the record batches of a slice; the number of rows instead for those before it."""
     ipc = load_pyarrow(part.uri, "pyarrow.ipc")
-    begin = file.tell()
 
     def _batches() -> Iterator[Any]:
         if is_arrow_file(file):
@@ -127,9 +126,7 @@ def record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
         else:
             yield from read_messages(file, load_pyarrow(part.uri), part.start, part.stop)
 
-    file.seek(begin)
-    batches = _batches()
-    yield from naming_damage(batches, part.uri, "cannot be read, near byte", file)
+    yield from naming_damage(_batches(), part.uri, "cannot be read, near byte", file)
 
 
 def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:
@@ -153,13 +150,11 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
 
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
     """Return the columns to read; None: all, and each row is bad, as it lacks one."""
-    if not set(wanted.keep) <= set(names):
-        return None
     try:
-        columns = [wanted.column_in(names)]
+        columns = [wanted.column_in(names), *wanted.keep]
+        wanted.kept_in(dict.fromkeys(names))
     except BadValueError:
         return None
-    columns += wanted.keep
     columns += [TOOLS] if wanted.has_tools and TOOLS in names else []
     return list(dict.fromkeys(columns))
 
@@ -182,14 +177,14 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     columns = {name: values, **kept}
     if wanted.has_tools and TOOLS in names:
         columns[TOOLS] = _values_of(batch.column(TOOLS))
-    rows = BatchCollector(uri, wanted, num_rows)
+    rows = BatchCollector(uri, wanted)
     for row in range(num_rows):
         try:
             found = {each: _usable(column[row], each) for each, column in columns.items()}
-            rows.add(first + row, found, num_bytes=0)
+            rows.add(first + row, found)
         except BadValueError as error:
             rows.refuse(first + row, error)
-    return rows.take()
+    return rows.batch
 
 
 def _needs_no_conversion(values: list[Any], wanted: Wanted) -> bool:
