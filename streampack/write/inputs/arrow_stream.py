@@ -75,12 +75,13 @@ def messages(file: BinaryIO) -> Iterator[Message]:
         metadata = file.read(max(0, num_bytes))
         if len(metadata) < num_bytes:
             raise EOFError(f"ends at byte {size} within the message at byte {start}")
-        kind = _field(metadata, HEADER_TYPE_FIELD, "<B")
-        body_bytes = _field(metadata, BODY_LENGTH_FIELD, "<q")
+        (root,) = struct.unpack_from("<I", metadata)
+        kind = _field(metadata, root, HEADER_TYPE_FIELD, "<B")
+        body_bytes = _field(metadata, root, BODY_LENGTH_FIELD, "<q")
         stop = start + 8 + num_bytes + body_bytes
         if not start < stop <= size:
             raise EOFError(f"ends at byte {size} within the message at byte {start}")
-        num_rows = _num_rows(metadata) if kind == RECORD_BATCH else 0
+        num_rows = _num_rows(metadata, root) if kind == RECORD_BATCH else 0
         yield Message(kind, start, stop, num_rows)
         start = stop
 
@@ -99,8 +100,8 @@ def read_messages(file: BinaryIO, pyarrow: Any, start: int, stop: int) -> Iterat
         if number < start:
             yield message.num_rows
         else:
-            data = pyarrow.BufferReader(_read(file, message))
-            yield pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(data), schema)
+            data = pyarrow.py_buffer(_read(file, message))
+            yield pyarrow.ipc.read_record_batch(data, schema)
         number += 1
 
 
@@ -109,19 +110,16 @@ def _read(file: BinaryIO, message: Message) -> bytes:
     return file.read(message.stop - message.start)
 
 
-def _num_rows(metadata: bytes) -> int:
+def _num_rows(metadata: bytes, root: int) -> int:
     """Return the rows of a record batch: field 0 of the table in the message's header."""
-    (root,) = struct.unpack_from("<I", metadata)
     place = _place(metadata, root, HEADER_FIELD)
     (offset,) = struct.unpack_from("<I", metadata, place)
-    rows = _place(metadata, place + offset, 0)
-    return int(struct.unpack_from("<q", metadata, rows)[0]) if rows else 0
+    return _field(metadata, place + offset, 0, "<q")
 
 
-def _field(metadata: bytes, number: int, layout: str) -> int:
-    """Return a scalar of the message's table; 0, the default, if it is not stored."""
-    (root,) = struct.unpack_from("<I", metadata)
-    place = _place(metadata, root, number)
+def _field(metadata: bytes, table: int, number: int, layout: str) -> int:
+    """Return a scalar of a table; 0, the default, if it is not stored."""
+    place = _place(metadata, table, number)
     return int(struct.unpack_from(layout, metadata, place)[0]) if place else 0
 
 

@@ -51,9 +51,8 @@ def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
         return [file]
     place, path = place_of(file.uri)
     with place.open(path, file.version, WHOLE, is_sequential=False) as opened:
-        sizes = sizes_of(opened.file, file, part_bytes)
-        parts = None if sizes is None else list(_grouped(sizes, part_bytes))
-    if parts is None or len(parts) < 2:
+        parts = list(_grouped(sizes_of(opened.file, file, part_bytes), part_bytes))
+    if len(parts) < 2:
         return [file]
     return [
         replace(file, start=start, stop=stop, num_bytes=num_bytes)
@@ -97,7 +96,7 @@ def _line_end(file: BinaryIO, position: int) -> int:
     return position
 
 
-def _row_groups(file: BinaryIO, of: InputSlice, part_bytes: int) -> list[tuple[int, int]]:  # noqa: ARG001
+def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
     """Return (end, size) of each row group."""
     metadata = open_parquet(file, of.uri).metadata
     return [
@@ -111,29 +110,25 @@ def _packed_bytes(group: Any) -> int:
     return sum(column.total_compressed_size for column in columns)
 
 
-def _record_batches(
-    file: BinaryIO,
-    of: InputSlice,
-    part_bytes: int,  # noqa: ARG001
-) -> list[tuple[int, int]] | None:
-    """Return (end, size) of each record batch; None: the file cannot be cut."""
+def _record_batches(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
+    """Return (end, size) of each record batch; none if the file cannot be cut."""
     if is_arrow_file(file):
         count = open_arrow(file, of.uri).num_record_batches
         # The index has no sizes, so all batches count the same.
         edges = [of.num_bytes * number // count for number in range(count + 1)]
         return [(number + 1, edges[number + 1] - edges[number]) for number in range(count)]
     if is_url(of.uri):
-        return None  # a request for each message would be slower than reading on
+        return []  # a request for each message would be slower than reading on
     sizes: list[tuple[int, int]] = []
     for message in naming_damage(messages(file), of.uri, "has no valid message near byte", file):
         if message.kind == DICTIONARY:
-            return None  # a batch may need any dictionary before it
+            return []  # a batch may need any dictionary before it
         if message.kind == RECORD_BATCH:
             sizes.append((len(sizes) + 1, message.stop - message.start))
     return sizes
 
 
-SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]] | None]] = {
+SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {
     "jsonl": _lines,
     "parquet": _row_groups,
     "arrow": _record_batches,
