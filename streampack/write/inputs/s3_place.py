@@ -56,24 +56,15 @@ class S3Place:
         first = list(islice(_objects(uri, bucket, key), 1)) if key else []
         if first and first[0].uri == uri:  # the object's own key sorts first
             return Listing(None, first)
-        magic = MAGIC.search(key)
-        if magic:
-            pattern = glob_pattern(uri)
-            objects = _objects(uri, bucket, key[: magic.start()])
-            files = [
-                file
-                for file in objects
-                if pattern.fullmatch(file.uri) and not is_hidden(below_glob(uri, file.uri))
-            ]
-            folder = None
-        else:
-            prefix = f"{key.rstrip('/')}/" if key else ""
-            folder = f"s3://{bucket}/{prefix}".rstrip("/")
-            files = [
-                file
-                for file in _objects(uri, bucket, prefix)
-                if not is_hidden(file.uri[len(folder) + 1 :])
-            ]
+        folder = None if MAGIC.search(key) else uri.rstrip("/")
+        glob = uri if folder is None else f"{folder}/**"
+        prefix = MAGIC.split(_bucket_and_key(glob)[1])[0]
+        pattern = glob_pattern(glob)
+        files = [
+            file
+            for file in _objects(uri, bucket, prefix)
+            if pattern.fullmatch(file.uri) and not is_hidden(below_glob(glob, file.uri))
+        ]
         if not files:
             raise nothing_found(uri)
         return Listing(folder, files)
