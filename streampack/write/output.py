@@ -26,18 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError, DataError
-from streampack.write.s3_client import ATTEMPTS, bucket_options, list_objects, s3_client
+from streampack.storage.download_errors import status_of, text_of
+from streampack.write.s3_client import bucket_options, list_objects, retrying, s3_client
 
 TEMPORARY = ".partial"
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-S3_MAX_WAIT_S = 10
-UNSUPPORTED = {"NotImplemented", "501"}  # stores that do not know If-None-Match
-EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
-MISSING = {"NoSuchKey", "404"}
+UNSUPPORTED = 501  # stores that do not know If-None-Match
+EXISTS = (409, 412)
+MISSING = 404
 NO_BUCKET = "NoSuchBucket"
 
 
@@ -166,18 +164,12 @@ class S3Output:
 
     def read(self, name: str) -> bytes | None:
         # botocore retries a request, but not a body that breaks off.
-        again = Retrying(
-            retry=retry_if_exception(lambda error: not _codes_of(error)),
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_random_exponential(max=S3_MAX_WAIT_S),
-            reraise=True,
-        )
+        again = retrying(lambda error: status_of(error) is None)
         with self._naming(name, "read"):
             try:
                 return again(self._get, name)
             except Exception as error:
-                codes = _codes_of(error)
-                if codes & MISSING and NO_BUCKET not in codes:
+                if status_of(error) == MISSING and NO_BUCKET not in text_of(error):
                     return None
                 raise
 
@@ -194,14 +186,17 @@ class S3Output:
         with self._naming(name, "written"):
             try:
                 self._put(name, data, IfNoneMatch="*")
+                return True
             except Exception as error:
-                if _codes_of(error) & UNSUPPORTED:
-                    return self._put_if_missing(name, data)
                 # A retry may meet the object that its first attempt wrote.
-                if _codes_of(error) & EXISTS:
+                if status_of(error) in EXISTS:
                     return False
-                raise
-        return True
+                if status_of(error) != UNSUPPORTED:
+                    raise
+            if self.read(name) is not None:
+                return False
+            self._put(name, data)
+            return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
         return sorted(name for name in self._names(prefix) if name.endswith(suffix))
@@ -233,12 +228,6 @@ class S3Output:
             options["ACL"] = acl
         s3_client().put_object(Body=data, ContentMD5=digest, **options)
 
-    def _put_if_missing(self, name: str, data: bytes) -> bool:
-        if self.read(name) is not None:
-            return False
-        self._put(name, data)
-        return True
-
     @contextmanager
     def _naming(self, name: str, action: str) -> Iterator[None]:
         """Raise a store's error as one that names the object and a way out."""
@@ -254,11 +243,3 @@ class S3Output:
                 "the same command again: finished parts are kept",
                 uri=uri,
             ) from error
-
-
-def _codes_of(error: BaseException) -> set[str]:
-    """Return the code and the HTTP status of a store's answer; empty if there was none."""
-    response = getattr(error, "response", None) or {}
-    code = response.get("Error", {}).get("Code")
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return {str(each) for each in (code, status) if each}

@@ -9,12 +9,15 @@ Cost: half a second for the import of boto3, and about 50 ms for a client.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
 ATTEMPTS = 10
+MAX_WAIT_S = 10
 CONNECT_S, READ_S = 10, 120
 REQUESTER_PAYS = "MOSAICML_STREAMING_AWS_REQUESTER_PAYS"
 
@@ -41,6 +44,16 @@ def list_objects(bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
     pages = s3_client().get_paginator("list_objects_v2")
     for page in pages.paginate(**bucket_options(bucket), Prefix=prefix):
         yield from (entry for entry in page.get("Contents", ()) if not entry["Key"].endswith("/"))
+
+
+def retrying(is_passing: Callable[[BaseException], bool]) -> Retrying:
+    """Return a caller of functions that calls again after an error that `is_passing`."""
+    return Retrying(
+        retry=retry_if_exception(is_passing),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.1, max=MAX_WAIT_S),
+        reraise=True,
+    )
 
 
 @lru_cache(maxsize=2)

@@ -16,8 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
 from streampack.errors import DataError
 from streampack.storage.download_errors import FailureKind, classify, status_of, text_of
 from streampack.write.inputs.places import (
@@ -33,10 +31,8 @@ from streampack.write.inputs.places import (
     open_ranges,
     version_of_tag,
 )
-from streampack.write.s3_client import bucket_options, list_objects, s3_client
+from streampack.write.s3_client import bucket_options, list_objects, retrying, s3_client
 
-ATTEMPTS = 8
-MAX_WAIT_S = 10.0
 CHANGED = (412, 416)  # If-Match failed; the range lies beyond the end
 WAYS_OUT = {
     FailureKind.MISSING: "the store has no such object or bucket: check the URL",
@@ -110,14 +106,8 @@ def _fetch(uri: str, bucket: str, key: str, version: str, start: int, stop: int)
     """Return a range of one version of an object."""
     if start >= stop:
         return b""
-    again = Retrying(
-        retry=retry_if_exception(_is_passing),
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random_exponential(multiplier=0.1, max=MAX_WAIT_S),
-        reraise=True,
-    )
     try:
-        etag, data = again(_get, bucket, key, version, start, stop)
+        etag, data = retrying(_is_passing)(_get, bucket, key, version, start, stop)
     except Exception as error:  # botocore's, which derive from Exception
         if status_of(error) in CHANGED:
             raise changed(uri, version, "another") from error
