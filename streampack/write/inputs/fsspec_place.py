@@ -22,7 +22,6 @@ from streampack.write.inputs.places import (
     below_glob,
     changed,
     is_hidden,
-    nothing_found,
     open_ranges,
     version_of_tag,
 )
@@ -49,8 +48,6 @@ class FsspecPlace:
             else:
                 names = [path] if files.exists(path) else []
             found = [_found(files, name) for name in names]
-        if not found:
-            raise nothing_found(uri)
         return Listing(folder, found)
 
     @contextmanager

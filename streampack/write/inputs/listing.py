@@ -20,9 +20,10 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from streampack._paths import is_url
 from streampack.errors import DataError
 from streampack.write.inputs.locate import place_of
-from streampack.write.inputs.places import Found, Listing
+from streampack.write.inputs.places import MAGIC, Found, Listing
 from streampack.write.inputs.slices import WHOLE, Compression, Format, InputSlice
 
 FORMATS: dict[str, Format] = {
@@ -64,6 +65,9 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     for uri in inputs:
         place, path = place_of(uri)
         listing = place.find(path)
+        # Only a folder of this machine can exist without a file.
+        if not listing.files and (listing.folder is None or is_url(path)):
+            raise _nothing_found(path)
         found = listing.files if listing.folder is None else _of_folder(listing)
         for file in _input_files(uri, found):
             if file.uri in files:
@@ -76,6 +80,17 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     if not files:
         raise DataError(f"{', '.join(inputs)}: 0 files; name files of rows or text")
     return list(files.values())
+
+
+def _nothing_found(uri: str) -> DataError:
+    """Return the error of an input that names no file."""
+    if MAGIC.search(uri):
+        text = "matches 0 files; check the pattern, and quote it against the shell"
+    elif is_url(uri):
+        text = "0 files; check the URL, and the access to it"
+    else:
+        text = "does not exist; check the path"
+    return DataError(f"{uri}: {text}", uri=uri)
 
 
 def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:

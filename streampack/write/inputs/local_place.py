@@ -20,7 +20,6 @@ from streampack.write.inputs.places import (
     OpenInput,
     changed,
     is_hidden,
-    nothing_found,
 )
 
 
@@ -34,10 +33,7 @@ class LocalPlace:
         if path.exists():
             return Listing(None, [_found(path)])
         names = sorted(glob(uri, recursive=True)) if MAGIC.search(uri) else []
-        files = [_found(Path(name)) for name in names if not os.path.isdir(name)]
-        if not files:
-            raise nothing_found(uri)
-        return Listing(None, files)
+        return Listing(None, [_found(Path(name)) for name in names if not os.path.isdir(name)])
 
     @contextmanager
     def open(

@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from streampack._paths import is_url
 from streampack.errors import DataError
 from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
 
@@ -61,7 +60,7 @@ class Place(Protocol):
     def find(self, uri: str) -> Listing:
         """Return the files that a path or URL names: a file, a folder or a glob.
 
-        A DataError says that there is none, or that the store cannot be listed.
+        A DataError says that the store cannot be listed.
         """
 
     def open(
@@ -125,17 +124,6 @@ def changed(uri: str, version: str, now: str) -> DataError:
         "when no process writes to it: its parts are then written again",
         uri=uri,
     )
-
-
-def nothing_found(uri: str) -> DataError:
-    """Return the error of an input that names no file."""
-    if MAGIC.search(uri):
-        text = "matches 0 files; check the pattern, and quote it against the shell"
-    elif is_url(uri):
-        text = "0 files; check the URL, and the access to it"
-    else:
-        text = "does not exist; check the path"
-    return DataError(f"{uri}: {text}", uri=uri)
 
 
 @contextmanager

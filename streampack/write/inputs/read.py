@@ -76,6 +76,5 @@ def _batches(
         yield from READERS[part.format](file, part, wanted, batch_rows)
         return
     file.seek(part.start)
-    num_bytes = part.num_bytes if part.stop == WHOLE else part.stop - part.start
-    pieces = read_pieces(file, part.uri, part.compression, num_bytes)
+    pieces = read_pieces(file, part.uri, part.compression, part.num_bytes)
     yield from LINE_READERS[part.format](pieces, part, wanted, batch_rows)

@@ -27,7 +27,6 @@ from streampack.write.inputs.places import (
     changed,
     glob_pattern,
     is_hidden,
-    nothing_found,
     open_ranges,
     version_of_tag,
 )
@@ -61,8 +60,6 @@ class S3Place:
             for file in _objects(uri, bucket, prefix)
             if pattern.fullmatch(file.uri) and not is_hidden(below_glob(glob, file.uri))
         ]
-        if not files:
-            raise nothing_found(uri)
         return Listing(folder, files)
 
     def open(
