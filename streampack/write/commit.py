@@ -30,7 +30,7 @@ from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.types import UInt32Array
 from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
 from streampack.write.output import Output, open_output
-from streampack.write.part import PartResult, parse_samples, read_result, shown_row
+from streampack.write.part import PartResult, read_result, shown_row
 from streampack.write.samples import Counts
 
 NUM_READERS = 16
@@ -149,7 +149,7 @@ def _placed(entry: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _samples(output: Output, part: Part, result: PartResult) -> tuple[UInt32Array, UInt32Array]:
-    """Return lengths and edges of a part's samples."""
+    """Return lengths of a part's samples, and their edges of shape (num_samples, 2)."""
     name = f"{part.folder}/{SAMPLES_FILE}"
     data = output.read(name) or b""
     if xxhash.xxh64_hexdigest(data) != result.samples_hash:
@@ -157,7 +157,8 @@ def _samples(output: Output, part: Part, result: PartResult) -> tuple[UInt32Arra
             f"{output.url}/{name}: is missing or damaged ({len(data)} bytes); delete {PART_FILE} "
             "next to it, and run the command that began the job again"
         )
-    return parse_samples(data, result.counts.num_samples)
+    lengths, edges = np.split(np.frombuffer(data, np.uint32), [result.counts.num_samples])
+    return lengths, edges.reshape(-1, 2)
 
 
 def _fault(output: Output, file: Stored) -> str:

@@ -123,7 +123,7 @@ class JobFile:
         return cls(
             settings=settings,
             versions=current_versions(settings.backend),
-            parts=tuple(_parts_of(slices, settings)),
+            parts=_parts_of(slices, settings),
         )
 
     @property
@@ -181,11 +181,6 @@ class Job:
         """All parts in the order of the stream."""
         return tuple(part for file in self.files for part in file.parts)
 
-    @property
-    def slices(self) -> tuple[InputSlice, ...]:
-        """All slices of the input in the order of the stream."""
-        return tuple(one for file in self.files for one in file.slices)
-
     def versions_of(self) -> Iterator[tuple[Part, Versions]]:
         """Yield each part with the versions that must have written it."""
         return ((part, file.versions) for file in self.files for part in file.parts)
@@ -240,7 +235,7 @@ def _is_corrected(output: Output, job: Job, file: JobFile) -> bool:
     """Return whether only versions of files differ from those of a job that is not committed."""
     if len(job.files) > 1 or output.read(INDEX_FILE) is not None:
         return False
-    theirs, ours = ({one.uri for one in each.slices} for each in (job, file))
+    theirs, ours = ({one.uri for one in each.slices} for each in (job.files[0], file))
     is_same = job.settings == file.settings and job.files[0].versions == file.versions
     return is_same and theirs == ours
 
@@ -260,8 +255,8 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
                 "leave it out to write a new stream"
             )
         _check_same(output, job, settings)
-        _check_unchanged(output, job.slices, slices)
-        known = set(job.slices)
+        known = {one for file in job.files for one in file.slices}
+        _check_unchanged(output, known, slices)
         new = [one for one in slices if one not in known]
         if not new:
             return job
@@ -291,18 +286,17 @@ def check_versions(output: Output, theirs: Versions, backend: str | None) -> Non
             )
 
 
-def _parts_of(slices: Iterable[InputSlice], settings: JobSettings) -> Iterator[Part]:
-    """Yield parts of neighbouring slices, of up to `part_bytes` together, or of one slice."""
-    group: list[InputSlice] = []
-    num_bytes = 0
+def _parts_of(slices: Iterable[InputSlice], settings: JobSettings) -> tuple[Part, ...]:
+    """Return parts of neighbouring slices, of up to `part_bytes` together, or of one slice."""
+    groups: list[list[InputSlice]] = []
+    room = 0
     for one in slices:
-        if group and num_bytes + one.num_bytes > settings.part_bytes:
-            yield _part(group, settings)
-            group, num_bytes = [], 0
-        group.append(one)
-        num_bytes += one.num_bytes
-    if group:
-        yield _part(group, settings)
+        if not groups or one.num_bytes > room:
+            groups.append([])
+            room = settings.part_bytes
+        groups[-1].append(one)
+        room -= one.num_bytes
+    return tuple(_part(group, settings) for group in groups)
 
 
 def _part(group: list[InputSlice], settings: JobSettings) -> Part:
@@ -324,7 +318,7 @@ def _check_inputs(output: Output, theirs: Sequence[InputSlice], ours: Sequence[I
 
 
 def _check_unchanged(
-    output: Output, theirs: Sequence[InputSlice], ours: Sequence[InputSlice]
+    output: Output, theirs: Iterable[InputSlice], ours: Iterable[InputSlice]
 ) -> None:
     versions = {one.uri: one.version for one in theirs}
     for one in ours:

@@ -19,11 +19,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
-from streampack.types import UInt32Array
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError
@@ -202,14 +200,3 @@ def shown_row(bad: Mapping[str, Any]) -> str:
     """
     after = f" after byte {bad['after_byte']}" if "after_byte" in bad else ""
     return f"{bad['uri']}, row {bad['row']}{after}: {bad['reason']}"
-
-
-def parse_samples(data: bytes, num_samples: int) -> tuple[UInt32Array, UInt32Array]:
-    """Return the lengths, and the first and last tokens, of a samples.bin.
-
-    >>> lengths, edges = parse_samples(np.array([3, 2, 7, 9, 5, 5], np.uint32).tobytes(), 2)
-    >>> lengths.tolist(), edges.tolist()
-    ([3, 2], [[7, 9], [5, 5]])
-    """
-    values = np.frombuffer(data, np.uint32)
-    return values[:num_samples], values[num_samples:].reshape(-1, 2)
