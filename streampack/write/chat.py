@@ -116,12 +116,12 @@ class ChatEncoder:
                 role, whose messages would not be learned.
         """
         messages, tools = _read_row(conversation)
-        if self.train_on != "all":
+        wants_spans = self.train_on != "all"
+        if wants_spans:
             self._check_roles(messages)
         options = {"chat_template": self.chat_template, "tools": tools, **self.template_kwargs}
         rendering = Rendering(self.tokenizer, messages, options)
         text = rendering.text
-        wants_spans = self.train_on != "all"
         encoded = self.tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=wants_spans, verbose=False
         )

@@ -131,12 +131,11 @@ def _ray_event(ray: Any, reference: Any) -> Event:
     return _event(outcome)
 
 
-def _event(outcome: Any) -> Event:
+def _event(outcome: Event | BaseException) -> Event:
     """Return an event, or raise the error that came in its place."""
     if isinstance(outcome, BaseException):
         raise outcome
-    event: Event = outcome
-    return event
+    return outcome
 
 
 def _start_worker(num_threads: int) -> tuple[Connection, Any]:

@@ -122,7 +122,7 @@ class SampleWriter:
     def __init__(
         self, schema: SampleSchema, layout: ShardLayout, put: Callable[[str, bytes], None]
     ) -> None:
-        self._schema = schema
+        self.schema = schema
         self._encoder = ShardEncoder(layout)
         self._put = put  # writes a file of this name
         self._lengths = array("I")
@@ -135,12 +135,12 @@ class SampleWriter:
         try:
             shard = self._encoder.add(sample)
         except (TypeError, ValueError) as error:
-            columns = dict(self._schema.columns)
+            columns = dict(self.schema.columns)
             raise BadValueError(
                 f"does not fit columns {columns} ({type(error).__name__}: {error})"
             ) from error
         self._keep(shard)  # not in the try: an error of the output is not one of the sample
-        tokens = sample[self._schema.column]
+        tokens = sample[self.schema.column]
         self._lengths.append(len(tokens))
         self._edges.extend((int(tokens[0]), int(tokens[-1])))
         self.counts.num_samples += 1

@@ -145,7 +145,6 @@ class _StreamWriter:
         self._names = ColumnSelection(tokens=column).token_names
         self._dtype = dtype
         self._layout = layout
-        self._schema: SampleSchema | None = None
         self._writer: SampleWriter | None = None
         self._num_skipped = 0
 
@@ -153,7 +152,7 @@ class _StreamWriter:
         """Write samples, index.json and the length file; `out` is the folder's final name."""
         for number, sample in enumerate(samples):
             self._write(sample, number)
-        if self._schema is None or self._writer is None:
+        if self._writer is None:
             raise DataError(
                 f"{out}: no sample to write ({self._num_skipped} without tokens); "
                 "a stream needs 1 or more"
@@ -163,7 +162,7 @@ class _StreamWriter:
         (self._folder / INDEX_FILE).write_bytes(text)
         index = parse_index(text, str(out))
         path = self._folder / LENGTH_FILE
-        write_length_file(path, text, index, self._schema.column, lengths, edges)
+        write_length_file(path, text, index, self._writer.schema.column, lengths, edges)
         return Written(
             path=out,
             num_samples=self._writer.counts.num_samples,
@@ -174,10 +173,11 @@ class _StreamWriter:
         )
 
     def _write(self, sample: Any, number: int) -> None:
-        column = self._names[0] if self._schema is None else self._schema.column
+        known = None if self._writer is None else self._writer.schema
+        column = self._names[0] if known is None else known.column
         row = dict(sample) if isinstance(sample, Mapping) else {column: sample}
         try:
-            schema = self._schema or self._first_schema(row)
+            schema = known or self._first_schema(row)
             fitted = schema.fit(row)
         except ValueError as error:
             raise DataError(f"sample {number}: {error}") from error
@@ -185,7 +185,6 @@ class _StreamWriter:
             self._num_skipped += 1
             return
         if self._writer is None:
-            self._schema = schema
             layout = replace(self._layout, columns=schema.columns)
             self._writer = SampleWriter(schema, layout, self._put)
         try:
