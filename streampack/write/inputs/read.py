@@ -11,7 +11,6 @@ are. A file that is written to while it is read is noticed by its time, not by i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO
 
 from streampack._checks import read_count
 from streampack.errors import DataError
@@ -58,23 +57,19 @@ def read_rows(
     is_lines = part.format in LINE_READERS
     stop = part.stop if is_lines else WHOLE
     with place.open(path, part.version, stop, is_sequential=is_lines) as opened:
+        file = opened.file
+        if is_lines:
+            file.seek(part.start)
+            pieces = read_pieces(file, part.uri, part.compression, part.num_bytes)
+            batches = LINE_READERS[part.format](pieces, part, wanted, batch_rows)
+        else:
+            batches = READERS[part.format](file, part, wanted, batch_rows)
         try:
-            for batch in _batches(opened.file, part, wanted, batch_rows):
+            for batch in batches:
                 if is_lines:
-                    batch.num_bytes = min(opened.file.tell() - part.start, part.num_bytes)
+                    batch.num_bytes = min(file.tell() - part.start, part.num_bytes)
                 opened.check()
                 yield batch
         except DataError:
             opened.check()  # a change of the file is a better explanation than damage
             raise
-
-
-def _batches(
-    file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
-) -> Iterator[RowBatch]:
-    if part.format not in LINE_READERS:
-        yield from READERS[part.format](file, part, wanted, batch_rows)
-        return
-    file.seek(part.start)
-    pieces = read_pieces(file, part.uri, part.compression, part.num_bytes)
-    yield from LINE_READERS[part.format](pieces, part, wanted, batch_rows)
