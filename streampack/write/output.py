@@ -21,14 +21,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from streampack._paths import folder_of, shown_path
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 from streampack.storage.download_errors import status_of, text_of
+from streampack.write.inputs.places import naming_failures
 from streampack.write.s3_client import bucket_options, list_objects, retrying, s3_client
 
 TEMPORARY = ".partial"
@@ -228,18 +229,10 @@ class S3Output:
             options["ACL"] = acl
         s3_client().put_object(Body=data, ContentMD5=digest, **options)
 
-    @contextmanager
-    def _naming(self, name: str, action: str) -> Iterator[None]:
+    def _naming(self, name: str, action: str) -> AbstractContextManager[None]:
         """Raise a store's error as one that names the object and a way out."""
-        try:
-            yield
-        except DataError:
-            raise
-        except Exception as error:  # botocore's, which derive from Exception
-            uri = f"{self.url}/{name}"
-            raise DataError(
-                f"{uri}: cannot be {action} ({type(error).__name__}: {error}); check that the "
-                f"bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, then run "
-                "the same command again: finished parts are kept",
-                uri=uri,
-            ) from error
+        way_out = (
+            f"check that the bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, "
+            "then run the same command again: finished parts are kept"
+        )
+        return naming_failures(f"{self.url}/{name}", action, way_out)

@@ -32,6 +32,7 @@ from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection
 from streampack.types import ByteArray
+from streampack.write.inputs.places import naming_failures
 from streampack.write.lengths import Indexed, count_stream
 
 WAY_OUT = (
@@ -104,12 +105,8 @@ def _uploader_of(remote: str) -> Iterator[Any]:
     """Create MosaicML's uploader for a stream's URL, and remove its folder afterwards."""
     # The uploader splits a Hugging Face URL at its 5th slash, which must exist.
     out = f"{remote.rstrip('/')}/" if remote.startswith("hf://") else remote
-    try:
+    with naming_failures(remote, "written", WAY_OUT):
         uploader = mosaic.CloudUploader.get(out, keep_local=True, exist_ok=True)
-    except Exception as error:  # each store raises its own exceptions
-        raise DataError(
-            f"{remote}: cannot be written ({type(error).__name__}: {error}); {WAY_OUT}", uri=remote
-        ) from error
     try:
         yield uploader
     finally:

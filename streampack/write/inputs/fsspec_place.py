@@ -22,11 +22,13 @@ from streampack.write.inputs.places import (
     below_glob,
     changed,
     is_hidden,
+    naming_failures,
     open_ranges,
     version_of_tag,
 )
 
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
+WAY_OUT = "check the URL and the access to it"
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
@@ -35,7 +37,7 @@ class FsspecPlace:
 
     def find(self, uri: str) -> Listing:
         files, path = _open_store(uri)
-        with _naming(uri):
+        with naming_failures(uri, "read", WAY_OUT):
             folder = None
             if MAGIC.search(path):
                 names = sorted(files.glob(path))
@@ -59,7 +61,7 @@ class FsspecPlace:
         def _check() -> Found:
             # Drivers cache listings, and would report the version that they saw first.
             files.invalidate_cache()
-            with _naming(uri):
+            with naming_failures(uri, "read", WAY_OUT):
                 now = _found(files, path)
             if now.version != version:
                 raise changed(uri, version, now.version)
@@ -87,7 +89,7 @@ def _open_store(uri: str) -> tuple[Any, str]:
 
 
 def _fetch(files: Any, uri: str, path: str, start: int, stop: int) -> bytes:
-    with _naming(uri):
+    with naming_failures(uri, "read", WAY_OUT):
         data: bytes = files.cat_file(path, start=start, end=stop)
     if len(data) != stop - start:
         raise DataError(
@@ -121,18 +123,3 @@ def _nanoseconds(time: Any) -> int:
     if isinstance(time, datetime):
         time = time.timestamp()
     return round((time or 0) * 10**9)
-
-
-@contextmanager
-def _naming(uri: str) -> Iterator[None]:
-    """Raise a driver's error as one that names the file."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # each driver raises its own
-        raise DataError(
-            f"{uri}: cannot be read ({type(error).__name__}: {error}); check the URL and the "
-            "access to it",
-            uri=uri,
-        ) from error

@@ -127,6 +127,19 @@ def changed(uri: str, version: str, now: str) -> DataError:
 
 
 @contextmanager
+def naming_failures(uri: str, action: str, way_out: str) -> Iterator[None]:
+    """Raise a store's error as one that names the file, what was done with it, and a way out."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each store's client raises its own
+        raise DataError(
+            f"{uri}: cannot be {action} ({type(error).__name__}: {error}); {way_out}", uri=uri
+        ) from error
+
+
+@contextmanager
 def open_ranges(
     fetch: Callable[[int, int], bytes], stop: int, *, is_sequential: bool
 ) -> Iterator[OpenInput]:
