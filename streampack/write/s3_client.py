@@ -49,7 +49,8 @@ def list_objects(bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
 def retrying(is_passing: Callable[[BaseException], bool]) -> Retrying:
     """Return a caller of functions that calls again after an error that `is_passing`."""
     return Retrying(
-        retry=retry_if_exception(is_passing),
+        # tenacity also asks about a KeyboardInterrupt.
+        retry=retry_if_exception(lambda error: isinstance(error, Exception) and is_passing(error)),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.1, max=MAX_WAIT_S),
         reraise=True,

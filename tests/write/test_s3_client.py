@@ -1,4 +1,4 @@
-"""What a listing of a bucket names: objects, and not the folders that a console shows."""
+"""What a listing of a bucket names: objects, not a console's folders; what is called again."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def test_a_folder_that_a_console_made_holds_the_files_below_it(uri):
         "s3://bucket/in/a.txt",
         "s3://bucket/in/deep/b.txt",
     ]
+
+
+def test_ctrl_c_ends_a_request_that_would_be_repeated():
+    calls = []
+
+    def request():
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise ConnectionError
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        s3_client.retrying(lambda _: True)(request)
+    assert calls == [0, 1]

@@ -129,8 +129,7 @@ def _get(bucket: str, key: str, version: str, start: int, stop: int) -> tuple[st
 
 def _is_passing(error: BaseException) -> bool:
     # No file is written here, so no path in the error is ours.
-    kind = classify(error, "\0") if isinstance(error, Exception) else None
-    return kind is FailureKind.PASSING and status_of(error) not in CHANGED
+    return classify(error, "\0") is FailureKind.PASSING and status_of(error) not in CHANGED
 
 
 def _failure(uri: str, action: str, error: Any) -> DataError:
