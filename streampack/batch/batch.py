@@ -90,14 +90,11 @@ def make_compacts(
         ends = read.ends.reshape(len(steps), -1)[:-1, -1]
         next_tokens = [torch.from_numpy(own) for own in np.split(rows.next_tokens, ends)]
     batches = []
-    for number, ((epoch, position), edges) in enumerate(
-        zip(steps, _fields(rows, layout), strict=True)
-    ):
+    for number, fields in enumerate(_fields(rows, layout, steps, positions=positions)):
         batch: Batch = {"tokens": tokens[number]}
         if labels is not None:
             batch["labels"] = labels[number]
-        batch |= {"next_tokens": next_tokens[number], **edges, "positions": positions}
-        batches.append(batch | {"epoch": epoch, "position": position})
+        batches.append(batch | {"next_tokens": next_tokens[number]} | fields)
     return batches
 
 
@@ -156,12 +153,12 @@ def _fill(
     return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
 
-def _fields(rows: Rows, layout: _Layout) -> list[Batch]:
-    """Return the layout fields of each batch, and the chunks of slices."""
+def _fields(rows: Rows, layout: _Layout, steps: Sequence[Step], **more: str) -> list[Batch]:
+    """Return the layout fields of each batch, the chunks of slices, `more` fields, and its step."""
     fields, begin = [], 0
     num_rows = len(rows.tokens) // len(layout.bounds)
-    for segments, (_, end, longest) in zip(
-        layout.split(layout.numbered), layout.bounds.tolist(), strict=True
+    for segments, (_, end, longest), (epoch, position) in zip(
+        layout.split(layout.numbered), layout.bounds.tolist(), steps, strict=True
     ):
         edges = layout.edges[begin:end]
         field: Batch = {
@@ -171,7 +168,7 @@ def _fields(rows: Rows, layout: _Layout) -> list[Batch]:
         }
         if rows.context is not None:
             field["chunks"] = torch.from_numpy(rows.context.chunks(edges, num_rows))
-        fields.append(field)
+        fields.append(field | more | {"epoch": epoch, "position": position})
         begin = end
     return fields
 
@@ -222,9 +219,5 @@ def make_batches(
     """
     layout = _Layout.of(rows, packs, len(steps))
     filled = _fill(rows, layout, positions, blocks or BufferPool(), packs)
-    return [
-        {**tensors, **edges, "epoch": epoch, "position": position}
-        for tensors, edges, (epoch, position) in zip(
-            filled, _fields(rows, layout), steps, strict=True
-        )
-    ]
+    fields = _fields(rows, layout, steps)
+    return [tensors | own for tensors, own in zip(filled, fields, strict=True)]
