@@ -64,15 +64,9 @@ def to_hf(
     Raises:
         ConfigError: If positions do not restart in every segment, or the batch is not native.
     """
+    check_native(batch, "batch_format='hf'")
     check_restarts(batch, "hf")
-    inputs = {
-        "input_ids": batch["tokens"],
-        "labels": unshifted_labels(batch),
-        "position_ids": batch["input_pos"],
-        "use_cache": False,
-    }
-    if shift_labels:
-        inputs["shift_labels"] = batch["labels"]
+    inputs = _inputs(batch, shift_labels=shift_labels) | {"use_cache": False}
     if dense:
         inputs["attention_mask"] = additive_mask(batch["document_ids"], dtype=dtype)
     return inputs | _passed_through(batch)
@@ -113,15 +107,10 @@ def to_hf_flash(
             f"batch_format='hf_flash' with dense={dense}: flash attention takes no dense mask but "
             "cu_seq_lens; leave dense out, or use batch_format='hf' with sdpa or eager"
         )
-    check_restarts(batch, "hf_flash")
     check_carried(batch, "hf_flash")
-    flat = {
-        "input_ids": batch["tokens"].flatten(),
-        "labels": unshifted_labels(batch).flatten(),
-        "position_ids": batch["input_pos"].flatten(),
-    }
-    if shift_labels:
-        flat["shift_labels"] = batch["labels"].flatten()
+    check_restarts(batch, "hf_flash")
+    inputs = _inputs(batch, shift_labels=shift_labels)
+    flat = {key: value.flatten() for key, value in inputs.items()}
     layout = batch
     if drop_padding and len(batch["segments"]):
         layout = unpad(batch)
@@ -176,12 +165,7 @@ def to_llama_factory(
         check_restarts(batch, "llama_factory")
         mask = document_ids.long()
         mask = mask.masked_fill(mask == 0, int(mask.max()) + 1)
-    return {
-        "input_ids": batch["tokens"],
-        "labels": unshifted_labels(batch),
-        "position_ids": batch["input_pos"],
-        "attention_mask": mask,
-    } | _passed_through(batch)
+    return _inputs(batch) | {"attention_mask": mask} | _passed_through(batch)
 
 
 def check_one_row(batch_size: int) -> None:
@@ -193,6 +177,16 @@ def check_one_row(batch_size: int) -> None:
             "more packs would see each other; set batch_size=1, take batch_format='hf_flash', or "
             "for sdpa and eager batch_format=functools.partial(to_llama_factory, dense=True)"
         )
+
+
+def _inputs(batch: Batch, *, shift_labels: bool = False) -> dict[str, Any]:
+    """Return the inputs of all formats here; with `shift_labels`, also the shifted labels."""
+    inputs = {
+        "input_ids": batch["tokens"],
+        "labels": unshifted_labels(batch),
+        "position_ids": batch["input_pos"],
+    }
+    return inputs | {"shift_labels": batch["labels"]} if shift_labels else inputs
 
 
 def _passed_through(batch: Batch) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def to_torchtitan(batch: Batch) -> TitanBatch:
         ConfigError: If positions do not restart in every segment, the batch has a field that this
             format cannot carry, or it is not native.
     """
-    check_restarts(batch, "torchtitan", takes_slices=True)
     check_carried(batch, "torchtitan", takes_slices=True)
+    check_restarts(batch, "torchtitan")
     return {"input": batch["tokens"], "positions": batch["input_pos"]}, batch["labels"]
 
 
@@ -94,7 +94,7 @@ def to_torchtitan_flat(batch: Batch) -> TitanBatch:
     Raises:
         ConfigError: As `to_torchtitan`.
     """
-    check_restarts(batch, "torchtitan_flat", takes_slices=True)
     check_carried(batch, "torchtitan_flat", takes_slices=True)
+    check_restarts(batch, "torchtitan_flat")
     inputs = {"input": batch["tokens"].flatten(), "positions": batch["input_pos"].flatten()}
     return inputs, batch["labels"].flatten()
