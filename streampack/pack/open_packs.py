@@ -180,9 +180,9 @@ def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, fin
 class OpenPacksPacker(BufferedPacker):
     """A packer that keeps several packs open. Every buffered segment lies in one of them."""
 
-    def __init__(self, method: str, limits: Limits, num_open: int):
-        super().__init__(method, limits)
-        self._num_open = num_open
+    def __init__(self, method: str, packing: Packing):
+        super().__init__(method, limits_of(packing))
+        self._num_open = packing.num_open_packs
         self._sizes = np.zeros(0, np.int64)  # number of segments in each open pack, oldest first
 
     def state_dict(self) -> State:
@@ -210,8 +210,9 @@ class OpenPacksPacker(BufferedPacker):
         ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(self._sizes))]
         return self._limits.max_seq_len - np.diff(ends)
 
-    def _work(self, num_rows: int) -> Work:
-        sizes, num_held = self._sizes, len(self._buffered)
+    def _work(self, lengths: Int64Array) -> Work:
+        """Return the arrays for rows of these lengths, the buffered ones first."""
+        sizes, num_rows, num_held = self._sizes, len(lengths), len(self._buffered)
         packs = np.zeros((self._num_open, 4), np.int64)
         packs[: len(sizes), FREE] = self._free()
         packs[: len(sizes), COUNT] = sizes
@@ -220,12 +221,12 @@ class OpenPacksPacker(BufferedPacker):
         # Each closing pack takes at most one head; each row has at most one tail.
         pieces = np.zeros((2 * num_rows + len(sizes), 4), np.int64)
         pieces[:num_held, ROW] = np.arange(num_held)
-        pieces[:num_held, TOKENS] = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
+        pieces[:num_held, TOKENS] = lengths[:num_held]
         pieces[:num_held, OWNER] = np.repeat(np.arange(len(sizes)), sizes)
         counters = np.zeros(NUM_COUNTERS, np.int64)
         counters[NUM_OPEN] = counters[NUM_SERIALS] = len(sizes)
         counters[NUM_PIECES] = counters[HELD_SAMPLES] = num_held
-        counters[HELD_TOKENS] = self.num_buffered_tokens
+        counters[HELD_TOKENS] = lengths[:num_held].sum()
         counters[HIGH_TOKENS], counters[HIGH_SAMPLES] = self._high_water
         closed = np.full(len(sizes) + num_rows, -1)
         return Work(open=packs, pieces=pieces, closed=closed, counters=counters)
@@ -233,8 +234,9 @@ class OpenPacksPacker(BufferedPacker):
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
         rows = rooms(np.concatenate([self._buffered, segments]), multiple)
-        work = self._work(len(rows))
-        fit_rows(self._limits, work, rows[:, LENGTH].copy(), self._method == "best_fit", final)
+        lengths = rows[:, LENGTH].copy()
+        work = self._work(lengths)
+        fit_rows(self._limits, work, lengths, self._method == "best_fit", final)
         counters = work.counters
         pieces = work.pieces[: counters[NUM_PIECES]]
         placed = rows[pieces[:, ROW]]
@@ -266,7 +268,7 @@ def first_fit(packing: Packing) -> OpenPacksPacker:
     >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.num_buffered_samples
     ([0, 2], 2)
     """
-    return _open_packs("first_fit", packing)
+    return OpenPacksPacker("first_fit", packing)
 
 
 def best_fit(packing: Packing) -> OpenPacksPacker:
@@ -278,8 +280,4 @@ def best_fit(packing: Packing) -> OpenPacksPacker:
     >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist()
     ([1, 2], [0, 3])
     """
-    return _open_packs("best_fit", packing)
-
-
-def _open_packs(method: str, packing: Packing) -> OpenPacksPacker:
-    return OpenPacksPacker(method, limits_of(packing), packing.num_open_packs)
+    return OpenPacksPacker("best_fit", packing)
