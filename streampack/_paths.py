@@ -20,11 +20,6 @@ from streampack.errors import ConfigError
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
 
 
-def home_path(path: str | os.PathLike[str]) -> str:
-    """Expand a leading `~`, as a shell would."""
-    return os.path.expanduser(os.fspath(path))
-
-
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a URL, even if a Path has collapsed its double slash.
 
@@ -42,7 +37,7 @@ def folder_of(remote: str) -> str | None:
     """
     if remote.startswith("file://"):
         return unquote(urlsplit(remote).path)
-    return None if is_url(remote) else home_path(remote)
+    return None if is_url(remote) else os.path.expanduser(remote)
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:

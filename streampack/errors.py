@@ -111,20 +111,15 @@ def raise_if_limited(error: OSError | RuntimeError, way_out: str = "") -> None:
             "at most: raise the limit (`ulimit -n`, LimitNOFILE= of a service), close files, "
             f"or use fewer workers{way_out}"
         ) from error
-    if isinstance(error, BlockingIOError):
-        raise _no_more("process", error, way_out) from error
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        raise _no_more("thread", error, way_out) from error
-
-
-def _no_more(what: str, error: Exception, way_out: str) -> ConfigError:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    return ConfigError(
-        f"no {what} can be started ({error}); all processes of this user may have {soft} threads "
-        f"here, and {hard} at most (-1: unlimited), a container may have fewer, and each needs "
-        "memory: raise the limit (`ulimit -u`, pids.max of a cgroup), or run fewer "
-        f"processes{way_out}"
-    )
+    is_process = isinstance(error, BlockingIOError)
+    if is_process or (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        raise ConfigError(
+            f"no {'process' if is_process else 'thread'} can be started ({error}); all processes "
+            f"of this user may have {soft} threads here, and {hard} at most (-1: unlimited), a "
+            "container may have fewer, and each needs memory: raise the limit (`ulimit -u`, "
+            f"pids.max of a cgroup), or run fewer processes{way_out}"
+        ) from error
 
 
 def short_text(value: object) -> str:
