@@ -24,16 +24,17 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
     """Write a PNG of packs, the first one on top, coloured by stream; `names` are by number."""
     figure = make_figure(height=1.4 + INCHES_PER_PACK * len(bars))
     axes = figure.add_subplot()
-    packs, begins, lengths, streams = _rectangles(bars)
-    axes.barh(
-        packs,
-        lengths,
-        left=begins,
-        height=0.86,
-        color=[colour(stream) for stream in streams.tolist()],
-        edgecolor="white",
-        linewidth=0.6,
-    )
+    for pack, bar in enumerate(bars):
+        streams, lengths = bar.T
+        axes.barh(
+            pack,
+            lengths,
+            left=np.cumsum(lengths) - lengths,
+            height=0.86,
+            color=[colour(stream) for stream in streams.tolist()],
+            edgecolor="white",
+            linewidth=0.6,
+        )
     axes.set(
         xlim=(0, max_seq_len), ylim=(max(len(bars), 1) - 0.5, -0.5), xlabel="token", ylabel="pack"
     )
@@ -61,11 +62,3 @@ def save_figure(figure: Figure, path: Path, *, legend: Sequence[Artist]) -> None
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _rectangles(bars: Sequence[Bar]) -> tuple[Bar, Bar, Bar, Bar]:
-    """Return pack, begin, length and stream of every segment, each of shape (num_segments,)."""
-    packs = np.repeat(np.arange(len(bars)), [len(bar) for bar in bars])
-    begins = [np.cumsum(bar[:, 1]) - bar[:, 1] for bar in bars]
-    columns = np.concatenate([*bars, np.zeros((0, 2), np.int64)])
-    return packs, np.concatenate([*begins, np.zeros(0, np.int64)]), columns[:, 1], columns[:, 0]
