@@ -28,7 +28,7 @@ import torch
 
 from streampack._checks import check_choice
 from streampack.batch.formats.huggingface import to_hf
-from streampack.batch.layout import check_native, segment_starts
+from streampack.batch.layout import CARRIED, check_native, unpad
 from streampack.batch.masks import block_causal_mask, dense_mask
 from streampack.errors import ConfigError
 
@@ -207,12 +207,7 @@ def _guess_style(model: Callable[..., Any]) -> Style:
 
 def _tokens_of_segments(batch: dict[str, Any]) -> list[torch.Tensor]:
     """Return the indices of each segment's tokens in the B * S, without padding."""
-    starts = segment_starts(batch)
-    lengths = batch["segments"][:, 5].tolist()
-    return [
-        torch.arange(start, start + length, device=starts.device)
-        for start, length in zip(starts.tolist(), lengths, strict=True)
-    ]
+    return list(unpad(batch)["indices"].split(batch["segments"][:, 5].tolist()))
 
 
 def _alone(batch: dict[str, Any], number: int, inside: torch.Tensor) -> dict[str, Any]:
@@ -226,8 +221,7 @@ def _alone(batch: dict[str, Any], number: int, inside: torch.Tensor) -> dict[str
         "cu_seqlens": torch.tensor([0, length], dtype=torch.int32, device=inside.device),
         "max_seqlen": length,
         "segments": segment,
-        "epoch": batch["epoch"],
-        "position": batch["position"],
+        **{key: batch[key] for key in CARRIED},
     }
 
 
@@ -249,8 +243,11 @@ def _why(
     tokens = _tokens_of_segments(batch)
     inside = tokens[number]
     expected = packed.flatten(0, 1)[inside]
+    # The other segments: those of the same row by distance, then those of other rows.
+    rows = batch["segments"][:, 0].tolist()
+    others = sorted(range(len(rows)), key=lambda k: (rows[k] != rows[number], abs(k - number)))[1:]
     seen = []
-    for other in _nearest_first(batch, number):
+    for other in others:
         changed = _with_other_tokens(batch, tokens[other])
         if _difference(expected, logits_of(changed).flatten(0, 1)[inside]) > tolerance:
             seen.append(_name(batch, other))
@@ -265,13 +262,6 @@ def _why(
     elif not seen:
         reasons.append("the segment saw no other, so the model does not use input_pos correctly")
     return "; ".join(reasons)
-
-
-def _nearest_first(batch: dict[str, Any], number: int) -> list[int]:
-    """Return the other segments: those of the same row by distance, then those of other rows."""
-    rows = batch["segments"][:, 0].tolist()
-    others = [other for other in range(len(rows)) if other != number]
-    return sorted(others, key=lambda k: (rows[k] != rows[number], abs(k - number)))
 
 
 def _with_other_tokens(batch: dict[str, Any], inside: torch.Tensor) -> dict[str, Any]:
