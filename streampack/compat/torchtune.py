@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from streampack._checks import check_choice, read_count, read_integer
+from streampack.batch.masks import dense_mask
 from streampack.errors import ConfigError, DataError
 from streampack.streams.source_traits import own_copy
 from streampack.types import IGNORED
@@ -204,20 +205,19 @@ def padded_collate_packed(batch: Sequence[Item], *, pad_mask: PadMask = "causal"
         name: torch.stack([item[name] for item in batch])
         for name in ("tokens", "labels", "input_pos")
     }
-    return stacked | {
-        "mask": torch.stack([_mask(item, is_identity=pad_mask == "identity") for item in batch])
-    }
+    document_ids = torch.stack([_document_ids(item) for item in batch])
+    return stacked | {"mask": dense_mask(document_ids, padding=pad_mask)}
 
 
-def _mask(item: Item, *, is_identity: bool) -> Tensor:
+def _document_ids(item: Item) -> Tensor:
+    """Return the number of each token's piece, from 1; 0 is padding."""
     seq_lens, positions = item["seq_lens"], item["input_pos"]
-    pieces = torch.repeat_interleave(torch.arange(len(seq_lens)), seq_lens)
-    mask = (pieces[:, None] == pieces[None, :]).tril()
-    is_last = pieces == len(seq_lens) - 1
+    ids = torch.repeat_interleave(torch.arange(1, len(seq_lens) + 1), seq_lens)
+    is_last = ids == len(seq_lens)
     # After the first piece, only padding can start at a nonzero position: it keeps counting.
-    if is_identity and len(seq_lens) > 1 and positions[is_last][:1].any():
-        mask[is_last] = torch.eye(len(pieces), dtype=torch.bool)[is_last]
-    return mask
+    if len(seq_lens) > 1 and positions[is_last][:1].any():
+        ids[is_last] = 0
+    return ids
 
 
 def _own_ids(ids: Any) -> Any:
