@@ -74,10 +74,10 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
     if isinstance(engine, RunEngine):
         return describe_run(dataset) if steps is None else _simulate_run(engine, steps)
     check_whole_batches(engine.recipe)
-    run, epoch = _Run(engine), engine.next_epoch
+    run = _Run(engine)
     while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
+        epoch = engine.next_epoch + run.num_epochs
         run.plan(epoch, None if steps is None else steps - run.num_steps)
-        epoch += 1
     return run.numbers() | {"batch_size": dataset.batch_size, "digest": dataset.digest}
 
 

@@ -70,8 +70,7 @@ def run(options: Demo) -> None:
     console.rule("2  mixed and packed", align="left")
     unbroken = look(config, out, steps, console)
     console.rule("3  trained, killed, resumed", align="left")
-    kill_after = steps // 2
-    before, after = crash_and_resume(config, out, (kill_after, steps), console)
+    before, after = crash_and_resume(config, out, steps, console)
     compare(unbroken, before, after, console)
 
 
@@ -139,16 +138,15 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
 
 
 def crash_and_resume(
-    config: Path, out: Path, plan: tuple[int, int], console: Console
+    config: Path, out: Path, num_steps: int, console: Console
 ) -> tuple[list[Report], list[Report]]:
-    """Train, kill and resume; return the reports of each of the two processes.
+    """Train, kill after half of the steps, and resume; return the reports of both processes.
 
     ::
 
         process 1    step 1 ... 12 [saved] 13 14 15  SIGKILL
         process 2                  '-----> 13 14 15 16 ... 30
     """
-    kill_after, num_steps = plan
     checkpoint, log = out / "checkpoint.pt", out / "training.log"
     checkpoint.unlink(missing_ok=True)
     log.unlink(missing_ok=True)
@@ -158,7 +156,7 @@ def crash_and_resume(
         def _show(report: Report) -> None:
             status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
 
-        before, code = report_until(kill_after, [*TRAINING, *arguments], log, _show)
+        before, code = report_until(num_steps // 2, [*TRAINING, *arguments], log, _show)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         console.print(
             f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
