@@ -192,40 +192,7 @@ def _small_order(key: UInt64Array, num: int, keys: UInt64Array, words: UInt64Arr
         keys[place] &= low
 
 
-@compiled
-def _shuffle_blocks(
-    blocks: Int64Array,
-    rows: Int64Array,
-    stops: Int64Array,
-    keys: tuple[UInt64Array, UInt64Array],
-    scratch: UInt64Array,
-    out: Int64Array,
-) -> None:
-    """Write blocks of shuffled passes; see `shuffle_blocks`."""
-    part_keys, block_keys = keys
-    size, words, order, line = out.shape[1], scratch[0], scratch[1], scratch[2]
-    for turn in range(len(blocks)):
-        first = blocks[turn] * size
-        num = min(size, len(rows) - first)
-        if len(part_keys):
-            _small_order(part_keys[turn], len(stops), order, words)
-            at = 0
-            for place in range(len(stops)):
-                part = np.int64(order[place])
-                begin = stops[part - 1] if part > 0 else 0
-                for row in range(begin, stops[part]):
-                    line[at] = np.uint64(row)
-                    at += 1
-        if len(block_keys):
-            _small_order(block_keys[turn], num, order, words)
-        for place in range(num):
-            row_of = first + (np.int64(order[place]) if len(block_keys) else place)
-            if len(part_keys):
-                row_of = np.int64(line[row_of])
-            out[turn, place, 0] = rows[row_of, 0]
-            out[turn, place, 1] = rows[row_of, 1]
-
-
+@kernel_allocating
 def shuffle_blocks(
     blocks: Int64Array,
     rows: Int64Array,
@@ -248,8 +215,28 @@ def shuffle_blocks(
         Shape (n, size, 2). The tail of a shorter last block is uninitialised.
     """
     out = np.empty((len(blocks), size, 2), np.int64)
-    scratch = np.empty((3, MAX_SMALL), np.uint64)
-    _shuffle_blocks(blocks, rows, stops, (part_keys, block_keys), scratch, out)
+    words, order = np.empty(4, np.uint64), np.empty(MAX_SMALL, np.uint64)
+    line = np.empty(MAX_SMALL, np.uint64)
+    for turn in range(len(blocks)):
+        first = blocks[turn] * size
+        num = min(size, len(rows) - first)
+        if len(part_keys):
+            _small_order(part_keys[turn], len(stops), order, words)
+            at = 0
+            for place in range(len(stops)):
+                part = np.int64(order[place])
+                begin = stops[part - 1] if part > 0 else 0
+                for row in range(begin, stops[part]):
+                    line[at] = np.uint64(row)
+                    at += 1
+        if len(block_keys):
+            _small_order(block_keys[turn], num, order, words)
+        for place in range(num):
+            row_of = first + (np.int64(order[place]) if len(block_keys) else place)
+            if len(part_keys):
+                row_of = np.int64(line[row_of])
+            out[turn, place, 0] = rows[row_of, 0]
+            out[turn, place, 1] = rows[row_of, 1]
     return out
 
 
