@@ -66,8 +66,7 @@ class VerbGroup(TyperGroup):
             return super().invoke(ctx)
         except StreampackError as error:
             command = self.commands[ctx.invoked_subcommand]
-            message = _in_words_of(command, str(error))
-            error.args = (message,)
+            error.args = (_in_words_of(command, str(error)),)
             _propose(error, command, ctx.obj)
             raise
         except KeyboardInterrupt as interrupt:

@@ -251,7 +251,7 @@ def _explain(mistake: Any) -> str:
         case "missing":
             return f"{where}: is missing; it has no default"
         case "literal_error":
-            words = _words(place)
+            words = get_args(get_type_hints(_class_at(place[:-1]))[str(place[-1])])
             return f"{where}: {given!r} is not one of {'|'.join(words)}{suggest(given, words)}"
         case "value_error":
             return f"{where}: {mistake['ctx']['error']}"
@@ -292,8 +292,3 @@ def _known_keys(place: Place) -> list[str]:
     """Return the valid keys at a place in the file."""
     holder = _class_at(place)
     return [f.name for f in fields(holder)] if is_dataclass(holder) else list(holder.model_fields)
-
-
-def _words(place: Place) -> tuple[str, ...]:
-    """Return the choices of a key with fixed choices."""
-    return get_args(get_type_hints(_class_at(place[:-1]))[str(place[-1])])

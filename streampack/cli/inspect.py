@@ -84,7 +84,10 @@ def run(options: Inspect) -> None:
     console.print(histogram_table(lengths))
     packs = _busiest_pack(stream, lengths, options.pack)
     decoder = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
-    console.print(_draw(packs, options.pack, console.width - MARGIN))
+    # As a bar of many streams, so that each segment has a colour of its own.
+    bar = np.stack([np.arange(len(packs[0])), packs[0][:, LENGTH]], axis=1)
+    width = min(console.width - MARGIN, BAR_WIDTH)
+    console.print(Text("\na pack  ") + pack_lines([bar], options.pack, width))
     console.print(_decode(stream, packs, options.pack, decoder))
 
 
@@ -183,13 +186,6 @@ def _busiest_pack(stream: MdsStream, lengths: Int64Array, max_seq_len: int) -> P
     packs = Packs.join([packs, packer.flush()])
     busiest = int(np.argmax(np.diff(packs.ends, prepend=0)))
     return packs.slice(busiest, busiest + 1)
-
-
-def _draw(packs: Packs, max_seq_len: int, width: int) -> Text:
-    """Return the pack as a bar, with a different colour for each segment."""
-    bar = packs[0][:, [SAMPLE, LENGTH]]
-    bar[:, 0] = np.arange(len(bar))
-    return Text("\na pack  ") + pack_lines([bar], max_seq_len, min(width, BAR_WIDTH))
 
 
 def _decode(stream: MdsStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:

@@ -29,7 +29,6 @@ from streampack.write.inputs.listing import format_of
 
 INDEX, JOB = "index.json", "job.json"
 CONFIG_VERBS = ("run", "plan", "simulate", "demo")
-STREAM_VERBS = ("inspect", "index", "merge", "compare-packers")
 PATH_OPTIONS = ("--config", "--state", "--stream", "--tokenizer")
 VALUE = r"'?([\w./:-]+)'?"
 # "--tokens idz ... did you mean 'ids'?", "set --tokens to 'ids'", "set --on-bad-row skip"
@@ -55,9 +54,9 @@ class Mistake:
     """Options of the verb that take no value."""
     message: str
 
-    def command(self, arguments: Sequence[str], verb: str | None = None) -> str:
-        """Return a command line of the verb, or of another."""
-        return shlex.join(["streampack", verb or self.verb, *arguments])
+    def command(self, arguments: Sequence[str]) -> str:
+        """Return a command line of the verb."""
+        return shlex.join(["streampack", self.verb, *arguments])
 
     def is_same(self, command: str) -> bool:
         """Return whether a command has the same arguments, in any order."""
@@ -142,7 +141,7 @@ def _by_path(mistake: Mistake) -> str | None:
             return _for_data(path)
         if mistake.verb == "write":
             return _for_input(mistake, path)
-        if mistake.verb in STREAM_VERBS:
+        if mistake.verb not in CONFIG_VERBS:
             if not (file / (JOB if mistake.verb == "merge" else INDEX)).exists():
                 return _for_data(path)
             if "does not exist" not in mistake.message:
@@ -204,7 +203,9 @@ def _by_option(mistake: Mistake) -> str | None:
         return mistake.with_option(meant[1], meant[2])
     if "set --tokenizer" in message or message.startswith("--tokenizer "):
         tokenizer = tokenizer_near(".", is_for_chat="--chat" in given)
-        if tokenizer in given or _names_a_model(mistake):
+        path = Path(mistake.value_of("--tokenizer") or ".")
+        is_model = not path.suffix and not path.exists()  # another one would have other ids
+        if tokenizer in given or is_model:
             return None
         return mistake.with_option("--tokenizer", tokenizer)
     if (left_out := LEFT_OUT.search(message)) and (left_out[1] or left_out[2]) in given:
@@ -220,12 +221,6 @@ def _by_option(mistake: Mistake) -> str | None:
     if "--split" in given and f"/{INDEX}: does not exist" in message:
         return mistake.without_option("--split")
     return None
-
-
-def _names_a_model(mistake: Mistake) -> bool:
-    """Return whether the tokenizer is a model's name; another one would have other ids."""
-    path = Path(mistake.value_of("--tokenizer") or ".")
-    return not path.suffix and not path.exists()
 
 
 def _by_output(mistake: Mistake) -> str | None:

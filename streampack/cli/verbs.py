@@ -17,8 +17,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-NUM_DEMO_STEPS = 30
-
 Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
 TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
 Verify = Annotated[
@@ -227,9 +225,7 @@ class Demo:
         Option(help="The YAML of the mix, in place of the demo's. Streams go to its folders."),
     ] = None
     out: Annotated[Path, Option(help="Folder for everything else.")] = Path("demo-output")
-    steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = (
-        NUM_DEMO_STEPS
-    )
+    steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = 30
     chapters: Annotated[
         bool, Option("--chapters", help="Show a run that changes instead: killed, edited, resumed.")
     ] = False

@@ -27,8 +27,9 @@ def write_arguments(path: str) -> list[str]:
         return [path, *([] if ids in ("tokens", "input_ids") else ["--tokens", ids])]
     if chat is not None:
         return [path, "--chat", chat, "--tokenizer", tokenizer_near(path, is_for_chat=True)]
-    text = _text_of(row)
-    named = [] if text in ("text", None) else ["--text", str(text)]
+    texts = {name: len(value) for name, value in row.items() if isinstance(value, str)}
+    # Without the column that is the default: the one with the longest text.
+    named = [] if not texts or "text" in texts else ["--text", max(texts, key=texts.__getitem__)]
     return [path, *named, "--tokenizer", tokenizer_near(path)]
 
 
@@ -42,12 +43,6 @@ def _is_ids(value: Any) -> bool:
 
 def _is_chat(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-
-
-def _text_of(row: Mapping[str, Any]) -> str | None:
-    """Return the column "text", or the one with the longest text."""
-    texts = {name: len(value) for name, value in row.items() if isinstance(value, str)}
-    return "text" if "text" in texts else max(texts, key=texts.__getitem__, default=None)
 
 
 def tokenizer_near(path: str, *, is_for_chat: bool = False) -> str:
