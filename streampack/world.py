@@ -97,9 +97,6 @@ class World:
                 f"replication={self.replication} and ranks_per_node={per_node}: "
                 "one must be a multiple of the other, so that nodes can share batches evenly"
             )
-        self._check_context()
-
-    def _check_context(self) -> None:
         check_choice("context_layout", self.context_layout, ContextLayout)
         if self.context_parallel < 1 or self.replication % self.context_parallel:
             raise ConfigError(
