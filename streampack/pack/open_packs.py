@@ -248,16 +248,13 @@ class OpenPacksPacker(BufferedPacker):
         is_open = number < 0
         order = np.argsort(number[~is_open], kind="stable")
         sizes = np.bincount(number[~is_open], minlength=counters[NUM_CLOSED])
-        self._keep(placed[is_open], pieces[is_open, OWNER], work)
-        return Packs(segments=placed[~is_open][order], ends=np.cumsum(sizes))
-
-    def _keep(self, segments: Int64Array, owners: Int64Array, work: Work) -> None:
-        packs = work.open[: work.counters[NUM_OPEN]]
+        packs = work.open[: counters[NUM_OPEN]]
         # Serials are assigned in the order in which packs open, which is also that of `packs`.
-        self._buffered = segments[np.argsort(owners, kind="stable")]
+        self._buffered = placed[is_open][np.argsort(pieces[is_open, OWNER], kind="stable")]
         self._sizes = packs[:, COUNT].copy()
-        self._waited = work.counters[POOL_PACKS] - packs[:, BORN]
-        self._high_water = (int(work.counters[HIGH_TOKENS]), int(work.counters[HIGH_SAMPLES]))
+        self._waited = counters[POOL_PACKS] - packs[:, BORN]
+        self._high_water = (int(counters[HIGH_TOKENS]), int(counters[HIGH_SAMPLES]))
+        return Packs(segments=placed[~is_open][order], ends=np.cumsum(sizes))
 
 
 def first_fit(packing: Packing) -> OpenPacksPacker:
