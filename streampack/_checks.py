@@ -68,17 +68,17 @@ def read_integer(name: str, value: Any, way_out: str) -> int:
     # Bools of numpy and torch also have __index__.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
     is_real = isinstance(value, Real)
+    number = None
     if not is_bool:
-        number = None
         with suppress(TypeError):
             number = index(value)
         if number is None and is_real and value % 1 == 0:  # inf % 1 and nan % 1 are nan
             number = int(value)
-        if number is not None and number.bit_length() > MAX_INTEGER_BITS:
-            raise ConfigError(f"{name} is {show_number(number)}, too large for any use; {way_out}")
-        if number is not None:
-            return number
-    raise ConfigError(f"{name}={value!r} is not an integer; {way_out}")
+    if number is None:
+        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}")
+    if number.bit_length() > MAX_INTEGER_BITS:
+        raise ConfigError(f"{name} is {show_number(number)}, too large for any use; {way_out}")
+    return number
 
 
 def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:
