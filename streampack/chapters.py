@@ -175,7 +175,7 @@ def _value(weight: Any, at_end: bool) -> Fraction:
 
 def _check_weight(before: str, value: Any, after: str = "") -> None:
     if not is_weight(value):
-        shown = show_number(value) if isinstance(value, int) else repr(value)
+        shown = show_number(value)
         raise ConfigError(
             f"{before}{shown:.80}{after} is not a weight; write a number of at least 0, such as 0.5"
         )

@@ -272,8 +272,7 @@ def _explain(mistake: Any) -> str:
 def all_keys() -> set[str]:
     """Return all keys of a config, for messages."""
     sections = ("streams", "packing", "mixing", "order", "buffers", *PART_MODELS)
-    places = [(), *((section,) for section in sections)]
-    return {key for place in places for key in _known_keys(place)}
+    return {*_known_keys(()), *(key for section in sections for key in _known_keys((section,)))}
 
 
 def _class_at(place: Place) -> Any:

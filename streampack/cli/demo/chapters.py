@@ -56,11 +56,11 @@ def change(described: RunConfig, out: Path, console: Console) -> None:
     config, state, log = out / "chapters.yaml", out / "chapters.json", out / "chapters.log"
     for file in (state, log):
         file.unlink(missing_ok=True)
-    arguments = [str(config), str(state)]
+    command = [*READING, str(config), str(state)]
     console.rule("2  read in two chapters, killed in the second", align="left")
     write_chapters(described, WRITTEN, config)
     with console.status("reading"):
-        before, code = report_until(KILL_AFTER, [*READING, *arguments], log)
+        before, code = report_until(KILL_AFTER, command, log)
     console.print(
         f"process 1 read batches 1-{before[-1]['step']}, then was killed: "
         f"{signal.Signals(-code).name}\n"
@@ -69,7 +69,7 @@ def change(described: RunConfig, out: Path, console: Console) -> None:
     write_chapters(described, EDITED, config)
     console.print(yaml.safe_dump({"chapters": EDITED}, default_flow_style=None, sort_keys=False))
     with console.status("reading on"):
-        after, _ = report_until(None, [*READING, *arguments], log)
+        after, _ = report_until(None, command, log)
     console.print(
         f"process 2 resumed after batch {after[0]['step'] - 1}, read batches {after[0]['step']}-"
         f"{after[-1]['step']}\n"

@@ -150,20 +150,20 @@ def crash_and_resume(
     checkpoint, log = out / "checkpoint.pt", out / "training.log"
     checkpoint.unlink(missing_ok=True)
     log.unlink(missing_ok=True)
-    arguments = [str(config), str(checkpoint), str(num_steps)]
+    command = [*TRAINING, str(config), str(checkpoint), str(num_steps)]
     with console.status("starting a training process") as status:
 
         def _show(report: Report) -> None:
             status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
 
-        before, code = report_until(num_steps // 2, [*TRAINING, *arguments], log, _show)
+        before, code = report_until(num_steps // 2, command, log, _show)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         console.print(
             f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
             f"then was killed: {name}"
         )
         status.update("starting another process")
-        after, _ = report_until(None, [*TRAINING, *arguments], log, _show)
+        after, _ = report_until(None, command, log, _show)
     console.print(
         f"process 2 resumed at step {after[0]['step'] - 1}, trained steps {after[0]['step']}-"
         f"{after[-1]['step']}, {_losses(after)}"
