@@ -118,13 +118,13 @@ def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
 
     edges, padded_edges = [], []
     for row in range(len(tokens)):
-        rest = (row_tokens - used[row : row + 1]).clamp(min=0)
+        rest = row_tokens - used[row : row + 1]
         rest = rest[rest > 0]  # padding at the row's end, if any
         edges.append(_edges(torch.cat([lengths[rows == row], rest])))
         padded_edges.append(_edges(torch.cat([padded[rows == row], rest])))
-    inputs = _megatron({**batch, **moved}, edges, row_tokens)
-    inputs["max_seqlen"] = torch.stack([row.diff().max() for row in padded_edges]).int()
-    return inputs | {"cu_seqlens_padded": _filled(padded_edges, row_tokens)}
+    inputs = _megatron({**batch, **moved}, padded_edges, row_tokens)
+    cu_seqlens = _filled(edges, row_tokens)
+    return inputs | {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": inputs["cu_seqlens"]}
 
 
 def _edges(lengths: torch.Tensor) -> torch.Tensor:
