@@ -44,7 +44,7 @@ class Order:
         convert_fields(self, read_optional_count, "shuffle_block_size", "num_lanes")
         if isinstance(self.pack_shuffle, bool) or self.pack_shuffle != 0:
             convert_fields(self, read_optional_count, "pack_shuffle")
-        elif not isinstance(self.pack_shuffle, int):
+        else:
             object.__setattr__(self, "pack_shuffle", 0)
         if self.pack_shuffle and not self.shuffle:
             raise ConfigError(
