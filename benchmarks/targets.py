@@ -160,7 +160,7 @@ def _alone() -> list[Target]:
     most = {"num_samples": 99_993_600}
     return [
         Target(
-            what="planning a sample, web at 8192, exact fit, one core",
+            what="planning a sample, web at 8192, one core",
             bound=600,
             value=_field("plan/web", "median", packs=True),
             **ns,
@@ -201,7 +201,7 @@ def _alone() -> list[Target]:
             what="planning, 100 streams over one", sign="<=", bound=1.5, value=_streams_over_one
         ),
         Target(
-            what="planning with a tiny stream or tiny blocks over without",
+            what="planning with a tiny stream or tiny blocks (exact fit) over without",
             sign="<=",
             bound=2.0,
             value=_most_for_tiny,

@@ -211,7 +211,8 @@ class ComparePackers(StreamOptions):
         list[str] | None, Option(help="A stream whose lengths are packed too, in random order.")
     ] = None
     kind: Annotated[
-        list[str] | None, Option(help="Synthetic lengths: web, sft, code, long; by default all.")
+        list[str] | None,
+        Option(help="Synthetic lengths: web, sft, code, long, uniform, chat; by default all."),
     ] = None
     markdown: Annotated[bool, Option("--markdown", help="Print one table of Markdown.")] = False
 

@@ -3,7 +3,7 @@
 ::
 
     cache_limit  >=  two adjacent shuffle blocks of every lane and stream that the node reads
-                     + what is planned and not yet delivered, up to 8,192 samples of each
+                     + what is planned and not yet delivered: two windows of shuffled packs
                      + one shard in flight for each thread and worker of its ranks
 
     excess       -> more threads, up to 4 per rank

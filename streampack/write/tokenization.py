@@ -3,7 +3,7 @@
 ::
 
     texts --huggingface--> tokens
-          --gigatoken----> tokens, 30 to 80 times as fast
+          --gigatoken----> tokens, about 20 times as fast, reading included
                              '--> some texts also through huggingface: other ids end the job
 
 A document is never truncated or padded, whatever tokenizer.json says, and no special tokens are
