@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,7 +54,6 @@ from streampack.planned.cache_budget import (
     lane_cycle,
 )
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
-from streampack.planned.plain_iteration import plain_batches
 from streampack.planned.refusals import (
     check_at_batch,
     check_lanes,
@@ -67,7 +67,7 @@ from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.torch_transfer import read_transferable
+from streampack.runtime.torch_transfer import read_transferable, transferable
 from streampack.types import State
 
 
@@ -273,13 +273,31 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _batches(
         self, begun: EpochSequence | None, worker: int, num_workers: int
     ) -> Generator[Batch, None, None]:
+        """Yield the batches of an iteration without a `PackedDataLoader`, or a worker's share.
+
+        Every worker plans all steps, and reads every num_workers-th.
+        """
+        step, turns = 0, max(num_workers, 1)
         with self.iteration(begun) as sequence:
             read, base = self._plain_reader(num_workers), sequence.position
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
-            share, window = (worker, num_workers), self._view.window
-            note = partial(self.note, sequence)
-            num_steps = yield from plain_batches(sequence, ahead, read, share, window, note)
-            if not num_steps and not base:
+            window = self._view.window
+            with closing(sequence), closing(ahead):
+                ahead.look()
+                while (plan := sequence.next(fetch=step % turns == worker)) is not None:
+                    step += 1
+                    finished = ahead.look()
+                    if (step - 1) % turns == worker:
+                        # A worker knows only its own progress: assume that its round is complete.
+                        rounds = -(-step // turns) * turns
+                        position = base + rounds * window if num_workers else plan.position
+                        ahead.need_for(plan)
+                        batch = transferable(read(plan))
+                        self.note(sequence, Progress(epoch=plan.epoch, position=position))
+                        yield batch
+                        del batch
+                    ahead.finish(finished)
+            if not step and not base:
                 check_not_empty(self.recipe, sequence.epoch)
             if not num_workers:
                 self.note_end(sequence)
