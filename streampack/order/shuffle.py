@@ -36,18 +36,6 @@ from streampack.types import Int64Array, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChosenSamples:
-    """Elements of a sequence of passes, in order."""
-
-    passes: Int64Array
-    """Pass of each element, shape (n,)."""
-    samples: Int64Array
-    """Sample number within the stream, shape (n,)."""
-    lengths: Int64Array
-    """Tokens of each sample, shape (n,)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
     passes: int
     """The pass that contains the block."""
@@ -58,6 +46,7 @@ class _Block:
 
 
 SAMPLES, LENGTHS = range(2)
+TOKENS = 3  # of a row (stream, pass, sample, tokens); the others are columns of segments too
 STRETCH = 4096  # approximate number of elements processed together if blocks are small
 NO_KEYS = np.zeros((0, 2), np.uint64)
 _scratches = threading.local()
@@ -73,14 +62,19 @@ def _scratch(length: int) -> Scratch:
 
 @compiled
 def _put_rows(
-    rows: Int64Array, places: Int64Array, taken: Int64Array, begin: int, number: int, passes: int
+    rows: Int64Array,
+    places: Int64Array,
+    taken: Int64Array,
+    begin: int,
+    step: int,
+    number: int,
+    passes: int,
 ) -> None:
-    """Write stream, pass, and rows begin, begin + 1, ... of `taken` to `places` in `rows`."""
+    """Write stream, pass, and rows begin, begin + step, ... of `taken` to `places` in `rows`."""
     for turn in range(len(places)):
-        place = places[turn]
+        place, at = places[turn], begin + turn * step
         rows[place, 0], rows[place, 1] = number, passes
-        rows[place, 2] = taken[begin + turn, 0]
-        rows[place, 3] = taken[begin + turn, 1]
+        rows[place, 2], rows[place, 3] = taken[at, 0], taken[at, 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +94,8 @@ class Lengths:
 class Passes:
     """Passes 0, 1, 2, ... over some extents of a stream, as one endless sequence.
 
-    The extents hold at least one sample, and `block_size` samples are shuffled together. A negative
+    Its elements are rows (stream, pass, sample, tokens), of which the first is `number`. The
+    extents hold at least one sample, and `block_size` samples are shuffled together. A negative
     seed keeps the stored order in every pass. `place` identifies the stream and lane, for the seed.
     """
 
@@ -109,10 +104,12 @@ class Passes:
         extents: Extents,
         lengths: Lengths,
         *,
+        number: int,
         block_size: int,
         seed: int,
         place: tuple[int | str, ...],
     ) -> None:
+        self._number = number
         self.num_samples = extents.num_samples
         self._extents = extents
         self._first_sample = lengths.first_sample
@@ -130,28 +127,30 @@ class Passes:
         self._pass_order: tuple[int, Extents] | None = None
         self._pass_tokens: int | None = None
 
-    def take(self, cursor: int, count: int, step: int = 1) -> ChosenSamples:
-        """Return `count` elements of the sequence: `cursor`, `cursor` + `step`, ..."""
-        count = max(count, 0)
-        if self._is_small and count:
-            return self._take_small(cursor + step * np.arange(count))
-        passes, samples, lengths = np.empty((3, count), np.int64)
-        done = 0
-        while done < count:
-            at = cursor + done * step
-            block = self._block_at(at)
-            rows = block.rows[at - block.first :: step][: count - done]
-            part = slice(done, done + len(rows))
-            passes[part] = block.passes
-            samples[part], lengths[part] = rows[:, SAMPLES], rows[:, LENGTHS]
-            done += len(rows)
-        return ChosenSamples(passes=passes, samples=samples, lengths=lengths)
+    def take(self, cursor: int, count: int) -> Int64Array:
+        """Return elements `cursor`, `cursor` + 1, ..., shape (count, 4)."""
+        rows = np.empty((count, 4), np.int64)
+        self.put(cursor, rows, np.arange(count))
+        return rows
 
-    def _take_small(self, cursors: Int64Array) -> ChosenSamples:
-        """Return the elements at ascending cursors in small blocks, with few kernel calls."""
+    def put(self, cursor: int, rows: Int64Array, places: Int64Array, step: int = 1) -> None:
+        """Write elements `cursor`, `cursor` + `step`, ... to `places` in `rows`, shape (n, 4)."""
+        if self._is_small and len(places):
+            self._put_small(cursor + step * np.arange(len(places)), rows, places)
+            return
+        while len(places):
+            block = self._block_at(cursor)
+            begin = cursor - block.first
+            in_block = places[: -((begin - len(block.rows)) // step)]
+            _put_rows(rows, in_block, block.rows, begin, step, self._number, block.passes)
+            places = places[len(in_block) :]
+            cursor += step * len(in_block)
+
+    def _put_small(self, cursors: Int64Array, rows: Int64Array, places: Int64Array) -> None:
+        """Write elements at ascending cursors, which lie in small blocks, with few kernel calls."""
         passes, inside = np.divmod(cursors, self.num_samples)
-        blocks, places = np.divmod(inside, self._block_size)
-        rows = np.empty((len(cursors), 2), np.int64)
+        blocks, in_block = np.divmod(inside, self._block_size)
+        taken = np.empty((len(cursors), 2), np.int64)
         # Either passes are as small as blocks, or each has enough blocks to be worth a call.
         cuts = np.flatnonzero(np.diff(passes)) + 1
         if self.num_samples <= MAX_SMALL:
@@ -161,8 +160,8 @@ class Passes:
             firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
             turns = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(part)))
             shuffled = self._small_blocks(passes[part][firsts], blocks[part][firsts])
-            rows[part] = shuffled[turns, places[part]]
-        return ChosenSamples(passes=passes, samples=rows[:, SAMPLES], lengths=rows[:, LENGTHS])
+            taken[part] = shuffled[turns, in_block[part]]
+        rows[places, 0], rows[places, 1], rows[places, 2:] = self._number, passes, taken
 
     def _small_blocks(self, passes: Int64Array, blocks: Int64Array) -> Int64Array:
         """Return the rows of blocks that belong to one pass, or to small passes; (n, size, 2)."""
@@ -185,24 +184,6 @@ class Passes:
             ends = (f"{number}, {block}" for number, block in both)
             block_keys = random_keys(ends, self._seed, "block", *self._place)
         return shuffle_blocks(in_stored, stored, stops, part_keys, block_keys, self._block_size)
-
-    def put(self, cursor: int, rows: Int64Array, places: Int64Array, number: int) -> None:
-        """Write elements `cursor`, `cursor` + 1, ... to `places` in `rows`, shape (n, 4).
-
-        A row is (stream, pass, sample, tokens); `number` is the stream's.
-        """
-        if self._is_small and len(places):
-            taken = self.take(cursor, len(places))
-            rows[places, 0] = number
-            rows[places, 1:] = np.stack([taken.passes, taken.samples, taken.lengths], axis=1)
-            return
-        while len(places):
-            block = self._block_at(cursor)
-            begin = cursor - block.first
-            in_block = places[: len(block.rows) - begin]
-            _put_rows(rows, in_block, block.rows, begin, number, block.passes)
-            places = places[len(in_block) :]
-            cursor += len(in_block)
 
     def block_of(self, cursor: int) -> int:
         """Return the number of the block that holds an element, counted over all passes."""
@@ -265,7 +246,7 @@ class Passes:
             in_stretch = self._tokens_in(self._order_of(passes).between(begin, end))
             if tokens <= before + in_stretch:
                 first = passes * self.num_samples + begin
-                weights = self._weigh(self.take(first, end - begin).lengths)
+                weights = self._weigh(self.take(first, end - begin)[:, TOKENS])
                 starts = before + np.cumsum(weights) - weights
                 inside = int(np.searchsorted(starts, tokens, side="left"))
                 return begin + inside, before + int(weights[:inside].sum())
@@ -310,7 +291,7 @@ class Passes:
                 tokens += self._tokens_in(self._order_of(passes).between(inside, stop))
             else:
                 stop = min(start + self._block_size, end)
-                lengths = self.take(first, stop - inside).lengths
+                lengths = self.take(first, stop - inside)[:, TOKENS]
                 tokens += int(self._weigh(lengths).sum())
             first += stop - inside
         return tokens

@@ -17,7 +17,7 @@ import numpy as np
 
 from streampack.mix import parts
 from streampack.mix.draw import CHUNK
-from streampack.order import ChosenSamples, Lengths, Passes
+from streampack.order import TOKENS, Lengths, Passes
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
@@ -54,6 +54,7 @@ class LaneStream:
                     weigh=self._weigh,
                     shard_tokens=self.stream.shard_tokens,
                 ),
+                number=number,
                 block_size=recipe.block_size,
                 seed=recipe.order_seed,
                 place=(recipe.key_of(number), lane if shares is not None else "shared"),
@@ -116,26 +117,24 @@ class LaneStream:
             return (total - self._lane + self._num_lanes - 1) // self._num_lanes
         return parts(total, [1] * self._num_lanes)[self._lane]
 
-    def take(self, cursor: int, count: int) -> ChosenSamples:
-        """Return `count` elements of this lane's sequence, from `cursor` on."""
-        if self._passes is None:
-            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
-        self._prepare(cursor, count)
-        return self._passes.take(self._first + cursor * self._step, count, self._step)
+    def take(self, cursor: int, count: int) -> Int64Array:
+        """Return rows (stream, pass, sample, tokens) from `cursor` on, shape (count, 4)."""
+        rows = np.empty((max(count, 0), 4), np.int64)
+        self.put(cursor, rows, np.arange(len(rows)))
+        return rows
 
     def put(self, cursor: int, rows: Int64Array, places: Int64Array) -> None:
         """Write elements from `cursor` on to `places` in rows (stream, pass, sample, tokens)."""
-        if self._passes is not None and self._shares is not None:
-            self._prepare(cursor, len(places))
-            self._passes.put(cursor, rows, places, self.number)
-        elif len(places):
-            taken = self.take(cursor, len(places))
-            rows[places, 0] = self.number
-            rows[places, 1:] = np.stack([taken.passes, taken.samples, taken.lengths], axis=1)
+        if not len(places):
+            return
+        if self._passes is None:
+            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
+        self._prepare(cursor, len(places))
+        self._passes.put(self._first + cursor * self._step, rows, places, self._step)
 
     def _prepare(self, cursor: int, count: int) -> None:
         """Announce all shards of the last block before its lengths are loaded one by one."""
-        if self.stream.prepare is None or count <= 0:
+        if self.stream.prepare is None:
             return
         block = self.block_of(cursor + count - 1)
         if block != self._prepared:
@@ -160,7 +159,7 @@ class LaneStream:
         if self._passes is None:
             return 0
         if self._shares is None:  # small, and no lane gets the same samples in every pass
-            return int(self._weigh(self.take(0, self.most_samples).lengths).sum())
+            return int(self._weigh(self.take(0, self.most_samples)[:, TOKENS]).sum())
         return int((self.stream.max_passes or 0) * self._passes.tokens_in_pass())
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
@@ -178,7 +177,7 @@ class LaneStream:
             return self._passes.find_tokens(tokens)
         cursor = before = 0
         while True:  # a shared stream is small enough for a linear search
-            weights = self._weigh(self.take(cursor, 1024).lengths)
+            weights = self._weigh(self.take(cursor, 1024)[:, TOKENS])
             starts = before + np.cumsum(weights) - weights
             inside = int(np.searchsorted(starts, tokens, side="left"))
             if inside < len(weights):

@@ -22,13 +22,13 @@ import numpy as np
 
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_known, draw_places, lookaheads
 from streampack.mix.schedule_kernels import SCALE
+from streampack.order import TOKENS
 from streampack.plan.lane_stream import MAX_CURSOR, LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
 from streampack.types import Int64Array
 
 YIELD_SCALE = 1 << 16
-NO_LENGTHS = np.zeros(0, np.int64)
 LEAST_CHUNK = 32  # samples of one stream that are drawn together, however few there are
 
 
@@ -136,7 +136,7 @@ class RunSamples:
         looks = np.minimum(lookaheads([float(share) for share in shares], sizes), left)
         looks[scaled == 0] = 0
         lengths = [
-            self._recipe.weigh(stream.take(cursor, look).lengths) if look else NO_LENGTHS
+            self._recipe.weigh(stream.take(cursor, look)[:, TOKENS])
             for stream, cursor, look in zip(
                 self._streams, self._cursors.tolist(), looks.tolist(), strict=True
             )

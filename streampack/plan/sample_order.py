@@ -27,15 +27,12 @@ from streampack.mix.draw import (
     drawn_before,
     lookaheads,
 )
-from streampack.order import ChosenSamples
+from streampack.order import TOKENS
 from streampack.plan.lane_stream import LaneStream, is_used
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
 
 Blocks: TypeAlias = dict[int, tuple[int, int]]
-NOTHING = ChosenSamples(
-    passes=np.zeros(0, np.int64), samples=np.zeros(0, np.int64), lengths=np.zeros(0, np.int64)
-)
 
 
 class StreamCursor:
@@ -106,19 +103,14 @@ class StreamCursor:
             raise ValueError(f"cursor {cursor} lies outside of what epochs take of the stream")
         self._place = (cursor, offset)
 
-    def peek(self, count: int) -> ChosenSamples:
-        """Return the next samples, up to `count`; fewer only at the end of the epoch's range."""
-        if self.lane_stream.is_empty:
-            return NOTHING
+    def peek(self, count: int) -> Int64Array:
+        """Return the next rows, up to `count`; fewer only at the end of the epoch's range."""
         if not self.by_tokens:
             return self.lane_stream.take(self.cursor, min(count, self._end - self.cursor))
         taken = self.lane_stream.take(self.cursor, count if self.offset < self._end else 0)
-        weights = self._weigh(taken.lengths)
+        weights = self._weigh(taken[:, TOKENS])
         starts = self.offset + np.cumsum(weights) - weights
-        kept = int(np.searchsorted(starts, self._end, side="left"))
-        return ChosenSamples(
-            passes=taken.passes[:kept], samples=taken.samples[:kept], lengths=taken.lengths[:kept]
-        )
+        return taken[: np.searchsorted(starts, self._end, side="left")]
 
     def put(self, rows: Int64Array, places: Int64Array) -> None:
         """Write the next samples to `places` in rows (stream, pass, sample, tokens).
@@ -129,23 +121,18 @@ class StreamCursor:
         self.lane_stream.put(cursor, rows, places)
         self._place = (cursor + len(places), 0)
 
-    def put_peeked(self, rows: Int64Array, places: Int64Array, taken: ChosenSamples) -> None:
-        """Write the first samples returned by `peek` to `places` in rows, and move past them.
+    def move_past(self, taken: Int64Array) -> None:
+        """Move past the first rows that `peek` returned.
 
         Reading them again might shuffle the block in which they begin a second time.
         """
-        count = len(places)
-        lengths = taken.lengths[:count]
-        rows[places, 0] = self.lane_stream.number
-        rows[places, 1] = taken.passes[:count]
-        rows[places, 2] = taken.samples[:count]
-        rows[places, 3] = lengths
         cursor, offset = self._at
+        cursor += len(taken)
         if self.by_tokens:
-            offset += int(self._weigh(lengths).sum())
+            offset += int(self._weigh(taken[:, TOKENS]).sum())
             if offset >= self._end:
-                self.lane_stream.note_end(self._end, cursor + count, offset)
-        self._place = (cursor + count, offset)
+                self.lane_stream.note_end(self._end, cursor, offset)
+        self._place = (cursor, offset)
 
 
 class StreamDraw:
@@ -157,13 +144,8 @@ class StreamDraw:
 
     def next(self) -> Int64Array:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
-        if self._chosen.by_tokens:
-            taken = self._chosen.peek(CHUNK)
-            rows = np.empty((len(taken.samples), 4), np.int64)
-            self._chosen.put_peeked(rows, np.arange(len(rows)), taken)
-        else:
-            rows = np.empty((min(CHUNK, self._chosen.num_samples), 4), np.int64)
-            self._chosen.put(rows, np.arange(len(rows)))
+        rows = self._chosen.peek(CHUNK)
+        self._chosen.move_past(rows)
         return rows
 
     def state(self) -> list[int]:
@@ -235,12 +217,12 @@ class TokenDraw:
         """Return the rows of the next draws; none at the end."""
         # Peek one sample further than is drawn, to know whether the stream ends there.
         taken = [part.peek(look + 1) for part, look in zip(self.chosen, self._looks, strict=True)]
-        num_known = np.array([len(part.samples) for part in taken])
+        num_known = np.array([len(part) for part in taken])
         pairs = zip(taken, self._looks, strict=True)
         counts, places = draw_known(
             self._shares * (num_known > 0),
             self._deficits,
-            [self._weigh(part.lengths[:look]) for part, look in pairs],
+            [self._weigh(part[:look, TOKENS]) for part, look in pairs],
             num_known <= self._looks,
             CHUNK,
         )
@@ -248,7 +230,8 @@ class TokenDraw:
         first = 0
         for part, peeked, count in zip(self.chosen, taken, counts.tolist(), strict=True):
             if count:
-                part.put_peeked(rows, places[first : first + count], peeked)
+                rows[places[first : first + count]] = peeked[:count]
+                part.move_past(peeked[:count])
                 first += count
         return rows
 

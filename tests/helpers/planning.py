@@ -139,7 +139,7 @@ def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
     """The samples of each lane's part of a stream."""
     lanes = [LaneStream(recipe, stream, lane) for lane in range(recipe.num_lanes)]
     return [
-        sorted(set(own.take(0, recipe.streams[stream].num_samples).samples.tolist()))
+        sorted(set(own.take(0, recipe.streams[stream].num_samples)[:, SAMPLE].tolist()))
         for own in lanes
         if not own.is_empty
     ]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.order import Lengths, Passes, assign_to_lanes
+from streampack.order import TOKENS, Lengths, Passes, assign_to_lanes
+from streampack.types import PASS, SAMPLE
 
 shard_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -53,6 +54,7 @@ def make_passes(
             if has_totals
             else None,
         ),
+        number=0,
         block_size=block_size,
         seed=seed,
         place=(0, 0),
@@ -68,9 +70,9 @@ def test_every_pass_takes_every_sample_once_with_its_length(shard_sizes, block_s
     taken = passes.take(0, 3 * num)
     for number in range(3):
         own = slice(number * num, (number + 1) * num)
-        assert (taken.passes[own] == number).all()
-        assert sorted(taken.samples[own].tolist()) == list(range(num))
-    assert (taken.lengths == lengths[taken.samples]).all()
+        assert (taken[own, PASS] == number).all()
+        assert sorted(taken[own, SAMPLE].tolist()) == list(range(num))
+    assert (taken[:, TOKENS] == lengths[taken[:, SAMPLE]]).all()
 
 
 @given(
@@ -88,9 +90,7 @@ def test_how_it_is_taken_in_chunks_or_from_the_middle_changes_nothing(
     at = start
     for count in chunks:
         taken = passes.take(at, count)
-        for name in ("passes", "samples", "lengths"):
-            own, all_of_it = getattr(taken, name), getattr(whole, name)
-            assert own.tolist() == all_of_it[at : at + count].tolist()
+        assert taken.tolist() == whole[at : at + count].tolist()
         at += count
 
 
@@ -101,9 +101,9 @@ def test_how_it_is_taken_in_chunks_or_from_the_middle_changes_nothing(
 )
 def test_random_access_equals_reading_in_order(shard_sizes, block_size, places):
     passes = make_passes(shard_sizes, block_size)[0]
-    in_order = make_passes(shard_sizes, block_size)[0].take(0, 151).samples
+    in_order = make_passes(shard_sizes, block_size)[0].take(0, 151)[:, SAMPLE]
 
-    assert [int(passes.take(at, 1).samples[0]) for at in places] == in_order[places].tolist()
+    assert [int(passes.take(at, 1)[0, SAMPLE]) for at in places] == in_order[places].tolist()
 
 
 @given(shard_sizes=shard_sizes, block_size=st.integers(1, 30), seed=st.integers(0, 50))
@@ -113,7 +113,7 @@ def test_no_more_shards_are_in_flight_than_a_block_of_samples_can_touch(
     passes, _ = make_passes(shard_sizes, block_size, seed)
     num = sum(shard_sizes)
     shard_of = np.repeat(np.arange(len(shard_sizes)), shard_sizes)
-    order = shard_of[passes.take(0, num).samples]
+    order = shard_of[passes.take(0, num)[:, SAMPLE]]
     first = {shard: int(np.argmax(order == shard)) for shard in range(len(shard_sizes))}
     last = {s: num - 1 - int(np.argmax(order[::-1] == s)) for s in range(len(shard_sizes))}
 
@@ -140,23 +140,23 @@ def test_blocks_ask_for_the_lengths_of_their_own_shards_only():
 def test_without_shuffle_it_is_stored_order_in_every_pass():
     passes, _ = make_passes([3, 4, 2], block_size=4, seed=-1)
 
-    assert passes.take(0, 18).samples.tolist() == [*range(9), *range(9)]
+    assert passes.take(0, 18)[:, SAMPLE].tolist() == [*range(9), *range(9)]
 
 
 def test_passes_seeds_and_places_differ_in_their_order():
     num = 60
     passes, _ = make_passes([10] * 6, block_size=20)
     other, _ = make_passes([10] * 6, block_size=20, seed=6)
-    taken = passes.take(0, 2 * num).samples
+    taken = passes.take(0, 2 * num)[:, SAMPLE]
 
     assert taken[:num].tolist() != taken[num:].tolist()
-    assert taken.tolist() != other.take(0, 2 * num).samples.tolist()
+    assert taken.tolist() != other.take(0, 2 * num)[:, SAMPLE].tolist()
     assert taken[:num].tolist() != list(range(num))
 
 
 def test_a_shuffle_mixes_the_shards_of_a_block_and_moves_whole_shards():
     passes, _ = make_passes([100] * 40, block_size=1000)
-    order = passes.take(0, 4000).samples // 100
+    order = passes.take(0, 4000)[:, SAMPLE] // 100
 
     # 10 shards a block: neighbours are of one shard in about a tenth of the places.
     assert (order[1:] == order[:-1]).mean() < 0.2
@@ -180,7 +180,7 @@ def test_find_tokens_finds_the_first_element_that_starts_there(
         return
     num = sum(shard_sizes)
     many = num * (2 + tokens // int(weights.sum()))
-    of_each = weights[passes.take(0, many).samples]
+    of_each = weights[passes.take(0, many)[:, SAMPLE]]
     starts = np.cumsum(of_each) - of_each
 
     cursor, before = passes.find_tokens(tokens)
@@ -221,6 +221,6 @@ def test_tokens_between_two_elements_are_summed_right(
     weights = lengths if weigh is None else weigh(lengths)
 
     assert passes.tokens_between(first, first + count) == int(
-        weights[passes.take(first, count).samples].sum()
+        weights[passes.take(first, count)[:, SAMPLE]].sum()
     )
     assert passes.tokens_in_pass() == int(weights.sum())

@@ -147,7 +147,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
             if of_lane.is_empty or of_lane._shares is None:
                 continue
             taken = of_lane.take(0, 3 * len(total))
-            order = list(zip(taken.passes.tolist(), taken.samples.tolist(), strict=True))
+            order = [(row[PASS], row[SAMPLE]) for row in taken.tolist()]
             is_drawn = [key in drawn for key in order]
             assert is_drawn == sorted(is_drawn, reverse=True)
 
@@ -179,7 +179,7 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
     draws = []
     for lane in range(num_lanes):
         taken = LaneStream(plan.recipes[0], 1, lane).take(0, 4000)
-        order = list(zip(taken.passes.tolist(), taken.samples.tolist(), strict=True))
+        order = [(row[PASS], row[SAMPLE]) for row in taken.tolist()]
         is_drawn = [key in drawn for key in order]
         assert is_drawn == sorted(is_drawn, reverse=True)
         draws.append(sum(is_drawn))
@@ -240,7 +240,7 @@ def test_a_stream_that_is_inserted_changes_no_order_of_another():
     for own in (lengths(), more):
         recipe = run_plan(own, run, num_lanes=2, global_batch_size=SIZE).recipes[0]
         stream = LaneStream(recipe, recipe.names.index("web"), 1)
-        orders.append(stream.take(0, 500).samples.tolist())
+        orders.append(stream.take(0, 500)[:, SAMPLE].tolist())
     assert orders[0] == orders[1]
 
 

@@ -150,7 +150,7 @@ def test_the_lanes_take_turns_of_lane_run_packs(method):
     r = make([np.full(4000, 16)], method, "samples", 4, 3, global_batch_size=24)
     lane_of = {}
     for lane in range(4):
-        samples = LaneStream(r, 0, lane).take(0, 1000).samples
+        samples = LaneStream(r, 0, lane).take(0, 1000)[:, SAMPLE]
         lane_of.update(dict.fromkeys(samples.tolist(), lane))
 
     lanes = [lane_of[pack[0][SAMPLE]] for pack in all_packs(r, world_views(1, 24))[:600]]
@@ -163,7 +163,7 @@ def test_a_node_reads_its_own_lanes_alone_also_after_a_resume(start):
     r = make([np.full(4000, 16)], "random", "samples", 4, 2)
     lane_of = {}
     for lane in range(4):
-        samples = LaneStream(r, 0, lane).take(0, 1000).samples
+        samples = LaneStream(r, 0, lane).take(0, 1000)[:, SAMPLE]
         lane_of.update(dict.fromkeys(samples.tolist(), lane))
 
     for view in world_views(4, 2):

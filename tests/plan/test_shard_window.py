@@ -215,6 +215,7 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
             first_sample=first_sample,
             of_shard=lambda shard: np.ones(counts[shard], np.int64),
         ),
+        number=0,
         block_size=block,
         seed=seed,
         place=(0,),

@@ -14,7 +14,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.plan import DeviceView, PlanStream, Recipe
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sample_order import SampleSequence
-from streampack.types import SAMPLE, START, STREAM
+from streampack.types import PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
@@ -141,13 +141,12 @@ def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_
     per_lane = 60 // num_lanes
     lanes = [LaneStream(r, 0, lane).take(0, per_lane) for lane in range(num_lanes)]
 
-    in_turn = np.stack([own.samples for own in lanes], axis=1).ravel()
+    in_turn = np.stack([own[:, SAMPLE] for own in lanes], axis=1).ravel()
     assert [sorted(in_turn[:30]), sorted(in_turn[30:])] == [list(range(30))] * 2
-    assert (np.stack([own.passes for own in lanes], axis=1).ravel() == np.arange(60) // 30).all()
+    assert (np.stack([own[:, PASS] for own in lanes], axis=1).ravel() == np.arange(60) // 30).all()
     # One order for all: a lane gets other samples in other passes, which a deal would not do.
-    assert set(lanes[0].samples[lanes[0].passes == 0]) != set(
-        lanes[0].samples[lanes[0].passes == 1]
-    )
+    first = lanes[0]
+    assert set(first[first[:, PASS] == 0, SAMPLE]) != set(first[first[:, PASS] == 1, SAMPLE])
     large = [set(samples) for samples in lane_samples(r, 1)]
     assert sum(map(len, large)) == len(set.union(*large)) == 3000
 

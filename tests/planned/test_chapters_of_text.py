@@ -90,7 +90,7 @@ def test_samples_of_a_lane_are_drawn_equally_often_and_shares_are_as_written(fol
     recipe = engine.run.recipes[0]
     for number in range(len(names)):
         lanes = [
-            set(LaneStream(recipe, number, lane).take(0, 10_000).samples.tolist())
+            set(LaneStream(recipe, number, lane).take(0, 10_000)[:, SAMPLE].tolist())
             for lane in range(LANES)
         ]
         assert sum(map(len, lanes)) == len(set.union(*lanes))  # a sample is in one lane
