@@ -51,6 +51,9 @@ from streampack.types import State
 class RunEngine(PlanEngine):
     """Plans, reads and resumes a run of chapters; see `PlanEngine`."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_running": None}
+
     def _build(self) -> None:
         self._whole = self._spec
         self._written = RunChapters.written(self._spec.chapters)
