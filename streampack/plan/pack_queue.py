@@ -43,27 +43,19 @@ from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, Int64Array, Packs, S
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """The state of a queue at the start of a window: enough to plan from there again."""
+    """The state of a queue at the start of a window: enough to plan from there again.
+
+    `blocks` and `state` are callables, because they are rarely needed.
+    """
 
     num_packs: int
     """Packs of the column before the window."""
-    arrivals: list[int]
-    packer: State
     held: Int64Array
     """Segments in the packer's buffer, shape (n, 6)."""
-    overlong: list[int]
-    """Samples over max_seq_len seen before the window, per stream."""
     blocks: Callable[[], Blocks]
-    """Compute the shuffle blocks at this point. A callable, because it is rarely needed."""
-
-    def state(self) -> State:
-        """Return what `PackQueue.restore` needs, as JSON."""
-        return {
-            "num_packs": self.num_packs,
-            "arrivals": self.arrivals,
-            "packer": self.packer,
-            "overlong": self.overlong,
-        }
+    """Compute the shuffle blocks at this point."""
+    state: Callable[[], State]
+    """Return what `PackQueue.restore` needs, as JSON."""
 
 
 class PackQueue:
@@ -96,6 +88,7 @@ class PackQueue:
         self._snapshots: deque[Snapshot] = deque()
         self.is_complete = False
         self.num_moves = 0
+        # Samples over max_seq_len seen so far, per stream.
         self.overlong = np.zeros(len(recipe.streams), np.int64)
 
     def _set_windows(self) -> None:
@@ -131,12 +124,20 @@ class PackQueue:
     def _snapshot_now(self) -> Snapshot:
         return Snapshot(
             num_packs=self.num_known,
-            arrivals=self._arrivals.state(),
             held=self._buffered(),
-            packer=self._packer.state_dict(),
-            overlong=self.overlong.tolist(),
             blocks=self._arrivals.blocks(),
+            state=self._state_now(),
         )
+
+    def _state_now(self) -> Callable[[], State]:
+        """Return a callable that returns what `restore` needs to plan from here again."""
+        state = {
+            "num_packs": self.num_known,
+            "arrivals": self._arrivals.state(),
+            "packer": self._packer.state_dict(),
+            "overlong": self.overlong.tolist(),
+        }
+        return lambda: state
 
     def _buffered(self) -> Int64Array:
         """Return the segments that are not packed yet, shape (n, 6)."""

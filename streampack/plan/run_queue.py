@@ -15,7 +15,7 @@ Cost: as `plan/pack_queue.py`; at the start of a chapter, two windows of segment
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -31,29 +31,6 @@ from streampack.plan.state_text import rows_as_text, text_as_rows
 from streampack.types import NO_SEGMENTS, STREAM, Int64Array, State
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RunSnapshot(Snapshot):
-    """The state of a queue at the start of a window of a chapter."""
-
-    chapter: int
-    """The chapter in which the window is planned."""
-    begin: int
-    """Packs of the column before that chapter."""
-    pending: Int64Array
-    """Segments to be packed before new samples, shape (n, 6)."""
-    waiting: Int64Array
-    """Segments of streams that left, shape (n, 6)."""
-
-    def state(self) -> State:
-        """Return what `RunPackQueue.restore` needs, as JSON."""
-        return super().state() | {
-            "chapter": self.chapter,
-            "begin": self.begin,
-            "pending": rows_as_text(self.pending),
-            "waiting": rows_as_text(self.waiting),
-        }
-
-
 class RunPackQueue(PackQueue):
     """The packs of one column of a lane over all chapters, by number.
 
@@ -65,8 +42,8 @@ class RunPackQueue(PackQueue):
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
         super().__init__(recipe, lane, column, 0)
         self._place = ("packs", "all" if recipe.is_mixed else recipe.key_of(column), lane)
-        self._waiting = NO_SEGMENTS
-        self._begin = 0
+        self._waiting = NO_SEGMENTS  # segments of streams that left
+        self._begin = 0  # packs of the column before the chapter
 
     def _make_arrivals(self, epoch: int) -> RunSamples:  # noqa: ARG002 - a run has no epochs
         return RunSamples(self._recipe, self._lane, self._column)
@@ -133,24 +110,24 @@ class RunPackQueue(PackQueue):
         first: Snapshot | None = None
         while self._snapshots and self._snapshots[-1].num_packs >= number:
             first = self._snapshots.pop()
-        if not isinstance(first, RunSnapshot):
+        if first is None:
             return
-        self._hold(self._queue.slice(0, first.num_packs - self.first_known))
-        self._arrivals.restore(first.arrivals)
+        first_known = self.first_known
+        self._hold(self._queue.slice(0, first.num_packs - first_known))
         self._packer = make_packer(self._recipe.packing)
-        self._packer.load_state_dict(first.packer)
-        self._pending, self._waiting = first.pending, first.waiting
-        self.overlong = np.array(first.overlong, np.int64)
-        self.is_complete = False
+        self.restore(first.state())
+        self.first_known, self.is_complete = first_known, False
 
-    def _snapshot_now(self) -> Snapshot:
-        return RunSnapshot(
-            **vars(super()._snapshot_now()),
-            chapter=self.chapter,
-            begin=self._begin,
-            pending=self._pending,
-            waiting=self._waiting,
-        )
+    def _state_now(self) -> Callable[[], State]:
+        of_queue, chapter, begin = super()._state_now(), self.chapter, self._begin
+        pending, waiting = self._pending, self._waiting
+        return lambda: {
+            **of_queue(),
+            "chapter": chapter,
+            "begin": begin,
+            "pending": rows_as_text(pending),
+            "waiting": rows_as_text(waiting),
+        }
 
     def _buffered(self) -> Int64Array:
         return np.concatenate([self._packer.buffered, self._pending])
@@ -174,10 +151,10 @@ class RunPackQueue(PackQueue):
     def rest(self, number: int) -> State:
         """Return what the queue continues from after `number` packs, as `restore` takes it."""
         kept = self.snapshot(number)
-        return kept[0] if kept else self._snapshot_now().state()
+        return kept[0] if kept else self._state_now()()
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot into a queue that was never extended; see `PackQueue.restore`."""
+        """Restore a snapshot, into a packer that was never used; see `PackQueue.restore`."""
         super().restore(state)
         self._begin = int(state["begin"])
         self._pending, self._waiting = (
