@@ -80,8 +80,6 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
     ) -> None:
         super().__init__(spec.world, finds_world=finds_world)
-        self.batch_size = spec.batch_size
-        self.size = f"max_seq_len={spec.packing.max_seq_len}"
         self.buffers = buffers
         self.balance = spec.balance
         self._spec = spec
@@ -109,6 +107,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
+        self.batch_size = self._spec.batch_size
+        self.size = f"max_seq_len={self._spec.packing.max_seq_len}"
         self._view = device_view(self.world, self.batch_size, self.balance)
         self._totals: dict[int, int] = {}  # packs of epochs
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`

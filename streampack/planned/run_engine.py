@@ -91,9 +91,7 @@ class RunEngine(PlanEngine):
         """Let recipe, batch size and view be those of a chapter."""
         spec = self._specs[number]
         context = context_slice(spec.world, spec.packing, self._convert, spec.batch_size)
-        spec = self._spec = replace(spec, context=context)
-        self.batch_size = spec.batch_size
-        self.size = f"max_seq_len={spec.packing.max_seq_len}"
+        self._spec = replace(spec, context=context)
         self._use_recipe(self.run.recipes[number])
 
     def _shape(self, number: int) -> tuple[Packing, int]:
@@ -140,7 +138,7 @@ class RunEngine(PlanEngine):
         if get_worker_info() is not None:
             self._begin_in_worker(worker, key)
         start = self._reached
-        first = self._after_edge(start).epoch
+        first = self.next_epoch
         self._check_shards(self.run, first)
         self._use_chapter(first)
         stop = first + 1
@@ -288,16 +286,17 @@ class RunEngine(PlanEngine):
 
     # Changes at run time; all ranks must ask for the same.
 
-    def _compare(self, **asked: Any) -> None:
+    def _compare(self, **asked: Any) -> Progress:
+        """Return where the next step begins, once all ranks asked for the same there."""
         at = self._after_edge(self._reached)
         compare_values(asked | {"position": (at.epoch, at.position)}, self.world)
+        return at
 
     def amend(self, weights: Any) -> None:
         """End the running chapter at the next global batch, and begin one with other weights."""
         # Also what is not a mapping: a rank that raised alone would leave the others waiting.
         shown = {k: str(v) for k, v in weights.items()} if isinstance(weights, Mapping) else weights
-        self._compare(weights=shown)
-        progress = self._after_edge(self._reached)
+        progress = self._compare(weights=shown)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
         # As written: a stream that ends the run may have no share in what is amended.
@@ -324,8 +323,7 @@ class RunEngine(PlanEngine):
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches, from the next edge on."""
-        self._compare(steps=steps)
-        progress = self._after_edge(self._reached)
+        progress = self._compare(steps=steps)
         size = self.run.recipes[progress.epoch].global_batch_size
         first = self.run.steps_before(progress.epoch) + -(-progress.position // size)
         skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
