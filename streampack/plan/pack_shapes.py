@@ -19,7 +19,7 @@ Cost: none where all packs have one length.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,55 +27,41 @@ from streampack.config import Packing
 from streampack.types import Int64Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackShapes:
-    """The packs of each column of a lane.
+    """The packs of each column of a lane, which take `slots_per_pack` slots each.
 
-    >>> shapes = PackShapes.of(Packing(max_seq_len=8), [1, 4], run=8, is_padded=True)
+    `packing` is of packs of one slot. `run` slots are delivered together if packs have several
+    lengths, or `is_pure`: with several lengths, they always are.
+
+    >>> shapes = PackShapes(Packing(max_seq_len=8), [1, 4], run=8, is_padded=True)
     >>> shapes.packings[1].max_seq_len, shapes.slots_of(1, 3, is_all=True)
     (32, 16)
     """
 
-    packings: tuple[Packing, ...]
-    """The packing of each column, with its own max_seq_len."""
-    slots_per_pack: Int64Array
-    """Slots that a pack of each column takes, shape (num_columns,)."""
-    run: int
-    """Slots of a column that are delivered together."""
-    is_padded: bool
-    """Whether a column's last run is completed with empty packs. Otherwise it is left out."""
-    is_uniform: bool
-    """Whether all packs have one length, that of a slot."""
-    is_pure: bool
-    """Whether no batch that a stream is chosen for ever holds another one."""
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         packing: Packing,
         slots_per_pack: Sequence[int],
         *,
         run: int,
         is_padded: bool,
         is_pure: bool = False,
-    ) -> PackShapes:
-        """Return the shapes of columns whose packs take this many slots each.
-
-        `packing` is of packs of one slot. `run` slots are delivered together if packs have several
-        lengths, or `is_pure`: with several lengths, they always are.
-        """
-        packings = tuple(
+    ) -> None:
+        self.packings = tuple(
             packing if slots == 1 else replace(packing, max_seq_len=slots * packing.max_seq_len)
             for slots in slots_per_pack
         )
-        is_uniform = max(slots_per_pack, default=1) == 1
-        return PackShapes(
-            packings=packings,
-            slots_per_pack=np.array(slots_per_pack, np.int64),
-            run=1 if is_uniform and not is_pure else run,
-            is_padded=is_padded,
-            is_uniform=is_uniform,
-            is_pure=is_pure or not is_uniform,
-        )
+        """The packing of each column, with its own max_seq_len."""
+        self.slots_per_pack: Int64Array = np.array(slots_per_pack, np.int64)
+        """Slots that a pack of each column takes, shape (num_columns,)."""
+        self.is_uniform = max(slots_per_pack, default=1) == 1
+        """Whether all packs have one length, that of a slot."""
+        self.is_pure = is_pure or not self.is_uniform
+        """Whether no batch that a stream is chosen for ever holds another one."""
+        self.run = run if self.is_pure else 1
+        """Slots of a column that are delivered together."""
+        self.is_padded = is_padded
+        """Whether a column's last run is completed with empty packs. Otherwise it is left out."""
 
     def slots_of(self, column: int, num_packs: int, *, is_all: bool) -> int:
         """Return the slots that the known packs of a column serve, in whole runs.

@@ -265,7 +265,7 @@ def test_the_fingerprint_names_lengths_only_where_they_differ():
 
 def test_shapes_without_own_lengths_are_those_of_the_packing():
     packing = Packing(max_seq_len=SIZE)
-    shapes = PackShapes.of(packing, [1, 1], run=RUN, is_padded=True)
+    shapes = PackShapes(packing, [1, 1], run=RUN, is_padded=True)
 
     assert shapes.is_uniform
     assert shapes.packings == (packing, packing)
