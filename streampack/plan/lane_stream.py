@@ -36,13 +36,10 @@ class LaneStream:
         self.number = number
         self._lane = lane
         self._shares = shares
-        self._num_lanes = recipe.num_lanes
         # Elements of the passes that are the lane's: the first, and the distance to the next.
         self._first, self._step = (lane, recipe.num_lanes) if shares is None else (0, 1)
         self._fixed = recipe.mixing.sampling_method == "fixed"
-        self._drops = recipe.packing.overflow == "drop"
         self._weigh = partial(recipe.weigh, number=number)
-        self._ends = recipe.ends
         self._passes: Passes | None = None
         self._prepared = -1
         if extents.num_samples:
@@ -108,14 +105,15 @@ class LaneStream:
         return self._part(epoch * amount), self._part((epoch + 1) * amount)
 
     def _part(self, total: int) -> int:
-        if not total or self._num_lanes == 1:
+        num_lanes = self._recipe.num_lanes
+        if not total or num_lanes == 1:
             return total
         if self._shares is not None:
             return parts(total, self._shares)[self._lane]
         if self.stream.quota.unit == "samples":
             # Elements lane, lane + num_lanes, ... of a shared order.
-            return (total - self._lane + self._num_lanes - 1) // self._num_lanes
-        return parts(total, [1] * self._num_lanes)[self._lane]
+            return (total - self._lane + num_lanes - 1) // num_lanes
+        return parts(total, [1] * num_lanes)[self._lane]
 
     def take(self, cursor: int, count: int) -> Int64Array:
         """Return rows (stream, pass, sample, tokens) from `cursor` on, shape (count, 4)."""
@@ -164,13 +162,13 @@ class LaneStream:
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
         """Cache the result of `find_tokens` for the epoch that begins there."""
-        self._ends[self.number, self._lane] = (tokens, cursor, before)
+        self._recipe.ends[self.number, self._lane] = (tokens, cursor, before)
 
     def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens`, and the tokens before it."""
         if self._passes is None or tokens <= 0:
             return 0, 0
-        noted, cursor, before = self._ends.get((self.number, self._lane), (0, 0, 0))
+        noted, cursor, before = self._recipe.ends.get((self.number, self._lane), (0, 0, 0))
         if tokens == noted:
             return cursor, before
         if self._shares is not None:
@@ -201,7 +199,7 @@ class LaneStream:
             reached = self.find_tokens(first)[1] if self._shares is not None else last
             return 0, max(last - reached, 0), True
         stop = min(first + end, last)
-        least = 0 if self._drops else last - stop
+        least = 0 if self._recipe.packing.overflow == "drop" else last - stop
         if self._shares is None:
             return 0, least, True  # a shared stream is small: its lengths are not worth loading
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last

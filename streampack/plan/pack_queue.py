@@ -94,7 +94,7 @@ class PackQueue:
     def _set_windows(self) -> None:
         """Set the windows in which packs are made and shuffled."""
         recipe, lane, column = self._recipe, self._lane, self._column
-        packs_windows = recipe.packs_windows
+        packs_windows = self._packing.packs_windows
         self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
@@ -159,18 +159,13 @@ class PackQueue:
             )
         return take_packs(packs, self._order_of(packs, min(num_windows, num_packs)))
 
-    def _take_pending(self) -> Int64Array:
-        """Return the segments that precede the samples of a window, shape (n, 6)."""
-        pending, self._pending = self._pending, NO_SEGMENTS
-        return pending
-
     def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
         """Return the next samples, where this many packs of the column are planned."""
         return self._arrivals.next()
 
     def _pack_chunks(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
-        before = self._take_pending()
+        before, self._pending = self._pending, NO_SEGMENTS
         chunks = [self._packer.add(before)] if len(before) else []
         num_packs, num_samples = sum(map(len, chunks)), 0
         while not self.is_complete:
@@ -188,7 +183,7 @@ class PackQueue:
 
     def _pack_together(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
-        before = self._take_pending()
+        before, self._pending = self._pending, NO_SEGMENTS
         chunks = [before] if len(before) else []
         num_tokens, num_samples = int(before[:, LENGTH].sum()), 0
         max_seq_len = self._packing.max_seq_len
