@@ -45,7 +45,9 @@ def count_column(
 
 
 def count_slots(recipe: Recipe, epoch: int) -> int:
-    """Plan all lanes to the epoch's end, and return the number of slots that they serve."""
+    """Return the slots that all lanes serve in an epoch; plans it to its end unless lanes go on."""
+    if recipe.mixing.epoch_end == "carry":
+        return recipe.packs_per_carry_epoch
     shapes, totals = recipe.shapes, [0] * recipe.num_columns
     for lane, column in np.ndindex(recipe.num_lanes, recipe.num_columns):
         num_packs = count_column(recipe, epoch, lane, column)

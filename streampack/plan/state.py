@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from streampack._state import MAX_EPOCH, FieldChecks, as_text, field_difference, saved_fingerprint
 from streampack.balance import Balance
@@ -52,6 +52,18 @@ class Progress:
     """Packs of the epoch delivered so far, over all ranks."""
     snapshots: list[State] = field(default_factory=list)
     """Snapshots from which this process can plan; may be empty."""
+
+
+class RunShape(NamedTuple):
+    """What a run keeps when it resumes."""
+
+    num_lanes: int
+    lane_run: int
+    global_batch_size: int
+    method: Method | None = None
+    """Its packing method, used if the dataset asks for none; None: its state names none."""
+    mixes_last: bool = False
+    """Whether the last batches of streams may mix."""
 
 
 def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
@@ -289,26 +301,22 @@ def check_version(state: State) -> None:
         )
 
 
-def run_shape(state: State) -> tuple[int, int, int]:
-    """Return num_lanes, lane_run and global_batch_size of a run, after a check."""
+def run_shape(state: State) -> RunShape:
+    """Return what a state's run keeps, after a check."""
     check_version(state)
     num_lanes, lane_run, global_batch_size = (
         CHECKS.integer(key, state.get(key), 1, MAX_PACKS)
         for key in ("num_lanes", "lane_run", "global_batch_size")
     )
-    return num_lanes, lane_run, global_batch_size
-
-
-def run_method(state: State) -> Method | None:
-    """Return the packing method of a state's run, or None if the state names none."""
     method = saved_fingerprint(state).get("method")
     is_known = isinstance(method, str) and method in get_args(Method)
-    return cast(Method, method) if is_known else None
-
-
-def run_mixes_last(state: State) -> bool:
-    """Return whether the last batches of streams may mix in the run of a checked state."""
-    return int(state["version"]) < APART
+    return RunShape(
+        num_lanes,
+        lane_run,
+        global_batch_size,
+        method=cast(Method, method) if is_known else None,
+        mixes_last=state["version"] < APART,
+    )
 
 
 def nearest_divisors(position: int, size: int) -> str:

@@ -27,7 +27,7 @@ from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
-from streampack.plan import PlanStream, Recipe, count_slots
+from streampack.plan import PlanStream, Recipe, RunShape
 from streampack.plan.recipe import MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
@@ -91,14 +91,14 @@ class _Lengths:
         # In one step, because the thread that looks for lane ends calls this too.
         self._fetched.extend(fetch_all(self._stream, shards))
 
-    def shard_tokens(self) -> Int64Array | None:
-        """Return the tokens of each shard, shape (num_shards,); None: sample lengths are needed.
+    def shard_tokens(self, quota: Quota) -> Int64Array | None:
+        """Return the tokens of each shard, where they are needed and known, shape (num_shards,).
 
         If samples are used whole and without additions, the length file has these totals.
         """
-        packing = self._packing
-        is_changed = packing.overflow in ("truncate", "drop")
-        return None if is_changed or self._adds_ids else self._stream.shard_tokens()
+        is_needed = quota.unit == "tokens" or self._stream.max_passes is not None
+        is_changed = self._adds_ids or self._packing.overflow in ("truncate", "drop")
+        return self._stream.shard_tokens() if is_needed and not is_changed else None
 
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:
@@ -188,7 +188,7 @@ def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             lengths_of=lengths_of,
             quota=quota,
             prepare=lengths_of.prepare,
-            shard_tokens=_shard_tokens(lengths_of, stream, quota),
+            shard_tokens=lengths_of.shard_tokens(quota),
             max_passes=None if stream.max_passes is None else exact_share(stream.max_passes),
             on_exhausted=stream.on_exhausted,
             slots_per_pack=slots_per_pack(name, stream.max_seq_len, packing),
@@ -199,30 +199,11 @@ def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     )
 
 
-def _shard_tokens(lengths: _Lengths, stream: MdsStream, quota: Quota) -> Int64Array | None:
-    """Return the tokens of each shard, where they are needed and known."""
-    is_needed = quota.unit == "tokens" or stream.max_passes is not None
-    return lengths.shard_tokens() if is_needed else None
-
-
-def build_recipe(
-    spec: DatasetSpec,
-    shape: tuple[int, int, int] | None = None,
-    method: Method | None = None,
-    *,
-    mixes_last: bool = False,
-) -> Recipe:
-    """Return the recipe of a dataset's sequence.
-
-    Args:
-        spec: Its specification.
-        shape: num_lanes, lane_run and global_batch_size of a run that resumes; None: a new run.
-        method: Packing method of a run that resumes, used if the dataset asks for none.
-        mixes_last: Whether the last batches of streams mix in a run that resumes.
-    """
+def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
+    """Return the recipe of a dataset's sequence; `shape` is of a run that resumes, if it does."""
     packing, mixing, order = spec.packing, spec.mixing, spec.order
-    if packing.method is None:
-        packing = replace(packing, method=method)
+    if packing.method is None and shape is not None:
+        packing = replace(packing, method=shape.method)
     if mixing.stop != "all_exhausted":
         raise ConfigError(
             f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
@@ -234,11 +215,11 @@ def build_recipe(
         chosen = sum(stream.chosen_tokens for stream in streams)
         lanes = order.num_lanes or default_lanes(chosen, packing, spec.world)
         default_batch = spec.batch_size * spec.world.num_devices
-        shape = (lanes, spec.batch_size, mixing.global_batch_size or default_batch)
+        shape = RunShape(lanes, spec.batch_size, mixing.global_batch_size or default_batch)
         # A run can resume with any batch size that divides its position.
-        check_batches(spec.batch_size, shape[2])
-    num_lanes, lane_run, global_batch_size = shape
-    check_shape(shape, mixing.batching_method)
+        check_batches(spec.batch_size, shape.global_batch_size)
+    num_lanes, lane_run, global_batch_size, _, mixes_last = shape
+    check_shape(shape[:3], mixing.batching_method)
     _check_ends(spec, num_lanes)
     recipe = Recipe(
         streams=streams,
@@ -260,13 +241,6 @@ def build_recipe(
             "epoch_end='pad'"
         )
     return recipe
-
-
-def packs_in(recipe: Recipe, epoch: int) -> int:
-    """Return the packs that all lanes give in an epoch, in slots."""
-    if recipe.mixing.epoch_end == "carry":
-        return recipe.packs_per_carry_epoch
-    return count_slots(recipe, epoch)
 
 
 def kept_shape(recipe: Recipe) -> tuple[int, int, int, int, int]:

@@ -35,17 +35,17 @@ from streampack.plan import (
     EpochSequence,
     Progress,
     Recipe,
+    RunShape,
     check_resized,
+    count_slots,
     fingerprint,
     pack_state,
-    run_method,
-    run_mixes_last,
     run_shape,
     slots_in,
     unpack_state,
 )
 from streampack.plan.lane_stream import skips_lanes
-from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape, packs_in
+from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
     ReadAhead,
@@ -148,7 +148,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, including the padding of its last batch."""
         if epoch not in self._totals:
-            self._totals[epoch] = packs_in(self.recipe, epoch)
+            self._totals[epoch] = count_slots(self.recipe, epoch)
         return slots_in(self.recipe, self._totals[epoch])
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
@@ -355,20 +355,17 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`, with its run's lanes and packing method."""
         shape = run_shape(state)
-        check_lanes(self._spec.order, shape[0])
-        size = self._spec.mixing.global_batch_size or shape[2]
+        check_lanes(self._spec.order, shape.num_lanes)
+        size = self._spec.mixing.global_batch_size or shape.global_batch_size
         try:
-            method, mixes_last = run_method(state), run_mixes_last(state)
-            saved = build_recipe(self._spec, shape, method, mixes_last=mixes_last)
-            recipe = saved
-            if size != shape[2]:
-                shape = *shape[:2], size
-                recipe = build_recipe(self._spec, shape, method, mixes_last=mixes_last)
+            saved = recipe = build_recipe(self._spec, shape)
+            if size != shape.global_batch_size:
+                recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
         progress = unpack_state(state, saved, self._digests)
         check_resized(saved, recipe, progress)
-        check_balance(state, saved, self._view, lambda: packs_in(saved, progress.epoch))
+        check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
         is_of_worker = check_saving_worker(state, self._view)
         self._use_recipe(recipe)
         self._saved_size = saved.global_batch_size
@@ -384,12 +381,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def _take_over_run(self) -> None:
         """Adopt a state that the training process loaded since this persistent worker started."""
-        is_set, epoch, position, *shape = self.counter.run
+        is_set, epoch, position, *kept = self.counter.run
         if not is_set:
             return
-        if tuple(shape) != kept_shape(self.recipe):
-            sizes, method = (shape[0], shape[1], shape[2]), METHODS[shape[3]]
-            mixes_last = bool(shape[4])
-            self._use_recipe(build_recipe(self._spec, sizes, method, mixes_last=mixes_last))
+        if tuple(kept) != kept_shape(self.recipe):
+            num_lanes, lane_run, size, method, mixes_last = kept
+            shape = RunShape(num_lanes, lane_run, size, METHODS[method], bool(mixes_last))
+            self._use_recipe(build_recipe(self._spec, shape))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)

@@ -25,7 +25,6 @@ from streampack.plan import (
     Progress,
     Recipe,
     pack_state,
-    run_method,
     run_shape,
     saving_worker,
     unpack_state,
@@ -65,7 +64,7 @@ def test_a_state_goes_through_json_and_comes_back_whole():
     assert (progress.epoch, progress.position) == (3, 48)
     assert progress.snapshots == snapshots_of(make(), 3)
     assert len(progress.snapshots) == 2
-    assert run_shape(state) == (2, 4, 16)
+    assert run_shape(state)[:3] == (2, 4, 16)
 
 
 def test_without_snapshots_it_is_small_and_goes_on_too():
@@ -86,14 +85,14 @@ def test_other_cuts_are_refused_by_name():
 @pytest.mark.parametrize("method", ["exact_fit", "best_fit_decreasing", "knapsack"])
 def test_the_method_of_a_run_is_in_its_state(method):
     packing = Packing(max_seq_len=64, method=method)
-    assert run_method(pack_state(make(packing=packing), DIGESTS, Progress())) == method
+    assert run_shape(pack_state(make(packing=packing), DIGESTS, Progress())).method == method
 
 
 @pytest.mark.parametrize("method", [None, "", "unheard_of", 3, ["exact_fit"]])
 def test_an_unknown_method_in_a_state_is_no_method(method):
     state = pack_state(make(), DIGESTS, Progress())
     state["fingerprint"]["method"] = method
-    assert run_method(state) is None
+    assert run_shape(state).method is None
 
 
 def test_packing_and_unpacking_change_neither_state_nor_progress():
@@ -300,7 +299,7 @@ def test_a_state_of_version_2_is_read_where_the_packs_before_it_are_the_same(
     )
     state = pack_state(r, DIGESTS, Progress(epoch=epoch, position=position)) | {"version": 2}
     del state["fingerprint"]["pack_shuffle"]
-    assert run_shape(state) == (num_lanes, 3, 8)
+    assert run_shape(state) == (num_lanes, 3, 8, r.packing.method, True)
     if is_read:
         assert unpack_state(state, r, DIGESTS) == Progress(epoch=epoch, position=position)
         return
@@ -451,7 +450,7 @@ def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, numb
 
 
 def first_batch(state: dict, r: Recipe) -> None:
-    num_lanes, lane_run, global_batch_size = run_shape(state)
+    num_lanes, lane_run, global_batch_size, *_ = run_shape(state)
     r = replace(
         r,
         num_lanes=min(num_lanes, 8),  # more are slow, not wrong

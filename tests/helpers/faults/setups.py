@@ -20,7 +20,7 @@ import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, EpochSequence, Progress, Recipe
+from streampack.plan import DeviceView, EpochSequence, Progress, Recipe, RunShape
 from streampack.planned.build import DatasetSpec, build_recipe
 from streampack.planned.cache_budget import cache_needs
 from streampack.storage.materialize import Downloader
@@ -99,7 +99,7 @@ class Setup:
         """
         if all(stream.has_length_file for stream in streams):
             return self.recipe
-        recipe = build_recipe(self.blueprint(streams, World(), 1), self.shape())
+        recipe = build_recipe(self.blueprint(streams, World(), 1), RunShape(*self.shape()))
         return replace(
             recipe,
             streams=tuple(
@@ -222,7 +222,7 @@ def _make_setup(
         world=World(),
         keeps_packed=(False,) * len(opened),
     )
-    recipe = build_recipe(blueprint, (num_lanes, 2, GLOBAL_BATCH))
+    recipe = build_recipe(blueprint, RunShape(num_lanes, 2, GLOBAL_BATCH))
     tokens, num_packs = zip(
         *(_unbroken(recipe, opened, epoch, all_lengths) for epoch in range(2)), strict=True
     )
