@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
-from streampack._state import UNCHANGED, FieldChecks, as_text
+from streampack._state import UNCHANGED, as_text
 from streampack.chapters import SHAPES
 from streampack.errors import ResumeError
 from streampack.plan.recipe import MAX_PACKS, Recipe
@@ -34,11 +34,10 @@ from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkPlace
 from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
 from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
-from streampack.plan.state_text import place_as_text, text_as_place
+from streampack.plan.state_text import CHECKS, place_as_text, text_as_place
 from streampack.types import State
 
 KIND = "chapters"
-CHECKS = FieldChecks("the state's ", UNCHANGED)
 MAX_CHAPTERS = 10_000
 MAX_STREAMS = 1_000_000
 

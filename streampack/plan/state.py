@@ -74,24 +74,19 @@ def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
     """
     values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
     del values["num_lanes"], values["arithmetic"]
+    # Of each stream's packs. They are left out where they are the packing's.
+    lengths = [packing.max_seq_len for packing in recipe.shapes.packings]
     return {
         "streams": list(digests),
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
         "buffer_limit": recipe.packing.buffer_limit,
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
         **_defaults(recipe.packing, recipe.order),
-        **_lengths_of_packs(recipe),
+        **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: lengths}),
         **({LAST_BATCHES: "apart"} if recipe.keeps_last_apart else {}),
         **_cost(recipe.packing, recipe.order),
         "shares": _shares(recipe),
     }
-
-
-def _lengths_of_packs(recipe: Recipe) -> dict[str, list[int]]:
-    """Return the length of each stream's packs, where they differ from the packing's."""
-    if recipe.shapes.is_uniform:
-        return {}
-    return {PACK_LENGTHS: [packing.max_seq_len for packing in recipe.shapes.packings]}
 
 
 def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | None]:
