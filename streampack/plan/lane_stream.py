@@ -39,7 +39,8 @@ class LaneStream:
         # Elements of the passes that are the lane's: the first, and the distance to the next.
         self._first, self._step = (lane, recipe.num_lanes) if shares is None else (0, 1)
         self._fixed = recipe.mixing.sampling_method == "fixed"
-        self._weigh = partial(recipe.weigh, number=number)
+        self.weigh = partial(recipe.weigh, number=number)
+        """Return the tokens that samples deliver, given their lengths, shape (n,)."""
         self._passes: Passes | None = None
         self._prepared = -1
         if extents.num_samples:
@@ -48,7 +49,7 @@ class LaneStream:
                 Lengths(
                     first_sample=self.stream.first_sample,
                     of_shard=self.stream.lengths_of,
-                    weigh=self._weigh,
+                    weigh=self.weigh,
                     shard_tokens=self.stream.shard_tokens,
                 ),
                 number=number,
@@ -157,7 +158,7 @@ class LaneStream:
         if self._passes is None:
             return 0
         if self._shares is None:  # small, and no lane gets the same samples in every pass
-            return int(self._weigh(self.take(0, self.most_samples)[:, TOKENS]).sum())
+            return int(self.weigh(self.take(0, self.most_samples)[:, TOKENS]).sum())
         return int((self.stream.max_passes or 0) * self._passes.tokens_in_pass())
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
@@ -175,7 +176,7 @@ class LaneStream:
             return self._passes.find_tokens(tokens)
         cursor = before = 0
         while True:  # a shared stream is small enough for a linear search
-            weights = self._weigh(self.take(cursor, 1024)[:, TOKENS])
+            weights = self.weigh(self.take(cursor, 1024)[:, TOKENS])
             starts = before + np.cumsum(weights) - weights
             inside = int(np.searchsorted(starts, tokens, side="left"))
             if inside < len(weights):

@@ -65,12 +65,20 @@ class PackQueue:
         first_known: Number of the first pack that is not released.
         is_complete: Whether all packs of the column are planned.
 
-    `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first. Where
-    packs are only counted, they need no shuffle, and windows only if they are packed as a whole.
+    `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first. The
+    samples come from `arrivals`; None: from that epoch on. Where packs are only counted, they need
+    no shuffle, and windows only if they are packed as a whole.
     """
 
     def __init__(
-        self, recipe: Recipe, lane: int, column: int, epoch: int, *, is_shuffled: bool = True
+        self,
+        recipe: Recipe,
+        lane: int,
+        column: int,
+        epoch: int,
+        *,
+        arrivals: RunSamples | None = None,
+        is_shuffled: bool = True,
     ) -> None:
         self._recipe = recipe
         self._lane = lane
@@ -80,7 +88,7 @@ class PackQueue:
         self._is_shuffled = is_shuffled
         self._set_windows()
         self._num_dropped = 0  # consecutive samples that were all dropped
-        self._arrivals = self._make_arrivals(epoch)
+        self._arrivals = arrivals or SampleSequence(recipe, lane, column, epoch)
         self._packer = make_packer(self._packing)
         self._pending = NO_SEGMENTS  # packed before new samples, after an edge of chapters
         self._hold(NO_PACKS)
@@ -98,9 +106,6 @@ class PackQueue:
         self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
-
-    def _make_arrivals(self, epoch: int) -> SampleSequence | RunSamples:
-        return SampleSequence(self._recipe, self._lane, self._column, epoch)
 
     @property
     def num_known(self) -> int:
@@ -308,7 +313,7 @@ class PackQueue:
 
     def shards_in(self, stream: int, block: int) -> Int64Array:
         """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
-        return self._arrivals.shards_in(stream, block)
+        return next(own for own in self._arrivals.streams if own.number == stream).shards_in(block)
 
     def held(self) -> Int64Array:
         """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""

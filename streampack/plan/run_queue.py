@@ -40,13 +40,10 @@ class RunPackQueue(PackQueue):
     _arrivals: RunSamples
 
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
-        super().__init__(recipe, lane, column, 0)
+        super().__init__(recipe, lane, column, 0, arrivals=RunSamples(recipe, lane, column))
         self._place = ("packs", "all" if recipe.is_mixed else recipe.key_of(column), lane)
         self._waiting = NO_SEGMENTS  # segments of streams that left
         self._begin = 0  # packs of the column before the chapter
-
-    def _make_arrivals(self, epoch: int) -> RunSamples:  # noqa: ARG002 - a run has no epochs
-        return RunSamples(self._recipe, self._lane, self._column)
 
     @property
     def chapter(self) -> int:

@@ -41,11 +41,11 @@ class RunSamples:
     def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
         numbers = recipe.streams_in(column)
         self._lane = lane
-        self._streams = [LaneStream(recipe, number, lane) for number in numbers]
-        self._cursors = np.zeros(len(self._streams), np.int64)
+        self.streams = [LaneStream(recipe, number, lane) for number in numbers]
+        self._cursors = np.zeros(len(self.streams), np.int64)
         # By samples: what each stream is due, in 1 / SCALE of a draw. By tokens: deficits.
-        self._due = np.zeros(len(self._streams), np.int64)
-        self._most = np.array([stream.most_samples for stream in self._streams])
+        self._due = np.zeros(len(self.streams), np.int64)
+        self._most = np.array([stream.most_samples for stream in self.streams])
         # Of one stream, no more than a pass: what is planned at an edge is packed again together.
         in_pass = recipe.samples_in(numbers[0], lane)
         self._chunk_size = min(CHUNK, max(in_pass, LEAST_CHUNK))
@@ -67,7 +67,7 @@ class RunSamples:
             counts = np.minimum(self._left(), self._chunk_size)
             places = np.arange(counts[0])
         elif not any(shares := self._shares()):
-            counts, places = np.zeros(len(self._streams), np.int64), np.zeros(0, np.int64)
+            counts, places = np.zeros(len(self.streams), np.int64), np.zeros(0, np.int64)
         elif self._recipe.mixing.weight_unit == "samples":
             counts = self._count(shares)
             place = ("run", self._lane)
@@ -80,7 +80,7 @@ class RunSamples:
         first = 0
         for number in np.flatnonzero(counts).tolist():
             last = first + int(counts[number])
-            self._streams[number].put(int(self._cursors[number]), rows, places[first:last])
+            self.streams[number].put(int(self._cursors[number]), rows, places[first:last])
             self._cursors[number] += last - first
             first = last
         return rows
@@ -91,7 +91,7 @@ class RunSamples:
             return self._fixed
         chapter = self._recipe.chapter
         shares = chapter.shares_at(self.part) if chapter else []
-        pairs = zip(self._streams, shares, strict=True)
+        pairs = zip(self.streams, shares, strict=True)
         here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
         own = [
             share if left else Fraction(0) for share, left in zip(here, self._left(), strict=True)
@@ -131,14 +131,14 @@ class RunSamples:
     def _draw_by_tokens(self, shares: Sequence[Fraction]) -> tuple[Int64Array, Int64Array]:
         """Draw by deficit; return the draws of each stream, and their places by stream."""
         scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
-        sizes = [(lane.stream.num_samples, lane.stream.num_tokens) for lane in self._streams]
+        sizes = [(lane.stream.num_samples, lane.stream.num_tokens) for lane in self.streams]
         left = self._left()
         looks = np.minimum(lookaheads([float(share) for share in shares], sizes), left)
         looks[scaled == 0] = 0
         lengths = [
             self._recipe.weigh(stream.take(cursor, look)[:, TOKENS])
             for stream, cursor, look in zip(
-                self._streams, self._cursors.tolist(), looks.tolist(), strict=True
+                self.streams, self._cursors.tolist(), looks.tolist(), strict=True
             )
         ]
         return draw_known(scaled, self._due, lengths, (scaled == 0) | (looks == left), CHUNK)
@@ -152,7 +152,7 @@ class RunSamples:
         """Return a callable that computes the current shuffle blocks of each stream in use."""
         places = [
             (stream, cursor)
-            for stream, cursor in zip(self._streams, self._cursors.tolist(), strict=True)
+            for stream, cursor in zip(self.streams, self._cursors.tolist(), strict=True)
             if self._recipe.uses(stream.number)
         ]
 
@@ -163,14 +163,10 @@ class RunSamples:
 
         return blocks_there
 
-    def shards_in(self, stream: int, block: int) -> Int64Array:
-        """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
-        return next(own for own in self._streams if own.number == stream).shards_in(block)
-
     def block_before(self, number: int) -> int:
         """Return the shuffle block of the sample last drawn from a stream."""
-        index = [stream.number for stream in self._streams].index(number)
-        return self._streams[index].block_of(max(int(self._cursors[index]) - 1, 0))
+        index = [stream.number for stream in self.streams].index(number)
+        return self.streams[index].block_of(max(int(self._cursors[index]) - 1, 0))
 
     def state(self) -> list[int]:
         """Return the next chunk, draws that gave way, what each stream is due, and the cursors."""
@@ -178,7 +174,7 @@ class RunSamples:
 
     def restore(self, state: list[int]) -> None:
         """Resume from a saved `state`, or raise a ValueError if it has another number of values."""
-        num = len(self._streams)
+        num = len(self.streams)
         if len(state) != 2 + 2 * num:
             raise ValueError(f"{len(state)} values where {2 + 2 * num} are needed")
         self._chunk, self._yielded = state[:2]

@@ -13,7 +13,7 @@ Each order is a few cursors over `LaneStream`s, so its state is a few integers. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -43,7 +43,6 @@ class StreamCursor:
 
     def __init__(self, lane_stream: LaneStream, recipe: Recipe, epoch: int) -> None:
         self.lane_stream = lane_stream
-        self._weigh = partial(recipe.weigh, number=lane_stream.number)
         mixing = recipe.mixing
         self._rolls_on = mixing.epoch_end == "carry" and mixing.sampling_method == "balanced"
         self.by_tokens = lane_stream.stream.quota.unit == "tokens"
@@ -58,9 +57,7 @@ class StreamCursor:
     @property
     def _at(self) -> tuple[int, int]:
         """Cursor and offset. Finding the epoch's start is skipped if `go_to` sets another place."""
-        if self._place is None:
-            self._place = self._begin
-        return self._place
+        return self._place or self._begin
 
     @property
     def cursor(self) -> int:
@@ -108,7 +105,7 @@ class StreamCursor:
         if not self.by_tokens:
             return self.lane_stream.take(self.cursor, min(count, self._end - self.cursor))
         taken = self.lane_stream.take(self.cursor, count if self.offset < self._end else 0)
-        weights = self._weigh(taken[:, TOKENS])
+        weights = self.lane_stream.weigh(taken[:, TOKENS])
         starts = self.offset + np.cumsum(weights) - weights
         return taken[: np.searchsorted(starts, self._end, side="left")]
 
@@ -129,7 +126,7 @@ class StreamCursor:
         cursor, offset = self._at
         cursor += len(taken)
         if self.by_tokens:
-            offset += int(self._weigh(taken[:, TOKENS]).sum())
+            offset += int(self.lane_stream.weigh(taken[:, TOKENS]).sum())
             if offset >= self._end:
                 self.lane_stream.note_end(self._end, cursor, offset)
         self._place = (cursor, offset)
@@ -255,13 +252,13 @@ class SampleSequence:
         self._recipe = recipe
         self._lane = lane
         self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, column)
-        self._streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
+        self.streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
         """Draw the samples of an epoch from now on."""
         recipe, self._epoch = self._recipe, epoch
-        chosen = [StreamCursor(stream, recipe, epoch) for stream in self._streams]
+        chosen = [StreamCursor(stream, recipe, epoch) for stream in self.streams]
         self._draw: StreamDraw | SampleDraw | TokenDraw
         if not recipe.is_mixed:
             self._draw = StreamDraw(*chosen)
@@ -291,10 +288,6 @@ class SampleSequence:
             return {stream: blocks for stream, blocks in found.items() if blocks is not None}
 
         return blocks_there
-
-    def shards_in(self, stream: int, block: int) -> Int64Array:
-        """Return the shards of one shuffle block of a stream in this lane, shape (n,)."""
-        return next(own for own in self._streams if own.number == stream).shards_in(block)
 
     def state(self) -> list[int]:
         """Return the epoch and the draw's integers."""
