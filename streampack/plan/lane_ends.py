@@ -45,7 +45,7 @@ def count_column(
 
 
 def count_slots(recipe: Recipe, epoch: int) -> int:
-    """Return the slots that all lanes serve in an epoch; plans it to its end unless lanes go on."""
+    """Return the slots that all lanes serve in an epoch. Without carry, plan it to its end."""
     if recipe.mixing.epoch_end == "carry":
         return recipe.packs_per_carry_epoch
     shapes, totals = recipe.shapes, [0] * recipe.num_columns
