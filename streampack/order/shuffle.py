@@ -141,7 +141,7 @@ class Passes:
         while len(places):
             block = self._block_at(cursor)
             begin = cursor - block.first
-            in_block = places[: -((begin - len(block.rows)) // step)]
+            in_block = places[: -(-(len(block.rows) - begin) // step)]
             _put_rows(rows, in_block, block.rows, begin, step, self._number, block.passes)
             places = places[len(in_block) :]
             cursor += step * len(in_block)
