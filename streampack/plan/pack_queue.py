@@ -102,7 +102,7 @@ class PackQueue:
     def _set_windows(self) -> None:
         """Set the windows in which packs are made and shuffled."""
         recipe, lane, column = self._recipe, self._lane, self._column
-        packs_windows = self._packing.packs_windows
+        packs_windows = recipe.packs_windows
         self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
@@ -127,19 +127,20 @@ class PackQueue:
         self._hold(Packs.join([self._queue, window]) if len(self._queue.ends) else window)
 
     def _snapshot_now(self) -> Snapshot:
+        held, packer = self._buffered(), self._packer.state_dict()
         return Snapshot(
             num_packs=self.num_known,
-            held=self._buffered(),
+            held=held,
             blocks=self._arrivals.blocks(),
-            state=self._state_now(),
+            state=self._state_now(packer),
         )
 
-    def _state_now(self) -> Callable[[], State]:
-        """Return a callable that returns what `restore` needs to plan from here again."""
+    def _state_now(self, packer: State) -> Callable[[], State]:
+        """Return a callable that returns what `restore` needs; `packer` is the packer's state."""
         state = {
             "num_packs": self.num_known,
             "arrivals": self._arrivals.state(),
-            "packer": self._packer.state_dict(),
+            "packer": packer,
             "overlong": self.overlong.tolist(),
         }
         return lambda: state

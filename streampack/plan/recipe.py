@@ -127,6 +127,10 @@ class Recipe:
     """Packs and samples of a window of shuffled packs, of all lanes and columns together."""
     mixes_last: bool = False
     """Whether the last batches of streams mix, as in runs begun before version 5 of states."""
+    row_tokens: int = field(init=False, repr=False)
+    """Token slots of a pack."""
+    packs_windows: bool = field(init=False, repr=False)
+    """Whether the packer needs the samples of a window together."""
     shapes: PackShapes = field(init=False, repr=False)
     """The length of each column's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
@@ -146,6 +150,8 @@ class Recipe:
         is_windowed = bool(self.pack_window[0]) and self.block_size >= MIN_PACKED_BLOCK
         packing = self.packing.resolved(is_windowed=is_windowed)
         object.__setattr__(self, "packing", packing)
+        object.__setattr__(self, "row_tokens", packing.row_tokens)
+        object.__setattr__(self, "packs_windows", packing.packs_windows)
         object.__setattr__(self, "names", [stream.name for stream in self.streams])
         object.__setattr__(self, "is_mixed", self.mixing.batching_method == "random")
         chosen_tokens = sum([stream.chosen_tokens for stream in self.streams])
@@ -153,7 +159,7 @@ class Recipe:
         chosen_slots = sum([stream.chosen_slots for stream in self.streams])
         object.__setattr__(self, "chosen_slots", chosen_slots)
         size = self.global_batch_size
-        per_epoch = chosen_slots // (size * packing.row_tokens) * size
+        per_epoch = chosen_slots // (size * self.row_tokens) * size
         object.__setattr__(self, "packs_per_carry_epoch", per_epoch)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
         is_padded = self.mixing.epoch_end == "pad" and self.chapter is None

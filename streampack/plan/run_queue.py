@@ -115,8 +115,8 @@ class RunPackQueue(PackQueue):
         self.restore(first.state())
         self.first_known, self.is_complete = first_known, False
 
-    def _state_now(self) -> Callable[[], State]:
-        of_queue, chapter, begin = super()._state_now(), self.chapter, self._begin
+    def _state_now(self, packer: State) -> Callable[[], State]:
+        of_queue, chapter, begin = super()._state_now(packer), self.chapter, self._begin
         pending, waiting = self._pending, self._waiting
         return lambda: {
             **of_queue(),
@@ -148,7 +148,7 @@ class RunPackQueue(PackQueue):
     def rest(self, number: int) -> State:
         """Return what the queue continues from after `number` packs, as `restore` takes it."""
         kept = self.snapshot(number)
-        return kept[0] if kept else self._state_now()()
+        return kept[0] if kept else self._state_now(self._packer.state_dict())()
 
     def restore(self, state: State) -> None:
         """Restore a snapshot, into a packer that was never used; see `PackQueue.restore`."""

@@ -51,7 +51,7 @@ class WalkPlace:
 
 def expected_packs(recipe: Recipe) -> Int64Array:
     """Return the expected packs of each column of a lane in an epoch, shape (num_columns,)."""
-    per_lane = recipe.num_lanes * recipe.packing.row_tokens
+    per_lane = recipe.num_lanes * recipe.row_tokens
     if recipe.is_mixed:
         return np.array([-(-recipe.chosen_slots // per_lane)])
     return np.array([-(-stream.chosen_slots // per_lane) for stream in recipe.streams])

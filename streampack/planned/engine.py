@@ -160,7 +160,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             lanes //= math.gcd(lanes, self.world.num_devices)
         return MemoryFootprint(
             packer_tokens=lanes * sum(each.buffer_limit for each in recipe.shapes.packings),
-            batch_tokens=self.batch_size * recipe.packing.row_tokens // self.world.context_parallel,
+            batch_tokens=self.batch_size * recipe.row_tokens // self.world.context_parallel,
             num_workers=num_workers,
             plans_in_workers=plans_in_workers,
         )
