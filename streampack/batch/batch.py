@@ -10,7 +10,8 @@ One row of S = 8 with two segments, of which the first is cut after 3 tokens::
     input_pos       0    1    2 |  0    1 |  0    1    2
     document_ids    1    1    1 |  2    2 |  0    0    0
 
-A compact batch holds everything needed to make a native one, in a seventh of the bytes or less.
+A compact batch holds everything needed to make a native one, in about a seventh of the bytes or
+less.
 
 Several batches are made together from all of their rows, in one block of memory. The block is
 reused when all of their tensors are gone.

@@ -5,8 +5,8 @@
     tokens, edges  --to the device: 4 or 2 bytes a token-->  expand  -->  a native batch, 28 bytes
                                                              there        a token
 
-The transfer from worker to training process, and from there to a GPU, is a seventh or a fourteenth
-of a native batch. On the device, the rest takes a few passes at memory bandwidth.
+The transfer from worker to training process, and from there to a GPU, is about a seventh or a
+fourteenth of a native batch. On the device, the rest takes a few passes at memory bandwidth.
 
 Cost: `expand` on a CPU about 0.6 ns per token; on another device about ten small kernels.
 """
