@@ -27,9 +27,7 @@ from streampack.gather.context_slice import ContextSlice
 from streampack.gather.mapped_shards import ShardLookup
 from streampack.special_ids import special_ids
 from streampack.streams.mds_stream import MdsStream
-from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray, Packs
-
-NO_SLOTS = np.zeros(0, np.int64)
+from streampack.types import Int64Array, IntArray, Packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +108,9 @@ class Gatherer:
         """
         shape = (num_rows, self.row_tokens)
         tokens = np.empty(shape, self.dtype) if out is None else out
-        packs, slots = self._own(packs, tokens)
+        slots = None
+        if self._context is not None:
+            packs, slots = self._context.pieces(packs, tokens.shape, self._multiple).to_read(packs)
         segments = np.ascontiguousarray(packs.segments, np.int64)
         ends = np.ascontiguousarray(packs.ends, np.int64)
         rows = np.empty(len(segments), np.int64)
@@ -120,10 +120,7 @@ class Gatherer:
         next_tokens = np.empty(len(segments), np.int64)
         reading = (segments, ends, mapped.rows, rows, self._options)
         found, framed = kernels.room_for(len(segments)), self._framed(tokens)
-        if self._context is None:
-            bad, problem = kernels.gather_tokens(reading, framed, next_tokens, found)
-        else:
-            bad, problem = kernels.gather_slices(reading, slots, framed, next_tokens, found)
+        bad, problem = kernels.gather_tokens(reading, slots, framed, next_tokens, found)
         labels = None
         if bad < 0 and self.has_labels and mapped.has_labels[rows].any():
             labels = np.empty(tokens.shape, np.int32) if labels_out is None else labels_out
@@ -145,12 +142,6 @@ class Gatherer:
             context=self._context,
         )
 
-    def _own(self, packs: Packs, tokens: IntArray) -> tuple[Packs, Int64Array]:
-        """Return the segments to read, and the slot of each in its row if it is a slice's."""
-        if self._context is None:
-            return packs, NO_SLOTS
-        return self._context.pieces(packs, tokens.shape, self._multiple).to_read(packs)
-
     def _framed(self, rows: IntArray) -> IntArray:
         """Return rows that are cut as one as one row."""
         if self._context is None:
@@ -165,8 +156,7 @@ class Gatherer:
         return lookup
 
     def _error(self, segment: Int64Array, problem: int) -> DataError:
-        number, sample = int(segment[STREAM]), int(segment[SAMPLE])
-        start, length, total = (int(segment[column]) for column in (START, LENGTH, TOTAL))
+        number, _, sample, start, length, total = segment.tolist()
         if not 0 <= number < len(self._streams):
             return DataError(
                 f"stream {number} is planned, but there are {len(self._streams)} streams; "

@@ -341,47 +341,18 @@ def padding_behind(length: int, multiple: int) -> int:
 
 
 @compiled
-def gather_slices(
-    reading: Reading,
-    slots: Int64Array,
-    tokens: IntArray,
-    next_tokens: Int64Array,
-    found: Found,
-) -> tuple[int, int]:
-    """Fill slices of rows, as `gather_tokens`; `slots`, shape (n,), has each segment's first slot.
-
-    A separate kernel: whole rows would take 7 % longer if they looked for slots.
-    """
-    segments, ends, places, rows, options = reading
-    bad, problem = _locate_all(segments, places, rows, False, found)
-    if bad >= 0:
-        return bad, problem
-    k = 0
-    for row in range(len(tokens)):
-        filled = 0
-        end = ends[row] if row < len(ends) else k
-        while k < end:
-            tokens[row, filled : slots[k]] = options[PADDING]
-            code = places[rows[k], TOKENS + CODE]
-            next_tokens[k], problem = _gather_segment(
-                segments, k, code, options, tokens[row, slots[k] :], found
-            )
-            if problem != FINE:
-                return k, problem
-            filled = slots[k] + segments[k, LENGTH]
-            k += 1
-        tokens[row, filled:] = options[PADDING]
-    return -1, FINE
-
-
-@compiled
 def gather_tokens(
     reading: Reading,
+    slots: Int64Array | None,
     tokens: IntArray,
     next_tokens: Int64Array,
     found: Found,
 ) -> tuple[int, int]:
     """Fill rows of `tokens`, shape (num_rows, S), with their segments, then padding.
+
+    In slices of rows, `slots`, shape (n,), has each segment's first slot. None: whole rows, which
+    have no padding before a segment. numba compiles a kernel for each kind: whole rows would take
+    7 % longer if they looked for slots.
 
     `next_tokens`, shape (n,), gets the token after each segment, or IGNORED; `found` the locations.
     Returns (segment, problem) of the first bad segment; (-1, FINE) if there is none.
@@ -395,6 +366,9 @@ def gather_tokens(
         filled = 0
         end = ends[row] if row < len(ends) else k
         while k < end:
+            if slots is not None:
+                tokens[row, filled : slots[k]] = options[PADDING]
+                filled = slots[k]
             code = places[rows[k], TOKENS + CODE]
             next_tokens[k], problem = _gather_segment(
                 segments, k, code, options, tokens[row, filled:], found
@@ -524,7 +498,7 @@ def _copy(source: IntArray, out: IntArray) -> None:
 @compiled
 def gather_labels(
     reading: Reading,
-    slots: Int64Array,
+    slots: Int64Array | None,
     tokens: IntArray,
     next_tokens: Int64Array,
     labels: IntArray,
@@ -533,8 +507,8 @@ def gather_labels(
 ) -> tuple[int, int]:
     """Fill rows of `labels`, shape (num_rows, S), from the results of `gather_tokens`.
 
-    `slots` has the first slot of each segment as in `gather_slices`, or shape (0,) for whole rows.
-    `label_locations` gets the locations of the label columns. Returns as `gather_tokens`.
+    `label_locations` gets the locations of the label columns. `slots` and what is returned are as
+    in `gather_tokens`.
     """
     segments, ends, places, rows, options = reading
     bad, _ = _locate_all(segments, places, rows, True, label_locations)
@@ -545,7 +519,7 @@ def gather_labels(
         filled = 0
         end = ends[row] if row < len(ends) else k
         while k < end:
-            if len(slots) > 0:
+            if slots is not None:
                 labels[row, filled : slots[k]] = IGNORED
                 filled = slots[k]
             stop = filled + segments[k, LENGTH]

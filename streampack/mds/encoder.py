@@ -19,7 +19,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from streampack.mds.codecs import COMPRESSIONS, FAMILIES, HASHES, compress
 from streampack.mds.columns import DYNAMIC_DTYPES
 from streampack.mds.index import MAX_SHARD_BYTES
 
+_T = TypeVar("_T")
 Encode = Callable[[Any], bytes]
 
 CODES = {name: bytes([code]) for code, name in DYNAMIC_DTYPES.items()}
@@ -176,9 +177,8 @@ class ShardEncoder:
         if not self._samples:
             return None
         samples = self._samples
-        lengths = np.fromiter(map(len, samples), np.int64, len(samples))
         begin = 8 + 4 * len(samples) + len(self._config)
-        offsets = np.concatenate([[begin], begin + np.cumsum(lengths)]).astype("<u4")
+        offsets = np.cumsum([begin, *map(len, samples)]).astype("<u4")
         head = struct.pack("<I", len(samples)) + offsets.tobytes() + self._config
         self._samples = []
         self._num_bytes = 8 + len(self._config)
@@ -239,15 +239,6 @@ def encoder_of(encoding: str) -> tuple[Encode, int | None]:
     return lambda value: _ndarray(value, dtype_name, sides), size
 
 
-def _bytes(value: bytes) -> bytes:
-    return bytes(_of_type(value, bytes))
-
-
-def _str(value: str) -> bytes:
-    text: str = _of_type(value, str)
-    return text.encode()
-
-
 def _int(value: int) -> bytes:
     try:
         return struct.pack("<q", _of_type(value, int))
@@ -273,12 +264,11 @@ def _ndarray(value: Any, dtype: str, sides: tuple[int, ...] | None) -> bytes:
     if not array.size:
         raise ValueError(f"an array of shape {array.shape} holds no values")
     head = b"" if dtype else CODES[name]
-    values: bytes = array.tobytes()
-    if sides is not None:
-        if array.shape != sides:
-            raise ValueError(f"an array of shape {array.shape}, but the column holds {sides}")
-        return head + values
-    return head + _shape(array.shape) + values
+    if sides is None:
+        head += _shape(array.shape)
+    elif array.shape != sides:
+        raise ValueError(f"an array of shape {array.shape}, but the column holds {sides}")
+    return head + array.tobytes()
 
 
 def _shape(shape: tuple[int, ...]) -> bytes:
@@ -289,15 +279,15 @@ def _shape(shape: tuple[int, ...]) -> bytes:
     return struct.pack(f"<B{len(shape)}{letter}", len(shape) << 2 | code, *shape)
 
 
-def _of_type(value: Any, kind: type) -> Any:
+def _of_type(value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise TypeError(f"must have type {kind}, but has {type(value)}")
     return value
 
 
 SIMPLE: dict[str, tuple[Encode, int | None]] = {
-    "bytes": (_bytes, None),
-    "str": (_str, None),
+    "bytes": (lambda value: bytes(_of_type(value, bytes)), None),
+    "str": (lambda value: _of_type(value, str).encode(), None),
     "int": (_int, 8),
     "json": (_json, None),
 }

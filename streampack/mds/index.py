@@ -95,10 +95,16 @@ class MdsIndex:
     """Its origin, for messages."""
     shards: tuple[Shard, ...]
     """The shards in stored order."""
-    first_sample: Int64Array
+    first_sample: Int64Array = field(init=False)
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
-    raw_bytes: Int64Array
+    raw_bytes: Int64Array = field(init=False)
     """Decompressed bytes of each shard, shape (num_shards,)."""
+
+    def __post_init__(self) -> None:
+        counts = [0, *(shard.num_samples for shard in self.shards)]
+        sizes = [shard.raw.num_bytes for shard in self.shards]
+        object.__setattr__(self, "first_sample", np.cumsum(counts, dtype=np.int64))
+        object.__setattr__(self, "raw_bytes", np.array(sizes, np.int64))
 
     @property
     def num_samples(self) -> int:
@@ -107,12 +113,7 @@ class MdsIndex:
 
     def part(self, first: int, stop: int) -> MdsIndex:
         """Return the index of shards [first, stop) alone; at least one."""
-        return replace(
-            self,
-            shards=self.shards[first:stop],
-            first_sample=self.first_sample[first : stop + 1] - self.first_sample[first],
-            raw_bytes=self.raw_bytes[first:stop],
-        )
+        return replace(self, shards=self.shards[first:stop])
 
     def with_hashes(self, algorithm: str, hashes: Sequence[str], source: str) -> MdsIndex:
         """Return a copy with a hash, in hex, for each raw shard that has none.
@@ -177,13 +178,7 @@ def index_of(entries: list[Any], uri: str) -> MdsIndex:
             f"{uri}: the stream is empty: its {len(shards)} shards hold 0 samples; "
             "write samples to it, or leave it out of the mix"
         )
-    counts = np.array([0] + [shard.num_samples for shard in shards], np.int64)
-    return MdsIndex(
-        uri=uri,
-        shards=shards,
-        first_sample=np.cumsum(counts),
-        raw_bytes=np.array([shard.raw.num_bytes for shard in shards], np.int64),
-    )
+    return MdsIndex(uri=uri, shards=shards)
 
 
 def _short(value: object) -> str:

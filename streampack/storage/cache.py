@@ -27,13 +27,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex, Shard
-from streampack.storage.eviction import CacheFolder, CacheLimit
+from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
@@ -149,8 +148,8 @@ class ShardCache:
 
     def _has_any(self, index: MdsIndex) -> bool:
         """Return whether one of the shards is here, in any form."""
-        parts = chain.from_iterable((shard.raw, shard.packed) for shard in index.shards)
-        return any(self._disk.state(self.folder / part.basename) for part in parts if part)
+        parts = (part for shard in index.shards for part in shard.parts)
+        return any(self._disk.state(self.folder / part.basename) for part in parts)
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
         """Return whether a local shard still has to be unpacked; refuse it if it cannot be."""
@@ -195,12 +194,11 @@ class ShardCache:
         """Whether files may be evicted to make room."""
         return self._materializer.limit is not None
 
-    def cache_folders(self, index: MdsIndex) -> list[CacheFolder]:
+    def cache_folders(self, index: MdsIndex) -> tuple[Path, ...]:
         """Return the folders that may hold files that we created."""
         if not self.is_remote and all(shard.packed is None for shard in index.shards):
-            return []
-        folders = self._folders_of(*index.shards)
-        return [CacheFolder(folder=folder, shards=index.shards) for folder in folders]
+            return ()
+        return self._folders_of(*index.shards)
 
     @property
     def _scratch(self) -> Path:

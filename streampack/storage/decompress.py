@@ -56,24 +56,12 @@ def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piec
             f"{', '.join(sorted(CODECS))}"
         )
     num_bytes, filled = shard.raw.num_bytes, 0
-    pieces = CODECS[algorithm.partition(":")[0]](file, num_bytes)
-    while filled <= num_bytes:
-        piece = _next_piece(pieces, where, algorithm)
-        if not piece:
-            break
-        filled += len(piece)
-        if filled <= num_bytes:
-            yield piece
-    if filled != num_bytes:
-        raise DataError(
-            f"{where}: does not decompress to the {num_bytes} bytes that index.json says "
-            f"({filled}{' or more' if filled > num_bytes else ''}); write the stream again"
-        )
-
-
-def _next_piece(pieces: Iterator[Piece], where: str, algorithm: str) -> Piece:
     try:
-        return next(pieces, b"")
+        for piece in CODECS[algorithm.partition(":")[0]](file, num_bytes):
+            filled += len(piece)
+            if filled > num_bytes:
+                break
+            yield piece
     except Exception as error:  # each codec raises its own exceptions
         # gzip and bz2 raise OSError for corrupt data, but without an errno.
         if isinstance(error, OSError) and error.errno is not None:
@@ -82,6 +70,11 @@ def _next_piece(pieces: Iterator[Piece], where: str, algorithm: str) -> Piece:
             f"{where}: cannot be decompressed with {algorithm!r} ({type(error).__name__}: "
             f"{error}); the bytes are damaged: copy or write the shard again"
         ) from error
+    if filled != num_bytes:
+        raise DataError(
+            f"{where}: does not decompress to the {num_bytes} bytes that index.json says "
+            f"({filled}{' or more' if filled > num_bytes else ''}); write the stream again"
+        )
 
 
 def _zstd(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:

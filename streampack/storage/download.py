@@ -150,11 +150,10 @@ class _Download:
         self._retried = retried
         self._begin = time.monotonic()
         self._needs_new_client = False
-        self._was_client_used = False
+        self._last: _Attempt  # the latest one
         self._num_attempts = 0
         self._num_without_credentials = 0
-        self._num_damaged = 0
-        self._damages: set[str] = set()
+        self._damages: list[str] = []
         self._causes: dict[str, str] = {}
 
     @property
@@ -175,9 +174,9 @@ class _Download:
         except StreampackError:  # from `check`, or from a stream that overrides the download
             raise
         except DamagedError as error:
-            times = f"the same in {self._num_damaged} downloads"
-            if len(self._damages) > 1:
-                times = f"different in {len(self._damages)} of {self._num_damaged} downloads"
+            times = f"the same in {len(self._damages)} downloads"
+            if (num_different := len(set(self._damages))) > 1:
+                times = f"different in {num_different} of {len(self._damages)} downloads"
             raise self._error(
                 f"{error}; {times}, {self._elapsed_s:.1f} s: write the stream again, or, if it was "
                 f"replaced since it was first read, delete {self._location.folder}"
@@ -209,13 +208,11 @@ class _Download:
     def _attempt(self, check: Callable[[Path], None] | None) -> None:
         self._num_attempts += 1
         folder = Path(f"{self._to}.{self._num_attempts}")
+        attempt = _Attempt(self._location, self._basename, folder, self._needs_new_client)
+        self._last = attempt
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            attempt = _Attempt(self._location, self._basename, folder, self._needs_new_client)
-            try:
-                path = attempt.run(min(self._attempt_s, self._budget_s - self._elapsed_s))
-            finally:
-                self._was_client_used = attempt.is_client_used
+            path = attempt.run(min(self._attempt_s, self._budget_s - self._elapsed_s))
             problem = None if self._is_hashed else checksum_problem(path, attempt.sums)
             if problem is not None:
                 raise DamagedError(problem)
@@ -227,16 +224,15 @@ class _Download:
 
     def _is_worth_another(self, error: BaseException) -> bool:
         if isinstance(error, DamagedError):
-            self._num_damaged += 1
-            self._damages.add(str(error))
-            return self._num_damaged <= MAX_DAMAGED
+            self._damages.append(str(error))
+            return len(self._damages) <= MAX_DAMAGED
         if isinstance(error, StreampackError) or not isinstance(error, Exception):
             return False
         # Keep the last failure of each kind: a final time-out must not hide the earlier ones.
         text = text_of(error)
         self._causes[text.partition(":")[0]] = text
         kind = classify(error, str(self._to))
-        if kind is FailureKind.DENIED and self._was_client_used:
+        if kind is FailureKind.DENIED and self._last.is_client_used:
             # The client's credentials may have expired; a new client reads them again.
             self._needs_new_client = True
             return True

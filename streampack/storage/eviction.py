@@ -17,7 +17,7 @@ evicted file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,6 @@ LIMIT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CacheFolder:
-    """A folder, and the shards whose files it may hold."""
-
-    folder: Path
-    shards: Sequence[Shard]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CachedFile:
     """A file that counts toward the limit."""
 
@@ -52,27 +44,27 @@ class _CachedFile:
 class CacheLimit:
     """Limit on the bytes that cached files take on this node, over all streams of a dataset.
 
-    At least one folder (`folders`) may hold cached files.
+    `shards` holds those whose files may be in each folder; there is at least one folder.
     """
 
     def __init__(
-        self, num_bytes: int, folders: Sequence[CacheFolder], disk: LocalFilesystem
+        self, num_bytes: int, shards: Mapping[Path, Sequence[Shard]], disk: LocalFilesystem
     ) -> None:
         self.num_bytes = num_bytes
-        self._folders = tuple(folders)
+        self._shards = shards
         self._disk = disk
         # For each folder its possible files by the name of their manifest entries; built lazily.
-        self._files: list[dict[str, _CachedFile]] = []
+        self._files: dict[Path, dict[str, _CachedFile]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": []}
+        return {**self.__dict__, "_files": {}}
 
     def reserve(self, folder: Path, parts: Sequence[Part]) -> None:
         """Make room for a shard's files and reserve it; the shard's lock must be held.
 
         None of the files may exist yet: an entry marks a file as ours.
         """
-        lock = self._folders[0].folder / NOTES_FOLDER / LIMIT_LOCK
+        lock = next(iter(self._shards)) / NOTES_FOLDER / LIMIT_LOCK
         self._disk.make_folder(lock.parent)
         try:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
@@ -102,19 +94,19 @@ class CacheLimit:
 
     def _cached_files(self) -> Iterator[_CachedFile]:
         if not self._files:
-            self._files = [self._possible_files(folder) for folder in self._folders]
-        for folder, files in zip(self._folders, self._files, strict=True):
-            for name in self._disk.names(folder.folder / NOTES_FOLDER):
+            self._files = {folder: self._possible_files(folder) for folder in self._shards}
+        for folder, files in self._files.items():
+            for name in self._disk.names(folder / NOTES_FOLDER):
                 if name in files:
                     yield files[name]
 
-    def _possible_files(self, cached: CacheFolder) -> dict[str, _CachedFile]:
-        manifest = Manifest(cached.folder, self._disk)
+    def _possible_files(self, folder: Path) -> dict[str, _CachedFile]:
+        manifest = Manifest(folder, self._disk)
         return {
             manifest.path(part.basename).name: _CachedFile(
-                folder=cached.folder, part=part, lock=shard.raw.basename
+                folder=folder, part=part, lock=shard.raw.basename
             )
-            for shard in cached.shards
+            for shard in self._shards[folder]
             for part in shard.parts
         }
 

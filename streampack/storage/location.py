@@ -12,6 +12,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
+from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,7 +119,8 @@ def _check_overrides(stream: Any) -> None:
             "there, streaming.base.storage.download.DOWNLOADER_MAPPINGS['scheme'] = "
             f"{name}, or override _download_file"
         )
-    overridden = [name for name in NOT_CALLED if _is_overridden(stream, name)]
+    theirs = vars(mosaic.Stream)
+    overridden = [n for n in NOT_CALLED if getattr_static(stream, n) is not theirs[n]]
     if overridden:
         raise ConfigError(
             f"{type(stream).__name__} overrides {', '.join(overridden)}, which streampack never "
@@ -126,9 +128,3 @@ def _check_overrides(stream: Any) -> None:
             "way, override _download_file; otherwise let MosaicML read the stream: "
             "PackedIterableDataset([IterableStream(StreamingDataset(streams=[stream]))])"
         )
-
-
-def _is_overridden(stream: Any, name: str) -> bool:
-    if name in vars(stream):
-        return True
-    return next(base for base in type(stream).__mro__ if name in vars(base)) is not mosaic.Stream

@@ -12,7 +12,7 @@ Cost: one copy, one decompression, one hash of each file that has one; a few MiB
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,9 @@ class ShardMaterializer:
             if self.verifier.verify(folder, shard.raw) is not None:
                 return False
             locks.remove_leftovers(basename)
-            if self.is_remote:
-                # Inside the lock, so that waiting processes also get the error for a full disk.
-                with as_data_error(folder / basename, num_bytes + shard.raw.num_bytes):
-                    self._make(shard, folder, locks)
-            else:
+            # Inside the lock, so that waiting processes also get the error for a full disk.
+            errors = as_data_error(folder / basename, num_bytes + shard.raw.num_bytes)
+            with errors if self.is_remote else nullcontext():
                 self._make(shard, folder, locks)
         return True
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from streampack.errors import DataError
-from streampack.mds.index import INDEX_FILE, parse_index
+from streampack.mds.index import INDEX_FILE, MdsIndex, parse_index
 from streampack.mds.length_file import LENGTH_FILE, index_digest
 from streampack.storage.download_errors import DamagedError
 from streampack.storage.filesystem import FileState
@@ -108,13 +108,14 @@ class StreamMetadata:
     def _fetch_index(self, path: Path) -> bytes:
         uri = self._location.index_uri
         downloads: list[bytes] = []
+        parsed: list[MdsIndex] = []
 
         def check(fetched: Path) -> None:
             """Refuse an index.json that cannot be parsed, so that the download tries again."""
             # An invalid index must not get its final name: the next start would find it there.
             downloads.append(self._disk.read(fetched) or b"")
             try:
-                parse_index(downloads[-1], uri)
+                parsed.append(parse_index(downloads[-1], uri))
             except DataError as error:
                 if downloads[-1:] == downloads[-2:-1]:  # so the remote file is wrong
                     raise
@@ -125,15 +126,12 @@ class StreamMetadata:
             text = downloads[-1]
             digest, owned = index_digest(text).hex(), self._owner.digest
             # Shards of two versions may have equal sizes: only hashes distinguish them.
-            if owned not in ("", digest) and not self._is_hashed(text):
+            hashes = (self._materializer.verifier.expected(one.stored) for one in parsed[-1].shards)
+            if owned not in ("", digest) and not all(hashes):
                 raise self._other_version(owned, digest)
             if self._owner.claim(digest):
                 self._disk.rename(temporary, path)
         return text
-
-    def _is_hashed(self, text: bytes) -> bool:
-        shards = parse_index(text, self._location.index_uri).shards
-        return all(self._materializer.verifier.expected(shard.stored) for shard in shards)
 
     def _compare_with_remote(self, text: bytes, *, is_cached: bool) -> None:
         """Refuse a cache that differs from the remote's index.json, if that is known or checked."""

@@ -51,12 +51,9 @@ def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) ->
     """
     try:
         yield
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise_if_limited(error)
-        raise
-    except OSError as error:
-        raise_if_limited(error)
-        if is_retried and isinstance(error, FileNotFoundError):
+        if isinstance(error, RuntimeError) or (is_retried and isinstance(error, FileNotFoundError)):
             raise
         if num_bytes:
             text = (
@@ -200,23 +197,19 @@ class FileVerifier:
 
         `where` names the file's entry in index.json, for messages.
         """
-        with as_data_error(path):
+        with attach_uri(path, part.basename), as_data_error(path):
             try:
                 problem = self.problem(path, part)
             except FileNotFoundError as error:
                 raise DataError(
                     f"{path}: does not exist, but index.json names it, and the shard is not "
-                    f"here in another form; copy the shard there, or set remote={where}",
-                    uri=str(path),
-                    shard=part.basename,
+                    f"here in another form; copy the shard there, or set remote={where}"
                 ) from error
-        if problem is not None:
-            raise DataError(
-                f"{path}: {problem}; the shard was truncated, damaged or changed: copy or write it "
-                f"again, or, if it is a cached copy, delete it{where}",
-                uri=str(path),
-                shard=part.basename,
-            )
+            if problem is not None:
+                raise DataError(
+                    f"{path}: {problem}; the shard was truncated, damaged or changed: copy or "
+                    f"write it again, or, if it is a cached copy, delete it{where}"
+                )
 
 
 def raise_if_changed(

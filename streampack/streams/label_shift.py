@@ -68,22 +68,17 @@ def detect_shift(stream: MdsStream) -> bool:
     """Detect from a stream's first samples whether its labels are shifted, or raise a DataError."""
     looked_at: list[tuple[IntArray, IntArray]] = []
     # A shard may be slow to fetch: read the next one only if those so far are inconclusive.
-    for shard in np.flatnonzero(np.diff(stream.first_sample)).tolist():
-        looked_at += _first_samples(stream, shard, NUM_LOOKED_AT - len(looked_at))
+    for number in np.flatnonzero(np.diff(stream.first_sample)).tolist():
+        shard = stream.open_shard(number)
+        if shard.labels is None:
+            continue
+        looked_at += [
+            (shard.tokens.read(shard.data, index), shard.labels.read(shard.data, index))
+            for index in range(min(len(shard.labels.counts), NUM_LOOKED_AT - len(looked_at)))
+        ]
         shifted = labels_are_shifted(looked_at)
         if shifted is not None:
             return shifted
         if len(looked_at) >= NUM_LOOKED_AT:
             break
     raise unclear_shift(stream.name, len(looked_at))
-
-
-def _first_samples(stream: MdsStream, number: int, at_most: int) -> list[tuple[IntArray, IntArray]]:
-    shard = stream.open_shard(number)
-    labels = shard.labels
-    if labels is None:
-        return []
-    return [
-        (shard.tokens.read(shard.data, index), labels.read(shard.data, index))
-        for index in range(min(len(labels.counts), at_most))
-    ]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.mds.index import index_of, parse_entries
+from streampack.mds.index import Shard, index_of, parse_entries
 from streampack.mds.length_file import LENGTH_FILE, LengthFile, index_digest, open_length_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
@@ -114,15 +114,19 @@ def open_streams(
     folders = [stream.cache.cache_folders(stream.index) for stream in opened]
     if cache_limit is None or not any(folders):
         return opened
+    shards = defaultdict[Path, tuple[Shard, ...]](tuple)  # streams may share a folder
+    for stream, own in zip(opened, folders, strict=True):
+        for folder in own:
+            shards[folder] += stream.index.shards
     disk = disk or LocalFilesystem()
-    for cached in chain(*folders):
-        if disk.is_network(cached.folder):
+    for folder in shards:
+        if disk.is_network(folder):
             raise ConfigError(
-                f"cache_limit={cache_limit}: {cached.folder} is on a network file system, where "
+                f"cache_limit={cache_limit}: {folder} is on a network file system, where "
                 "other nodes may use its files; set local= to a folder of this node's own disk, "
                 "or leave cache_limit out"
             )
-    limit = CacheLimit(cache_limit, tuple(chain(*folders)), disk)
+    limit = CacheLimit(cache_limit, shards, disk)
     return tuple(
         replace(stream, cache=stream.cache.under(limit)) if is_evictable else stream
         for stream, is_evictable in zip(opened, folders, strict=True)

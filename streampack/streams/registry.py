@@ -87,7 +87,7 @@ def check_streams(streams: object, stream_type: type) -> None:
         if isinstance(streams, stream_type):
             way_out = f"pass a list: [{kind}(...)]"
         elif isinstance(streams, str):
-            way_out = _from_path(kind)
+            way_out = _way_out(streams, kind)
         elif _is_of_samples(streams, stream_type):
             way_out = f"pass a list; {_way_out(streams, kind)}"
         else:
@@ -127,19 +127,15 @@ def _is_of_samples(streams: object, stream_type: type) -> bool:
     return isinstance(streams, Iterable) and not isinstance(streams, type)
 
 
-def _from_path(kind: str) -> str:
-    """Return advice on turning a path into a stream."""
-    if kind == "Stream":
-        return "pass a path as remote= or local=, or [Stream(local=...)]"
-    return (
-        "IterableStream takes samples; for a path, PackedStreamingDataset takes remote= or local="
-    )
-
-
 def _way_out(stream: object, kind: str) -> str:
     """Return advice for a stream of another kind."""
+    if isinstance(stream, str) and kind == "Stream":
+        return "pass a path as remote= or local=, or [Stream(local=...)]"
     if isinstance(stream, str):
-        return _from_path(kind)
+        return (
+            "IterableStream takes samples; for a path, PackedStreamingDataset takes remote= or "
+            "local="
+        )
     if isinstance(stream, type):
         return f"pass an object of a class: {kind}(...)"
     for base in type(stream).__mro__:

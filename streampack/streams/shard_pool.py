@@ -56,7 +56,7 @@ class ShardPool:
         self._max_samples = max_samples
         self._shards: OrderedDict[Hashable, OpenShard] = OrderedDict()
         self._num_samples = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -78,24 +78,21 @@ class ShardPool:
             for other in list(self._shards.values()):
                 if other.is_gone is not None and other.is_gone():
                     self._remove(other.key)
-            self._use([shard])
+            self.touch([shard])
 
     def touch(self, shards: Iterable[OpenShard]) -> None:
         """Mark shards as recently used, the last one as most recent; add closed ones again."""
         with self._lock:
-            self._use(shards)
-
-    def _use(self, shards: Iterable[OpenShard]) -> None:
-        for shard in shards:
-            if shard.key in self._shards:
-                self._shards.move_to_end(shard.key)
-            else:
-                self._shards[shard.key] = shard
-                self._num_samples += len(shard.tokens.counts)
-        while len(self._shards) > 1 and (
-            len(self._shards) > self._max_shards or self._num_samples > self._max_samples
-        ):
-            self._remove(next(iter(self._shards)))
+            for shard in shards:
+                if shard.key in self._shards:
+                    self._shards.move_to_end(shard.key)
+                else:
+                    self._shards[shard.key] = shard
+                    self._num_samples += len(shard.tokens.counts)
+            while len(self._shards) > 1 and (
+                len(self._shards) > self._max_shards or self._num_samples > self._max_samples
+            ):
+                self._remove(next(iter(self._shards)))
 
     def _remove(self, key: Hashable) -> None:
         self._num_samples -= len(self._shards.pop(key).tokens.counts)

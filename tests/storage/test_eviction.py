@@ -232,6 +232,16 @@ def test_the_limit_is_one_for_all_streams_together(tmp_path):
     assert here(tmp_path / "lb") == [0, 1, 2]
 
 
+def test_a_file_counts_once_if_two_streams_share_its_folder(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, lengths_file=False)
+    streams = [Stream(remote=str(path), local=str(tmp_path / "l")) for _ in range(2)]
+    size = open_stream(streams[0], 0).raw_bytes[0]
+    opened, _ = open_streams(streams, cache_limit=int(3.5 * size))
+    for shard in range(5):
+        opened.fetch(shard)
+    assert here(tmp_path / "l") == [2, 3, 4]
+
+
 def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening(tmp_path):
     opened, samples = limited(tmp_path, 1)
     shard = opened.open_shard(0)
