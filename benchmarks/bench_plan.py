@@ -198,8 +198,8 @@ def plan(
 def draw(recipe: Recipe) -> float:
     """Go through order and mixing of an epoch; return the processor seconds it took."""
     begin = time.process_time()
-    for lane, column in itertools.product(range(recipe.num_lanes), range(recipe.num_columns)):
-        arrivals = SampleSequence(recipe, lane, column, 0)
+    for lane, queue in itertools.product(range(recipe.num_lanes), range(recipe.num_queues)):
+        arrivals = SampleSequence(recipe, lane, queue, 0)
         while len(arrivals.next()):
             pass
     return time.process_time() - begin

@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, place), without a generator whose state to save.
+"""Randomness as a pure function of (seed, path), without a generator whose state to save.
 
 ::
 
@@ -38,31 +38,31 @@ MAX_BITS = 22  # of a bucket's number: caps the number of buckets for long input
 UInt64Array = npt.NDArray[np.uint64]
 
 
-def random_bits(length: int, seed: int, *place: int | str) -> UInt64Array:
-    """Return `length` random 64-bit words, the same for the same (seed, place).
+def random_bits(length: int, seed: int, *path: int | str) -> UInt64Array:
+    """Return `length` random 64-bit words, the same for the same (seed, path).
 
     >>> random_bits(2, 17, "here").tolist() == random_bits(2, 17, "here").tolist()
     True
     """
-    text = repr((seed, *place)).encode()
+    text = repr((seed, *path)).encode()
     key = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
     return np.random.Philox(key=key).random_raw(length)
 
 
-def random_keys(ends: Iterable[str], seed: int, *place: int | str) -> UInt64Array:
-    """Return the Philox keys of many places, shape (n, 2).
+def random_keys(ends: Iterable[str], seed: int, *path: int | str) -> UInt64Array:
+    """Return the Philox keys of many paths, shape (n, 2).
 
-    Each place is `place`, of at least one part, and one of `ends`: an integer, or several joined
+    Each path is `path`, of at least one part, and one of `ends`: an integer, or several joined
     with ", ".
     """
-    common = repr((seed, *place))[:-1]
+    common = repr((seed, *path))[:-1]
     hash_of = hashlib.blake2b
     keys = [hash_of(f"{common}, {end})".encode(), digest_size=16).digest() for end in ends]
     return np.frombuffer(b"".join(keys), "<u8").astype(np.uint64).reshape(-1, 2)
 
 
-def permutation(length: int, seed: int, *place: int | str) -> Int64Array:
-    """Return a shuffled ``arange(length)``, shape (length,), the same for the same (seed, place).
+def permutation(length: int, seed: int, *path: int | str) -> Int64Array:
+    """Return a shuffled ``arange(length)``, shape (length,), the same for the same (seed, path).
 
     >>> sorted(permutation(5, 17, "here").tolist())
     [0, 1, 2, 3, 4]
@@ -72,7 +72,7 @@ def permutation(length: int, seed: int, *place: int | str) -> Int64Array:
     # Random high bits and the index in the low bits make all keys distinct, so every sorting
     # algorithm gives the same order. A plain integer sort is several times faster than argsort.
     shift = np.uint64((length - 1).bit_length())
-    keys = (random_bits(length, seed, *place) >> shift) << shift
+    keys = (random_bits(length, seed, *path) >> shift) << shift
     keys |= np.arange(length, dtype=np.uint64)
     keys.sort()
     return (keys & ((np.uint64(1) << shift) - np.uint64(1))).astype(np.int64)
@@ -244,7 +244,7 @@ def _num_bits(length: int) -> int:
     return max(length - 1, 1).bit_length()
 
 
-def deal_places(counts: Int64Array, seed: int, *place: int | str) -> Int64Array:
+def deal_places(counts: Int64Array, seed: int, *path: int | str) -> Int64Array:
     """Shuffle items of several owners, and return the sorted places of each owner's items.
 
     `counts` has the number of items of each owner. The places of the first owner's items come
@@ -256,11 +256,11 @@ def deal_places(counts: Int64Array, seed: int, *place: int | str) -> Int64Array:
     """
     length = int(counts.sum())
     places = np.empty(length, np.int64)
-    _deal_places(random_bits(length, seed, *place), _num_bits(length), counts, places)
+    _deal_places(random_bits(length, seed, *path), _num_bits(length), counts, places)
     return places
 
 
-class Scratch:
+class SortScratch:
     """Reusable buffers to sort at most `length` rows. Fresh memory would double the cost."""
 
     def __init__(self, length: int) -> None:
@@ -273,9 +273,9 @@ class Scratch:
 
 
 def shuffle_rows(
-    length: int, scratch: Scratch, out: Int64Array, seed: int, *place: int | str
+    length: int, scratch: SortScratch, out: Int64Array, seed: int, *path: int | str
 ) -> None:
     """Shuffle the first `length` rows of ``scratch.rows`` into `out`, shape (length, 2)."""
     _shuffle_rows(
-        random_bits(length, seed, *place), _num_bits(length), scratch.sorting, scratch.rows, out
+        random_bits(length, seed, *path), _num_bits(length), scratch.sorting, scratch.rows, out
     )

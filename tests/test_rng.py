@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import rng
-from streampack.rng import Scratch, deal_places, permutation, random_bits, shuffle_rows
+from streampack.rng import SortScratch, deal_places, permutation, random_bits, shuffle_rows
 
 seeds = st.integers(-(2**70), 2**70)
 places = st.lists(st.one_of(st.integers(0, 2**40), st.text(max_size=5)), max_size=4)
@@ -85,7 +85,7 @@ def test_every_number_is_equally_likely_in_every_place():
 
 @given(length=st.integers(1, 600), seed=st.integers(0, 99), more=st.integers(0, 50))
 def test_rows_are_shuffled_by_the_permutation_of_the_same_place(length, seed, more):
-    scratch = Scratch(length + more)  # one that served a larger block before
+    scratch = SortScratch(length + more)  # one that served a larger block before
     rows = np.arange(2 * length).reshape(length, 2) * 7
     scratch.rows[:length] = rows
     out = np.empty((length, 2), np.int64)
@@ -107,7 +107,7 @@ def test_places_are_those_of_shuffled_items_owner_after_owner(counts, seed):
 
 @pytest.mark.parametrize("length", [4096, 4097, 70_000])
 def test_long_permutations_are_equal_too(length):
-    scratch = Scratch(length)
+    scratch = SortScratch(length)
     scratch.rows[:] = np.arange(length)[:, None]
     out = np.empty((length, 2), np.int64)
 

@@ -39,7 +39,7 @@ from numba.extending import intrinsic
 from streampack._numba import compiled, compiled_inline
 from streampack.types import IGNORED, LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray
 
-# Inputs: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,); place
+# Inputs: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,); address
 # rows of open shards, (m, ROW_COLUMNS); the address row of each segment, (n,), from `find_rows`;
 # and the options, (5,): BOS and EOS ids or -1, padding id, 1 if samples may be truncated, and the
 # multiple of slots that each segment takes.
@@ -50,7 +50,7 @@ Shape: TypeAlias = tuple[int, int, int]
 # segment, how many of its bytes were prefetched, and how many bytes too early.
 Found: TypeAlias = tuple[Int64Array, Int64Array]
 
-# Columns of a address row: the shard's bytes, then three columns of it, two numbers each.
+# Columns of an address row: the shard's bytes, then three columns of it, two numbers each.
 DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 7, 9
 ROW_COLUMNS = 11
 # The address of the (offset, count) table of samples, int64, (COUNT, 2), and the type code. Both
@@ -208,18 +208,18 @@ def copy_values(address: int, code: int, first: int, out: IntArray, lowest: int)
 
 
 @compiled_inline
-def locate(place: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
+def locate(shard: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
     """Return (address, values, problem) of one column of a sample; the address is safe to read."""
-    index = sample - place[FIRST]
-    if index < 0 or index >= place[COUNT]:
+    index = sample - shard[FIRST]
+    if index < 0 or index >= shard[COUNT]:
         return 0, 0, BAD_SAMPLE
-    begin = _read_int64(place[column + SAMPLES], 2 * index)
-    count = _read_int64(place[column + SAMPLES], 2 * index + 1)
-    size, code = place[SIZE], place[column + CODE]
+    begin = _read_int64(shard[column + SAMPLES], 2 * index)
+    count = _read_int64(shard[column + SAMPLES], 2 * index + 1)
+    size, code = shard[SIZE], shard[column + CODE]
     # Compare by division: a forged count times its width could overflow int64 and look small.
     if begin < 0 or begin > size or count < 1 or count > (size - begin) >> (code >> 1):
         return 0, 0, BAD_BYTES
-    return place[DATA] + begin, count, FINE
+    return shard[DATA] + begin, count, FINE
 
 
 @compiled_inline
@@ -264,37 +264,37 @@ def _ask_ahead(segments: Int64Array, found: Found, num_bytes: int) -> None:
 
 
 @compiled_inline
-def _column_to_read(places: Int64Array, row: int, for_labels: bool) -> int:
+def _column_to_read(shards: Int64Array, row: int, for_labels: bool) -> int:
     """Return the column that a segment's tokens or labels come from, or NO_COLUMN."""
     if not for_labels:
         return TOKENS
     # If there are both, they are adjacent.
     for column in (LABELS, LOSS_MASK):
-        if places[row, column + CODE] != NO_COLUMN:
+        if shards[row, column + CODE] != NO_COLUMN:
             return column
     return NO_COLUMN
 
 
 @compiled
 def _locate_all(
-    segments: Int64Array, places: Int64Array, rows: Int64Array, for_labels: bool, found: Found
+    segments: Int64Array, shards: Int64Array, rows: Int64Array, for_labels: bool, found: Found
 ) -> tuple[int, int]:
     """Fill `found` for all segments, and prefetch the first; return as `gather_tokens`."""
     where, cursor = found
     cursor[:] = 0
     for k in range(len(segments)):
-        column = _column_to_read(places, rows[k], for_labels)
+        column = _column_to_read(shards, rows[k], for_labels)
         if column != NO_COLUMN:
             # Prefetching is safe at any address, even for a sample that does not exist.
-            index = segments[k, SAMPLE] - places[rows[k], FIRST]
-            _prefetch(places[rows[k], column + SAMPLES] + SAMPLE_BYTES * index)
+            index = segments[k, SAMPLE] - shards[rows[k], FIRST]
+            _prefetch(shards[rows[k], column + SAMPLES] + SAMPLE_BYTES * index)
     for k in range(len(segments)):
         where[k] = 0
-        column = _column_to_read(places, rows[k], for_labels)
+        column = _column_to_read(shards, rows[k], for_labels)
         if column != NO_COLUMN:
-            where[k, WIDTH] = item_bytes(places[rows[k], column + CODE])
+            where[k, WIDTH] = item_bytes(shards[rows[k], column + CODE])
             where[k, ADDRESS], where[k, VALUES], problem = locate(
-                places[rows[k]], column, segments[k, SAMPLE]
+                shards[rows[k]], column, segments[k, SAMPLE]
             )
             if problem != FINE:
                 return k, problem
@@ -357,8 +357,8 @@ def gather_tokens(
     `next_tokens`, shape (n,), gets the token after each segment, or IGNORED; `found` the locations.
     Returns (segment, problem) of the first bad segment; (-1, FINE) if there is none.
     """
-    segments, ends, places, rows, options = reading
-    bad, problem = _locate_all(segments, places, rows, False, found)
+    segments, ends, shards, rows, options = reading
+    bad, problem = _locate_all(segments, shards, rows, False, found)
     if bad >= 0:
         return bad, problem
     k = 0
@@ -369,7 +369,7 @@ def gather_tokens(
             if slots is not None:
                 tokens[row, filled : slots[k]] = options[PADDING]
                 filled = slots[k]
-            code = places[rows[k], TOKENS + CODE]
+            code = shards[rows[k], TOKENS + CODE]
             next_tokens[k], problem = _gather_segment(
                 segments, k, code, options, tokens[row, filled:], found
             )
@@ -384,16 +384,16 @@ def gather_tokens(
 
 
 @compiled
-def _apply_labels(segment: Int64Array, place: Int64Array, shape: Shape, room: IntArray) -> int:
+def _apply_labels(segment: Int64Array, shard: Int64Array, shape: Shape, room: IntArray) -> int:
     """Overwrite a segment's targets with those of a labels column; return the error code.
 
     ``room[i]`` is for token ``start + 1 + i``; its shape is (length,).
     """
     count, before, after = shape
-    address, values, problem = locate(place, LABELS, segment[SAMPLE])
+    address, values, problem = locate(shard, LABELS, segment[SAMPLE])
     if problem != FINE or values != count:
         return BAD_COLUMN
-    code, shifted = place[LABELS + CODE], place[SHIFTED]
+    code, shifted = shard[LABELS + CODE], shard[SHIFTED]
     start, stop = segment[START], segment[START] + segment[LENGTH]
     first = start + 1
     last = min(stop + 1, before + count, segment[TOTAL])
@@ -453,13 +453,13 @@ def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bo
 
 
 @compiled
-def _apply_mask(segment: Int64Array, place: Int64Array, shape: Shape, room: IntArray) -> int:
+def _apply_mask(segment: Int64Array, shard: Int64Array, shape: Shape, room: IntArray) -> int:
     """Ignore the targets in `room` outside the loss mask; arguments as `_apply_labels`."""
     count, before, _ = shape
-    address, values, problem = locate(place, LOSS_MASK, segment[SAMPLE])
+    address, values, problem = locate(shard, LOSS_MASK, segment[SAMPLE])
     if problem != FINE or values != count:
         return BAD_COLUMN
-    code = place[LOSS_MASK + CODE]
+    code = shard[LOSS_MASK + CODE]
     first = segment[START] + 1 - before  # own token of room[0]
     own_stop = max(min(count - first, len(room)), 0)
     if not _ignore_where_zero(address, code, first, room[:own_stop]):
@@ -472,20 +472,20 @@ def _apply_mask(segment: Int64Array, place: Int64Array, shape: Shape, room: IntA
 
 @compiled
 def _label_segment(
-    segment: Int64Array, place: Int64Array, found: Int64Array, options: Int64Array, room: IntArray
+    segment: Int64Array, shard: Int64Array, found: Int64Array, options: Int64Array, room: IntArray
 ) -> int:
     """Apply the label columns of a segment's stream to its labels; return the error code."""
-    has_labels = place[LABELS + CODE] != NO_COLUMN
-    has_mask = place[LOSS_MASK + CODE] != NO_COLUMN
+    has_labels = shard[LABELS + CODE] != NO_COLUMN
+    has_mask = shard[LOSS_MASK + CODE] != NO_COLUMN
     if not (has_labels or has_mask):
         return FINE
     address, count = found[ADDRESS], found[VALUES]
-    before, after = sample_edges(address, place[TOKENS + CODE], count, options)
+    before, after = sample_edges(address, shard[TOKENS + CODE], count, options)
     shape, problem = (count, before, after), FINE
     if has_labels:
-        problem = _apply_labels(segment, place, shape, room)
+        problem = _apply_labels(segment, shard, shape, room)
     if has_mask and problem == FINE:
-        problem = _apply_mask(segment, place, shape, room)
+        problem = _apply_mask(segment, shard, shape, room)
     return problem
 
 
@@ -510,8 +510,8 @@ def gather_labels(
     `label_locations` gets the locations of the label columns. `slots` and what is returned are as
     in `gather_tokens`.
     """
-    segments, ends, places, rows, options = reading
-    bad, _ = _locate_all(segments, places, rows, True, label_locations)
+    segments, ends, shards, rows, options = reading
+    bad, _ = _locate_all(segments, shards, rows, True, label_locations)
     if bad >= 0:
         return bad, BAD_COLUMN
     k = 0
@@ -529,7 +529,7 @@ def gather_labels(
                 segments, label_locations, segments[k, LENGTH] * label_locations[0][k, WIDTH]
             )
             problem = _label_segment(
-                segments[k], places[rows[k]], found[0][k], options, labels[row, filled:stop]
+                segments[k], shards[rows[k]], found[0][k], options, labels[row, filled:stop]
             )
             if problem != FINE:
                 return k, problem

@@ -25,7 +25,7 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.gather import kernels
 from streampack.gather.lookup_kernels import CHECK_NS, CHECKED, READ, find_rows
-from streampack.mds.columns import Places
+from streampack.mds.columns import Spans
 from streampack.storage.filesystem import is_cut
 from streampack.streams.label_shift import detect_shift
 from streampack.streams.mds_stream import MdsStream
@@ -177,14 +177,14 @@ class ShardLookup:
             row[kernels.SHIFTED] = self._is_shifted(stream_number)
         where = f"stream {stream.name!r}, shard {shard_number}"
         tables: tuple[Int64Array, ...] = ()
-        for column, places in (
+        for column, spans in (
             (kernels.TOKENS, shard.tokens),
             (kernels.LABELS, shard.labels),
             (kernels.LOSS_MASK, shard.loss_mask),
         ):
             row[column + kernels.CODE] = kernels.NO_COLUMN
-            if places is not None:
-                tables += (_put_column(row, column, places, where),)
+            if spans is not None:
+                tables += (_put_column(row, column, spans, where),)
         return _MappedShard(shard=shard, row=row, tables=tables)
 
     def _is_shifted(self, number: int) -> bool:
@@ -196,21 +196,21 @@ class ShardLookup:
         return self._shifted[number]
 
 
-def _put_column(row: Int64Array, column: int, places: Places, where: str) -> Int64Array:
+def _put_column(row: Int64Array, column: int, spans: Spans, where: str) -> Int64Array:
     """Write the addresses of a column into a row; return the table that they point to."""
-    code = kernels.code_of(places.dtype)
+    code = kernels.code_of(spans.dtype)
     if code == kernels.NO_COLUMN:
         raise DataError(
-            f"{where}: a column of {places.dtype} values cannot be gathered; "
+            f"{where}: a column of {spans.dtype} values cannot be gathered; "
             "rewrite it with an integer type of this machine's byte order"
         )
     num_samples = int(row[kernels.COUNT])
-    if not len(places.begins) == len(places.counts) == num_samples:
+    if not len(spans.begins) == len(spans.counts) == num_samples:
         raise DataError(
-            f"{where}: it holds {len(places.begins)} samples, but index.json says {num_samples}; "
+            f"{where}: it holds {len(spans.begins)} samples, but index.json says {num_samples}; "
             "write the stream again"
         )
-    samples = np.stack([places.begins, places.counts], axis=1).astype(np.int64, copy=False)
+    samples = np.stack([spans.begins, spans.counts], axis=1).astype(np.int64, copy=False)
     row[column + kernels.SAMPLES] = samples.ctypes.data
     row[column + kernels.CODE] = code
     return samples

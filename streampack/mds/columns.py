@@ -7,7 +7,7 @@ A shard of 2 samples with two columns of variable size, `source` before `tokens`
                                                | size size | source | head | tokens |
                                                  u32  u32             '-> ndim, shape (and dtype)
 
-A sample's place is the byte of its first token and the number of its tokens.
+A sample's span is the byte of its first token and the number of its tokens.
 
 Cost: about 100 ns a sample, with no Python loop; 16 bytes per sample and column.
 """
@@ -56,7 +56,7 @@ class Column:
     """One integer column of a shard's layout."""
 
     name: str
-    place: int
+    number: int
     """Its position in the layout."""
     dtype: str | None
     """The values' type; None: each value states it in its first byte."""
@@ -69,7 +69,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Places:
+class Spans:
     """Positions of one column's values in one shard."""
 
     begins: Int64Array
@@ -82,8 +82,8 @@ class Places:
     def read(self, data: ByteArray, sample: int) -> IntArray:
         """Return a copy of one sample's values, shape (counts[sample],).
 
-        >>> places = Places(begins=np.array([1]), counts=np.array([2]), dtype="uint16")
-        >>> places.read(np.array([9, 1, 0, 2, 0], np.uint8), 0).tolist()
+        >>> spans = Spans(begins=np.array([1]), counts=np.array([2]), dtype="uint16")
+        >>> spans.read(np.array([9, 1, 0, 2, 0], np.uint8), 0).tolist()
         [1, 2]
         """
         begin = int(self.begins[sample])
@@ -95,9 +95,9 @@ class Places:
         """Return each sample's first and last value, shape (num_samples, 2); none may be empty."""
         itemsize = np.dtype(self.dtype).itemsize
         lasts = self.begins + (self.counts - 1) * itemsize
-        places = np.stack([self.begins, lasts], axis=1)  # (num_samples, 2)
-        spans = data[places[:, :, None] + np.arange(itemsize)]  # (num_samples, 2, itemsize)
-        values: IntArray = spans.view(self.dtype)[:, :, 0]
+        firsts = np.stack([self.begins, lasts], axis=1)  # (num_samples, 2)
+        items = data[firsts[:, :, None] + np.arange(itemsize)]  # (num_samples, 2, itemsize)
+        values: IntArray = items.view(self.dtype)[:, :, 0]
         return values.astype(np.int64)
 
 
@@ -116,10 +116,10 @@ def find_column(
             f"{', '.join(map(repr, layout.names))}{suggest(wanted[0], layout.names)}; "
             f"{_way_to_integers(layout, option)}"
         )
-    place = layout.names.index(name)
-    encoding = layout.encodings[place]
+    number = layout.names.index(name)
+    encoding = layout.encodings[number]
     if encoding.partition(":")[0] == "ndarray":
-        column = _ndarray_column(name, place, encoding, where)
+        column = _ndarray_column(name, number, encoding, where)
     elif encoding != "bytes":
         raise DataError(
             f"{where}: column {name!r} is stored as {encoding!r} (column_encodings), but tokens, "
@@ -134,14 +134,14 @@ def find_column(
             "other values. Older scripts of LLM-Foundry write int64; newer ones state it"
         )
     else:
-        column = Column(name=name, place=place, dtype=dtype, is_untyped=True)
+        column = Column(name=name, number=number, dtype=dtype, is_untyped=True)
     _check_dtype(column.dtype, name, encoding, where)
     size = None
     if column.num_values is not None and column.dtype is not None:
         size = column.num_values * np.dtype(column.dtype).itemsize
-    if layout.sizes[place] != size:
+    if layout.sizes[number] != size:
         raise DataError(
-            f"{where}: column {name!r} ({encoding}) has column_sizes {layout.sizes[place]}, but "
+            f"{where}: column {name!r} ({encoding}) has column_sizes {layout.sizes[number]}, but "
             f"must have {'null, as its values differ in size' if size is None else size}; "
             "write index.json again"
         )
@@ -162,7 +162,7 @@ def _way_to_integers(layout: Layout, option: str) -> str:
     return f"leave out {option}=" if option in ("labels", "loss_mask") else NO_TOKENS
 
 
-def _ndarray_column(name: str, place: int, encoding: str, where: str) -> Column:
+def _ndarray_column(name: str, number: int, encoding: str, where: str) -> Column:
     _, _, stated = encoding.partition(":")
     dtype, _, shape = stated.partition(":")
     num_values = None
@@ -175,7 +175,7 @@ def _ndarray_column(name: str, place: int, encoding: str, where: str) -> Column:
             )
         num_values = prod(int(side) for side in sides)
     return Column(
-        name=name, place=place, dtype=dtype or None, num_values=num_values, has_shape=not shape
+        name=name, number=number, dtype=dtype or None, num_values=num_values, has_shape=not shape
     )
 
 
@@ -195,7 +195,7 @@ def check_columns(data: ByteArray, shard: Shard, where: str) -> None:
     fields = ("names", "encodings", "sizes")
     begin = 8 + 4 * shard.num_samples
     stated_samples, end = data[:8].view(np.uint32).tolist() if len(data) >= begin else (0, 0)
-    # Invalid counts and offsets are refused by `sample_places`; the config is optional.
+    # Invalid counts and offsets are refused by `sample_spans`; the config is optional.
     if stated_samples != shard.num_samples or not begin < end <= min(
         len(data), begin + MAX_CONFIG_BYTES
     ):
@@ -218,9 +218,9 @@ def check_columns(data: ByteArray, shard: Shard, where: str) -> None:
             )
 
 
-def sample_places(
+def sample_spans(
     data: ByteArray, num_samples: int, layout: Layout, column: Column, where: str
-) -> Places:
+) -> Spans:
     """Find the values of one column, from `find_column`, in the bytes of a raw shard.
 
     Header, sizes and values that do not fit each other are a DataError.
@@ -253,7 +253,7 @@ def sample_places(
             f"{num_values[i]} x {dtype}{hint}"
         ),
     )
-    return Places(begins=begins, counts=num_values, dtype=dtype)
+    return Spans(begins=begins, counts=num_values, dtype=dtype)
 
 
 def _refuse_first(bad: BoolArray, where: str, problem: Callable[[int], str]) -> None:
@@ -307,8 +307,8 @@ def _value_spans(
         where,
         lambda i: f"{lengths[i]} bytes, but its columns add up to {total[i]}",
     )
-    begins = offsets[:-1] + 4 * num_variable + sizes[:, : column.place].sum(axis=1)
-    return begins, sizes[:, column.place]
+    begins = offsets[:-1] + 4 * num_variable + sizes[:, : column.number].sum(axis=1)
+    return begins, sizes[:, column.number]
 
 
 def _dynamic_dtype(

@@ -30,7 +30,7 @@ MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ShardFile:
     """One file of a shard: the raw one, or its compressed form."""
 
     basename: str
@@ -68,21 +68,21 @@ class Shard:
     """One shard's entry in index.json."""
 
     num_samples: int
-    raw: Part
+    raw: ShardFile
     """The shard's raw file."""
-    packed: Part | None
+    packed: ShardFile | None
     """Its compressed file, if there is one."""
     compression: str | None
     """The compression, e.g. "zstd" or "zstd:7"."""
     layout: Layout
-    stored: Part = field(init=False)
+    stored: ShardFile = field(init=False)
     """The file that a store holds: the compressed one, else the raw one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stored", self.packed or self.raw)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def files(self) -> tuple[ShardFile, ...]:
         """The shard's files: the raw one, and the compressed one if there is one."""
         return (self.raw,) if self.packed is None else (self.raw, self.packed)
 
@@ -111,7 +111,7 @@ class MdsIndex:
         """Number of samples in the stream."""
         return int(self.first_sample[-1])
 
-    def part(self, first: int, stop: int) -> MdsIndex:
+    def slice(self, first: int, stop: int) -> MdsIndex:
         """Return the index of shards [first, stop) alone; at least one."""
         return replace(self, shards=self.shards[first:stop])
 
@@ -196,10 +196,10 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
                 "only MDS streams can be read"
             )
     layout = _parse_layout(entry, where)
-    raw = _parse_part(entry.get("raw_data"), f"{where}.raw_data")
+    raw = _parse_file(entry.get("raw_data"), f"{where}.raw_data")
     packed = None
     if entry.get("zip_data") is not None:
-        packed = _parse_part(entry["zip_data"], f"{where}.zip_data")
+        packed = _parse_file(entry["zip_data"], f"{where}.zip_data")
     compression = _parse_compression(entry, where) if packed is not None else None
     num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
     # A shard holds its sample count, its offsets, and the fixed bytes of each sample.
@@ -237,7 +237,7 @@ def _parse_size(value: Any, where: str) -> int:
     return value
 
 
-def _parse_part(entry: Any, where: str) -> Part:
+def _parse_file(entry: Any, where: str) -> ShardFile:
     if not isinstance(entry, dict):
         raise DataError(f"{where} is {_short(entry)}, but must hold basename, bytes and hashes")
     basename = entry.get("basename")
@@ -252,7 +252,7 @@ def _parse_part(entry: Any, where: str) -> Part:
             f"{where}.hashes is {_short(hashes)}, but must map algorithms to hex digests"
         )
     num_bytes = _parse_size(entry.get("bytes"), f"{where}.bytes")
-    return Part(basename=basename, num_bytes=num_bytes, hashes=hashes)
+    return ShardFile(basename=basename, num_bytes=num_bytes, hashes=hashes)
 
 
 def _stays_inside(basename: str) -> bool:
@@ -266,12 +266,12 @@ def _stays_inside(basename: str) -> bool:
 def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
     names: set[str] = set()
     for number, shard in enumerate(shards):
-        for part in shard.parts:
+        for file in shard.files:
             # Case is folded, because some file systems ignore it.
-            name = part.basename.casefold()
+            name = file.basename.casefold()
             if name in names:
                 raise DataError(
-                    f"{uri}: shards.{number}: basename {part.basename!r} is used twice; "
+                    f"{uri}: shards.{number}: basename {file.basename!r} is used twice; "
                     "give every shard a file of its own"
                 )
             names.add(name)

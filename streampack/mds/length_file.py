@@ -81,7 +81,7 @@ class LengthFile:
     first_sample: int = 0
     """First sample of a part."""
 
-    def part(self, first: int, index: MdsIndex) -> LengthFile:
+    def slice(self, first: int, index: MdsIndex) -> LengthFile:
         """Return the lengths of the shards of `index`, which begin at shard `first` of the file."""
         part = replace(
             self,

@@ -6,9 +6,9 @@ top-level modules. Pure functions: equal arguments give equal results in every p
 Cost: O(streams) for weights; about 10 ns a draw.
 """
 
-from streampack.mix.apportion import largest_remainders, parts, scaled_shares
+from streampack.mix.apportion import apportion, largest_remainders, scaled_shares
 from streampack.mix.deficit import Deficits
-from streampack.mix.schedule import LinearShares, Schedule, SchedulePlace
+from streampack.mix.schedule import LinearShares, Schedule, ScheduleState
 from streampack.mix.weights import (
     Quota,
     Weight,
@@ -23,13 +23,13 @@ __all__ = [
     "LinearShares",
     "Quota",
     "Schedule",
-    "SchedulePlace",
+    "ScheduleState",
     "Weight",
+    "apportion",
     "check_amount",
     "check_weights",
     "exact_share",
     "largest_remainders",
-    "parts",
     "resolve_weights",
     "scaled_shares",
 ]

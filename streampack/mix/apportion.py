@@ -2,10 +2,10 @@
 
 ::
 
-    parts(10, [3, 3, 1])                ->  [4, 5, 1]     no part ever shrinks as 10 grows
+    apportion(10, [3, 3, 1])            ->  [4, 5, 1]     no part ever shrinks as 10 grows
     largest_remainders(10, [1/2, 1/2])  ->  [5, 5]        nearest to the requested shares
 
-`parts` is for totals that grow over time (draws, epochs): the difference between two results is
+`apportion` is for totals that grow over time (draws, epochs): the difference between two results is
 never negative. `largest_remainders` is closer to the shares, and is for totals divided only once.
 
 Cost: O(number of parts).
@@ -21,14 +21,14 @@ import numpy as np
 from streampack.types import Int64Array
 
 
-def parts(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
+def apportion(total: int, sizes: Sequence[int] | Int64Array) -> list[int]:
     """Split `total` over `sizes`: whole rounds first, then successive splits of the remainder.
 
     At least one size is positive. The counts sum to `total`, and none decreases as it grows.
 
-    >>> parts(7, [2, 2, 2])
+    >>> apportion(7, [2, 2, 2])
     [2, 2, 3]
-    >>> [parts(t, [1, 3]) for t in (1, 2, 3, 4, 5)]
+    >>> [apportion(t, [1, 3]) for t in (1, 2, 3, 4, 5)]
     [[0, 1], [0, 2], [0, 3], [1, 3], [1, 4]]
     """
     left = sum(map(int, sizes))

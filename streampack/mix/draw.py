@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack._numba import compiled
-from streampack.mix.apportion import parts
+from streampack.mix.apportion import apportion
 from streampack.rng import deal_places
 from streampack.types import Int64Array
 
@@ -42,22 +42,22 @@ def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:
     [3072, 1024]
     """
     total = sum(quotas)
-    return parts(min(chunk * CHUNK, total), quotas) if total else [0] * len(quotas)
+    return apportion(min(chunk * CHUNK, total), quotas) if total else [0] * len(quotas)
 
 
 def draw_places(
-    counts: Int64Array, chunk: int, seed: int, place: tuple[int | str, ...]
+    counts: Int64Array, chunk: int, seed: int, seed_path: tuple[int | str, ...]
 ) -> Int64Array:
     """Return the positions in a chunk at which each stream is drawn, shape (sum(counts),).
 
-    They are grouped by stream and ascend within it; `place` is the epoch and lane.
+    They are grouped by stream and ascend within it; `seed_path` is the epoch and lane.
 
     >>> sorted(draw_places(np.array([2, 1]), 0, 17, (0, 0)).tolist())
     [0, 1, 2]
     """
     if np.count_nonzero(counts) < 2:
         return np.arange(counts.sum())  # at most one stream: nothing to shuffle
-    return deal_places(counts, seed, "draw", *place, chunk)
+    return deal_places(counts, seed, "draw", *seed_path, chunk)
 
 
 def lookaheads(weights: Sequence[float], sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -21,7 +21,7 @@ running integral of the share. All numbers are relative to the first slot that i
 with others, so they do not grow with the run.
 
 Cost: O(streams) a slot, about 10 ns; 100 ns with lanes. A pure function of (shares, lanes, seed,
-place).
+seed path).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from streampack.types import Int64Array
 
 WINDOW = 1024  # minimum number of slots computed together
 HORIZON = 64  # minimum number of slots for which deadlines are checked ahead, with lanes
-PER_WINDOW = 64  # windows between two places from which a schedule can resume
+PER_WINDOW = 64  # windows between two states from which a schedule can resume
 OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 2**-4 of a unit
 
 
@@ -114,8 +114,8 @@ class LinearShares:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SchedulePlace:
-    """A place from which a schedule resumes; nothing in it grows with the run."""
+class ScheduleState:
+    """Where a schedule stands, to resume it; nothing in it grows with the run."""
 
     slot: int = 0
     """Slots before it."""
@@ -124,9 +124,9 @@ class SchedulePlace:
     owed: Int64Array
     """Units owed to each stream in each lane, shape (lanes, streams), scaled by SCALE."""
 
-    def copy(self) -> SchedulePlace:
+    def copy(self) -> ScheduleState:
         """Return a copy that does not share memory."""
-        return SchedulePlace(slot=self.slot, lags=self.lags.copy(), owed=self.owed.copy())
+        return ScheduleState(slot=self.slot, lags=self.lags.copy(), owed=self.owed.copy())
 
 
 class Schedule:
@@ -138,13 +138,13 @@ class Schedule:
             per block every rank sees every stream. With block=1, neighbours are swapped only where
             the bound still holds at every slot.
         seed: The run's seed.
-        place: Identifies the schedule, such as ("epoch", 0).
+        seed_path: Identifies the schedule, such as ("epoch", 0).
         num_lanes: Number of lanes that take the slots in turn.
         run: Consecutive slots per lane.
-        start: Where to begin. Then debts of lanes are rounded at every place in `resumable_slots`,
+        start: Where to begin. Then debts of lanes are rounded at every slot in `resumable_slots`,
             from which the schedule can be resumed. None: at slot 0.
 
-    >>> blocks = Schedule([2, 1, 1], block=4, seed=17, place=("epoch", 0)).blocks()
+    >>> blocks = Schedule([2, 1, 1], block=4, seed=17, seed_path=("epoch", 0)).blocks()
     >>> sorted(next(blocks).tolist())
     [0, 0, 1, 2]
     """
@@ -155,17 +155,17 @@ class Schedule:
         *,
         block: int,
         seed: int,
-        place: tuple[int | str, ...],
+        seed_path: tuple[int | str, ...],
         num_lanes: int = 1,
         run: int = 1,
-        start: SchedulePlace | None = None,
+        start: ScheduleState | None = None,
     ) -> None:
         self._shares: FixedShares | LinearShares = (
             amounts if isinstance(amounts, LinearShares) else FixedShares(amounts)
         )
         self._block = block
         self._seed = seed
-        self._place = place
+        self._seed_path = seed_path
         self._num_lanes = num_lanes
         self._run = run
         self._is_resumable = start is not None
@@ -175,15 +175,15 @@ class Schedule:
 
     @property
     def resumable_slots(self) -> int:
-        """Slots between two places from which the schedule can be resumed."""
+        """Slots between two states from which the schedule can be resumed."""
         return PER_WINDOW * self._width
 
-    def _beginning(self) -> SchedulePlace:
+    def _beginning(self) -> ScheduleState:
         num_streams = len(self._shares.at(0)[0])
         # Start from random debts, so that the lanes do not all begin with the same stream.
-        bits = random_bits(self._num_lanes * num_streams, self._seed, *self._place, "lanes")
+        bits = random_bits(self._num_lanes * num_streams, self._seed, *self._seed_path, "lanes")
         owed = (bits >> np.uint64(34)).astype(np.int64).reshape(self._num_lanes, -1)
-        return SchedulePlace(lags=np.zeros(num_streams, np.int64), owed=owed)
+        return ScheduleState(lags=np.zeros(num_streams, np.int64), owed=owed)
 
     def blocks(self) -> Iterator[Int64Array]:
         """Yield the streams of one block at a time, shape (block,)."""
@@ -207,11 +207,11 @@ class Schedule:
         units = np.empty((2, len(now.lags)), np.int64)
         earliest_deadline(self._shares.at(first), now.lags.copy(), units, out, windows)
         if self._block > 1:
-            bits = random_bits(len(out), self._seed, *self._place, "block", first)
+            bits = random_bits(len(out), self._seed, *self._seed_path, "block", first)
             order = np.argsort(bits.reshape(-1, self._block), axis=1, kind="stable")
             out = np.take_along_axis(out.reshape(-1, self._block), order, axis=1).ravel()
         elif len(out) > 1:
-            bits = random_bits(4 * len(out), self._seed, *self._place, "swap", first)
+            bits = random_bits(4 * len(out), self._seed, *self._seed_path, "swap", first)
             order = ((bits >> np.uint64(1)) % np.uint64(len(out) - 1)).astype(np.int64)
             swap_neighbours(out, windows, order, (bits & np.uint64(1)).astype(np.int64))
         out = out[:num_slots]
@@ -236,7 +236,7 @@ class Schedule:
             return out
         slots = first + np.arange(len(out))
         begins = (slots % run == 0) | (slots % self._block == 0)
-        bits = random_bits(len(out), self._seed, *self._place, "run", first)
+        bits = random_bits(len(out), self._seed, *self._seed_path, "run", first)
         # Shuffle the slots of each run within its block.
         return out[np.argsort(np.cumsum(begins) << 32 | (bits >> np.uint64(32)).astype(int))]
 

@@ -37,7 +37,7 @@ from streampack.online.pack_window import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice
-from streampack.online.state import check_state, fingerprint, pack_state
+from streampack.online.state import check_state, flow_fingerprint, worker_state
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.prefetch_thread import prefetched
 from streampack.runtime.rank_digest import RankView
@@ -58,7 +58,7 @@ class OnlineIteration:
     """An iteration of one process."""
 
     epoch: int
-    place: WorkerSlice
+    worker_slice: WorkerSlice
     start: State | None
     """The state to resume from; None: the epoch's start."""
 
@@ -93,7 +93,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         if plan.bucketing is not None:
             self.kind = "BucketedIterableDataset"
             self.size = f"max_tokens={plan.bucketing.max_tokens}"
-        self._fingerprint = fingerprint(plan)
+        self._fingerprint = flow_fingerprint(plan)
         self._convert = convert
         self._context = context
         self._format_bytes = format_bytes(convert, plan)
@@ -106,7 +106,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.epoch_of_loader: int | None = None
         """In a loader's worker: the epoch of the iteration that the loader began."""
         self.loops = Loops(plan.steps)
-        """This rank's place in loops of `steps`."""
+        """This rank's position in loops of `steps`."""
         self._even_steps: EvenSteps | None = None  # of a loop over the dataset itself
         max_prefetch(buffers, self.footprint(0), 1)
 
@@ -153,7 +153,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 )
         return converted
 
-    def place(self, worker: int, num_workers: int) -> WorkerSlice:
+    def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
         """Return the slice of the sources that belongs to a worker of this rank."""
         return WorkerSlice(
             device=self.world.place,
@@ -162,9 +162,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             num_workers=num_workers,
         )
 
-    def _place_here(self) -> WorkerSlice:
+    def _own_slice(self) -> WorkerSlice:
         info = get_worker_info()
-        return self.place(info.id, info.num_workers) if info else self.place(0, 1)
+        return self.slice_of(info.id, info.num_workers) if info else self.slice_of(0, 1)
 
     # Iteration.
 
@@ -199,7 +199,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 self.note(iteration, None)
 
     def _begin(self, worker: int, key: str) -> OnlineIteration:
-        info, place = get_worker_info(), self._place_here()
+        info, worker_slice = get_worker_info(), self._own_slice()
         max_prefetch(self.buffers, self.footprint(info.num_workers if info else 0), 1)
         if info is not None:
             self._limit_tokenizer_threads()
@@ -208,12 +208,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             self._reading = None
         start, self._start = self._unused_start, None
         if start is not None and not self._is_start_own:
-            self.check(start, place)
+            self.check(start, worker_slice)
         wanted = self.epoch_of_loader if start is None else int(start["epoch"])
         epoch = self.counter.begin(worker, key, wanted)
-        self._user = iteration = OnlineIteration(epoch=epoch, place=place, start=start)
+        iteration = OnlineIteration(epoch=epoch, worker_slice=worker_slice, start=start)
+        self._user = iteration
         self._has_moved_away = False
-        self.at = start or self._state_at_start(epoch, place)
+        self.at = start or self._state_at_start(epoch, worker_slice)
         return iteration
 
     def _limit_tokenizer_threads(self) -> None:
@@ -242,7 +243,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         if start is not None and not num_batches and get_worker_info() is None:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
             key = f"after {epoch}:{self._num_iterations}"
-            self.counter.begin(iteration.place.worker, key, epoch + 1)
+            self.counter.begin(iteration.worker_slice.worker, key, epoch + 1)
             if self.is_current(iteration):
                 self._epoch_after = self.counter.next_epoch
             yield from self._epoch(iteration, epoch + 1, None, ahead)
@@ -264,8 +265,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def _epoch(
         self, iteration: OnlineIteration, epoch: int, start: State | None, ahead: int
     ) -> Generator[tuple[Batch, State], None, int]:
-        place, fingerprint = iteration.place, self._fingerprint_at(iteration.place)
-        flow = self._packer(epoch, place, ahead)
+        worker_slice = iteration.worker_slice
+        fingerprint = self._fingerprint_at(worker_slice)
+        flow = self._packer(epoch, worker_slice, ahead)
         if start is None or start["flow"] is None:
             flow.begin()
         else:
@@ -275,7 +277,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             num_batches += 1
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
-            yield batch, pack_state(fingerprint, place, epoch, flow.state_dict())
+            yield batch, worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
             del batch  # free it before the next one is made
             self._check_turn(iteration)
         return num_batches
@@ -288,15 +290,15 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "by one at a time; end one before the next, or make a dataset for each"
             )
 
-    def _packer(self, epoch: int, place: WorkerSlice, ahead: int) -> OnlinePacker:
-        if self._slices is None or self._slices[0] != place:
-            self._slices = (place, self.plan.parts(place))
+    def _packer(self, epoch: int, worker_slice: WorkerSlice, ahead: int) -> OnlinePacker:
+        if self._slices is None or self._slices[0] != worker_slice:
+            self._slices = (worker_slice, self.plan.slices(worker_slice))
         for source in self._slices[1]:
             source.check_not_used_up(epoch)
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
         held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
-        window = self.pack_window(place.num_workers)
-        return OnlinePacker(self.plan, place, self._slices[1], epoch, held, window)
+        window = self.pack_window(worker_slice.num_workers)
+        return OnlinePacker(self.plan, worker_slice, self._slices[1], epoch, held, window)
 
     # State.
 
@@ -319,14 +321,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.at = self._current = None
         self._has_moved_away = True
 
-    def _state_at_start(self, epoch: int, place: WorkerSlice) -> State:
-        return pack_state(self._fingerprint_at(place), place, epoch, None)
+    def _state_at_start(self, epoch: int, worker_slice: WorkerSlice) -> State:
+        return worker_state(self._fingerprint_at(worker_slice), worker_slice, epoch, None)
 
-    def _fingerprint_at(self, place: WorkerSlice) -> dict[str, Any]:
+    def _fingerprint_at(self, worker_slice: WorkerSlice) -> dict[str, Any]:
         """Return the fingerprint with the window that the buffers allow a worker."""
         if not self.plan.pack_shuffle:
             return self._fingerprint
-        return self._fingerprint | {"pack_shuffle": self.pack_window(place.num_workers)}
+        return self._fingerprint | {"pack_shuffle": self.pack_window(worker_slice.num_workers)}
 
     def state_dict(self) -> State:
         """Return a copy of the state of this process: its sources, packers and loops."""
@@ -341,17 +343,17 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         # In a worker, no copy is needed: torch pickles the state into a pipe at every batch.
         return state if info else copy.deepcopy(state) | self.loops.state_dict()
 
-    def next_state(self, place: WorkerSlice) -> State:
+    def next_state(self, worker_slice: WorkerSlice) -> State:
         """Return the state from which a worker's next iteration begins."""
-        return self._unused_start or self._state_at_start(self.counter.next_epoch, place)
+        return self._unused_start or self._state_at_start(self.counter.next_epoch, worker_slice)
 
-    def check(self, state: State, place: WorkerSlice) -> None:
+    def check(self, state: State, worker_slice: WorkerSlice) -> None:
         """Refuse a state of another worker, world or dataset."""
-        check_state(state, self._fingerprint_at(place), place)
+        check_state(state, self._fingerprint_at(worker_slice), worker_slice)
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a copy of `state`; refuse one of another worker, world or dataset."""
-        self.check(state, self._place_here())
+        self.check(state, self._own_slice())
         loop = self.loops.read(state)
         self.restart(int(state["epoch"]), copy.deepcopy(state))
         self.loops.go_to(*loop)
@@ -360,7 +362,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def position(self) -> State:
         """Return the state of this process's own iteration, without a copy or a check."""
-        return self.at if self.at is not None else self.next_state(self._place_here())
+        return self.at if self.at is not None else self.next_state(self._own_slice())
 
     def set_position(self, position: State) -> None:
         """Let the state be an earlier or later one, without reading."""

@@ -23,7 +23,14 @@ from math import lcm
 
 from streampack.config import Mixing
 from streampack.errors import ConfigError
-from streampack.mix import Weight, check_amount, check_weights, exact_share, parts, resolve_weights
+from streampack.mix import (
+    Weight,
+    apportion,
+    check_amount,
+    check_weights,
+    exact_share,
+    resolve_weights,
+)
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import is_one_shot, num_items
@@ -55,47 +62,51 @@ class EpochQuotas:
     """Whether the amounts are absolute, and not only relative shares."""
     mixing: Mixing
 
-    def quota(self, stream: int, epoch: int, part: SourceSlice, place: WorkerSlice) -> WorkerQuota:
+    def quota(
+        self, stream: int, epoch: int, slice_: SourceSlice, worker_slice: WorkerSlice
+    ) -> WorkerQuota:
         """Return one worker's quota of a stream in an epoch."""
         amount, repeat = self.amounts[stream], self.repeats[stream]
         if not self.are_quotas:
             endless = self.mixing.stop == "repeat"
             return WorkerQuota(endless=endless) if amount else WorkerQuota(amount=0)
         if self.mixing.weight_unit == "tokens":
-            shares = parts(amount or 0, [1] * place.num_parts)
-            return WorkerQuota(amount=shares[place.part], by_tokens=True)
+            shares = apportion(amount or 0, [1] * worker_slice.num_slices)
+            return WorkerQuota(amount=shares[worker_slice.index], by_tokens=True)
         # Balanced sampling continues where the epoch before stopped.
         is_balanced = self.mixing.sampling_method == "balanced"
         turn = epoch if is_balanced else 0
-        total = num_items(part.source) if part.num_items is not None else None
+        total = num_items(slice_.source) if slice_.num_items is not None else None
         if total is None and repeat is not None:
-            total = part.count_all()
+            total = slice_.count_all()
             if total is None:
-                first, last = _of_passes(exact_share(repeat) * part.count(), turn, place)
+                first, last = _of_passes(exact_share(repeat) * slice_.count(), turn, worker_slice)
                 return WorkerQuota(amount=last - first, skipped=first if is_balanced else None)
             amount = int(exact_share(repeat) * total)
-        is_counted = part.num_items is None  # such a source may reshuffle in every pass
+        is_counted = slice_.num_items is None  # such a source may reshuffle in every pass
         if total is None:
-            return WorkerQuota(amount=place.num_of(amount or 0))
+            return WorkerQuota(amount=worker_slice.num_of(amount or 0))
         # The epoch takes items [begin, begin + amount) of the endless sequence of passes.
         begin = turn * (amount or 0)
         # How many items before each end belong to this slice: of whole passes, then of the last.
         first, last = (
-            at // total * place.num_of(total) + place.num_of(at % total) if total else 0
+            at // total * worker_slice.num_of(total) + worker_slice.num_of(at % total)
+            if total
+            else 0
             for at in (begin, begin + (amount or 0))
         )
         starts_anew = is_counted and not is_balanced
         return WorkerQuota(amount=last - first, skipped=None if starts_anew else first)
 
 
-def _of_passes(exact: Fraction, turn: int, place: WorkerSlice) -> tuple[int, int]:
+def _of_passes(exact: Fraction, turn: int, worker_slice: WorkerSlice) -> tuple[int, int]:
     """Return the range of samples of a slice that cannot see the sizes of the other slices.
 
     Each slice rounds up in a different epoch: over P slices, the floors of x + p / P sum to the
     floor of P * x, and no slice is ever a whole sample off its exact share.
     """
     # Exact fractions: a float that rounds the other way would lose or repeat a sample.
-    shift = Fraction(place.part, place.num_parts)
+    shift = Fraction(worker_slice.index, worker_slice.num_slices)
     return int(turn * exact + shift), int((turn + 1) * exact + shift)
 
 

@@ -41,7 +41,7 @@ _END = object()
 
 
 class LoopPosition(NamedTuple):
-    """A place in the loops of a rank."""
+    """A position in the loops of a rank."""
 
     epoch: int
     """Number of the loop; what the sources are at may lag behind."""
@@ -69,7 +69,7 @@ class Reader(Protocol):
 
 
 class Loops:
-    """The place of a rank in its loops, as its states hold it."""
+    """The position of a rank in its loops, as its states hold it."""
 
     def __init__(self, steps: Steps | None) -> None:
         self.steps = steps

@@ -184,7 +184,7 @@ class Lane:
     def _begin(self, stream: int) -> Pending | None:
         """Encode a stream's next sample and cut it into segments; None if it is dropped."""
         source = self._mixer.samplers[stream].ready
-        pass_, number, _ = source.place(0)
+        pass_, number, _ = source.origin(0)
         parsed, total = source.tokens[0].sample, 0
         self._mixer.samplers[stream].take(1)
         try:

@@ -120,8 +120,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return the position at which the workers' next iteration begins."""
         if self._start is not None:
             return self._start
-        places = (self.engine.place(n, self.num_workers) for n in range(self.num_workers))
-        return LoaderPosition([self.engine.next_state(place) for place in places])
+        slices = (self.engine.slice_of(n, self.num_workers) for n in range(self.num_workers))
+        return LoaderPosition([self.engine.next_state(own) for own in slices])
 
     def _follow(self) -> None:
         """Drop the position if the dataset was given a state or an epoch since."""
@@ -134,7 +134,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Resume from `state` at the next iteration; ResumeError if it belongs elsewhere."""
         engine, at = self.engine, read_position(state, self.num_workers)
         for worker, worker_state in enumerate(at.states):
-            engine.check(worker_state, engine.place(worker, len(at.states)))
+            engine.check(worker_state, engine.slice_of(worker, len(at.states)))
         loop = engine.loops.read(state)
         self._num_begun += 1  # a running iteration no longer sets the position
         self._resume(at)

@@ -45,19 +45,19 @@ def fitting_window(plan: FlowPlan, buffers: Buffers, num_workers: int) -> int:
 class PackWindow:
     """A queue of complete packs, shuffled in windows of `size`; 0: they leave as they came.
 
-    At most `most` packs are asked for in one call, unless a batch needs more. `seed` and `place`,
-    which identifies the packer and the epoch, decide the order of each window.
-    >>> window = PackWindow(size=2, most=8, seed=1, place=(0,))
+    At most `most` packs are asked for in one call, unless a batch needs more. `seed` and
+    `seed_path`, which identifies the packer and the epoch, decide the order of each window.
+    >>> window = PackWindow(size=2, most=8, seed=1, seed_path=(0,))
     >>> window.append(Packs(segments=np.zeros((3, 6), np.int64), ends=np.array([1, 2, 3])))
     >>> len(window.ready), window.missing(3)
     (2, 1)
     """
 
-    def __init__(self, *, size: int, most: int, seed: int, place: tuple[int, ...]) -> None:
+    def __init__(self, *, size: int, most: int, seed: int, seed_path: tuple[int, ...]) -> None:
         self._size = size
         self._most = most
         self._seed = seed
-        self._place = place
+        self._seed_path = seed_path
         self._arrived: list[Int64Array] = []  # packs of the window that is not complete yet
         self.ready: deque[Int64Array] = deque()
         """Packs that can leave; the caller takes them from the left."""
@@ -87,8 +87,8 @@ class PackWindow:
             self._shuffle(len(self._arrived))
 
     def _shuffle(self, num_packs: int) -> None:
-        place = (*self._place, self._num_windows)
-        order = permutation(num_packs, self._seed, "packs of iterables", *place)
+        seed_path = (*self._seed_path, self._num_windows)
+        order = permutation(num_packs, self._seed, "packs of iterables", *seed_path)
         self.ready.extend(self._arrived[index] for index in order.tolist())
         del self._arrived[:num_packs]
         self._num_windows += 1

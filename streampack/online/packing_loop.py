@@ -45,26 +45,26 @@ from streampack.types import LENGTH, PASS, SAMPLE, Int64Array, Packs, State
 class OnlinePacker:
     """One worker's packing loop over an epoch.
 
-    `parts` are its slices of the sources. `window` is the number of packs that are shuffled
+    `slices` are its slices of the sources. `window` is the number of packs that are shuffled
     together; 0: no shuffle.
     """
 
     def __init__(
         self,
         plan: FlowPlan,
-        place: WorkerSlice,
-        parts: Sequence[SourceSlice],
+        worker_slice: WorkerSlice,
+        slices: Sequence[SourceSlice],
         epoch: int,
         held_bytes: HeldBytes,
         window: int = 0,
     ) -> None:
         self._plan = plan
         self._bytes = held_bytes
-        self._place = place
+        self._worker_slice = worker_slice
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
-        self._mixer = StreamMixer(plan, place, parts, epoch)
+        self._mixer = StreamMixer(plan, worker_slice, slices, epoch)
         self._samplers = self._mixer.samplers
         self._replays = not all(sampler.has_index for sampler in self._samplers)
         self._held = SampleBuffer(
@@ -79,9 +79,9 @@ class OnlinePacker:
         self._served = [0] * num  # slots given to each stream, where slots are scheduled
         self._substituted = self._num_packs = self._num_slots = 0
         self._counts = np.zeros((num, len(COUNTED)), np.int64)
-        at = (epoch, place.device, place.worker)
+        at = (epoch, worker_slice.device, worker_slice.worker)
         queues = [
-            PackWindow(size=size, most=plan.batch_size, seed=plan.seed, place=(*at, number))
+            PackWindow(size=size, most=plan.batch_size, seed=plan.seed, seed_path=(*at, number))
             for number, size in enumerate(plan.window_sizes(window))
         ]
         self._lanes = [
@@ -105,11 +105,11 @@ class OnlinePacker:
         count_segments(together.segments, self._counts)
         waiting = self._held.payload_bytes
         rows, extras = self._held.pop_rows(together, num_rows, row_tokens)
-        step = self.num_batches * self._place.num_workers + self._place.worker
+        step = self.num_batches * self._worker_slice.num_workers + self._worker_slice.worker
         self.num_batches += 1
         self._num_packs += len(packs)
         self._num_slots += len(together) * row_tokens
-        per_step = self._plan.batch_size * self._place.num_devices
+        per_step = self._plan.batch_size * self._worker_slice.num_devices
         [batch] = make_batches(
             rows,
             together,
@@ -154,18 +154,18 @@ class OnlinePacker:
     def _next_slots(self) -> Int64Array:
         """Return the stream of each slot in this worker's next batch."""
         if self._slots is None:
-            method, place = self._plan.mixing.batching_method, self._place
+            method, worker_slice = self._plan.mixing.batching_method, self._worker_slice
             # With per_stream, all ranks share one schedule; otherwise each rank has its own.
-            ranks = () if method == "per_stream" else (place.device,)
+            ranks = () if method == "per_stream" else (worker_slice.device,)
             schedule = Schedule(
                 [amount or 0 for amount in self._plan.amounts.amounts],
                 block=self._plan.batch_size if method == "stratified" else 1,
                 seed=self._plan.seed,
-                place=("buffered", self._epoch, *ranks),
+                seed_path=("buffered", self._epoch, *ranks),
             )
             # A rank's batches come from its workers in round-robin order.
-            first = self.num_batches * place.num_workers + place.worker
-            self._slots = islice(schedule.blocks(), first, None, place.num_workers)
+            first = self.num_batches * worker_slice.num_workers + worker_slice.worker
+            self._slots = islice(schedule.blocks(), first, None, worker_slice.num_workers)
         return next(self._slots)
 
     def _serving_stream(self, wanted: int) -> int | None:

@@ -64,14 +64,14 @@ class FlowPlan:
             return LengthBucketPacker(self.bucketing)
         return make_packer(self.packing)
 
-    def parts(self, place: WorkerSlice) -> list[SourceSlice]:
+    def slices(self, worker_slice: WorkerSlice) -> list[SourceSlice]:
         """Return a worker's slice of each source."""
         size = self.shuffle_block_size
         return [
             SourceSlice(
                 stream.source,
                 name,
-                place,
+                worker_slice,
                 sharded=stream.sharded,
                 replay=stream.replay,
                 shuffle=None if size is None else (self.seed, number, size),

@@ -26,7 +26,7 @@ from streampack.streams import IterableSample
 from streampack.types import Int64Array
 
 PASS_AT, NUMBER_AT, TAKEN_AT, LENGTH_AT = range(4)  # TAKEN_AT: items before it in its pass
-NUM_PLACES = 4
+NUM_FIELDS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class ReadySamples:
         Where a length is 0, the item is a `ComplexSample`, not parsed yet.
         """
         num, before = len(lengths), len(self)
-        lines = np.empty((num, NUM_PLACES), np.int64)
+        lines = np.empty((num, NUM_FIELDS), np.int64)
         lines[:, PASS_AT] = items.pass_
         lines[:, NUMBER_AT] = np.fromiter(items.numbers, np.int64, num)
         lines[:, TAKEN_AT] = np.arange(items.taken, items.taken + num)
@@ -96,35 +96,35 @@ class ReadySamples:
 
     def length(self, index: int) -> int:
         """Return a sample's tokens, with BOS and EOS; 0: it is a `ComplexSample`."""
-        return self._table[NUM_PLACES * index + LENGTH_AT]
+        return self._table[NUM_FIELDS * index + LENGTH_AT]
 
-    def place(self, index: int) -> tuple[int, int, int]:
+    def origin(self, index: int) -> tuple[int, int, int]:
         """Return a sample's pass, its number, and the items before it in that pass."""
-        pass_, number, taken, _ = self._table[NUM_PLACES * index : NUM_PLACES * (index + 1)]
+        pass_, number, taken, _ = self._table[NUM_FIELDS * index : NUM_FIELDS * (index + 1)]
         return pass_, number, taken
 
     def lengths(self, begin: int) -> Int64Array:
         """Return the lengths of all samples from one on, shape (n,); see `length`."""
-        lengths: Int64Array = np.frombuffer(self._table[NUM_PLACES * begin :], np.int64)
-        return lengths[LENGTH_AT::NUM_PLACES]
+        lengths: Int64Array = np.frombuffer(self._table[NUM_FIELDS * begin :], np.int64)
+        return lengths[LENGTH_AT::NUM_FIELDS]
 
     def first(self, num: int) -> tuple[Int64Array, tuple[list[Any], ...]]:
         """Return the first `num` samples.
 
         Returns:
-            Pass, number, items before it in that pass, and length of each, shape (num, NUM_PLACES).
+            Pass, number, items before it in that pass, and length of each, shape (num, NUM_FIELDS).
             A list of their tokens; if any stream has labels, also lists of labels and loss masks.
         """
-        lines: Int64Array = np.frombuffer(self._table[: NUM_PLACES * num], np.int64)
+        lines: Int64Array = np.frombuffer(self._table[: NUM_FIELDS * num], np.int64)
         arrays: tuple[list[Any], ...] = (self.tokens[:num],)
         if self._has_labels:
             arrays = (self.tokens[:num], self.labels[:num], self.masks[:num])
-        return lines.reshape(num, NUM_PLACES), arrays
+        return lines.reshape(num, NUM_FIELDS), arrays
 
     def remove(self, begin: int, end: int) -> tuple[int, int]:
         """Remove samples; return the last one's pass, and the position behind it in that pass."""
-        last = self._table[NUM_PLACES * (end - 1) : NUM_PLACES * end]
-        del self._table[NUM_PLACES * begin : NUM_PLACES * end]
+        last = self._table[NUM_FIELDS * (end - 1) : NUM_FIELDS * end]
+        del self._table[NUM_FIELDS * begin : NUM_FIELDS * end]
         for column in (self.tokens, self.labels, self.masks):
             del column[begin:end]
         return last[PASS_AT], last[TAKEN_AT] + 1

@@ -39,28 +39,28 @@ OTHERWISE = "has other tokens, labels or fields than when the state was saved"
 
 
 def read_again(
-    part: SourceSlice, position: tuple[int, int], base: State, wanted: Collection[tuple[int, int]]
+    slice_: SourceSlice, position: tuple[int, int], base: State, wanted: Collection[tuple[int, int]]
 ) -> list[tuple[int, int, Any]]:
     """Move a slice to a position; return the pass, number and item of the wanted samples.
 
     A position is a pass, and the items taken of it; a wanted sample is a pass and a number. Unless
     the source has an index, it is read from `base` on; see `SourceSlice.base`.
     """
-    if part.has_index:
-        part.begin(*position)
-        return [(pass_, number, own_copy(part.get(number))) for pass_, number in wanted]
-    part.resume(base)
+    if slice_.has_index:
+        slice_.begin(*position)
+        return [(pass_, number, own_copy(slice_.get(number))) for pass_, number in wanted]
+    slice_.resume(base)
     found: list[tuple[int, int, Any]] = []
-    while (part.pass_, part.taken) < position:
-        items = part.read()
+    while (slice_.pass_, slice_.taken) < position:
+        items = slice_.read()
         if items is None:
             pass_, taken = position
-            if part.pass_ >= pass_:
+            if slice_.pass_ >= pass_:
                 raise DataError(
-                    f"stream {part.name!r}: the state is {taken} samples into pass {pass_}, but "
-                    f"the source gave {part.taken}{SAME_SAMPLES}"
+                    f"stream {slice_.name!r}: the state is {taken} samples into pass {pass_}, but "
+                    f"the source gave {slice_.taken}{SAME_SAMPLES}"
                 )
-            part.begin(part.pass_ + 1)
+            slice_.begin(slice_.pass_ + 1)
         elif (items.pass_, items.numbers[0]) in wanted:
             found.append((items.pass_, items.numbers[0], own_copy(items.values[0])))
     return found

@@ -160,7 +160,7 @@ class SampleBuffer:
             self._labels[begin : begin + length] = labels
         line = self._table[number]
         line[:KEY], line[START], line[SIZE], line[LEFT] = key, start, length, length
-        extras = ready.extras and ready.extras.part(start, start + length)
+        extras = ready.extras and ready.extras.slice(start, start + length)
         line[DIGEST] = _digest(tokens, labels, after, extras, total)
         line[OFFSET], line[AFTER] = begin, after
         line[RANK] = next_rank if rank is None else rank
@@ -190,7 +190,7 @@ class SampleBuffer:
         It covers tokens, labels, token fields and payload spans, but not the payloads themselves,
         which may be any objects.
         """
-        extras = ready.extras and ready.extras.part(start, start + length)
+        extras = ready.extras and ready.extras.slice(start, start + length)
         return _digest(*self._piece(ready, start, length, total), extras, total)
 
     def whole_digest(self, ready: EncodedSample) -> int:

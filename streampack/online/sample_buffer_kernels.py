@@ -49,8 +49,8 @@ DIGEST_BITS = 53  # precision that every JSON reader keeps
 
 
 @compiled
-def _place(heads: Int64Array, stream: int, pass_: int, sample: int) -> int:
-    """Return a sample's hash slot in `heads`, whose length is a power of 2."""
+def _bucket(heads: Int64Array, stream: int, pass_: int, sample: int) -> int:
+    """Return a sample's hash bucket in `heads`, whose length is a power of 2."""
     mixed = (sample * 0x9E3779B97F4A7C1 + pass_ * 0x85EBCA6B + stream * 0xC2B2AE35) & (2**62 - 1)
     return int((mixed ^ (mixed >> 31)) & (len(heads) - 1))
 
@@ -61,18 +61,18 @@ def enter(table: Int64Array, heads: Int64Array, first: int, last: int) -> None:
     for line in range(first, last):
         if not table[line, LEFT]:
             continue
-        place = _place(heads, table[line, 0], table[line, 1], table[line, 2])
-        table[line, NEXT] = heads[place]
-        heads[place] = line
+        bucket = _bucket(heads, table[line, 0], table[line, 1], table[line, 2])
+        table[line, NEXT] = heads[bucket]
+        heads[bucket] = line
 
 
 @compiled
 def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
-    place = _place(heads, table[line, 0], table[line, 1], table[line, 2])
-    if heads[place] == line:
-        heads[place] = table[line, NEXT]
+    bucket = _bucket(heads, table[line, 0], table[line, 1], table[line, 2])
+    if heads[bucket] == line:
+        heads[bucket] = table[line, NEXT]
         return
-    before = heads[place]
+    before = heads[bucket]
     while table[before, NEXT] != line:
         before = table[before, NEXT]
     table[before, NEXT] = table[line, NEXT]
@@ -81,7 +81,7 @@ def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
 @compiled
 def _find(table: Int64Array, heads: Int64Array, segment: Int64Array, start: int) -> int:
     """Return the line of the piece that holds token `start` of a segment's sample, or NO_LINE."""
-    line = heads[_place(heads, segment[0], segment[1], segment[2])]
+    line = heads[_bucket(heads, segment[0], segment[1], segment[2])]
     while line != NO_LINE:
         is_same = (
             table[line, 0] == segment[0]

@@ -41,7 +41,7 @@ class Extras:
     payloads: dict[str, list[tuple[Any, int, int]]]
     """Objects, each with its span: first token, and one past the last."""
 
-    def part(self, start: int, stop: int) -> Extras:
+    def slice(self, start: int, stop: int) -> Extras:
         """Return the extras of tokens [start, stop), a payload with its first token."""
         return Extras(
             token_fields={k: v[start:stop].copy() for k, v in self.token_fields.items()},

@@ -59,12 +59,12 @@ class WorkerSlice:
     num_workers: int = 1
 
     @property
-    def part(self) -> int:
+    def index(self) -> int:
         """Number of this slice, over all ranks and workers."""
         return self.device * self.num_workers + self.worker
 
     @property
-    def num_parts(self) -> int:
+    def num_slices(self) -> int:
         """Number of slices."""
         return self.num_devices * self.num_workers
 
@@ -74,7 +74,7 @@ class WorkerSlice:
         >>> [WorkerSlice(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
         [3, 3, 2]
         """
-        return -(-max(total - self.part, 0) // self.num_parts)
+        return -(-max(total - self.index, 0) // self.num_slices)
 
 
 class Items(NamedTuple):
@@ -96,9 +96,9 @@ class SourceSlice:
     A `sharded` source gives each worker only that worker's items. With `replay`, the source's own
     state is never used. `shuffle` holds seed, stream number and block size; None: no shuffle.
 
-    >>> part = SourceSlice("abcdefgh", "letters", WorkerSlice(worker=1, num_workers=3))
-    >>> part.begin(0)
-    >>> [(*items.numbers, *items.values) for items in iter(part.read, None)]
+    >>> letters = SourceSlice("abcdefgh", "letters", WorkerSlice(worker=1, num_workers=3))
+    >>> letters.begin(0)
+    >>> [(*items.numbers, *items.values) for items in iter(letters.read, None)]
     [(1, 'b'), (4, 'e'), (7, 'h')]
     """
 
@@ -106,16 +106,16 @@ class SourceSlice:
         self,
         source: Iterable[Any],
         name: str,
-        place: WorkerSlice,
+        worker_slice: WorkerSlice,
         *,
         sharded: bool = False,
         replay: bool = False,
         shuffle: tuple[int, int, int] | None = None,
     ) -> None:
         self.name = name
-        self.place = place
+        self.worker_slice = worker_slice
         self.has_warned = False  # whether the end-of-stream warning was logged
-        self._part, self._num_parts = place.part, place.num_parts
+        self._index, self._num_slices = worker_slice.index, worker_slice.num_slices
         self.source = source
         self._source: Any = source
         self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
@@ -125,7 +125,9 @@ class SourceSlice:
             and getattr(source, "_distributed", None) is None
         ):
             split = import_module("datasets.distributed").split_dataset_by_node
-            self._source = split(source, rank=place.device, world_size=place.num_devices)
+            self._source = split(
+                source, rank=worker_slice.device, world_size=worker_slice.num_devices
+            )
         self.has_index = has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
         self._reads_batches = self.has_index and supports_batched_getitem(source)
@@ -156,7 +158,7 @@ class SourceSlice:
     def num_items(self) -> int | None:
         """Items of this slice per pass; None if the source has no length."""
         total = None if self._splits_itself else num_items(self._source)
-        return None if total is None else self.place.num_of(total)
+        return None if total is None else self.worker_slice.num_of(total)
 
     @property
     def indexed_size(self) -> int | None:
@@ -241,7 +243,7 @@ class SourceSlice:
             return self._read_by_index(min(most, self.most_ahead))
         if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
             self._keep_state()
-        part, num_parts = self._part, self._num_parts
+        index, num_slices = self._index, self._num_slices
         while True:
             try:
                 value = next(self._items)
@@ -250,15 +252,15 @@ class SourceSlice:
             except Exception as error:
                 raise self._failure(error) from error
             self._num_raw += 1
-            if self._splits_itself or (self._num_raw - 1) % num_parts == part:
+            if self._splits_itself or (self._num_raw - 1) % num_slices == index:
                 break
         self.taken += 1
         taken = self.taken - 1
-        return Items(self.pass_, taken, (taken * num_parts + part,), [value])
+        return Items(self.pass_, taken, (taken * num_slices + index,), [value])
 
     def _read_by_index(self, most: int) -> Items | None:
-        total, step = len(self._source), self._num_parts
-        first = self.taken * step + self._part
+        total, step = len(self._source), self._num_slices
+        first = self.taken * step + self._index
         if first >= total:
             return None
         nths = range(first, min(first + most * step, total), step)
@@ -304,7 +306,7 @@ class SourceSlice:
 
     def _failure(self, error: Exception, number: int | None = None) -> DataError:
         if number is None:
-            number = self.taken * self._num_parts + self._part
+            number = self.taken * self._num_slices + self._index
         return DataError(
             f"stream {self.name!r}: its source ({type(self._source).__name__}) raised "
             f"{type(error).__name__}: {error}, instead of giving sample {number}"

@@ -47,7 +47,7 @@ STREAM_FIELDS = (
 )
 
 
-def fingerprint(plan: FlowPlan) -> dict[str, Any]:
+def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
     """Return the options that determine the batches of given sources, as JSON.
 
     For a tokenizer or another function, it records only whether there is one.
@@ -78,22 +78,22 @@ def fingerprint(plan: FlowPlan) -> dict[str, Any]:
     }
 
 
-def pack_state(
-    fingerprint: dict[str, Any], place: WorkerSlice, epoch: int, flow: State | None
+def worker_state(
+    fingerprint: dict[str, Any], worker_slice: WorkerSlice, epoch: int, flow: State | None
 ) -> State:
     """Return a worker's state; `flow` is its packing loop's state, or None at an epoch's start."""
     return {
         "version": STATE_VERSION,
         "kind": KIND,
         "epoch": epoch,
-        "worker": [place.worker, place.num_workers],
-        "device": [place.device, place.num_devices],
+        "worker": [worker_slice.worker, worker_slice.num_workers],
+        "device": [worker_slice.device, worker_slice.num_devices],
         "fingerprint": fingerprint,
         "flow": flow,
     }
 
 
-def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -> None:
+def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerSlice) -> None:
     """Refuse a state of another kind, rank, worker or dataset, naming the value that differs."""
     if not isinstance(state, dict) or state.get("kind") != KIND:
         found = state.get("kind") if isinstance(state, dict) else type(state).__name__
@@ -112,8 +112,12 @@ def check_state(state: State, fingerprint: dict[str, Any], place: WorkerSlice) -
     if not isinstance(flow, dict | None):
         raise CHECKS.error("flow", flow, wanted="None or a dict")
     for key, name, own in (
-        ("device", "rank (of those with batches of their own)", [place.device, place.num_devices]),
-        ("worker", "worker", [place.worker, place.num_workers]),
+        (
+            "device",
+            "rank (of those with batches of their own)",
+            [worker_slice.device, worker_slice.num_devices],
+        ),
+        ("worker", "worker", [worker_slice.worker, worker_slice.num_workers]),
     ):
         saved = CHECKS.items(key, state.get(key), 2)
         if saved != own:

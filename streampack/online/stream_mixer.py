@@ -49,20 +49,22 @@ class Window:
 
 
 class StreamMixer:
-    """Chooses samples of all streams in one worker and epoch; `parts` are its slices of them."""
+    """Chooses samples of all streams in one worker and epoch; `slices` are its slices of them."""
 
     def __init__(
-        self, plan: FlowPlan, place: WorkerSlice, parts: Sequence[SourceSlice], epoch: int
+        self, plan: FlowPlan, worker_slice: WorkerSlice, slices: Sequence[SourceSlice], epoch: int
     ) -> None:
         self._plan = plan
         self._epoch = epoch
         self._by_tokens = plan.mixing.weight_unit == "tokens"
         self._is_random = plan.mixing.batching_method == "random"
         has_labels = any(stream.has_labels for stream in plan.streams)
-        self.quotas = [plan.amounts.quota(n, epoch, part, place) for n, part in enumerate(parts)]
+        self.quotas = [
+            plan.amounts.quota(n, epoch, slice_, worker_slice) for n, slice_ in enumerate(slices)
+        ]
         self.samplers = [
-            StreamSampler(stream, part, plan.packing, has_labels=has_labels)
-            for stream, part in zip(plan.streams, parts, strict=True)
+            StreamSampler(stream, slice_, plan.packing, has_labels=has_labels)
+            for stream, slice_ in zip(plan.streams, slices, strict=True)
         ]
         amounts: Sequence[int | None] = plan.amounts.amounts
         if plan.amounts.are_quotas:

@@ -48,17 +48,17 @@ class StreamSampler:
     """
 
     def __init__(
-        self, stream: IterableStream, part: SourceSlice, packing: Packing, *, has_labels: bool
+        self, stream: IterableStream, slice_: SourceSlice, packing: Packing, *, has_labels: bool
     ) -> None:
         self._stream = stream
-        self._name = part.name
-        self._part = part
+        self._name = slice_.name
+        self._slice = slice_
         self._is_text = stream.tokenizer is not None
-        self._most_ahead = TEXTS_TOGETHER if self._is_text else part.most_ahead
+        self._most_ahead = TEXTS_TOGETHER if self._is_text else slice_.most_ahead
         self._decoder = ItemDecoder(
-            stream, packing, is_kept=part.most_ahead > 1 and not self._is_text
+            stream, packing, is_kept=slice_.most_ahead > 1 and not self._is_text
         )
-        self.has_index = part.has_index
+        self.has_index = slice_.has_index
         self._quota = WorkerQuota()
         self.ready = ReadySamples(has_labels=has_labels)
         """The samples that were read but not taken."""
@@ -75,18 +75,18 @@ class StreamSampler:
         """Begin an epoch."""
         self._quota = quota
         # Once, not in every worker and epoch.
-        self._warns_next = epoch == 0 and self._part.place.part == 0
+        self._warns_next = epoch == 0 and self._slice.worker_slice.index == 0
         self.ready.clear()
         self._has_ended = quota.amount == 0
         self.amount_taken = self.num_bad = 0
         pass_, taken = epoch, 0
         if quota.skipped:
-            per_pass = self._part.count()
+            per_pass = self._slice.count()
             pass_, taken = divmod(quota.skipped, per_pass) if per_pass else (epoch, 0)
         elif quota.skipped is not None:
             pass_ = 0
         if not self._has_ended:
-            self._part.begin(pass_, taken)
+            self._slice.begin(pass_, taken)
         self._position = (pass_, taken)
 
     def peek(self, ahead: int = 0, *, is_needed: bool = True) -> int | None:
@@ -132,7 +132,7 @@ class StreamSampler:
     def _parsed(self, index: int) -> IterableSample | DataError:
         drawn: ComplexSample = self.ready.tokens[index]
         if drawn.sample is None:
-            _, number, _ = self.ready.place(index)
+            _, number, _ = self.ready.origin(index)
             drawn.sample = self._decoder.parse(drawn.item, number)
         return drawn.sample
 
@@ -163,11 +163,11 @@ class StreamSampler:
     def warn_of_end(self) -> None:
         """Warn, once, that the stream has ended while others continue."""
         # In the first worker only.
-        part = self._part
-        if self._stream.proportion is None or part.place.part or part.has_warned:
+        slice_ = self._slice
+        if self._stream.proportion is None or slice_.worker_slice.index or slice_.has_warned:
             return
-        part.has_warned = True
-        again = "" if is_one_shot(part.source) else "stop='repeat' or epoch_size=, or "
+        slice_.has_warned = True
+        again = "" if is_one_shot(slice_.source) else "stop='repeat' or epoch_size=, or "
         log.warning(
             "stream %r has ended in pass %d and others continue without it, so their shares are no "
             "longer the proportions asked for; to keep these to the epoch's end set Mixing(%s"
@@ -198,23 +198,23 @@ class StreamSampler:
     def _pull(self, most: int = 1) -> Items | None:
         """Return the next items, from the next pass if this one is over and the quota needs it."""
         while not self._has_ended:
-            items = self._part.read(most)
+            items = self._slice.read(most)
             if items is not None:
                 if self._warns_next:
                     self._warns_next = False
                     self._stream.warn_unused_label_column(items.values[0])
                 return items
-            if self._part.is_empty:
+            if self._slice.is_empty:
                 raise DataError(
                     f"stream {self._name!r}: its source "
                     f"({type(self._stream.source).__name__}) is empty; leave the stream out"
                 )
             wants_more = self._quota.endless or self._quota.amount is not None
             # No item was read or skipped in this pass: the slice is empty.
-            if not wants_more or not self._part.taken:
+            if not wants_more or not self._slice.taken:
                 self._has_ended = True
                 break
-            self._part.begin(self._part.pass_ + 1)
+            self._slice.begin(self._slice.pass_ + 1)
         return None
 
     def _read_texts(self, most: int) -> bool:
@@ -264,11 +264,11 @@ class StreamSampler:
         return {
             "pass": self._position[0],
             "taken": self._position[1],
-            "base": None if self.has_index else self._part.base(*self._oldest(held or ())),
+            "base": None if self.has_index else self._slice.base(*self._oldest(held or ())),
             "amount_taken": self.amount_taken,
             "bad": self.num_bad,
             "labels_shifted": self.labels_shifted,
-            "size": self._part.indexed_size,
+            "size": self._slice.indexed_size,
         }
 
     def is_near(self, sample_pass: int, number: int) -> bool:
@@ -276,16 +276,16 @@ class StreamSampler:
         if self.has_index:
             return True
         pass_, taken = self._position
-        return (pass_, taken - NEAR) <= (sample_pass, number // self._part.place.num_parts)
+        return (pass_, taken - NEAR) <= (sample_pass, number // self._slice.worker_slice.num_slices)
 
     def _oldest(self, held: Iterable[SampleKey]) -> tuple[int, int]:
         """Return the position of the oldest buffered sample, or of the next one."""
         # A sample's number is its position times the number of slices, plus the slice's number.
-        num_parts = self._part.place.num_parts
-        places = [(pass_, number // num_parts) for _, pass_, number in held]
-        return min([self._position, *places])
+        num_slices = self._slice.worker_slice.num_slices
+        positions = [(pass_, number // num_slices) for _, pass_, number in held]
+        return min([self._position, *positions])
 
-    def _check_place(self, epoch: int, base: State | None, held: Iterable[SampleKey]) -> None:
+    def _check_position(self, epoch: int, base: State | None, held: Iterable[SampleKey]) -> None:
         """Refuse an impossible position: replaying up to it might never end."""
         # At least one sample was taken from every pass, except the one in which the epoch began.
         skipped = self._quota.skipped or 0
@@ -320,13 +320,13 @@ class StreamSampler:
         wanted = {(pass_, number): (stream, pass_, number) for stream, pass_, number in held}
         if self._has_ended:
             return {}
-        if state["size"] != self._part.indexed_size:
+        if state["size"] != self._slice.indexed_size:
             raise DataError(
-                f"stream {self._name!r}: its source has {self._part.indexed_size} samples, but had "
-                f"{state['size']} when the state was saved{SAME_SAMPLES}"
+                f"stream {self._name!r}: its source has {self._slice.indexed_size} samples, but "
+                f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
-        self._check_place(epoch, state["base"], held)
-        items = read_again(self._part, self._position, state["base"], wanted)
+        self._check_position(epoch, state["base"], held)
+        items = read_again(self._slice, self._position, state["base"], wanted)
         ids: Iterable[Any] = repeat(None)
         if self._stream.tokenizer is not None:
             ids = self._decoder.encode([(item, number) for _, number, item in items])

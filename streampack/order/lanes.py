@@ -96,12 +96,12 @@ def assign_to_lanes(
     raw_bytes: Int64Array,
     num_lanes: int,
     seed: int,
-    place: tuple[int | str, ...],
+    seed_path: tuple[int | str, ...],
 ) -> list[Extents]:
     """Return the extents of each lane, given the samples and raw bytes of a stream's shards.
 
     Each sample is in exactly one lane. The seed orders the shards; if it is negative, they stay in
-    stored order. `place` identifies the stream, for the seed.
+    stored order. `seed_path` identifies the stream, for the seed.
 
     >>> [e.num_samples for e in assign_to_lanes(np.array([6, 6]), np.array([60, 60]), 3, 1, (0,))]
     [4, 4, 4]
@@ -109,7 +109,7 @@ def assign_to_lanes(
     num_shards = len(samples)
     order = np.arange(num_shards)
     if seed >= 0 and num_shards > 1:
-        order = permutation(num_shards, seed, "deal", *place)
+        order = permutation(num_shards, seed, "deal", *seed_path)
     whole = Extents(
         shards=order, firsts=np.zeros(num_shards, np.int64), counts=samples[order].astype(np.int64)
     )

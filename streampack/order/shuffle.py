@@ -26,7 +26,7 @@ from streampack._numba import compiled
 from streampack.order.lanes import Extents
 from streampack.rng import (
     MAX_SMALL,
-    Scratch,
+    SortScratch,
     permutation,
     random_keys,
     shuffle_blocks,
@@ -52,11 +52,11 @@ NO_KEYS = np.zeros((0, 2), np.uint64)
 _scratches = threading.local()
 
 
-def _scratch(length: int) -> Scratch:
+def _scratch(length: int) -> SortScratch:
     """Return this thread's scratch buffers, for at least `length` rows."""
-    scratch: Scratch | None = getattr(_scratches, "kept", None)
+    scratch: SortScratch | None = getattr(_scratches, "kept", None)
     if scratch is None or scratch.length < length:
-        scratch = _scratches.kept = Scratch(length)
+        scratch = _scratches.kept = SortScratch(length)
     return scratch
 
 
@@ -96,7 +96,7 @@ class Passes:
 
     Its elements are rows (stream, pass, sample, tokens), of which the first is `number`. The
     extents hold at least one sample, and `block_size` samples are shuffled together. A negative
-    seed keeps the stored order in every pass. `place` identifies the stream and lane, for the seed.
+    seed keeps the stored order in every pass. `seed_path` identifies the stream and lane.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Passes:
         number: int,
         block_size: int,
         seed: int,
-        place: tuple[int | str, ...],
+        seed_path: tuple[int | str, ...],
     ) -> None:
         self._number = number
         self.num_samples = extents.num_samples
@@ -117,7 +117,7 @@ class Passes:
         self._block_size = min(block_size, self.num_samples)
         self._blocks_per_pass = -(-self.num_samples // self._block_size)
         self._seed = seed
-        self._place = place
+        self._seed_path = seed_path
         self._weigh = lengths.weigh or (lambda lengths: lengths)
         self._shard_tokens = lengths.shard_tokens
         self._is_small = self._block_size <= MAX_SMALL
@@ -173,7 +173,7 @@ class Passes:
             stops = np.cumsum(self._extents.counts)
             if self._seed >= 0 and len(stops) > 1:
                 part_keys = random_keys(
-                    map(str, passes.tolist()), self._seed, "shards", *self._place
+                    map(str, passes.tolist()), self._seed, "shards", *self._seed_path
                 )
         else:
             begin, end = (int(block) * self._block_size for block in (blocks[0], blocks[-1] + 1))
@@ -182,7 +182,7 @@ class Passes:
         if self._seed >= 0 and self._block_size > 1:
             both = zip(passes.tolist(), blocks.tolist(), strict=True)
             ends = (f"{number}, {block}" for number, block in both)
-            block_keys = random_keys(ends, self._seed, "block", *self._place)
+            block_keys = random_keys(ends, self._seed, "block", *self._seed_path)
         return shuffle_blocks(in_stored, stored, stops, part_keys, block_keys, self._block_size)
 
     def block_of(self, cursor: int) -> int:
@@ -315,8 +315,8 @@ class Passes:
         else:
             scratch = _scratch(self._block_size)
             self._fill(scratch.rows[:length], extents)
-            place = ("block", *self._place, passes, block_of_pass)
-            shuffle_rows(length, scratch, rows, self._seed, *place)
+            seed_path = ("block", *self._seed_path, passes, block_of_pass)
+            shuffle_rows(length, scratch, rows, self._seed, *seed_path)
         first = passes * self.num_samples + block_of_pass * self._block_size
         self._block = _Block(passes=passes, first=first, rows=rows)
         return self._block
@@ -331,7 +331,7 @@ class Passes:
             return self._extents
         if self._pass_order is None or self._pass_order[0] != passes:
             order = permutation(
-                len(self._extents.shards), self._seed, "shards", *self._place, passes
+                len(self._extents.shards), self._seed, "shards", *self._seed_path, passes
             )
             self._pass_order = (passes, self._extents.take(order))
         return self._pass_order[1]

@@ -16,12 +16,12 @@ from streampack.plan.state import (
     Progress,
     RunShape,
     check_resized,
-    fingerprint,
+    decode_state,
+    encode_state,
     nearest_divisors,
-    pack_state,
+    plan_fingerprint,
     run_shape,
     saving_worker,
-    unpack_state,
 )
 
 __all__ = [
@@ -35,12 +35,12 @@ __all__ = [
     "ShardDelta",
     "check_resized",
     "count_slots",
-    "fingerprint",
+    "decode_state",
+    "encode_state",
     "nearest_divisors",
-    "pack_state",
+    "plan_fingerprint",
     "run_shape",
     "saving_worker",
     "slots_in",
     "touched_lanes",
-    "unpack_state",
 ]

@@ -26,18 +26,18 @@ class ChapterPlan:
         """Whether a share changes."""
         return self.begin != self.end
 
-    def shares_at(self, part: Fraction) -> list[Fraction]:
+    def shares_at(self, fraction: Fraction) -> list[Fraction]:
         """Return the shares after a fraction of the chapter."""
         pairs = zip(self.begin, self.end, strict=True)
-        return [first + (last - first) * part for first, last in pairs]
+        return [first + (last - first) * fraction for first, last in pairs]
 
-    def part(self, slot: int) -> Fraction:
+    def fraction_at(self, slot: int) -> Fraction:
         """Return the fraction of the change of shares that is over at a slot."""
         return min(Fraction(slot, self.ramp_slots), Fraction(1)) if self.ramps else Fraction(0)
 
     def mean_share(self, stream: int, num_slots: int) -> Fraction:
         """Return the mean share of a stream over the first slots."""
-        half = self.part(num_slots) / 2
+        half = self.fraction_at(num_slots) / 2
         return self.begin[stream] + (self.end[stream] - self.begin[stream]) * half
 
     def uses(self, stream: int) -> bool:

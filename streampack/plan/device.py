@@ -83,7 +83,7 @@ class DevicePlan:
         """Packs of the epoch delivered over all ranks after the last of these steps."""
         return self.positions[-1]
 
-    def part(self, first: int, last: int) -> DevicePlan:
+    def slice(self, first: int, last: int) -> DevicePlan:
         """Return the plan of batches [first, last)."""
         if first == 0 and last == len(self.positions):
             return self

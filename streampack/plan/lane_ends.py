@@ -2,15 +2,15 @@
 
 ::
 
-    packs of a column   |-- a token a sample --|-- lengths, a block at a time --|-- planned --|
+    packs of a queue    |-- a token a sample --|-- lengths, a block at a time --|-- planned --|
     computed            immediately            as the walk gets there           when all are used up
 
-The walk over slots can continue on a lower bound. Only where a column might be exhausted must it be
+The walk over slots can continue on a lower bound. Only where a queue might be exhausted must it be
 planned to its end, as integers only. A thread starts that when three quarters of the packs known to
 exist have been served.
 
 Cost: the lengths of one block of samples at a time; at the end about 1 us a sample. Memory: a few
-integers a column, and one pack queue while it is being counted.
+integers a queue, and one pack queue while it is being counted.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ LEAVE_S = 1.0  # time limit for the thread to end
 PLAN_AHEAD = 0.75  # fraction of the known packs served at which a thread starts to count the rest
 
 
-def count_column(
-    recipe: Recipe, epoch: int, lane: int, column: int, stop: Event | None = None
+def count_queue(
+    recipe: Recipe, epoch: int, lane: int, queue: int, stop: Event | None = None
 ) -> int:
-    """Plan one column to the epoch's end, or until `stop` is set, and return its packs."""
-    queue = PackQueue(recipe, lane, column, epoch, is_shuffled=False)
-    while not queue.is_complete and not (stop and stop.is_set()):
-        queue.extend()
-        queue.release(queue.num_known)
-    return queue.num_known
+    """Plan one queue to the epoch's end, or until `stop` is set, and return its packs."""
+    pack_queue = PackQueue(recipe, lane, queue, epoch, is_shuffled=False)
+    while not pack_queue.is_complete and not (stop and stop.is_set()):
+        pack_queue.extend()
+        pack_queue.release(pack_queue.num_known)
+    return pack_queue.num_known
 
 
 def count_slots(recipe: Recipe, epoch: int) -> int:
     """Return the slots that all lanes serve in an epoch. Without carry, plan it to its end."""
     if recipe.mixing.epoch_end == "carry":
         return recipe.packs_per_carry_epoch
-    shapes, totals = recipe.shapes, [0] * recipe.num_columns
-    for lane, column in np.ndindex(recipe.num_lanes, recipe.num_columns):
-        num_packs = count_column(recipe, epoch, lane, column)
-        totals[column] += shapes.slots_of(column, num_packs, is_all=True)
+    shapes, totals = recipe.shapes, [0] * recipe.num_queues
+    for lane, queue in np.ndindex(recipe.num_lanes, recipe.num_queues):
+        num_packs = count_queue(recipe, epoch, lane, queue)
+        totals[queue] += shapes.slots_of(queue, num_packs, is_all=True)
     if not shapes.is_pure or recipe.mixing.batching_method != "per_stream":
         return sum(totals)
     return sum(shapes.whole(total, recipe.global_batch_size) for total in totals)
@@ -70,14 +70,14 @@ def slots_in(recipe: Recipe, num_planned: int) -> int:
 
 
 class _LeastPacks:
-    """A lower bound on the packs of a column, refined by loading more lengths."""
+    """A lower bound on the packs of a queue, refined by loading more lengths."""
 
-    def __init__(self, recipe: Recipe, epoch: int, lane: int, column: int) -> None:
+    def __init__(self, recipe: Recipe, epoch: int, lane: int, queue: int) -> None:
         self._recipe = recipe
         self._epoch = epoch
         self._lane = lane
-        self._numbers = recipe.streams_in(column)
-        self._packing = recipe.shapes.packings[column]
+        self._numbers = recipe.streams_in(queue)
+        self._packing = recipe.shapes.packings[queue]
         self._num_looked: int | None = None  # samples of each stream whose lengths are counted
         self._tokens = 0
         self.num_packs = 0
@@ -102,43 +102,43 @@ class _LeastPacks:
 
 
 class LaneEndFinder:
-    """Finds the ends of columns in lanes planned by other processes."""
+    """Finds the ends of queues in lanes planned by other processes."""
 
     def __init__(self, recipe: Recipe, epoch: int) -> None:
         self._recipe = recipe
         self._epoch = epoch
         self._least: dict[tuple[int, int], _LeastPacks] = {}
         self._counts: dict[tuple[int, int], Future[int]] = {}
-        self._asked: deque[tuple[int, int]] = deque()  # columns that still have to be counted
+        self._asked: deque[tuple[int, int]] = deque()  # queues that still have to be counted
         self._lock = Lock()
         self._is_finding = False
         self._closed = Event()
         self._threads: list[Thread] = []  # the one that counts, if any
 
-    def refine(self, lane: int, column: int) -> tuple[int, bool]:
-        """Refine the bound of a column. Return its packs, and whether that count is exact."""
-        least = self._least.get((lane, column))
+    def refine(self, lane: int, queue: int) -> tuple[int, bool]:
+        """Refine the bound of a queue. Return its packs, and whether that count is exact."""
+        least = self._least.get((lane, queue))
         if least is None:
-            least = _LeastPacks(self._recipe, self._epoch, lane, column)
-            self._least[lane, column] = least
+            least = _LeastPacks(self._recipe, self._epoch, lane, queue)
+            self._least[lane, queue] = least
         if least.is_final:
-            return self._count(lane, column).result(), True
+            return self._count(lane, queue).result(), True
         least.grow()
         return least.num_packs, False
 
     def look_ahead(self, served: Int64Array) -> None:
-        """Start counting, in a thread, columns whose known packs are mostly served."""
-        for (lane, column), least in self._least.items():
-            slots = least.num_packs * int(self._recipe.shapes.slots_per_pack[column])
-            if least.is_final and served[lane, column] >= PLAN_AHEAD * slots:
-                self._count(lane, column)
+        """Start counting, in a thread, queues whose known packs are mostly served."""
+        for (lane, queue), least in self._least.items():
+            slots = least.num_packs * int(self._recipe.shapes.slots_per_pack[queue])
+            if least.is_final and served[lane, queue] >= PLAN_AHEAD * slots:
+                self._count(lane, queue)
 
-    def _count(self, lane: int, column: int) -> Future[int]:
+    def _count(self, lane: int, queue: int) -> Future[int]:
         with self._lock:
-            if (lane, column) not in self._counts:
-                self._counts[lane, column] = Future()
-                self._asked.append((lane, column))
-            count = self._counts[lane, column]
+            if (lane, queue) not in self._counts:
+                self._counts[lane, queue] = Future()
+                self._asked.append((lane, queue))
+            count = self._counts[lane, queue]
             starts = bool(self._asked) and not self._is_finding
             self._is_finding |= starts
         if starts:
@@ -151,13 +151,13 @@ class LaneEndFinder:
         return count
 
     def _find(self) -> None:
-        """Count the requested columns, one at a time."""
+        """Count the requested queues, one at a time."""
         while (key := self._next()) is not None:
             count = self._counts[key]
             if not count.set_running_or_notify_cancel():
                 continue
             try:
-                count.set_result(count_column(self._recipe, self._epoch, *key, self._closed))
+                count.set_result(count_queue(self._recipe, self._epoch, *key, self._closed))
             except BaseException as failure:  # re-raised by result()
                 count.set_exception(failure)
 

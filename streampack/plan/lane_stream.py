@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from streampack.mix import parts
+from streampack.mix import apportion
 from streampack.mix.draw import CHUNK
 from streampack.order import TOKENS, Lengths, Passes
 from streampack.plan.recipe import Recipe
@@ -55,7 +55,7 @@ class LaneStream:
                 number=number,
                 block_size=recipe.block_size,
                 seed=recipe.order_seed,
-                place=(recipe.key_of(number), lane if shares is not None else "shared"),
+                seed_path=(recipe.key_of(number), lane if shares is not None else "shared"),
             )
 
     @property
@@ -110,11 +110,11 @@ class LaneStream:
         if not total or num_lanes == 1:
             return total
         if self._shares is not None:
-            return parts(total, self._shares)[self._lane]
+            return apportion(total, self._shares)[self._lane]
         if self.stream.quota.unit == "samples":
             # Elements lane, lane + num_lanes, ... of a shared order.
             return (total - self._lane + num_lanes - 1) // num_lanes
-        return parts(total, [1] * num_lanes)[self._lane]
+        return apportion(total, [1] * num_lanes)[self._lane]
 
     def take(self, cursor: int, count: int) -> Int64Array:
         """Return rows (stream, pass, sample, tokens) from `cursor` on, shape (count, 4)."""
@@ -206,9 +206,9 @@ class LaneStream:
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last
 
 
-def is_used(recipe: Recipe, lane: int, column: int) -> bool:
-    """Return whether epochs take any sample in a column of a lane."""
-    return any(LaneStream(recipe, number, lane).is_used for number in recipe.streams_in(column))
+def is_used(recipe: Recipe, lane: int, queue: int) -> bool:
+    """Return whether epochs take any sample in a queue of a lane."""
+    return any(LaneStream(recipe, number, lane).is_used for number in recipe.streams_in(queue))
 
 
 def skips_lanes(recipe: Recipe) -> bool:
@@ -222,8 +222,8 @@ def skips_lanes(recipe: Recipe) -> bool:
         return False
     if "skips_lanes" not in recipe.facts:
         used = [
-            [is_used(recipe, lane, column) for lane in range(recipe.num_lanes)]
-            for column in range(recipe.num_columns)
+            [is_used(recipe, lane, queue) for lane in range(recipe.num_lanes)]
+            for queue in range(recipe.num_queues)
         ]
         recipe.facts["skips_lanes"] = any(any(each) and not all(each) for each in used)
     return recipe.facts["skips_lanes"]

@@ -1,20 +1,20 @@
-"""The packs of one column of a lane, planned one window at a time.
+"""The packs of one queue of a lane, planned one window at a time.
 
 ::
 
-    column 0   arrivals -> overflow -> packer -> a b c d -> shuffle -> [ c | a | d | b ]
-    column 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
+    queue 0   arrivals -> overflow -> packer -> a b c d -> shuffle -> [ c | a | d | b ]
+    queue 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
                                                                        ^ a snapshot lies where a
                                                                          window begins
 
 The pieces of a long sample leave the packer one after the other. So that a batch holds pieces of
 many samples, the packs of a window are shuffled; `pack_order` spreads those of equal cost. A window
 has the packs or the samples of `Recipe.window`, rounded up to whole chunks of samples; a smaller
-one is a part of a chunk. Its order depends only on the seed, the lane, the column and its first
+one is a part of a chunk. Its order depends only on the seed, the lane, the queue and its first
 pack. A packer of windows gets the segments of all its chunks together.
 
-A lane has one column if packs mix streams, otherwise one per stream. Packs are addressed by their
-number in the column. Packs planned ahead are therefore never lost, and planning a column again
+A lane has one queue if packs mix streams, otherwise one per stream. Packs are addressed by their
+number in the queue. Packs planned ahead are therefore never lost, and planning a queue again
 gives the same packs.
 
 Cost: about 0.2-0.4 us a sample. Memory: two windows of segments (48 bytes each), the packer's
@@ -49,7 +49,7 @@ class Snapshot:
     """
 
     num_packs: int
-    """Packs of the column before the window."""
+    """Packs of the queue before the window."""
     held: Int64Array
     """Segments in the packer's buffer, shape (n, 6)."""
     blocks: Callable[[], Blocks]
@@ -59,13 +59,13 @@ class Snapshot:
 
 
 class PackQueue:
-    """The packs of one column of a lane, by number.
+    """The packs of one queue of a lane, by number.
 
     Attributes:
         first_known: Number of the first pack that is not released.
-        is_complete: Whether all packs of the column are planned.
+        is_complete: Whether all packs of the queue are planned.
 
-    `column` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first. The
+    `queue` is the stream, or 0 if packs mix streams. With carry, `epoch` is the run's first. The
     samples come from `arrivals`; None: from that epoch on. Where packs are only counted, they need
     no shuffle, and windows only if they are packed as a whole.
     """
@@ -74,7 +74,7 @@ class PackQueue:
         self,
         recipe: Recipe,
         lane: int,
-        column: int,
+        queue: int,
         epoch: int,
         *,
         arrivals: RunSamples | None = None,
@@ -82,13 +82,13 @@ class PackQueue:
     ) -> None:
         self._recipe = recipe
         self._lane = lane
-        self._packing = recipe.shapes.packings[column]
-        self._column = column
-        self._place: tuple[int | str, ...] = ("packs", column, lane, epoch)
+        self._packing = recipe.shapes.packings[queue]
+        self._queue = queue
+        self._seed_path: tuple[int | str, ...] = ("packs", queue, lane, epoch)
         self._is_shuffled = is_shuffled
         self._set_windows()
         self._num_dropped = 0  # consecutive samples that were all dropped
-        self._arrivals = arrivals or SampleSequence(recipe, lane, column, epoch)
+        self._arrivals = arrivals or SampleSequence(recipe, lane, queue, epoch)
         self._packer = make_packer(self._packing)
         self._pending = NO_SEGMENTS  # packed before new samples, after an edge of chapters
         self._hold(NO_PACKS)
@@ -101,16 +101,16 @@ class PackQueue:
 
     def _set_windows(self) -> None:
         """Set the windows in which packs are made and shuffled."""
-        recipe, lane, column = self._recipe, self._lane, self._column
+        recipe, lane, queue = self._recipe, self._lane, self._queue
         packs_windows = recipe.packs_windows
-        self._packing_window = recipe.packing_window(lane, column) if packs_windows else 0
+        self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
-        self._max_packs, self._max_samples = recipe.window(lane, column) if has_windows else (0, 0)
+        self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
 
     @property
     def num_known(self) -> int:
-        """Number of packs of the column planned so far."""
-        return self.first_known + len(self._queue.ends)
+        """Number of packs of the queue planned so far."""
+        return self.first_known + len(self._packs.ends)
 
     @property
     def high_water_tokens(self) -> int:
@@ -124,7 +124,7 @@ class PackQueue:
         self._snapshots.append(self._snapshot_now())
         self.num_moves += 1
         window = self._next_window()
-        self._hold(Packs.join([self._queue, window]) if len(self._queue.ends) else window)
+        self._hold(Packs.join([self._packs, window]) if len(self._packs.ends) else window)
 
     def _snapshot_now(self) -> Snapshot:
         held, packer = self._buffered(), self._packer.state_dict()
@@ -166,7 +166,7 @@ class PackQueue:
         return take_packs(packs, self._order_of(packs, min(num_windows, num_packs)))
 
     def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
-        """Return the next samples, where this many packs of the column are planned."""
+        """Return the next samples, where this many packs of the queue are planned."""
         return self._arrivals.next()
 
     def _pack_chunks(self) -> tuple[Packs, int, int]:
@@ -217,7 +217,7 @@ class PackQueue:
         bounds = [num_packs * window // num_windows for window in range(num_windows + 1)]
         seed = self._recipe.order.seed
         windows = [
-            first + permutation(stop - first, seed, *self._place, self.num_known + first)
+            first + permutation(stop - first, seed, *self._seed_path, self.num_known + first)
             for first, stop in pairwise(bounds)
         ]
         if self._recipe.packing.max_cost is not None:
@@ -236,14 +236,14 @@ class PackQueue:
             self._check_drops(rows, segments)
         return segments
 
-    def _hold(self, queue: Packs) -> None:
-        self._queue = queue
-        self._sizes = np.diff(queue.ends, prepend=0)
+    def _hold(self, packs: Packs) -> None:
+        self._packs = packs
+        self._sizes = np.diff(packs.ends, prepend=0)
 
     def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
         """Raise a DataError if more samples in a row were dropped than the streams hold."""
         self._num_dropped = 0 if len(segments) else self._num_dropped + len(rows)
-        limit = self._recipe.max_consecutive_drops(self._column)
+        limit = self._recipe.max_consecutive_drops(self._queue)
         if limit is not None and self._num_dropped > limit:
             names = [self._recipe.names[number] for number in np.unique(rows[:, 0])]
             raise DataError(
@@ -253,7 +253,7 @@ class PackQueue:
             )
 
     def know(self, number: int, keep: int = 0) -> bool:
-        """Plan until pack `number` is known. Return False if the column ends before it.
+        """Plan until pack `number` is known. Return False if the queue ends before it.
 
         Packs before `keep` are released on the way, to bound the memory.
         """
@@ -265,7 +265,7 @@ class PackQueue:
     @property
     def segments(self) -> Int64Array:
         """Segment rows of the packs that are known and not released, shape (n, 6)."""
-        return self._queue.segments
+        return self._packs.segments
 
     @property
     def next_crossing(self) -> int:
@@ -275,23 +275,23 @@ class PackQueue:
     def places(self, packs: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the first row in `segments` of each pack and its number of rows, shape (n,).
 
-        The packs must not be released. A pack after the end of the column is empty.
+        The packs must not be released. A pack after the end of the queue is empty.
         """
         rows = packs - self.first_known
         if packs[-1] < self.num_known:
             sizes = self._sizes[rows]
-            return self._queue.ends[rows] - sizes, sizes
+            return self._packs.ends[rows] - sizes, sizes
         begins, sizes = np.zeros((2, len(packs)), np.int64)
-        known = rows < len(self._queue.ends)
+        known = rows < len(self._packs.ends)
         sizes[known] = self._sizes[rows[known]]
-        begins[known] = self._queue.ends[rows[known]] - sizes[known]
+        begins[known] = self._packs.ends[rows[known]] - sizes[known]
         return begins, sizes
 
     def release(self, number: int) -> None:
         """Release the packs before `number`."""
         number = min(number, self.num_known)
-        if number - self.first_known > len(self._queue.ends) // 2:
-            self._hold(self._queue.slice(number - self.first_known, len(self._queue.ends)))
+        if number - self.first_known > len(self._packs.ends) // 2:
+            self._hold(self._packs.slice(number - self.first_known, len(self._packs.ends)))
             self.first_known = number
         while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
             self._snapshots.popleft()

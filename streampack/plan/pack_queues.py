@@ -2,14 +2,14 @@
 
 ::
 
-    slots     lane 0  lane 0  lane 2  lane 2          in any order, of any columns
-                 |       |       |       |            gather: all packs of a column together
+    slots     lane 0  lane 0  lane 2  lane 2          in any order, of any queues
+                 |       |       |       |            gather: all packs of a queue together
     packs     [ a b ] [ c ]   [ d e f ] [ g ]         in slot order, one array
 
-Delivered packs are recorded on demand and when a column is planned further, not after every batch.
-A batch therefore costs the same for one column as for a hundred.
+Delivered packs are recorded on demand and when a queue is planned further, not after every batch.
+A batch therefore costs the same for one queue as for a hundred.
 
-Cost: about 10 ns a segment, and 10 us a column when a chunk of its samples is planned or delivered.
+Cost: about 10 ns a segment, and 10 us a queue when a chunk of its samples is planned or delivered.
 Memory: the queues, and one copy of the last result of `gather`.
 """
 
@@ -24,16 +24,16 @@ from streampack.plan.device import BatchPacks
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.slot_kernels import COLUMN, LANE, PACK
+from streampack.plan.slot_kernels import LANE, PACK, QUEUE
 from streampack.plan.slots import ENDLESS
 from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 
 
 class PackQueues:
-    """The pack queues of one device, by lane and column.
+    """The pack queues of one device, by lane and queue.
 
-    Columns without a snapshot are planned from the start of `first_epoch`. `served` are the slots
-    of each column delivered before, shape (num_lanes, num_columns). Samples over max_seq_len are
+    Queues without a snapshot are planned from the start of `first_epoch`. `served` are the slots
+    of each queue delivered before, shape (num_lanes, num_queues). Samples over max_seq_len are
     counted in `counted_lanes`.
     """
 
@@ -51,7 +51,7 @@ class PackQueues:
         self._first_epoch = first_epoch
         self._loaded = {(saved["lane"], saved["column"]): saved for saved in snapshots}
         self._queues: dict[tuple[int, int], PackQueue] = {}
-        self._planned = np.zeros_like(passed)  # known packs of each column
+        self._planned = np.zeros_like(passed)  # known packs of each queue
         self._crossings = np.full_like(passed, ENDLESS)  # packs at which the next snapshot applies
         self._changed: set[tuple[int, int]] = set()
         self._saved: dict[tuple[int, int], list[State]] = {}
@@ -70,7 +70,7 @@ class PackQueues:
         """The sum of the maximum number of tokens held by each packer."""
         if self._num_summed != self.num_changes:
             self._num_summed = self.num_changes
-            self._high_water = sum([queue.high_water_tokens for queue in self._queues.values()])
+            self._high_water = sum([queue.high_water_tokens for queue in self])
         return self._high_water
 
     @property
@@ -79,88 +79,89 @@ class PackQueues:
         if self._num_counted != self.num_changes:
             self._num_counted = self.num_changes
             self._overlong = np.zeros(len(self._recipe.streams), np.int64)
-            for (lane, _), queue in self._queues.items():
+            for (lane, _), pack_queue in self._queues.items():
                 if lane in self._counted_lanes:
-                    self._overlong += queue.overlong
+                    self._overlong += pack_queue.overlong
         return self._overlong.copy()
 
-    def queue(self, lane: int, column: int) -> PackQueue:
-        """Return the pack queue of a column, and create it on the first call."""
-        queue = self._queues.get((lane, column))
-        if queue is None:
-            queue = self._make(lane, column, self._loaded.pop((lane, column), None))
-            self._queues[lane, column] = queue
-            self._note(lane, column)
-        return queue
+    def get(self, lane: int, queue: int) -> PackQueue:
+        """Return a queue; create it on the first call."""
+        pack_queue = self._queues.get((lane, queue))
+        if pack_queue is None:
+            pack_queue = self._make(lane, queue, self._loaded.pop((lane, queue), None))
+            self._queues[lane, queue] = pack_queue
+            self._note(lane, queue)
+        return pack_queue
 
-    def _make(self, lane: int, column: int, snapshot: State | None) -> PackQueue:
-        queue = PackQueue(self._recipe, lane, column, self._first_epoch)
+    def _make(self, lane: int, queue: int, snapshot: State | None) -> PackQueue:
+        pack_queue = PackQueue(self._recipe, lane, queue, self._first_epoch)
         if snapshot is not None:
-            queue.restore(snapshot)
-        return queue
+            pack_queue.restore(snapshot)
+        return pack_queue
 
-    def extend(self, lane: int, column: int) -> PackQueue:
-        """Plan a column one chunk further, and return its pack queue."""
-        queue = self.queue(lane, column)
-        queue.release(int(self.passed[lane, column]))
-        queue.extend()
-        self._note(lane, column)
-        return queue
+    def extend(self, lane: int, queue: int) -> PackQueue:
+        """Plan a queue one chunk further, and return it."""
+        pack_queue = self.get(lane, queue)
+        pack_queue.release(int(self.passed[lane, queue]))
+        pack_queue.extend()
+        self._note(lane, queue)
+        return pack_queue
 
     def know_passed(self) -> None:
-        """Plan every column up to its delivered packs, and release those."""
-        for (lane, column), queue in self._queues.items():
-            passed = int(self.passed[lane, column])
-            queue.know(passed - 1, keep=passed)
-            self._note(lane, column)
+        """Plan every queue up to its delivered packs, and release those."""
+        for (lane, queue), pack_queue in self._queues.items():
+            passed = int(self.passed[lane, queue])
+            pack_queue.know(passed - 1, keep=passed)
+            self._note(lane, queue)
 
     def check_passed(self, position: int) -> None:
-        """Raise a ResumeError if a column, at this position, has released undelivered packs."""
-        for (lane, column), queue in self._queues.items():
-            if queue.first_known > self.passed[lane, column]:
+        """Raise a ResumeError if a queue, at this position, has released undelivered packs."""
+        for (lane, queue), pack_queue in self._queues.items():
+            if pack_queue.first_known > self.passed[lane, queue]:
                 raise ResumeError(
-                    f"the state's snapshots of lane {lane} lie at pack {queue.first_known}, but at "
-                    f"position {position} only {self.passed[lane, column]} are delivered; load the "
-                    "state unchanged, or take 'snapshots' out of it: they are only a speed-up"
+                    f"the state's snapshots of lane {lane} lie at pack {pack_queue.first_known}, "
+                    f"but at position {position} only {self.passed[lane, queue]} are delivered; "
+                    "load the state unchanged, or take 'snapshots' out of it: they are only a "
+                    "speed-up"
                 )
 
     def pass_by(self, slots: Int64Array) -> None:
         """Record that the packs of these slots are delivered, in order."""
-        # The packs of a column ascend, and numpy keeps the last value written.
-        columns = slots[:, COLUMN]
-        passed = self._shapes.packs_before(columns, slots[:, PACK] + 1)
-        self.passed[slots[:, LANE], columns] = passed
-        for lane, column in np.argwhere(self.passed >= self._crossings).tolist():
-            self._queues[lane, column].release(int(self.passed[lane, column]))
-            self._note(lane, column)
+        # The packs of a queue ascend, and numpy keeps the last value written.
+        queues = slots[:, QUEUE]
+        passed = self._shapes.packs_before(queues, slots[:, PACK] + 1)
+        self.passed[slots[:, LANE], queues] = passed
+        for lane, queue in np.argwhere(self.passed >= self._crossings).tolist():
+            self._queues[lane, queue].release(int(self.passed[lane, queue]))
+            self._note(lane, queue)
 
     def num_quiet(self, slots: Int64Array) -> int:
         """Return how many of these slots can be delivered before a snapshot changes."""
-        columns = slots[:, COLUMN]
-        passed = self._shapes.packs_before(columns, slots[:, PACK] + 1)
-        # The first slot whose pack lies behind the next snapshot of its column.
-        crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], columns])
+        queues = slots[:, QUEUE]
+        passed = self._shapes.packs_before(queues, slots[:, PACK] + 1)
+        # The first slot whose pack lies behind the next snapshot of its queue.
+        crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], queues])
         return int(crossed[0]) if len(crossed) else len(slots)
 
     def snapshots(self) -> list[State]:
-        """Return, for each column, the snapshot from which its undelivered packs can be planned."""
-        for lane, column in self._changed:
-            self._saved[lane, column] = [
-                self._labelled(lane, column, snapshot)
-                for snapshot in self._queues[lane, column].snapshot(int(self.passed[lane, column]))
+        """Return, for each queue, the snapshot from which its undelivered packs can be planned."""
+        for lane, queue in self._changed:
+            self._saved[lane, queue] = [
+                self._labelled(lane, queue, snapshot)
+                for snapshot in self._queues[lane, queue].snapshot(int(self.passed[lane, queue]))
             ]
         self._changed.clear()
-        return [snapshot for place in self._queues for snapshot in self._saved[place]]
+        return [snapshot for key in self._queues for snapshot in self._saved[key]]
 
-    def _labelled(self, lane: int, column: int, snapshot: State) -> State:
-        return {"lane": lane, "column": column, **snapshot}
+    def _labelled(self, lane: int, queue: int, snapshot: State) -> State:
+        return {"lane": lane, "column": queue, **snapshot}
 
     def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:
         """Return the packs of some slots, in order, as batches of `batch_size` slots.
 
         All of these slots are known; see `know`.
         """
-        slots_per_pack = self._shapes.slots_per_pack[slots[::batch_size, COLUMN]]
+        slots_per_pack = self._shapes.slots_per_pack[slots[::batch_size, QUEUE]]
         return BatchPacks(self._packs(self._begins(slots)), slots_per_pack, batch_size)
 
     def know(self, slots: Int64Array, num_slots: int, batch_size: int) -> Int64Array:
@@ -169,10 +170,10 @@ class PackQueues:
         Both are whole batches of `batch_size` slots, in order. The last of all may lack some.
         """
         self._plan(self._begins(slots[:num_slots]))
-        lanes, columns = slots[:, LANE], slots[:, COLUMN]
-        packs = self._shapes.packs_before(columns, slots[:, PACK])
+        lanes, queues = slots[:, LANE], slots[:, QUEUE]
+        packs = self._shapes.packs_before(queues, slots[:, PACK])
         # What is known for free is taken too, up to the end of the last whole batch.
-        missing = np.flatnonzero(packs >= self._planned[lanes, columns])
+        missing = np.flatnonzero(packs >= self._planned[lanes, queues])
         if len(missing):
             slots = slots[: max(missing[0] // batch_size * batch_size, num_slots)]
         return slots
@@ -181,46 +182,46 @@ class PackQueues:
         """Return the slots at which packs begin, with the numbers of these packs."""
         if self._shapes.is_uniform:
             return slots
-        slots = slots[slots[:, PACK] % self._shapes.slots_per_pack[slots[:, COLUMN]] == 0]
-        slots[:, PACK] = self._shapes.packs_before(slots[:, COLUMN], slots[:, PACK])
+        slots = slots[slots[:, PACK] % self._shapes.slots_per_pack[slots[:, QUEUE]] == 0]
+        slots[:, PACK] = self._shapes.packs_before(slots[:, QUEUE], slots[:, PACK])
         return slots
 
     def _packs(self, slots: Int64Array) -> Packs:
         """Return the packs that begin at these slots, in order."""
-        groups = self._by_column(slots)
+        groups = self._by_queue(slots)
         begins, sizes = np.empty((2, len(slots)), np.int64)
-        for queue, rows in groups:
-            begins[rows], sizes[rows] = queue.places(slots[rows, PACK])
+        for pack_queue, rows in groups:
+            begins[rows], sizes[rows] = pack_queue.places(slots[rows, PACK])
         ends = np.cumsum(sizes)
         starts = ends - sizes
         out = np.empty((int(ends[-1]), NUM_COLUMNS), np.int64)
-        for queue, rows in groups:
-            copy_packs(queue.segments, begins[rows], sizes[rows], starts[rows], out)
+        for pack_queue, rows in groups:
+            copy_packs(pack_queue.segments, begins[rows], sizes[rows], starts[rows], out)
         return Packs(segments=out, ends=ends)
 
-    def _by_column(self, slots: Int64Array) -> list[tuple[PackQueue, Int64Array]]:
-        """Group slots by column; return each column's queue and the rows of its slots, in order."""
-        numbers = slots[:, LANE] * self._recipe.num_columns + slots[:, COLUMN]
-        # Stable: the slots of a column stay in order.
+    def _by_queue(self, slots: Int64Array) -> list[tuple[PackQueue, Int64Array]]:
+        """Group slots by queue; return each queue and the rows of its slots, in order."""
+        numbers = slots[:, LANE] * self._recipe.num_queues + slots[:, QUEUE]
+        # Stable: the slots of a queue stay in order.
         order = np.argsort(numbers, kind="stable")
         bounds = np.flatnonzero(np.diff(numbers[order])) + 1
         groups = np.split(order, bounds) if len(bounds) else [order]
-        return [(self.queue(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
+        return [(self.get(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
 
     def _plan(self, slots: Int64Array) -> None:
         """Plan the packs that begin at these slots."""
-        known = self._planned[slots[:, LANE], slots[:, COLUMN]]
+        known = self._planned[slots[:, LANE], slots[:, QUEUE]]
         if (slots[:, PACK] < known).all():
             return
-        for queue, rows in self._by_column(slots):
+        for pack_queue, rows in self._by_queue(slots):
             packs = slots[rows, PACK]
-            queue.know(int(packs[-1]), keep=int(packs[0]))
+            pack_queue.know(int(packs[-1]), keep=int(packs[0]))
             self._note(*slots[rows[0], :PACK].tolist())
 
-    def _note(self, lane: int, column: int) -> None:
-        """Update the cached counters of a column."""
-        queue = self._queues[lane, column]
-        self._planned[lane, column] = queue.num_known
-        self._crossings[lane, column] = queue.next_crossing
-        self._changed.add((lane, column))
+    def _note(self, lane: int, queue: int) -> None:
+        """Update the cached counters of a queue."""
+        pack_queue = self._queues[lane, queue]
+        self._planned[lane, queue] = pack_queue.num_known
+        self._crossings[lane, queue] = pack_queue.next_crossing
+        self._changed.add((lane, queue))
         self.num_changes += 1

@@ -1,4 +1,4 @@
-"""How long the packs of each column are, and how many slots of the sequence each of them takes.
+"""How long the packs of each queue are, and how many slots of the sequence each of them takes.
 
 ::
 
@@ -6,12 +6,12 @@
     web     4,096    [a][b][c][d][e][f][g][h]        a device batch: 8 packs of one slot
     books  16,384    [a         ][b         ]        another: 2 packs of four slots
 
-A pack must lie in one device batch, and a batch holds packs of one length. So the slots of a column
-are delivered in whole runs. Where a column ends inside a run, "pad" completes the run with empty
+A pack must lie in one device batch, and a batch holds packs of one length. So the slots of a queue
+are delivered in whole runs. Where a queue ends inside a run, "pad" completes the run with empty
 packs, and "drop" leaves it out.
 
 Where packs have one length, device batches of one stream are whole runs too, except with "pad":
-there the last runs of a column are filled by other streams.
+there the last runs of a queue are filled by other streams.
 
 Cost: none where all packs have one length.
 """
@@ -28,7 +28,7 @@ from streampack.types import Int64Array
 
 
 class PackShapes:
-    """The packs of each column of a lane, which take `slots_per_pack` slots each.
+    """The packs of each queue of a lane, which take `slots_per_pack` slots each.
 
     `packing` is of packs of one slot. `run` slots are delivered together if packs have several
     lengths, or `is_pure`: with several lengths, they always are.
@@ -51,30 +51,30 @@ class PackShapes:
             packing if slots == 1 else replace(packing, max_seq_len=slots * packing.max_seq_len)
             for slots in slots_per_pack
         )
-        """The packing of each column, with its own max_seq_len."""
+        """The packing of each queue, with its own max_seq_len."""
         self.slots_per_pack: Int64Array = np.array(slots_per_pack, np.int64)
-        """Slots that a pack of each column takes, shape (num_columns,)."""
+        """Slots that a pack of each queue takes, shape (num_queues,)."""
         self.is_uniform = max(slots_per_pack, default=1) == 1
         """Whether all packs have one length, that of a slot."""
         self.is_pure = is_pure or not self.is_uniform
         """Whether no batch that a stream is chosen for ever holds another one."""
         self.run = run if self.is_pure else 1
-        """Slots of a column that are delivered together."""
+        """Slots of a queue that are delivered together."""
         self.is_padded = is_padded
-        """Whether a column's last run is completed with empty packs. Otherwise it is left out."""
+        """Whether a queue's last run is completed with empty packs. Otherwise it is left out."""
 
-    def slots_of(self, column: int, num_packs: int, *, is_all: bool) -> int:
-        """Return the slots that the known packs of a column serve, in whole runs.
+    def slots_of(self, queue: int, num_packs: int, *, is_all: bool) -> int:
+        """Return the slots that the known packs of a queue serve, in whole runs.
 
-        `is_all` says whether the column ends with them.
+        `is_all` says whether the queue ends with them.
         """
-        slots = num_packs * int(self.slots_per_pack[column])
+        slots = num_packs * int(self.slots_per_pack[queue])
         return self.whole(slots, self.run) if is_all else slots // self.run * self.run
 
     def whole(self, slots: int, size: int) -> int:
         """Return the last slots that are delivered, where they are delivered `size` at a time."""
         return -(-slots // size) * size if self.is_padded else slots // size * size
 
-    def packs_before(self, columns: Int64Array, slots: Int64Array) -> Int64Array:
-        """Return how many whole packs of these columns lie before these slots, shape (n,)."""
-        return slots if self.is_uniform else slots // self.slots_per_pack[columns]
+    def packs_before(self, queues: Int64Array, slots: Int64Array) -> Int64Array:
+        """Return how many whole packs of these queues lie before these slots, shape (n,)."""
+        return slots if self.is_uniform else slots // self.slots_per_pack[queues]

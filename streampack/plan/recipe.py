@@ -124,7 +124,7 @@ class Recipe:
     block_size: int = field(init=False, repr=False)
     """Samples shuffled together."""
     pack_window: tuple[int, int] = field(init=False, repr=False)
-    """Packs and samples of a window of shuffled packs, of all lanes and columns together."""
+    """Packs and samples of a window of shuffled packs, of all lanes and queues together."""
     mixes_last: bool = False
     """Whether the last batches of streams mix, as in runs begun before version 5 of states."""
     row_tokens: int = field(init=False, repr=False)
@@ -132,7 +132,7 @@ class Recipe:
     packs_windows: bool = field(init=False, repr=False)
     """Whether the packer needs the samples of a window together."""
     shapes: PackShapes = field(init=False, repr=False)
-    """The length of each column's packs."""
+    """The length of each queue's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
         default_factory=_Found, init=False, repr=False
     )
@@ -191,49 +191,49 @@ class Recipe:
         return number if self.chapter is None else self.streams[number].name
 
     @property
-    def num_columns(self) -> int:
-        """Columns per lane: one if packs mix streams, otherwise one per stream."""
+    def num_queues(self) -> int:
+        """Queues per lane: one if packs mix streams, otherwise one per stream."""
         return 1 if self.is_mixed else len(self.streams)
 
-    def window(self, lane: int, column: int) -> tuple[int, int]:
-        """Return the packs and samples of a window of a column, whichever ends it; 0, 0: no window.
+    def window(self, lane: int, queue: int) -> tuple[int, int]:
+        """Return the packs and samples of a window of a queue, whichever ends it; 0, 0: no window.
 
-        All lanes and columns together hold what `Order.pack_shuffle` says. No window is longer than
+        All lanes and queues together hold what `Order.pack_shuffle` says. No window is longer than
         a pass: samples would wait for others that are used again.
         """
         num_packs, num_samples = self.pack_window
         if not num_packs:
             return 0, 0
-        chosen = self.chosen_tokens if self.is_mixed else self.streams[column].chosen_tokens
+        chosen = self.chosen_tokens if self.is_mixed else self.streams[queue].chosen_tokens
         share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
-        in_pass = self._samples_in_pass(lane, column)
-        num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[column])
+        in_pass = self._samples_in_pass(lane, queue)
+        num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[queue])
         return max(num_packs, 1), max(min(int(num_samples * share), in_pass), 1)
 
-    def packing_window(self, lane: int, column: int) -> int:
-        """Return the samples that a packer of windows gets together in a column.
+    def packing_window(self, lane: int, queue: int) -> int:
+        """Return the samples that a packer of windows gets together in a queue.
 
         A chunk, or a window of shuffled packs if that is larger. As such a window, it is at most
         half a shuffle block and one pass.
         """
-        in_pass = self._samples_in_pass(lane, column)
-        _, num_samples = self.window(lane, column)
+        in_pass = self._samples_in_pass(lane, queue)
+        _, num_samples = self.window(lane, queue)
         half_block = -(-self.block_size // 2)
         return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
 
-    def _samples_in_pass(self, lane: int, column: int) -> int:
+    def _samples_in_pass(self, lane: int, queue: int) -> int:
         # Of a chapter, only streams with a share: another one that is passed changes nothing.
         is_run = self.chapter is not None
-        numbers = self.used if is_run and self.is_mixed else self.streams_in(column)
+        numbers = self.used if is_run and self.is_mixed else self.streams_in(queue)
         return sum([self.samples_in(number, lane) for number in numbers])
 
-    def max_consecutive_drops(self, column: int) -> int | None:
-        """Return how many samples in a row a column may drop; None if its order ends anyway."""
+    def max_consecutive_drops(self, queue: int) -> int | None:
+        """Return how many samples in a row a queue may drop; None if its order ends anyway."""
         by_tokens = any(stream.quota.unit == "tokens" for stream in self.streams)
         if self.mixing.epoch_end != "carry" and not by_tokens:
             return None
         if not self.is_mixed:
-            return 2 * self.streams[column].num_samples
+            return 2 * self.streams[queue].num_samples
         # If streams are mixed, a rare one may be drawn only once in several epochs.
         drawn = [stream.quota.amount for stream in self.streams if stream.quota.unit == "samples"]
         held = [stream.num_samples for stream in self.streams]
@@ -274,9 +274,9 @@ class Recipe:
         sizes = {"device_per_stream": self.lane_run, "per_stream": self.global_batch_size}
         return sizes.get(self.mixing.batching_method, 1)
 
-    def streams_in(self, column: int) -> Sequence[int]:
-        """Return the numbers of the streams in a column."""
-        return range(len(self.streams)) if self.is_mixed else [column]
+    def streams_in(self, queue: int) -> Sequence[int]:
+        """Return the numbers of the streams in a queue."""
+        return range(len(self.streams)) if self.is_mixed else [queue]
 
     def assignment(self, number: int) -> tuple[list[Extents], Int64Array | None]:
         """Return the extents of a stream in each lane, and the part of it that each lane holds.
@@ -294,8 +294,8 @@ class Recipe:
         is_small = stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes
         is_shared = is_small and self.num_lanes > 1
         num_runs = 1 if is_shared else self.num_lanes
-        place = (self.key_of(number),)
-        runs = assign_to_lanes(samples, stream.raw_bytes, num_runs, self.order_seed, place)
+        seed_path = (self.key_of(number),)
+        runs = assign_to_lanes(samples, stream.raw_bytes, num_runs, self.order_seed, seed_path)
         if is_shared:
             return runs, None
         if stream.quota.unit == "samples":

@@ -3,7 +3,7 @@
 ::
 
     state       0 web   1 code  2 math
-    dataset     0 web   1 more  2 code          a column, a cursor, a segment of code: 1 --> 2
+    dataset     0 web   1 more  2 code          a queue, a cursor, a segment of code: 1 --> 2
 
 Streams are known by name. One that was removed never had a share, so nothing in the state is of it.
 
@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streampack.plan.slots import WalkPlace
+from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import CHECKS
 from streampack.plan.state_text import rows_as_text, text_as_rows
 from streampack.types import STREAM, State
@@ -78,19 +78,19 @@ class Renumbering:
                 new[number] = value
         return new
 
-    def place(self, place: WalkPlace, unused: WalkPlace, ran: Collection[str]) -> WalkPlace:
-        """Return a place with the new numbers.
+    def walk(self, walk: WalkState, unused: WalkState, ran: Collection[str]) -> WalkState:
+        """Return a walk with the new numbers.
 
-        `unused` is a place with the new numbers at which no stream was used yet. `ran` are the
-        names of streams that were used before the place.
+        `unused` is one with the new numbers at which no stream was used yet. `ran` are the
+        names of streams that were used before it.
         """
-        if place.schedule is None or unused.schedule is None:
-            return place
+        if walk.schedule is None or unused.schedule is None:
+            return walk
         old = [number for number, name in enumerate(self._before) if name in ran]
         new = [self._new[number] for number in old]
         served, limits = unused.served.copy(), unused.limits.copy()
         lags, owed = unused.schedule.lags.copy(), unused.schedule.owed.copy()
-        served[:, new], limits[:, new] = place.served[:, old], place.limits[:, old]
-        lags[new], owed[:, new] = place.schedule.lags[old], place.schedule.owed[:, old]
-        schedule = replace(place.schedule, lags=lags, owed=owed)
-        return replace(place, served=served, schedule=schedule, limits=limits)
+        served[:, new], limits[:, new] = walk.served[:, old], walk.limits[:, old]
+        lags[new], owed[:, new] = walk.schedule.lags[old], walk.schedule.owed[:, old]
+        schedule = replace(walk.schedule, lags=lags, owed=owed)
+        return replace(walk, served=served, schedule=schedule, limits=limits)

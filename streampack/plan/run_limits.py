@@ -5,7 +5,7 @@
     web    100 tokens in a lane, max_passes=4    400 tokens, 100 packs of 4
     next chapter, packs of 8                     40 packs used: 240 tokens, 30 packs of 8
 
-Packs are at most full, so a column that serves so many never begins another pass. Where packs mix
+Packs are at most full, so a queue that serves so many never begins another pass. Where packs mix
 streams, each lane counts the samples that it draws.
 
 Cost: O(streams x lanes).
@@ -37,11 +37,11 @@ def choice_tokens(recipe: Recipe) -> int:
 
 
 def first_limits(recipe: Recipe) -> Int64Array:
-    """Return the packs that each column may serve from the run's start, (num_lanes, num_columns).
+    """Return the packs that each queue may serve from the run's start, (num_lanes, num_queues).
 
     ENDLESS where none applies, or where packs mix streams.
     """
-    limits = np.full((recipe.num_lanes, recipe.num_columns), ENDLESS)
+    limits = np.full((recipe.num_lanes, recipe.num_queues), ENDLESS)
     if recipe.is_mixed:
         return limits
     for number, stream in enumerate(recipe.streams):
@@ -58,21 +58,21 @@ def limits_after(
 ) -> Int64Array:
     """Return the limits in the chapter `after`, whose packs may have another length.
 
-    `limits` are those of the chapter before. `served` are the packs that each column served before
+    `limits` are those of the chapter before. `served` are the packs that each queue served before
     `after`, of the same shape.
     """
     old, new = before.packing.max_seq_len, after.packing.max_seq_len
     packs = limits.copy()
     if old == new:
         return packs
-    for lane, column in np.argwhere(limits < ENDLESS).tolist():
+    for lane, queue in np.argwhere(limits < ENDLESS).tolist():
         # Packs are at most full, so at least these tokens are left.
-        left = int(limits[lane, column] - served[lane, column]) * old
+        left = int(limits[lane, queue] - served[lane, queue]) * old
         if before.packing.overflow != "split":
-            held = [LaneStream(recipe, column, lane).most_tokens for recipe in (before, after)]
+            held = [LaneStream(recipe, queue, lane).most_tokens for recipe in (before, after)]
             left = _least_left(left, *held, before=before, after=after)
         # Limits count from the run's start, whatever the length of packs was.
-        packs[lane, column] = served[lane, column] + left // new
+        packs[lane, queue] = served[lane, queue] + left // new
     return packs
 
 
@@ -92,7 +92,7 @@ def _least_left(left: int, whole: int, held: int, *, before: Recipe, after: Reci
 
 
 def limits_at(recipes: Sequence[Recipe], chapter: int) -> Int64Array:
-    """Return the limits in a chapter of columns that served nothing before, as `first_limits`."""
+    """Return the limits in a chapter of queues that served nothing before, as `first_limits`."""
     limits = first_limits(recipes[0])
     for before, after in pairwise(recipes[: chapter + 1]):
         limits = limits_after(limits, np.zeros_like(limits), before, after)
@@ -156,17 +156,17 @@ def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:
             continue
         is_end = stream.on_exhausted == "end"
         margin = _margin(recipes[0]) if is_end else 0
-        place = exhausted_at(recipes, number, margin=margin)
-        if place is None:
+        at = exhausted_at(recipes, number, margin=margin)
+        if at is None:
             continue
         if stream.on_exhausted == "error":
             raise ConfigError(
                 f"stream {stream.name!r} reaches max_passes={float(stream.max_passes):g} at step "
-                f"{place[1]} of chapters[{place[0]}], and has on_exhausted='error'; lower its "
+                f"{at[1]} of chapters[{at[0]}], and has on_exhausted='error'; lower its "
                 "weight, end the run before, or set on_exhausted to 'substitute' or 'end'"
             )
         if is_end:
-            ends.append((*place, stream.name))
+            ends.append((*at, stream.name))
     end = min(ends, default=None)
     _check_enough(recipes if end is None else recipes[: end[0]])
     return end

@@ -2,7 +2,7 @@
 
 ::
 
-    chapter 0 --walk--> counts by lane and column, lags --edge--> chapter 1 --walk--> ...
+    chapter 0 --walk--> counts by lane and queue, lags --edge--> chapter 1 --walk--> ...
 
 At an edge, counts continue. The next chapter begins with a new visit to the next lane. What a
 stream is behind its share is kept too, as long as a choice of the schedule holds as many tokens.
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mix import SchedulePlace
+from streampack.mix import ScheduleState
 from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
-from streampack.plan.slots import SlotWalker, WalkPlace
+from streampack.plan.slots import SlotWalker, WalkState
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
@@ -37,7 +37,7 @@ class RunPlan:
         self.ended_by = ended_by
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
-        self._starts = {0: first_place(self.recipes[0])}
+        self._starts = {0: start_of_run(self.recipes[0])}
 
     def __len__(self) -> int:
         return len(self.recipes)
@@ -51,8 +51,8 @@ class RunPlan:
         sizes = [recipe.global_batch_size for recipe in self.recipes[:chapter]]
         return sum((self.num_slots(number) or 0) // size for number, size in enumerate(sizes))
 
-    def start(self, chapter: int) -> WalkPlace:
-        """Return the place at which a chapter begins; walks those before it if needed.
+    def start(self, chapter: int) -> WalkState:
+        """Return the state in which a chapter begins; walks those before it if needed.
 
         Raises a DataError if the streams of one of them are exhausted before its end.
         """
@@ -63,19 +63,19 @@ class RunPlan:
             if recipe.is_mixed:
                 walker.skip(num_slots)
             elif walker.pass_over(num_slots):
-                raise exhausted(recipe, walker.place().slot)
-            self.note_end(before, walker.place())
+                raise exhausted(recipe, walker.state().slot)
+            self.note_end(before, walker.state())
         return self._starts[chapter]
 
-    def note_end(self, chapter: int, end: WalkPlace) -> None:
+    def note_end(self, chapter: int, end: WalkState) -> None:
         """Record where a chapter ends."""
         if chapter + 1 < len(self.recipes):
             recipes = self.recipes[chapter : chapter + 2]
-            self._starts[chapter + 1] = place_after(end, *recipes)
+            self._starts[chapter + 1] = start_after(end, *recipes)
 
 
-def first_place(recipe: Recipe) -> WalkPlace:
-    """Return the place at which a run begins."""
+def start_of_run(recipe: Recipe) -> WalkState:
+    """Return the state in which a run begins."""
     names, num_lanes = recipe.names, recipe.num_lanes
     schedule = None
     if not recipe.is_mixed:
@@ -85,27 +85,27 @@ def first_place(recipe: Recipe) -> WalkPlace:
         bits = np.array([random_bits(num_lanes, seed, "debts", name) for name in names])
         owed = np.ascontiguousarray((bits >> np.uint64(34)).astype(np.int64).T)
         owed = owed >> OWED_STEP << OWED_STEP
-        schedule = SchedulePlace(lags=np.zeros(len(names), np.int64), owed=owed)
-    return WalkPlace(
+        schedule = ScheduleState(lags=np.zeros(len(names), np.int64), owed=owed)
+    return WalkState(
         slot=0,
-        served=np.zeros((num_lanes, recipe.num_columns), np.int64),
+        served=np.zeros((num_lanes, recipe.num_queues), np.int64),
         turn=np.array([num_lanes - 1, 0, -1, 0, -1], np.int64),
         schedule=schedule,
         limits=first_limits(recipe),
     )
 
 
-def place_after(end: WalkPlace, before: Recipe, after: Recipe) -> WalkPlace:
-    """Return the place at which a chapter begins, from the end of the one before."""
+def start_after(end: WalkState, before: Recipe, after: Recipe) -> WalkState:
+    """Return the state in which a chapter begins, from the end of the one before."""
     schedule = end.schedule
     if schedule is not None:
         is_alike = choice_tokens(before) == choice_tokens(after)
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
-        # A state may keep this place, and it keeps rounded debts.
-        schedule = SchedulePlace(lags=lags, owed=rounded_debts(schedule.owed))
+        # A saved state may hold this, and it holds rounded debts.
+        schedule = ScheduleState(lags=lags, owed=rounded_debts(schedule.owed))
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)
     limits = limits_after(end.limits, end.served, before, after)
-    return WalkPlace(slot=0, served=end.served.copy(), turn=turn, schedule=schedule, limits=limits)
+    return WalkState(slot=0, served=end.served.copy(), turn=turn, schedule=schedule, limits=limits)
 
 
 def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
@@ -119,8 +119,8 @@ def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
     return lags
 
 
-def _extend_nothing(lane: int, column: int) -> None:
-    raise AssertionError(f"column {column} of lane {lane} has no end")
+def _extend_nothing(lane: int, queue: int) -> None:
+    raise AssertionError(f"queue {queue} of lane {lane} has no end")
 
 
 def exhausted(recipe: Recipe, slot: int) -> DataError:

@@ -1,6 +1,6 @@
-"""The packs of one column of a lane in a run of chapters, planned one window at a time.
+"""The packs of one queue of a lane in a run of chapters, planned one window at a time.
 
-A chapter begins after `number` packs of the column were delivered. What is planned beyond them::
+A chapter begins after `number` packs of the queue were delivered. What is planned beyond them::
 
     the packing stays    window  a b c | d e      d and e come first; then windows of new shares
     the packing changes  window  a b c | d e      the segments of d and e, and those that the packer
@@ -32,18 +32,18 @@ from streampack.types import NO_SEGMENTS, STREAM, Int64Array, State
 
 
 class RunPackQueue(PackQueue):
-    """The packs of one column of a lane over all chapters, by number.
+    """The packs of one queue of a lane over all chapters, by number.
 
     It begins with the recipe of the run's first chapter, or of one to be restored in.
     """
 
     _arrivals: RunSamples
 
-    def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
-        super().__init__(recipe, lane, column, 0, arrivals=RunSamples(recipe, lane, column))
-        self._place = ("packs", "all" if recipe.is_mixed else recipe.key_of(column), lane)
+    def __init__(self, recipe: Recipe, lane: int, queue: int) -> None:
+        super().__init__(recipe, lane, queue, 0, arrivals=RunSamples(recipe, lane, queue))
+        self._seed_path = ("packs", "all" if recipe.is_mixed else recipe.key_of(queue), lane)
         self._waiting = NO_SEGMENTS  # segments of streams that left
-        self._begin = 0  # packs of the column before the chapter
+        self._begin = 0  # packs of the queue before the chapter
 
     @property
     def chapter(self) -> int:
@@ -52,13 +52,13 @@ class RunPackQueue(PackQueue):
 
     @property
     def num_substituted(self) -> int:
-        """Draws of the column that went to other streams because theirs was exhausted."""
+        """Draws of the queue that went to other streams because theirs was exhausted."""
         return self._arrivals.num_substituted
 
     def turn(self, recipe: Recipe, number: int) -> None:
-        """Begin the next chapter after `number` packs of the column."""
-        if not any(map(recipe.uses, recipe.streams_in(self._column))):
-            return  # a column without a share rests as it is
+        """Begin the next chapter after `number` packs of the queue."""
+        if not any(map(recipe.uses, recipe.streams_in(self._queue))):
+            return  # a queue without a share rests as it is
         self.know(number - 1, keep=number)
         self._cut(number)
         before, self._recipe = self._recipe, recipe
@@ -68,8 +68,8 @@ class RunPackQueue(PackQueue):
         self._set_windows()
         if recipe.packing != before.packing:
             kept = number - self.first_known
-            rest = self._queue.slice(kept, len(self._queue)).segments
-            self._hold(self._queue.slice(0, kept))
+            rest = self._packs.slice(kept, len(self._packs)).segments
+            self._hold(self._packs.slice(0, kept))
             self._pack_again(rest)
         elif recipe.is_mixed and self._has_changed():
             self._pack_again(NO_SEGMENTS)
@@ -77,10 +77,10 @@ class RunPackQueue(PackQueue):
         self.num_moves += 1
 
     def know(self, number: int, keep: int = 0) -> bool:
-        """Plan until pack `number` is known; raise a DataError if the column ends before it."""
+        """Plan until pack `number` is known; raise a DataError if the queue ends before it."""
         if super().know(number, keep):
             return True
-        names = [self._recipe.names[n] for n in self._recipe.streams_in(self._column)]
+        names = [self._recipe.names[n] for n in self._recipe.streams_in(self._queue)]
         raise DataError(
             f"chapters[{self.chapter}] has no packs left in lane {self._lane}: those of "
             f"{', '.join(map(repr, names))} with a share reached max_passes; end it before, raise "
@@ -110,7 +110,7 @@ class RunPackQueue(PackQueue):
         if first is None:
             return
         first_known = self.first_known
-        self._hold(self._queue.slice(0, first.num_packs - first_known))
+        self._hold(self._packs.slice(0, first.num_packs - first_known))
         self._packer = make_packer(self._recipe.packing)
         self.restore(first.state())
         self.first_known, self.is_complete = first_known, False
@@ -133,7 +133,7 @@ class RunPackQueue(PackQueue):
         chapter = self._recipe.chapter
         if chapter is not None and chapter.ramps:
             in_lane = Fraction(chapter.ramp_slots, self._recipe.num_lanes)
-            self._arrivals.part = min((num_planned - self._begin) / in_lane, Fraction(1))
+            self._arrivals.fraction = min((num_planned - self._begin) / in_lane, Fraction(1))
         return self._arrivals.next()
 
     def blocks(self) -> dict[int, list[int]]:

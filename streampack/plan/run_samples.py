@@ -33,13 +33,13 @@ LEAST_CHUNK = 32  # samples of one stream that are drawn together, however few t
 
 
 class RunSamples:
-    """The samples of one column of a lane, from the run's start on.
+    """The samples of one queue of a lane, from the run's start on.
 
     It begins with the recipe of the run's first chapter, or of a later one before `restore`.
     """
 
-    def __init__(self, recipe: Recipe, lane: int, column: int) -> None:
-        numbers = recipe.streams_in(column)
+    def __init__(self, recipe: Recipe, lane: int, queue: int) -> None:
+        numbers = recipe.streams_in(queue)
         self._lane = lane
         self.streams = [LaneStream(recipe, number, lane) for number in numbers]
         self._cursors = np.zeros(len(self.streams), np.int64)
@@ -51,7 +51,7 @@ class RunSamples:
         self._chunk_size = min(CHUNK, max(in_pass, LEAST_CHUNK))
         self._chunk = 0
         self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
-        self.part = Fraction(0)
+        self.fraction = Fraction(0)
         """The fraction of the chapter that is planned."""
         self.turn(recipe)
 
@@ -70,8 +70,8 @@ class RunSamples:
             counts, places = np.zeros(len(self.streams), np.int64), np.zeros(0, np.int64)
         elif self._recipe.mixing.weight_unit == "samples":
             counts = self._count(shares)
-            place = ("run", self._lane)
-            places = draw_places(counts, self._chunk, self._recipe.order.seed, place)
+            seed_path = ("run", self._lane)
+            places = draw_places(counts, self._chunk, self._recipe.order.seed, seed_path)
             self._chunk += 1
         else:
             counts, places = self._draw_by_tokens(shares)
@@ -90,7 +90,7 @@ class RunSamples:
         if self._fixed is not None:
             return self._fixed
         chapter = self._recipe.chapter
-        shares = chapter.shares_at(self.part) if chapter else []
+        shares = chapter.shares_at(self.fraction) if chapter else []
         pairs = zip(self.streams, shares, strict=True)
         here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
         own = [

@@ -4,12 +4,12 @@
 
     chapter 0            chapter 1            chapter 2
     a walk    --edge-->  a walk    --edge-->  ...          one after another, as one sequence
-        '----- RunQueues: the columns live on -----'
+        '----- RunQueues: the queues live on -----'
 
 Each chapter has positions of its own, from 0. Steps to be skipped are walked, and planned only as
 far as a lane needs them for what follows.
 
-Cost: as `plan/sequence.py`, and two windows a column at each edge.
+Cost: as `plan/sequence.py`, and two windows a queue at each edge.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from streampack.plan.run_plan import RunPlan, exhausted
 from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.slot_kernels import TURN
-from streampack.plan.slots import SlotWalker, WalkPlace
+from streampack.plan.slots import SlotWalker, WalkState
 from streampack.plan.state import Progress
 
 
 class RunSequence(EpochSequence):
     """One device's batches of a run of chapters, from a position on; `epoch` is the chapter.
 
-    `views` are the parts of the chapters that this device gets, and `place` is what the method of
+    `views` are the parts of the chapters that this device gets, and `walk` is what the method of
     this name returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
     delivered. `stop` is one past the last chapter to deliver; None: the run's last.
     """
 
-    _columns: RunQueues
+    _queues: RunQueues
 
     def __init__(
         self,
@@ -48,33 +48,33 @@ class RunSequence(EpochSequence):
         views: Sequence[DeviceView],
         start: Progress | None = None,
         *,
-        place: WalkPlace | None = None,
+        walk: WalkState | None = None,
         skips: Sequence[tuple[int, int]] = (),
         stop: int | None = None,
     ) -> None:
         self._run = run
         self._stop = len(run) if stop is None else stop
-        self._places: dict[int, deque[WalkPlace]] = {}
+        self._walk_states: dict[int, deque[WalkState]] = {}
         self._views = list(views)
         self._skips = sorted(skips)
         self._substituted_before = 0  # in chapters before
         start = start or Progress()
         chapter = start.epoch
         counted = counted_lanes(run.recipes[chapter], views[chapter])
-        self._columns = RunQueues(run, chapter, start.snapshots, counted)
-        self._begin(chapter, start.position, place)
+        self._queues = RunQueues(run, chapter, start.snapshots, counted)
+        self._begin(chapter, start.position, walk)
         num_slots = run.num_slots(chapter)
         if num_slots is not None and start.position >= num_slots and chapter + 1 < self._stop:
             self._turn()
 
-    def _begin(self, chapter: int, position: int, place: WalkPlace | None = None) -> None:
-        """Begin a chapter that the columns have turned to; its walk resumes from `place`."""
+    def _begin(self, chapter: int, position: int, walk: WalkState | None = None) -> None:
+        """Begin a chapter that the queues have turned to; its walk resumes from `walk`."""
         recipe = self._run.recipes[chapter]
         self._set_up(recipe, self._views[chapter], chapter, position)
         self._is_carry = True
-        start = place or self._run.start(chapter)
-        self._walk = SlotWalker(recipe, 0, self._extend_column, start)
-        self._places[chapter] = self._walk.places
+        start = walk or self._run.start(chapter)
+        self._walk = SlotWalker(recipe, 0, self._extend_queue, start)
+        self._walk_states[chapter] = self._walk.states
         self._own_lanes = self._lanes(chapter, position)
         num_slots = self._run.num_slots(chapter)
         if num_slots is not None:
@@ -82,17 +82,17 @@ class RunSequence(EpochSequence):
         if recipe.is_mixed:
             size = recipe.global_batch_size
             self._walk.skip(position // size * size - start.slot)
-        self._first_slot = self._asked = self._released = self._walk.place().slot
-        self._columns.passed[:] = self._walk.served
+        self._first_slot = self._asked = self._released = self._walk.state().slot
+        self._queues.passed[:] = self._walk.served
         self._pass_over(position)
         self._note_passed()
-        self._open_columns()
-        self._columns.check_passed(self.position)
+        self._open_queues()
+        self._queues.check_passed(self.position)
 
     def _lanes(self, chapter: int, position: int) -> set[int]:
         """Return the lanes that this device plans in a chapter from a position on."""
         recipe = self._run.recipes[chapter]
-        # A place inside a chapter begins a visit to a lane, or lies in one.
+        # A state inside a chapter begins a visit to a lane, or lies in one.
         first_lane = (int(self._run.start(chapter).turn[TURN]) + 1) % recipe.num_lanes
         return touched_lanes(recipe, self._views[chapter], position, first_lane * recipe.lane_run)
 
@@ -101,11 +101,11 @@ class RunSequence(EpochSequence):
             raise exhausted(self._recipe, num_packs)
         super()._set_total(num_packs)
 
-    def _open_columns(self) -> None:
+    def _open_queues(self) -> None:
         for lane in self._own_lanes:
-            for column in range(self._recipe.num_columns):
-                if is_used(self._recipe, lane, column):
-                    self._columns.queue(lane, column)
+            for queue in range(self._recipe.num_queues):
+                if is_used(self._recipe, lane, queue):
+                    self._queues.get(lane, queue)
 
     @property
     def is_finished(self) -> bool:
@@ -119,7 +119,7 @@ class RunSequence(EpochSequence):
         Draws count when they are planned, each on one device.
         """
         if self._recipe.is_mixed:
-            return self._columns.num_substituted
+            return self._queues.num_substituted
         return self._substituted_before + super().substituted
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
@@ -156,13 +156,13 @@ class RunSequence(EpochSequence):
         """Begin the next chapter."""
         self._substituted_before += super().substituted
         self._note_passed()
-        self._run.note_end(self.epoch, self._walk.place())
+        self._run.note_end(self.epoch, self._walk.state())
         self.close()
         chapter = self.epoch + 1
-        self._columns.turn(chapter, self._lanes(chapter, 0))
+        self._queues.turn(chapter, self._lanes(chapter, 0))
         self._begin(chapter, 0)
 
-    def place(self, chapter: int, position: int) -> WalkPlace | None:
-        """Return the last known place at or before a position from which the walk resumes."""
-        known = [place for place in self._places.get(chapter, ()) if place.slot <= position]
+    def walk_state(self, chapter: int, position: int) -> WalkState | None:
+        """Return the last known state at or before a position from which the walk resumes."""
+        known = [state for state in self._walk_states.get(chapter, ()) if state.slot <= position]
         return known[-1] if known else None

@@ -7,7 +7,7 @@
      "chain": "5c1f...",              hash of the chapters before this one
      "fingerprint": {"streams": {"web": "5f2c..."}, "seed": 17, ...},
      "skip": [[34017, 34161]],
-     "walk": "eJx...",                a place from which slots are walked, packed
+     "walk": "eJx...",                a state from which slots are walked, packed
      "snapshots": "[...]"}
 
 Chapters before the position are as they were. The running one may change its length, unless a share
@@ -31,10 +31,10 @@ from streampack.plan.recipe import MAX_PACKS, Recipe
 from streampack.plan.renumber import Renumbering
 from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.slots import WalkPlace
+from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
 from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
-from streampack.plan.state_text import CHECKS, place_as_text, text_as_place
+from streampack.plan.state_text import CHECKS, text_as_walk, walk_as_text
 from streampack.types import State
 
 KIND = "chapters"
@@ -103,8 +103,8 @@ def chain(run: RunPlan, chapter: int) -> str:
     return link
 
 
-def pack_run_state(
-    run: RunPlan, digests: Sequence[str], progress: Progress, place: WalkPlace | None
+def encode_run_state(
+    run: RunPlan, digests: Sequence[str], progress: Progress, walk: WalkState | None
 ) -> State:
     """Return the state of a run at this position."""
     return {
@@ -117,7 +117,7 @@ def pack_run_state(
         "chapters": [chapter_record(recipe) for recipe in run.recipes],
         "chain": chain(run, progress.epoch),
         "fingerprint": run_fingerprint(run, digests, progress.epoch),
-        "walk": "" if place is None else place_as_text(place),
+        "walk": "" if walk is None else walk_as_text(walk),
         "snapshots": json.dumps(progress.snapshots, separators=(",", ":")),
     }
 
@@ -263,21 +263,21 @@ def _check_order(ran: Sequence[str], own: Sequence[str]) -> None:
         )
 
 
-def unpack_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkPlace | None]:
-    """Return where a state stands, and a place from which its walk resumes, by this run's streams.
+def decode_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkState | None]:
+    """Return where a state stands, and a state from which its walk resumes, by this run's streams.
 
     Raises a ResumeError if a value is damaged.
     """
     current, names = state["epoch"], saved_names(state)
     recipe = run.recipes[current]
     snapshots = parse_snapshots(state.get("snapshots"))
-    place = text_as_place(state.get("walk"), recipe, len(names))
+    walk = text_as_walk(state.get("walk"), recipe, len(names))
     renumbering = Renumbering(names, recipe.names)
     if renumbering.is_needed:
         snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
-    if place is not None:
-        CHECKS.integer("walk's slot", place.slot, 0, state["position"])
+    if walk is not None:
+        CHECKS.integer("walk's slot", walk.slot, 0, state["position"])
         unused = replace(run.start(0), limits=limits_at(run.recipes, current))
-        place = renumbering.place(place, unused, saved_streams(state))
+        walk = renumbering.walk(walk, unused, saved_streams(state))
     snapshots = check_run_snapshots(snapshots, run.recipes, current)
-    return Progress(epoch=current, position=state["position"], snapshots=snapshots), place
+    return Progress(epoch=current, position=state["position"], snapshots=snapshots), walk

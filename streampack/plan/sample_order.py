@@ -47,7 +47,7 @@ class StreamCursor:
         self._rolls_on = mixing.epoch_end == "carry" and mixing.sampling_method == "balanced"
         self.by_tokens = lane_stream.stream.quota.unit == "tokens"
         self._first, self._end = lane_stream.range_of(epoch)
-        self._place: tuple[int, int] | None = None
+        self._position: tuple[int, int] | None = None
 
     @cached_property
     def _begin(self) -> tuple[int, int]:
@@ -56,8 +56,8 @@ class StreamCursor:
 
     @property
     def _at(self) -> tuple[int, int]:
-        """Cursor and offset. Finding the epoch's start is skipped if `go_to` sets another place."""
-        return self._place or self._begin
+        """Cursor and offset. The start is not searched for if `go_to` sets another position."""
+        return self._position or self._begin
 
     @property
     def cursor(self) -> int:
@@ -75,7 +75,7 @@ class StreamCursor:
         return max(self._end - self.cursor, 0)
 
     def blocks_at(self, cursor: int, offset: int) -> tuple[int, int] | None:
-        """Return the shuffle block at a place, and the last block worth prefetching.
+        """Return the shuffle block at a position, and the last block worth prefetching.
 
         After the last sample, both are that sample's block. None if nothing is taken. At most one
         block ahead is ever needed.
@@ -94,11 +94,11 @@ class StreamCursor:
         return block, min(block + 1, self.lane_stream.block_of(self._end - 1))
 
     def go_to(self, cursor: int, offset: int) -> None:
-        """Move to a saved place, or raise a ValueError if it lies outside the epoch's range."""
+        """Move to a saved position, or raise a ValueError if it lies outside the epoch's range."""
         at = offset if self.by_tokens else cursor
         if at < self._first or (not self.by_tokens and at > max(self._end, self._first)):
             raise ValueError(f"cursor {cursor} lies outside of what epochs take of the stream")
-        self._place = (cursor, offset)
+        self._position = (cursor, offset)
 
     def peek(self, count: int) -> Int64Array:
         """Return the next rows, up to `count`; fewer only at the end of the epoch's range."""
@@ -116,7 +116,7 @@ class StreamCursor:
         """
         cursor = self.cursor
         self.lane_stream.put(cursor, rows, places)
-        self._place = (cursor + len(places), 0)
+        self._position = (cursor + len(places), 0)
 
     def move_past(self, taken: Int64Array) -> None:
         """Move past the first rows that `peek` returned.
@@ -129,7 +129,7 @@ class StreamCursor:
             offset += int(self.lane_stream.weigh(taken[:, TOKENS]).sum())
             if offset >= self._end:
                 self.lane_stream.note_end(self._end, cursor, offset)
-        self._place = (cursor, offset)
+        self._position = (cursor, offset)
 
 
 class StreamDraw:
@@ -159,13 +159,13 @@ class SampleDraw:
     """The samples of all streams, mixed so that the counts are exact over the epoch."""
 
     def __init__(
-        self, recipe: Recipe, chosen: list[StreamCursor], place: tuple[int | str, ...]
+        self, recipe: Recipe, chosen: list[StreamCursor], seed_path: tuple[int | str, ...]
     ) -> None:
         self.chosen = chosen
         self._quotas = [part.num_samples for part in chosen]
         self._starts = [part.cursor for part in chosen]
         self._seed = recipe.order.seed
-        self._place = place
+        self._seed_path = seed_path
         self._chunk = 0
         self._drawn = [0] * len(chosen)  # draws before the chunk
 
@@ -174,7 +174,7 @@ class SampleDraw:
         before, self._drawn = self._drawn, drawn_before(self._quotas, self._chunk + 1)
         counts = np.array(self._drawn) - before
         rows = np.empty((int(counts.sum()), 4), np.int64)
-        places = draw_places(counts, self._chunk, self._seed, self._place)
+        places = draw_places(counts, self._chunk, self._seed, self._seed_path)
         first = 0
         for part, count in zip(self.chosen, counts.tolist(), strict=True):
             if count:
@@ -246,13 +246,13 @@ class TokenDraw:
 
 
 class SampleSequence:
-    """The samples of a column of a lane from one epoch on; with carry, of all later ones too."""
+    """The samples of a queue of a lane from one epoch on; with carry, of all later ones too."""
 
-    def __init__(self, recipe: Recipe, lane: int, column: int, epoch: int) -> None:
+    def __init__(self, recipe: Recipe, lane: int, queue: int, epoch: int) -> None:
         self._recipe = recipe
         self._lane = lane
-        self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, column)
-        self.streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(column)]
+        self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, queue)
+        self.streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(queue)]
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:

@@ -2,8 +2,8 @@
 
 ::
 
-    walk        slot q -> (lane, column, pack)           all slots, integers only
-    columns     (lane, column, pack) -> segments         only the lanes that this device uses
+    walk        slot q -> (lane, queue, pack)            all slots, integers only
+    queues      (lane, queue, pack) -> segments          only the lanes that this device uses
     window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
 
 The sequence does not depend on the world; the world only selects which slots a device reads. The
@@ -11,7 +11,7 @@ ends of other devices' lanes are found by planning those lanes in a thread, once
 near. Slots are walked and packs gathered for several batches together, as long as that plans
 nothing early.
 
-Cost: the pack queues, and a few us a batch. Memory: one chunk of segments a column, and a shuffle
+Cost: the pack queues, and a few us a batch. Memory: one chunk of segments a queue, and a shuffle
 block for each stream of each planned lane (16 bytes a sample, by default at most 262,144: 4 MiB).
 """
 
@@ -32,12 +32,12 @@ from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.shard_window import ShardDelta, ShardTracker
-from streampack.plan.slot_kernels import COLUMN, SUBSTITUTED
+from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, SlotWalker
 from streampack.plan.state import Progress
 from streampack.types import NO_PACKS, Int64Array, State
 
-AHEAD = 4096  # maximum number of slots walked ahead, as long as no column has to be planned for it
+AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it
 TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 
 
@@ -62,16 +62,16 @@ class EpochSequence:
         first_epoch = 0 if self._is_carry else epoch
         before = (epoch - first_epoch) * recipe.packs_per_carry_epoch
         self._own_lanes = touched_lanes(recipe, view, position, before)
-        self._walk = SlotWalker(recipe, first_epoch, self._extend_column)
+        self._walk = SlotWalker(recipe, first_epoch, self._extend_queue)
         if self._is_carry:
             self._set_total(recipe.packs_per_carry_epoch)
             self._walk.go_to_epoch(epoch)
         counted = counted_lanes(recipe, view)
-        self._columns = PackQueues(recipe, first_epoch, self._walk.served, start.snapshots, counted)
-        self._open_columns()
+        self._queues = PackQueues(recipe, first_epoch, self._walk.served, start.snapshots, counted)
+        self._open_queues()
         self._pass_over(position)
         self._note_passed()
-        self._columns.check_passed(self.position)
+        self._queues.check_passed(self.position)
 
     def _set_up(self, recipe: Recipe, view: DeviceView, epoch: int, position: int) -> None:
         self._recipe = recipe
@@ -86,7 +86,7 @@ class EpochSequence:
         self._total: int | None = None  # packs of the epoch, once known
         self._window = view.window
         self._substituted = 0  # substitutions before _first_slot
-        self._last_column = 0  # of the last slot that was walked
+        self._last_queue = 0  # of the last slot that was walked
         self._gathered = NO_BATCHES  # this device's batches from _gathered_from on
         self._gathered_from = 0
         self._dealer = None if view.balance is None else Dealer(recipe, view, view.balance)
@@ -97,8 +97,8 @@ class EpochSequence:
         self._num_looked = -1  # num_changes when shards_ahead last compared; -1: never
         self._ends = LaneEndFinder(recipe, epoch)
         self._watch = ShardTracker(recipe)
-        # Packs of columns that were extended.
-        self._num_packs = np.zeros((recipe.num_lanes, recipe.num_columns), np.int64)
+        # Packs of queues that were extended.
+        self._num_packs = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
 
     @property
     def is_finished(self) -> bool:
@@ -120,7 +120,7 @@ class EpochSequence:
         if self._total is None or self._recipe.mixing.epoch_end != "drop":
             return 0
         served = self._walk.served.sum(axis=0)
-        omitted = self._slots[self._total - self._first_slot :, COLUMN]
+        omitted = self._slots[self._total - self._first_slot :, QUEUE]
         served -= np.bincount(omitted, minlength=len(served))
         packs = self._num_packs.sum(axis=0) - served // self._recipe.shapes.slots_per_pack
         return int(packs.sum())
@@ -128,7 +128,7 @@ class EpochSequence:
     @property
     def buffered_tokens(self) -> int:
         """The sum of the maximum number of tokens held by each packer of this device."""
-        return self._columns.high_water_tokens
+        return self._queues.high_water_tokens
 
     @property
     def overlong(self) -> Int64Array:
@@ -136,7 +136,7 @@ class EpochSequence:
 
         Each lane is counted by one device, although several devices may plan it.
         """
-        return self._columns.overlong
+        return self._queues.overlong
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
         """Return the plan of this device's next batches, or None at the epoch's end.
@@ -187,13 +187,13 @@ class EpochSequence:
         """
         if self._is_carry and self._num_looked < 0:
             # Lanes planned again from the run's start need no shards of delivered packs.
-            self._columns.know_passed()
+            self._queues.know_passed()
             self._quiet_until = 0
         self._look()
-        if self._num_looked == self._columns.num_changes:
+        if self._num_looked == self._queues.num_changes:
             return None
-        self._num_looked = self._columns.num_changes
-        return self._watch.look(self._columns)
+        self._num_looked = self._queues.num_changes
+        return self._watch.look(self._queues)
 
     @property
     def straggler(self) -> tuple[float, float] | None:
@@ -207,28 +207,28 @@ class EpochSequence:
         """Stop the thread that counts lane ends, if there is one."""
         self._ends.close()
 
-    def _open_columns(self) -> None:
+    def _open_queues(self) -> None:
         """Create the pack queues of this device's lanes, and record their known packs."""
         for lane in self._own_lanes:
-            for column in range(self._recipe.num_columns):
-                queue = self._columns.queue(lane, column)
+            for queue in range(self._recipe.num_queues):
+                pack_queue = self._queues.get(lane, queue)
                 if not self._is_carry:
-                    self._walk.known[lane, column] = self._recipe.shapes.slots_of(
-                        column, queue.num_known, is_all=queue.is_complete
+                    self._walk.known[lane, queue] = self._recipe.shapes.slots_of(
+                        queue, pack_queue.num_known, is_all=pack_queue.is_complete
                     )
 
-    def _extend_column(self, lane: int, column: int) -> None:
-        """Plan a column further if it is this device's, otherwise refine its bound."""
+    def _extend_queue(self, lane: int, queue: int) -> None:
+        """Plan a queue further if it is this device's, otherwise refine its bound."""
         walk = self._walk
         if lane in self._own_lanes:
             self._note_passed()
-            queue = self._columns.extend(lane, column)
-            num_packs, is_all = queue.num_known, queue.is_complete
+            pack_queue = self._queues.extend(lane, queue)
+            num_packs, is_all = pack_queue.num_known, pack_queue.is_complete
         else:
-            num_packs, is_all = self._ends.refine(lane, column)
-        self._num_packs[lane, column] = num_packs
-        walk.known[lane, column] = self._recipe.shapes.slots_of(column, num_packs, is_all=is_all)
-        walk.complete[lane, column] = is_all
+            num_packs, is_all = self._ends.refine(lane, queue)
+        self._num_packs[lane, queue] = num_packs
+        walk.known[lane, queue] = self._recipe.shapes.slots_of(queue, num_packs, is_all=is_all)
+        walk.complete[lane, queue] = is_all
 
     def _set_total(self, num_packs: int) -> None:
         self._total = num_packs
@@ -250,7 +250,7 @@ class EpochSequence:
             self._asked = min(wanted, self._num_walked)
 
     def _walk_on(self, num_slots: int) -> None:
-        """Walk `num_slots` slots, and as many more as possible without planning columns."""
+        """Walk `num_slots` slots, and as many more as possible without planning queues."""
         walked = self._walk.next(num_slots)
         num_walked = self._num_walked + len(walked)
         if len(walked) < num_slots:
@@ -260,7 +260,7 @@ class EpochSequence:
         self._note_passed()
         self._slots = np.concatenate([self._slots, walked, ahead])
         if len(self._slots):
-            self._last_column = int(self._slots[-1, COLUMN])
+            self._last_queue = int(self._slots[-1, QUEUE])
         self._quiet_until = 0
         self._ends.look_ahead(self._walk.served)
 
@@ -281,8 +281,8 @@ class EpochSequence:
         if self._dealt_from != first:
             slots = self._slots[self._dealer.slots(first) - self._first_slot]
             batch_size = self._view.batch_size
-            slots = self._columns.know(slots, len(slots), batch_size)
-            self._dealt = self._dealer.deal(self._columns.gather(slots, batch_size))
+            slots = self._queues.know(slots, len(slots), batch_size)
+            self._dealt = self._dealer.deal(self._queues.gather(slots, batch_size))
             self._dealt_from, self._quiet_until = first, 0
         number = (self.position - first) // self._window
         if first + size >= self._quiet_until:
@@ -293,7 +293,7 @@ class EpochSequence:
 
     def _no_packs(self) -> AlikeBatches:
         """Return a batch of padding, in packs of the length that was served last."""
-        slots_per_pack = int(self._recipe.shapes.slots_per_pack[self._last_column])
+        slots_per_pack = int(self._recipe.shapes.slots_per_pack[self._last_queue])
         return AlikeBatches(NO_PACKS, 1, slots_per_pack)
 
     def _batches(self, most: int) -> AlikeBatches:
@@ -306,8 +306,8 @@ class EpochSequence:
             return self._no_packs()
         number = (first - self._gathered_from) // self._window
         if number >= len(self._gathered):
-            slots = self._columns.know(self._own_slots(first), view.batch_size, view.batch_size)
-            self._gathered = self._columns.gather(slots, view.batch_size)
+            slots = self._queues.know(self._own_slots(first), view.batch_size, view.batch_size)
+            self._gathered = self._queues.gather(slots, view.batch_size)
             self._gathered_from, number = first, 0
             self._quiet_until = 0
         if size < view.batch_size:
@@ -346,7 +346,7 @@ class EpochSequence:
         """Pass delivered slots on to the pack queues, and drop them."""
         gone = self._slots[: self._released - self._first_slot]
         if len(gone):
-            self._columns.pass_by(gone)
+            self._queues.pass_by(gone)
             self._substituted += int(gone[:, SUBSTITUTED].sum())
             self._slots = self._slots[len(gone) :]
             self._first_slot = self._released
@@ -356,8 +356,8 @@ class EpochSequence:
         if self._released < self._quiet_until:
             return
         self._note_passed()
-        self._saved = self._columns.snapshots()
-        self._quiet_until = self._first_slot + self._columns.num_quiet(self._slots) + 1
+        self._saved = self._queues.snapshots()
+        self._quiet_until = self._first_slot + self._queues.num_quiet(self._slots) + 1
 
     def _pass_over(self, position: int) -> None:
         """Move to `position`: walk all slots before it, one global batch at a time."""

@@ -8,10 +8,10 @@ One lane of a stream, delivered up to a sample of block 4, planned up to a sampl
 
 A shard is needed as soon as its block is the next one. It stays needed until all packs planned up
 to the end of its last block are delivered, and no packer holds one of its samples. Both follow from
-the oldest snapshot of a column. Within a pass, these lanes never read a finished shard again.
+the oldest snapshot of a queue. Within a pass, these lanes never read a finished shard again.
 
 Cost: one integer comparison a batch. When a chunk of samples was planned or delivered, about 10 us
-a column. When a block changed, O(shards of the lane).
+a queue. When a block changed, O(shards of the lane).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ShardDelta:
 
 
 class ShardTracker:
-    """Tracks which shards a device's columns need."""
+    """Tracks which shards a device's queues need."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._streams = recipe.streams
@@ -52,17 +52,17 @@ class ShardTracker:
 
     def look(self, queues: Iterable[PackQueue]) -> ShardDelta | None:
         """Return the needed and the finished shards of these queues, or None if unchanged."""
-        columns = list(queues)
-        num_moves = sum(column.num_moves for column in columns)
+        queues = list(queues)
+        num_moves = sum(queue.num_moves for queue in queues)
         if num_moves == self._num_moves:
             return None
         self._num_moves = num_moves
-        blocks = [column.blocks() for column in columns]
+        blocks = [queue.blocks() for queue in queues]
         if blocks != self._blocks:
             self._blocks = blocks
-            self._in_blocks = dict.fromkeys(_in_order_of_need(columns, blocks))
+            self._in_blocks = dict.fromkeys(_in_order_of_need(queues, blocks))
         # Shards of older blocks that packers still hold come first.
-        held = [shard for column in columns for shard in self._held(column)]
+        held = [shard for queue in queues for shard in self._held(queue)]
         needed = dict.fromkeys(shard for shard in held if shard not in self._in_blocks)
         needed |= self._in_blocks
         if list(needed) == list(self._needed):
@@ -71,8 +71,8 @@ class ShardTracker:
         self._needed = needed
         return ShardDelta(ahead=_rows(list(needed)), finished=_rows(finished))
 
-    def _held(self, column: PackQueue) -> list[tuple[int, int]]:
-        segments = column.held()
+    def _held(self, queue: PackQueue) -> list[tuple[int, int]]:
+        segments = queue.held()
         shards = []
         for stream in np.unique(segments[:, STREAM]).tolist():
             samples = segments[segments[:, STREAM] == stream, SAMPLE]
@@ -87,14 +87,14 @@ def _rows(shards: list[tuple[int, int]]) -> Int64Array:
 
 
 def _in_order_of_need(
-    columns: list[PackQueue], blocks: list[dict[int, list[int]]]
+    queues: list[PackQueue], blocks: list[dict[int, list[int]]]
 ) -> list[tuple[int, int]]:
-    """Return the (stream, shard) of all columns' blocks, block by block, columns interleaved."""
+    """Return the (stream, shard) of all queues' blocks, block by block, queues interleaved."""
     placed = []
-    for column, of_column in zip(columns, blocks, strict=True):
-        for stream, numbers in of_column.items():
+    for queue, of_queue in zip(queues, blocks, strict=True):
+        for stream, numbers in of_queue.items():
             for turn, number in enumerate(numbers):
-                shards = column.shards_in(stream, number).tolist()
+                shards = queue.shards_in(stream, number).tolist()
                 placed += [
                     (turn + place / len(shards), stream, shard)
                     for place, shard in enumerate(shards)

@@ -1,6 +1,6 @@
-"""The walk over slots, compiled: which lane and column serve each slot.
+"""The walk over slots, compiled: which lane and queue serve each slot.
 
-Where it does not know whether a column has another pack, it stops and names the column. If a global
+Where it does not know whether a queue has another pack, it stops and names the queue. If a global
 batch holds one stream, the stream is chosen when the batch begins, and must have packs left in some
 lane.
 
@@ -15,50 +15,50 @@ from streampack._numba import compiled, kernel_holding_gil
 from streampack.types import Int64Array
 
 DRY = -2
-# Of a column: packs taken, packs known, whether that is all, and packs expected.
+# Of a queue: packs taken, packs known, whether that is all, and packs expected.
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
 # Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
-# global batch, the slots for which that choice still holds, and the column that serves the run.
+# global batch, the slots for which that choice still holds, and the queue that serves the run.
 TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
 # Of a slot. SUBSTITUTED counts choices served by another stream: the slot's own, and in the first
 # slot of a global batch with one stream, also the batch's.
-LANE, COLUMN, PACK, SUBSTITUTED = range(4)
+LANE, QUEUE, PACK, SUBSTITUTED = range(4)
 
 
 @compiled
-def _serve(columns: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
-    """Return the column that serves a slot of a lane, or a column to learn about first.
+def _serve(queues: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
+    """Return the queue that serves a slot of a lane, or a queue to learn about first.
 
-    That is (column, -1), or (-1, column to learn about), or (-1, -1) if the lane is dry.
+    That is (queue, -1), or (-1, queue to learn about), or (-1, -1) if the lane is dry.
     """
-    served, known = columns[SERVED, lane], columns[KNOWN, lane]
+    served, known = queues[SERVED, lane], queues[KNOWN, lane]
     if served[wanted] < known[wanted]:
         return wanted, -1
-    if not columns[COMPLETE, lane, wanted]:
+    if not queues[COMPLETE, lane, wanted]:
         return -1, wanted
-    # The wanted column is exhausted: take the live one with the most expected packs left.
+    # The wanted queue is exhausted: take the live one with the most expected packs left.
     best, most = -1, 0
     for other in range(len(served)):
-        left = columns[EXPECTED, lane, other] - served[other]
+        left = queues[EXPECTED, lane, other] - served[other]
         if served[other] < known[other]:
             if best < 0 or left > most:
                 best, most = other, left
-        elif not columns[COMPLETE, lane, other]:
+        elif not queues[COMPLETE, lane, other]:
             return -1, other
     return best, -1
 
 
 @compiled
 def _serve_turn(
-    columns: Int64Array,
+    queues: Int64Array,
     turn: Int64Array,
     wanted: int,
     sizes: tuple[int, int, int, int],
     is_pure: bool,
 ) -> tuple[int, int]:
-    """Return as `_serve` the column that serves a slot of the current lane.
+    """Return as `_serve` the queue that serves a slot of the current lane.
 
-    A column serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
+    A queue serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
     one that is chosen for a global batch.
     """
     _, run, holds, _ = sizes
@@ -66,14 +66,14 @@ def _serve_turn(
         return turn[SERVING], -1
     lane = turn[TURN]
     if not is_pure or not holds:
-        return _serve(columns, lane, wanted)
-    if columns[SERVED, lane, wanted] < columns[KNOWN, lane, wanted]:
+        return _serve(queues, lane, wanted)
+    if queues[SERVED, lane, wanted] < queues[KNOWN, lane, wanted]:
         return wanted, -1
-    return -1, -1 if columns[COMPLETE, lane, wanted] else wanted
+    return -1, -1 if queues[COMPLETE, lane, wanted] else wanted
 
 
 @compiled
-def _look_at(columns: Int64Array, stream: int, least: int) -> tuple[bool, int, int]:
+def _look_at(queues: Int64Array, stream: int, least: int) -> tuple[bool, int, int]:
     """Check whether a stream has at least this many slots left in all lanes together.
 
     Return whether it is known to have them; the first lane that may have more than is known, or -1;
@@ -81,43 +81,43 @@ def _look_at(columns: Int64Array, stream: int, least: int) -> tuple[bool, int, i
     """
     open_lane = -1
     left = num_known = 0
-    for lane in range(columns.shape[1]):
-        served = columns[SERVED, lane, stream]
-        left += columns[EXPECTED, lane, stream] - served
-        num_known += min(max(columns[KNOWN, lane, stream] - served, 0), least)
-        if open_lane < 0 and not columns[COMPLETE, lane, stream]:
+    for lane in range(queues.shape[1]):
+        served = queues[SERVED, lane, stream]
+        left += queues[EXPECTED, lane, stream] - served
+        num_known += min(max(queues[KNOWN, lane, stream] - served, 0), least)
+        if open_lane < 0 and not queues[COMPLETE, lane, stream]:
             open_lane = lane
     return num_known >= least, open_lane, left
 
 
 @compiled
-def _choose(columns: Int64Array, wanted: int, least: int) -> tuple[int, int, int]:
-    """Return the stream of a global batch, or a column to learn about first.
+def _choose(queues: Int64Array, wanted: int, least: int) -> tuple[int, int, int]:
+    """Return the stream of a global batch, or a queue to learn about first.
 
-    That is (stream, -1, -1), or (-1, lane, column to learn about), or (-1, DRY, -1) if all lanes
+    That is (stream, -1, -1), or (-1, lane, queue to learn about), or (-1, DRY, -1) if all lanes
     are dry. A stream with fewer than `least` slots left is exhausted.
     """
-    is_live, open_lane, _ = _look_at(columns, wanted, least)
+    is_live, open_lane, _ = _look_at(queues, wanted, least)
     if is_live:
         return wanted, -1, -1
     if open_lane >= 0:
         return -1, open_lane, wanted
     # It is exhausted in all lanes: take the live one with the most expected packs left.
     best, best_lane, most = -1, DRY, 0
-    for other in range(columns.shape[2]):
-        is_live, open_lane, left = _look_at(columns, other, least)
+    for other in range(queues.shape[2]):
+        is_live, open_lane, left = _look_at(queues, other, least)
         if (is_live or open_lane >= 0) and (best < 0 or left > most):
             best, best_lane, most = other, -1 if is_live else open_lane, left
     return (best, -1, -1) if best_lane == -1 else (-1, best_lane, best)
 
 
 @compiled
-def _fill(slot: Int64Array, columns: Int64Array, turn: Int64Array, column: int) -> None:
-    """Give a slot the next pack of a column of the current lane."""
+def _fill(slot: Int64Array, queues: Int64Array, turn: Int64Array, queue: int) -> None:
+    """Give a slot the next pack of a queue of the current lane."""
     lane = turn[TURN]
-    slot[LANE], slot[COLUMN], slot[PACK] = lane, column, columns[SERVED, lane, column]
-    columns[SERVED, lane, column] += 1
-    turn[SERVING] = column
+    slot[LANE], slot[QUEUE], slot[PACK] = lane, queue, queues[SERVED, lane, queue]
+    queues[SERVED, lane, queue] += 1
+    turn[SERVING] = queue
     turn[LEFT] -= 1
     turn[HOLDS] -= 1  # negative if no choice holds; never read then
 
@@ -128,35 +128,35 @@ def walk_slots(
     sizes: tuple[int, int, int, int],
     is_pure: bool,
     turn: Int64Array,
-    columns: Int64Array,
+    queues: Int64Array,
     out: Int64Array,
 ) -> tuple[int, int, int]:
-    """Fill `out` (n, 4) with the next slots, given their `wanted` columns (n,).
+    """Fill `out` (n, 4) with the next slots, given their `wanted` queues (n,).
 
     Args:
-        wanted: Columns, shape (n,).
-        sizes: Slots of a lane's run; of these, slots that one column serves together, which are 1
-            or all, and in which columns are known; slots over all lanes for which a choice of
+        wanted: Queues, shape (n,).
+        sizes: Slots of a lane's run; of these, slots that one queue serves together, which are 1
+            or all, and in which queues are known; slots over all lanes for which a choice of
             stream holds, or 0 if slots choose separately; the least slots of a stream for which it
             is chosen.
         is_pure: Whether a choice of stream skips lanes without packs of it. If no lane has any,
             empty packs complete the global batch.
         turn: Cursor of the walk. Updated.
-        columns: Four numbers per column. Updated.
+        queues: Four numbers per queue. Updated.
         out: Filled.
 
-    Returns the number of slots filled, and the lane and column to learn about before the next one.
+    Returns the number of slots filled, and the lane and queue to learn about before the next one.
     These are -1 if all slots are filled. The lane is DRY if all lanes are dry.
     """
     lane_run, _, holds, least = sizes
-    num_lanes = columns.shape[1]
+    num_lanes = queues.shape[1]
     num_dry = 0
     filled = 0
     while filled < len(out):
         asked = wanted[filled]
         if holds:
             if turn[HOLDS] == 0:
-                turn[CHOSEN], lane, unknown = _choose(columns, asked, least)
+                turn[CHOSEN], lane, unknown = _choose(queues, asked, least)
                 if turn[CHOSEN] < 0:
                     return filled, lane, unknown
                 turn[HOLDS] = holds
@@ -165,21 +165,21 @@ def walk_slots(
             turn[TURN] = (turn[TURN] + 1) % num_lanes
             turn[LEFT] = lane_run
         lane = turn[TURN]
-        column, unknown = _serve_turn(columns, turn, asked, sizes, is_pure)
+        queue, unknown = _serve_turn(queues, turn, asked, sizes, is_pure)
         if unknown >= 0:
             return filled, lane, unknown
-        if column < 0:
+        if queue < 0:
             num_dry += 1
             if num_dry < num_lanes:
                 turn[LEFT] = 0
                 continue
             if not is_pure or not holds:
                 return filled, DRY, -1
-            column = asked
+            queue = asked
         num_dry = 0
         # The first slot of a global batch also counts the batch's choice.
         is_swapped = turn[HOLDS] == holds and asked != wanted[filled]
-        _fill(out[filled], columns, turn, column)
-        out[filled, SUBSTITUTED] = np.int64(column != asked) + np.int64(is_swapped)
+        _fill(out[filled], queues, turn, queue)
+        out[filled, SUBSTITUTED] = np.int64(queue != asked) + np.int64(is_swapped)
         filled += 1
     return filled, -1, -1

@@ -1,13 +1,13 @@
-"""Walk the slots of the canonical sequence: the lane, column and pack of each slot.
+"""Walk the slots of the canonical sequence: the lane, queue and pack of each slot.
 
 With lanes 0 and 1 and lane_run=2; lane 0 runs dry after three packs::
 
     slot     0  1  2  3  4  5  6  7
     lane     0  0  1  1  0  1  1  1        a dry lane is skipped
-    pack     0  1  0  1  2  2  3  4        numbered within the lane's column
+    pack     0  1  0  1  2  2  3  4        numbered within the lane's queue
 
-The walk knows neither tokens nor segments, only how many packs each column has at least. Where that
-is not enough, `slot_kernels` names the column to learn more about.
+The walk knows neither tokens nor segments, only how many packs each queue has at least. Where that
+is not enough, `slot_kernels` names the queue to learn more about.
 
 Cost: about 10 ns a slot. Memory: a few thousand slots.
 """
@@ -20,37 +20,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack.mix import LinearShares, Schedule, SchedulePlace
+from streampack.mix import LinearShares, Schedule, ScheduleState
 from streampack.plan.lane_stream import is_used
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, TURN, walk_slots
 from streampack.types import Int64Array
 
-ENDLESS = 1 << 62  # number of packs of a column that never ends
+ENDLESS = 1 << 62  # number of packs of a queue that never ends
 NO_SLOTS = np.zeros((0, 4), np.int64)
-KEPT_PLACES = 4
-PIECE = 4096  # slots walked together, and wanted columns computed together
+KEPT_STATES = 4
+PIECE = 4096  # slots walked together, and wanted queues computed together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WalkPlace:
-    """A place in a chapter from which its walk resumes."""
+class WalkState:
+    """Where a walk stands, at a slot from which it can resume."""
 
     slot: int
     """Slots of the chapter before it."""
     served: Int64Array
-    """Packs of the run taken from each column before it, shape (num_lanes, num_columns)."""
+    """Packs of the run taken from each queue before it, shape (num_lanes, num_queues)."""
     turn: Int64Array
     """The cursor of the walk, shape (5,)."""
-    schedule: SchedulePlace | None
+    schedule: ScheduleState | None
     """Where the schedule stands; None if packs mix streams."""
     limits: Int64Array
-    """Packs of the run at which each column ends in this chapter; ENDLESS: it does not. The same
+    """Packs of the run at which each queue ends in this chapter; ENDLESS: it does not. The same
     shape as `served`."""
 
 
 def expected_packs(recipe: Recipe) -> Int64Array:
-    """Return the expected packs of each column of a lane in an epoch, shape (num_columns,)."""
+    """Return the expected packs of each queue of a lane in an epoch, shape (num_queues,)."""
     per_lane = recipe.num_lanes * recipe.row_tokens
     if recipe.is_mixed:
         return np.array([-(-recipe.chosen_slots // per_lane)])
@@ -60,41 +60,41 @@ def expected_packs(recipe: Recipe) -> Int64Array:
 class SlotWalker:
     """The slots of one epoch, in order; with carry, those of the whole run, and `epoch` is 0.
 
-    Where the walk needs to know more about a column, it calls `extend_column` with its lane and
+    Where the walk needs to know more about a queue, it calls `extend_queue` with its lane and
     number, which must raise `known` there, or set `complete`. The walk of a chapter begins at
     `start`.
 
     Attributes:
-        served: Packs taken from each column so far, shape (num_lanes, num_columns).
-        known: Lower bound on the packs of each column; same shape, to be raised in place.
+        served: Packs taken from each queue so far, shape (num_lanes, num_queues).
+        known: Lower bound on the packs of each queue; same shape, to be raised in place.
         complete: 1 if `known` is the exact number of packs; same shape, to be set in place.
-        places: The last places of a chapter from which its walk can resume.
+        states: The last states of a chapter from which its walk can resume.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         epoch: int,
-        extend_column: Callable[[int, int], None],
-        start: WalkPlace | None = None,
+        extend_queue: Callable[[int, int], None],
+        start: WalkState | None = None,
     ) -> None:
-        # Four numbers per column, shape (4, num_lanes, num_columns).
-        self._columns = np.zeros((4, recipe.num_lanes, recipe.num_columns), np.int64)
-        self._columns[EXPECTED] = expected_packs(recipe)
-        self.served, self.known, self.complete = self._columns[:EXPECTED]
+        # Four numbers per queue, shape (4, num_lanes, num_queues).
+        self._queues = np.zeros((4, recipe.num_lanes, recipe.num_queues), np.int64)
+        self._queues[EXPECTED] = expected_packs(recipe)
+        self.served, self.known, self.complete = self._queues[:EXPECTED]
         self._recipe = recipe
-        self._extend_column = extend_column
+        self._extend_queue = extend_queue
         is_whole = recipe.mixing.batching_method == "per_stream"
         size, shapes = recipe.global_batch_size, recipe.shapes
         least = size if shapes.is_pure and not shapes.is_padded else 1
         self._sizes = (recipe.lane_run, shapes.run, size if is_whole else 0, least)
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
-        self._asked = np.zeros(0, np.int64)  # wanted columns of the next slots
-        self.places: deque[WalkPlace] = deque(maxlen=KEPT_PLACES)
+        self._asked = np.zeros(0, np.int64)  # wanted queues of the next slots
+        self.states: deque[WalkState] = deque(maxlen=KEPT_STATES)
         self._num_slots = 0
         self._limits = np.full_like(self.served, ENDLESS)
         self._schedule = self._make_schedule(epoch, start)
-        self._wanted = self._wanted_columns()
+        self._wanted = self._wanted_queues()
         if start is not None:
             self._num_slots = start.slot
             self.served[:], self._turn[:] = start.served, start.turn
@@ -102,20 +102,20 @@ class SlotWalker:
             self._set_ends()
 
     def _set_ends(self) -> None:
-        """Note where columns end: at their limits, or before they begin if nothing is used."""
+        """Note where queues end: at their limits, or before they begin if nothing is used."""
         is_limited = self._limits < ENDLESS
         run = self._recipe.shapes.run  # slots of a stream that are delivered together
         whole = self.served + (self._limits - self.served) // run * run
         self.known[:] = np.where(is_limited, whole, ENDLESS)
         self.complete[:] = is_limited
-        for lane, column in np.ndindex(*self.known.shape):
-            if not is_used(self._recipe, lane, column):
-                self.known[lane, column], self.complete[lane, column] = 0, 1
+        for lane, queue in np.ndindex(*self.known.shape):
+            if not is_used(self._recipe, lane, queue):
+                self.known[lane, queue], self.complete[lane, queue] = 0, 1
 
     def go_to_epoch(self, epoch: int) -> None:
         """Walk the epochs before this one (carry): lanes and shares continue where they stopped.
 
-        No column ends then, except for those that are always empty.
+        No queue ends then, except for those that are always empty.
         """
         recipe = self._recipe
         self._set_ends()
@@ -124,12 +124,12 @@ class SlotWalker:
             return
         for _ in range(epoch):
             self.pass_over(recipe.packs_per_carry_epoch)
-            self._columns[EXPECTED] = self.served + expected_packs(recipe)
+            self._queues[EXPECTED] = self.served + expected_packs(recipe)
 
     def skip(self, num_slots: int) -> None:
         """Skip the next slots, in O(lanes). Each lane must be endless or empty.
 
-        Every slot must want column 0, and the last visit to a lane must be over.
+        Every slot must want queue 0, and the last visit to a lane must be over.
         """
         lanes, run = np.flatnonzero(self.known[:, 0]), self._recipe.lane_run
         lanes = np.roll(lanes, -int(np.searchsorted(lanes, self._turn[TURN], side="right")))
@@ -149,23 +149,23 @@ class SlotWalker:
         return num_slots
 
     def next(self, num_slots: int, *, may_extend: bool = True) -> Int64Array:
-        """Return rows of LANE, COLUMN, PACK and SUBSTITUTED of the next slots, shape (n, 4).
+        """Return rows of LANE, QUEUE, PACK and SUBSTITUTED of the next slots, shape (n, 4).
 
         They are fewer if all lanes run dry. Without `may_extend`, the walk stops instead of calling
-        `extend_column`.
+        `extend_queue`.
         """
         out = np.empty((num_slots, 4), np.int64)
         done = 0
         while done < num_slots:
             if not len(self._asked):
-                self._note_place()
+                self._note_state()
                 self._asked = next(self._wanted)
-            filled, lane, column = walk_slots(
+            filled, lane, queue = walk_slots(
                 self._asked,
                 self._sizes,
                 self._recipe.shapes.is_pure,
                 self._turn,
-                self._columns,
+                self._queues,
                 out[done : done + len(self._asked)],
             )
             self._asked = self._asked[filled:]
@@ -174,12 +174,12 @@ class SlotWalker:
             if lane == DRY or (lane >= 0 and not may_extend):
                 break
             if lane >= 0:
-                self._extend_column(lane, column)
+                self._extend_queue(lane, queue)
         return out[:done]
 
-    def place(self) -> WalkPlace:
-        """Return where the walk stands; a chapter's can resume only from some of these places."""
-        return WalkPlace(
+    def state(self) -> WalkState:
+        """Return where the walk stands; a chapter's can resume only from some of these states."""
+        return WalkState(
             slot=self._num_slots,
             served=self.served.copy(),
             turn=self._turn.copy(),
@@ -187,31 +187,31 @@ class SlotWalker:
             limits=self._limits,
         )
 
-    def _note_place(self) -> None:
-        """Note a place from which the walk of a chapter can resume."""
+    def _note_state(self) -> None:
+        """Note a state from which the walk of a chapter can resume."""
         schedule = self._schedule
         if schedule is None or schedule.now.slot % schedule.resumable_slots:
             return
         if schedule.now.slot * self._recipe.choice_slots == self._num_slots:
-            self.places.append(self.place())
+            self.states.append(self.state())
 
-    def _make_schedule(self, epoch: int, start: WalkPlace | None) -> Schedule | None:
-        """Return the streams of the choices of an epoch, or of a chapter from a place on."""
+    def _make_schedule(self, epoch: int, start: WalkState | None) -> Schedule | None:
+        """Return the streams of the choices of an epoch, or of a chapter from a state on."""
         recipe, chapter, run = self._recipe, self._recipe.chapter, self._recipe.choice_slots
         if recipe.is_mixed:
             return None
         amounts: list[int] | LinearShares = [stream.chosen_slots for stream in recipe.streams]
-        place: tuple[str, int] = ("schedule", epoch)
+        seed_path: tuple[str, int] = ("schedule", epoch)
         if start is not None and chapter is not None:
             num_slots = None if chapter.num_slots is None else chapter.num_slots // run
             ramp_slots = chapter.ramp_slots // run if chapter.ramps else None
             amounts = LinearShares(chapter.begin, chapter.end, num_slots, ramp_slots)
-            place = ("chapter", chapter.number)
+            seed_path = ("chapter", chapter.number)
         # With one stream per global batch, all lanes take the same stream.
         is_whole = recipe.mixing.batching_method == "per_stream"
         return Schedule(
             amounts,
-            place=place,
+            seed_path=seed_path,
             seed=recipe.order.seed,
             start=None if start is None else start.schedule,
             block=max(recipe.global_batch_size // run, 1),
@@ -219,8 +219,8 @@ class SlotWalker:
             run=recipe.lane_run // run or 1,
         )
 
-    def _wanted_columns(self) -> Iterator[Int64Array]:
-        """Yield the columns that slots want, in whole global batches."""
+    def _wanted_queues(self) -> Iterator[Int64Array]:
+        """Yield the queues that slots want, in whole global batches."""
         size, run = self._recipe.global_batch_size, self._recipe.choice_slots
         if self._schedule is None:
             while True:

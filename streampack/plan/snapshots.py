@@ -3,7 +3,7 @@
 ::
 
     {"lane": 0, "column": 0, "num_packs": 512, "overlong": [0, 3],
-     "arrivals": [epoch, cursors, ...],                        as many as the column's draw has
+     "arrivals": [epoch, cursors, ...],                        as many as the queue's draw has
      "packer": {"method": "exact_fit", "high_water": [9, 2],
                 "buffered": [[stream, pass, sample, start, length, total], ...]}}
 
@@ -63,15 +63,15 @@ def check_run_snapshots(snapshots: Any, recipes: Sequence[Recipe], chapter: int)
         CHECKS.integer("begin", snapshot["begin"], 0, MAX_INTEGER)
         for begin in CHECKS.items("begins", snapshot["begins"], chapter - own):
             CHECKS.integer("begins", begin, 0, MAX_INTEGER)
-        column = _check_common(snapshot, recipe)
+        queue = _check_common(snapshot, recipe)
         num = 1 if not recipe.is_mixed else len(recipe.streams)
         values = CHECKS.items("arrivals", snapshot["arrivals"], 2 + 2 * num)
         for value in values:
             CHECKS.integer("arrivals", value, -MAX_TOKENS, MAX_TOKENS)
         for value in [values[0], *values[2 + num :]]:
             CHECKS.integer("arrivals", value, 0, MAX_INTEGER)
-        longest = recipe.shapes.packings[column].max_seq_len
-        streams = recipe.streams_in(column)
+        longest = recipe.shapes.packings[queue].max_seq_len
+        streams = recipe.streams_in(queue)
         _check_packed("pending", snapshot["pending"], streams, num_samples, longest)
         _check_packed("waiting", snapshot["waiting"], streams, num_samples, MAX_INTEGER)
     _check_distinct(checked)
@@ -89,20 +89,20 @@ def _with_keys(snapshots: Any, keys: set[str]) -> list[State]:
 
 def _check_distinct(snapshots: Sequence[State]) -> None:
     places = Counter((snapshot["lane"], snapshot["column"]) for snapshot in snapshots)
-    for (lane, column), count in places.items():
+    for (lane, queue), count in places.items():
         if count > 1:
-            raise CHECKS.failure(f"two are of lane {lane}, column {column}")
+            raise CHECKS.failure(f"two are of lane {lane}, column {queue}")
 
 
 def _check_common(snapshot: State, recipe: Recipe) -> int:
-    """Check what every snapshot has; return its column."""
+    """Check what every snapshot has; return its queue."""
     CHECKS.integer("lane", snapshot["lane"], 0, recipe.num_lanes - 1)
-    column = CHECKS.integer("column", snapshot["column"], 0, recipe.num_columns - 1)
+    queue = CHECKS.integer("column", snapshot["column"], 0, recipe.num_queues - 1)
     CHECKS.integer("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
     for count in CHECKS.items("overlong", snapshot["overlong"], len(recipe.streams)):
         CHECKS.integer("overlong", count, 0, MAX_INTEGER)
-    _check_packer(snapshot["packer"], recipe, column, recipe.packing.method)
-    return column
+    _check_packer(snapshot["packer"], recipe, queue, recipe.packing.method)
+    return queue
 
 
 def parse_snapshots(snapshots: Any) -> list[State]:
@@ -147,14 +147,14 @@ def _check_arrivals(arrivals: Any, recipe: Recipe, epoch: int) -> None:
         CHECKS.integer("arrivals", value, 0, MAX_TOKENS if is_offset else MAX_INTEGER)
 
 
-def _check_packer(packer: Any, recipe: Recipe, column: int, method: str | None) -> None:
+def _check_packer(packer: Any, recipe: Recipe, queue: int, method: str | None) -> None:
     if not isinstance(packer, dict) or not PACKER_KEYS <= packer.keys() <= ALL_PACKER_KEYS:
         raise CHECKS.error("packer", packer, wanted=f"a dict of {sorted(PACKER_KEYS)}")
     if not isinstance(packer["method"], str) or packer["method"] != method:
         raise CHECKS.error("packer.method", packer["method"], wanted=repr(method))
     for mark in CHECKS.items("high_water", packer["high_water"], 2):
         CHECKS.integer("high_water", mark, 0, MAX_INTEGER)
-    num_rows = _check_rows("buffered", packer["buffered"], recipe, column)
+    num_rows = _check_rows("buffered", packer["buffered"], recipe, queue)
     packs = CHECKS.up_to("packs", packer.get("packs", []), num_rows)
     for size in packs:
         CHECKS.integer("packs", size, 1, num_rows)
@@ -164,16 +164,16 @@ def _check_packer(packer: Any, recipe: Recipe, column: int, method: str | None) 
         for waited in CHECKS.items("waited", packer["waited"], num_waiting):
             CHECKS.integer("waited", waited, 0, MAX_INTEGER)
     if "short" in packer:
-        _check_packer(packer["short"], recipe, column, "exact_fit")
+        _check_packer(packer["short"], recipe, queue, "exact_fit")
     for item in CHECKS.up_to("items", packer.get("items", []), recipe.packing.buffer_samples):
-        _check_rows("items", item, recipe, column)
+        _check_rows("items", item, recipe, queue)
     CHECKS.integer("high_water_long", packer.get("high_water_long", 0), 0, MAX_INTEGER)
 
 
-def _check_rows(name: str, rows: Any, recipe: Recipe, column: int) -> int:
+def _check_rows(name: str, rows: Any, recipe: Recipe, queue: int) -> int:
     """Check buffered segments, and return their number."""
     for row in CHECKS.up_to(name, rows, recipe.packing.buffer_samples):
-        _check_row(CHECKS.items(name, row, NUM_COLUMNS), recipe, column)
+        _check_row(CHECKS.items(name, row, NUM_COLUMNS), recipe, queue)
     return len(rows)
 
 
@@ -198,13 +198,13 @@ def _check_packed(
         raise CHECKS.error(f"a row of {name}", wrong, wanted="a segment of this run")
 
 
-def _check_row(row: list[Any], recipe: Recipe, column: int) -> None:
+def _check_row(row: list[Any], recipe: Recipe, queue: int) -> None:
     """Check one buffered segment."""
-    numbers = recipe.streams_in(column)
+    numbers = recipe.streams_in(queue)
     stream = CHECKS.integer("a stream", row[STREAM], numbers[0], numbers[-1])
     CHECKS.integer("a pass", row[PASS], 0, MAX_INTEGER)
     CHECKS.integer("a sample", row[SAMPLE], 0, recipe.streams[stream].num_samples - 1)
     total = CHECKS.integer("a total", row[TOTAL], 1, MAX_INTEGER)
     start = CHECKS.integer("a start", row[START], 0, total - 1)
-    longest = recipe.shapes.packings[column].max_seq_len
+    longest = recipe.shapes.packings[queue].max_seq_len
     CHECKS.integer("a length", row[LENGTH], 1, min(total - start, longest))

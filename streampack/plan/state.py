@@ -66,7 +66,7 @@ class RunShape(NamedTuple):
     """Whether the last batches of streams may mix."""
 
 
-def fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
+def plan_fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
     """Return everything that determines the sequence, as JSON: no paths, ranks or workers.
 
     `digests` are of each stream's contents, followed by a colon and a digest of its lengths if
@@ -121,7 +121,7 @@ def _shares(recipe: Recipe) -> list[int] | None:
     return [stream.chosen_tokens for stream in recipe.streams]
 
 
-def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
+def encode_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
     """Return the state of a run at this position."""
     return {
         "version": APART if recipe.keeps_last_apart else STATE_VERSION,
@@ -130,19 +130,19 @@ def pack_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> St
         "num_lanes": recipe.num_lanes,
         "lane_run": recipe.lane_run,
         "global_batch_size": recipe.global_batch_size,
-        "fingerprint": fingerprint(recipe, digests),
+        "fingerprint": plan_fingerprint(recipe, digests),
         "snapshots": json.dumps(progress.snapshots, separators=(",", ":")),
     }
 
 
-def unpack_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
+def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
     """Check that a state belongs to this recipe, and return its position.
 
     The recipe must be made with the state's num_lanes, lane_run and global_batch_size. The
     ResumeError names the first field that differs.
     """
     saved = saved_fingerprint(state)
-    own = fingerprint(recipe, digests)
+    own = plan_fingerprint(recipe, digests)
     if PACK_LENGTHS in saved:
         own.setdefault(PACK_LENGTHS, None)  # compare it, although no stream has a length of its own
     if state.get("version") in UNSHUFFLED:

@@ -2,12 +2,12 @@
 
 ::
 
-    a place of a walk    counts by lane and column, limits, ...  -->  bytes of equal weight together
+    the state of a walk  counts by lane and queue, limits, ...  -->  bytes of equal weight together
     segments             rows                                    -->  columns, as differences
 
 Both are compressed. Text from a damaged file is unpacked to a limited size only.
 
-Cost: O(streams x lanes) a place: 10 KB for 100 streams and 64 lanes. O(segments) for others.
+Cost: O(streams x lanes) a walk: 10 KB for 100 streams and 64 lanes. O(segments) for others.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 
 from streampack._state import UNCHANGED, FieldChecks
 from streampack.errors import ResumeError
-from streampack.mix import SchedulePlace
+from streampack.mix import ScheduleState
 from streampack.mix.schedule import OWED_STEP
 from streampack.plan.recipe import Recipe
-from streampack.plan.slots import ENDLESS, WalkPlace
+from streampack.plan.slots import ENDLESS, WalkState
 from streampack.types import NO_SEGMENTS, NUM_COLUMNS, Int64Array
 
 CHECKS = FieldChecks("the state's ", UNCHANGED)
-MAX_ROWS = 1 << 22  # segments of a column that wait to be packed; two windows are far fewer
+MAX_ROWS = 1 << 22  # segments of a queue that wait to be packed; two windows are far fewer
 NUMBER_BYTES = 8
 
 
@@ -44,62 +44,62 @@ def _decompressed(text: str, most_numbers: int) -> bytes:
     return data
 
 
-def place_as_text(place: WalkPlace) -> str:
-    """Return a place of a walk in a compact form."""
+def walk_as_text(walk: WalkState) -> str:
+    """Return the state of a walk in a compact form."""
     # Lanes get nearly the same of each stream, so differences between them are small.
-    base = place.served.min(axis=0)
-    parts = [place.turn, np.array([place.slot, *place.served.shape]), base]
-    left = np.where(place.limits < ENDLESS, place.limits - place.served, -1)
-    parts += [(place.served - base).ravel(), left.ravel()]
-    if place.schedule is not None:
-        owed = place.schedule.owed
+    base = walk.served.min(axis=0)
+    parts = [walk.turn, np.array([walk.slot, *walk.served.shape]), base]
+    left = np.where(walk.limits < ENDLESS, walk.limits - walk.served, -1)
+    parts += [(walk.served - base).ravel(), left.ravel()]
+    if walk.schedule is not None:
+        owed = walk.schedule.owed
         rounded = owed >> OWED_STEP
-        parts += [np.array([place.schedule.slot]), place.schedule.lags, rounded.ravel()]
+        parts += [np.array([walk.schedule.slot]), walk.schedule.lags, rounded.ravel()]
     numbers = np.concatenate(parts).astype("<i8")
     # Byte by byte: most of the higher bytes are equal.
     planes = numbers.view(np.uint8).reshape(-1, 8).T.tobytes()
     return _compressed(planes, level=9)
 
 
-def text_as_place(text: Any, recipe: Recipe, num_streams: int) -> WalkPlace | None:
-    """Return the place of `place_as_text`; None if there is none.
+def text_as_walk(text: Any, recipe: Recipe, num_streams: int) -> WalkState | None:
+    """Return the state of `walk_as_text`; None if there is none.
 
     `recipe` is of the state's chapter, and `num_streams` of the run that saved it. Raises a
-    ResumeError if the text is not of a place in such a run.
+    ResumeError if the text is not of a walk in such a run.
     """
     if not text:
         return None
-    lanes, columns = recipe.num_lanes, 1 if recipe.is_mixed else num_streams
+    lanes, queues = recipe.num_lanes, 1 if recipe.is_mixed else num_streams
     try:
-        most = 16 + 4 * (lanes + 1) * columns
+        most = 16 + 4 * (lanes + 1) * queues
         planes = np.frombuffer(_decompressed(text, most), np.uint8)
         numbers = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").ravel().astype(np.int64)
         turn, slot, shape = numbers[:5], int(numbers[5]), tuple(numbers[6:8].tolist())
-        base, deltas = numbers[8 : 8 + columns], numbers[8 + columns :]
-        served = base + deltas[: lanes * columns].reshape(lanes, columns)
-        left = deltas[lanes * columns : 2 * lanes * columns].reshape(lanes, columns)
-        rest = deltas[2 * lanes * columns :]
-        if shape != (lanes, columns) or slot < 0 or (served < 0).any():
-            raise ValueError(f"it is of {shape} lanes and columns")
-        # Streams that were removed have no column of this run.
-        _check_turn(turn, recipe, min(columns, recipe.num_columns))
+        base, deltas = numbers[8 : 8 + queues], numbers[8 + queues :]
+        served = base + deltas[: lanes * queues].reshape(lanes, queues)
+        left = deltas[lanes * queues : 2 * lanes * queues].reshape(lanes, queues)
+        rest = deltas[2 * lanes * queues :]
+        if shape != (lanes, queues) or slot < 0 or (served < 0).any():
+            raise ValueError(f"it is of {shape} lanes and queues")
+        # Streams that were removed have no queue of this run.
+        _check_turn(turn, recipe, min(queues, recipe.num_queues))
         schedule = None
         if not recipe.is_mixed:
             chosen = int(rest[0])
             if not 0 <= chosen <= slot:
                 raise ValueError(f"its schedule stands at {chosen}, after slot {slot}")
-            lags, owed = rest[1 : 1 + columns], rest[1 + columns :].reshape(lanes, columns)
-            schedule = SchedulePlace(slot=chosen, lags=lags.copy(), owed=owed << OWED_STEP)
+            lags, owed = rest[1 : 1 + queues], rest[1 + queues :].reshape(lanes, queues)
+            schedule = ScheduleState(slot=chosen, lags=lags.copy(), owed=owed << OWED_STEP)
     except (TypeError, ValueError, IndexError, zlib.error) as error:
-        raise CHECKS.error("walk", text, wanted=f"a place of this run ({error})") from error
+        raise CHECKS.error("walk", text, wanted=f"a walk of this run ({error})") from error
     limits = np.where(left < 0, ENDLESS, served + left)
-    return WalkPlace(slot=slot, served=served, turn=turn.copy(), schedule=schedule, limits=limits)
+    return WalkState(slot=slot, served=served, turn=turn.copy(), schedule=schedule, limits=limits)
 
 
-def _check_turn(turn: Int64Array, recipe: Recipe, num_columns: int) -> None:
-    """Check the cursor of a walk: compiled code uses its lane and its columns as indices.
+def _check_turn(turn: Int64Array, recipe: Recipe, num_queues: int) -> None:
+    """Check the cursor of a walk: compiled code uses its lane and its queues as indices.
 
-    A column that is not in use is never read, and may be any number.
+    A queue that is not in use is never read, and may be any number.
     """
     lane, left, chosen, holds, serving = turn.tolist()
     is_whole = recipe.mixing.batching_method == "per_stream"
@@ -109,7 +109,7 @@ def _check_turn(turn: Int64Array, recipe: Recipe, num_columns: int) -> None:
         not 0 <= lane < recipe.num_lanes
         or not 0 <= left <= recipe.lane_run
         or (is_whole and not 0 <= holds <= recipe.global_batch_size)
-        or not all(0 <= column < num_columns for column in used)
+        or not all(0 <= queue < num_queues for queue in used)
     ):
         raise ValueError(f"its cursor {turn.tolist()} lies outside of the run")
 

@@ -68,13 +68,13 @@ def in_groups(
         first = 0
         while first < plan.num_batches:
             last = plan.num_batches
-            part = plan.part(first, last) if first else plan
+            part = plan.slice(first, last) if first else plan
             while not ahead.has(part):
                 if last == first + 1:
                     ahead.need_for(part)
                     break
                 last = (first + last) // 2
-                part = plan.part(first, last)
+                part = plan.slice(first, last)
             yield part
             first = last
         size = min(2 * size, most)
@@ -88,7 +88,7 @@ def read_group(read: BatchReader, plan: DevicePlan) -> ReadGroup:
     group = ReadGroup()
     try:
         for number in range(plan.num_batches):
-            one = plan if plan.num_batches == 1 else plan.part(number, number + 1)
+            one = plan if plan.num_batches == 1 else plan.slice(number, number + 1)
             group.batches.append(read(one))
     except Exception as failure:  # raised when its batch is requested
         group.failure = failure

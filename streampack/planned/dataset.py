@@ -103,8 +103,8 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         finds_world = world is None
         world = world or World.from_env(os.environ)
         context = context_slice(world, packing, convert, batch_size)
-        place = {"remote": remote, "local": local, "split": split}
-        streams = resolve_streams(streams, place, stream_name, stream_config)
+        location = {"remote": remote, "local": local, "split": split}
+        streams = resolve_streams(streams, location, stream_name, stream_config)
         self.buffers = buffers or Buffers()
         spec = DatasetSpec(
             streams=open_streams(

@@ -38,11 +38,11 @@ from streampack.plan import (
     RunShape,
     check_resized,
     count_slots,
-    fingerprint,
-    pack_state,
+    decode_state,
+    encode_state,
+    plan_fingerprint,
     run_shape,
     slots_in,
-    unpack_state,
 )
 from streampack.plan.lane_stream import skips_lanes
 from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape
@@ -118,7 +118,9 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         """Return the plan's fingerprint, and the shape that a run keeps."""
         recipe = self.recipe
         shape = ("num_lanes", "lane_run", "global_batch_size")
-        return fingerprint(recipe, self._digests) | {key: getattr(recipe, key) for key in shape}
+        return plan_fingerprint(recipe, self._digests) | {
+            key: getattr(recipe, key) for key in shape
+        }
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
@@ -326,7 +328,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         return self._state_of(progress)
 
     def _state_of(self, progress: Progress) -> State:
-        state = pack_state(self.recipe, self._digests, progress)
+        state = encode_state(self.recipe, self._digests, progress)
         return state | balance_in_state(self.recipe, self._view, progress.position)
 
     def _start_of(self, epoch: int) -> Progress:
@@ -363,7 +365,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
                 recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
-        progress = unpack_state(state, saved, self._digests)
+        progress = decode_state(state, saved, self._digests)
         check_resized(saved, recipe, progress)
         check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
         is_of_worker = check_saving_worker(state, self._view)

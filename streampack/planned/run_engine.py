@@ -30,12 +30,12 @@ from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
     chapter_record,
     check_common,
-    pack_run_state,
+    decode_run_state,
+    encode_run_state,
     run_fingerprint,
     saved_chapters,
-    unpack_run_state,
 )
-from streampack.plan.slots import WalkPlace
+from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.engine import PlanEngine
@@ -76,15 +76,15 @@ class RunEngine(PlanEngine):
     def _stream_digests(self) -> list[str]:
         return [stream.growing_digest for stream in self._spec.streams]
 
-    def _use_run(self, run: RunPlan, chapters: RunChapters, place: WalkPlace | None = None) -> None:
-        """Plan these chapters from now on; the walk resumes at a place, if it is known."""
+    def _use_run(self, run: RunPlan, chapters: RunChapters, walk: WalkState | None = None) -> None:
+        """Plan these chapters from now on; the walk resumes from `walk`, if it is known."""
         self.run = run
         """The chapters, and where they begin."""
         self._chapters = chapters
         # Of each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
         self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
-        self._place = place
+        self._walk = walk
         self._running: RunSequence | None = None
 
     def _use_chapter(self, number: int) -> None:
@@ -148,7 +148,7 @@ class RunEngine(PlanEngine):
             self.run,
             self._views,
             start,
-            place=self._place_at(start),
+            walk=self._walk_state_at(start),
             skips=self.skips,
             stop=stop,
         )
@@ -178,13 +178,13 @@ class RunEngine(PlanEngine):
             return progress
         return Progress(epoch=progress.epoch + 1, snapshots=progress.snapshots)
 
-    def _place_at(self, progress: Progress) -> WalkPlace | None:
-        """Return a known place from which the walk reaches a position."""
+    def _walk_state_at(self, progress: Progress) -> WalkState | None:
+        """Return a known state from which the walk reaches a position."""
         running, start = self._running, self._start
-        place = running.place(progress.epoch, progress.position) if running else None
-        if place is None and self._place is not None and start.epoch == progress.epoch:
-            place = self._place if self._place.slot <= progress.position else None
-        return place
+        walk = running.walk_state(progress.epoch, progress.position) if running else None
+        if walk is None and self._walk is not None and start.epoch == progress.epoch:
+            walk = self._walk if self._walk.slot <= progress.position else None
+        return walk
 
     def note_end(self, sequence: EpochSequence) -> None:
         """Record that an iteration is finished."""
@@ -221,7 +221,7 @@ class RunEngine(PlanEngine):
     # State.
 
     def _state_of(self, progress: Progress) -> State:
-        state = pack_run_state(self.run, self._digests, progress, self._place_at(progress))
+        state = encode_run_state(self.run, self._digests, progress, self._walk_state_at(progress))
         view = self._views[progress.epoch]
         state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
         skips = {"skip": [list(skip) for skip in self.skips]}
@@ -257,13 +257,13 @@ class RunEngine(PlanEngine):
         num_packs = run.num_slots(current) or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
         self._check_shards(run, current)
-        progress, place = unpack_run_state(state, run)
+        progress, walk = decode_run_state(state, run)
         check_at_batch(progress.position, progress.position, own.batch_size)
         skips = sorted({*self.skips, *skips})
         if (problem := skip_problem(run, progress, view.window, skips)) is not None:
             raise ResumeError(problem)
         self.skips = skips
-        self._use_run(run, chapters, place)
+        self._use_run(run, chapters, walk)
         self._use_chapter(current)
         self._resume_from(progress)
 
@@ -314,11 +314,11 @@ class RunEngine(PlanEngine):
         lanes = self.recipe.num_lanes
         run = build_run(self._whole, amended.chapters, num_lanes=lanes, lane_runs=runs)
         reached = self._reached
-        # A place in the chapter that is amended as a whole would have its former weights.
+        # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
-        place = None if is_replaced else self._place_at(reached)
+        walk = None if is_replaced else self._walk_state_at(reached)
         self._start = self.at = reached
-        self._use_run(run, amended, place)
+        self._use_run(run, amended, walk)
         self._use_chapter(number)
 
     def skip(self, steps: int) -> None:
@@ -332,6 +332,6 @@ class RunEngine(PlanEngine):
             raise ConfigError(problem)
         self.skips = skips
         reached = self._reached
-        place = self._place_at(reached)
+        walk = self._walk_state_at(reached)
         self._start = self.at = reached
-        self._use_run(self.run, self._chapters, place)
+        self._use_run(self.run, self._chapters, walk)

@@ -109,7 +109,7 @@ def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[s
         if plan.uses(number) or used[number]:
             streams[stream.name] = {
                 "begin": float(plan.begin[number]),
-                "end": float(plan.shares_at(plan.part(shown))[number]),
+                "end": float(plan.shares_at(plan.fraction_at(shown))[number]),
                 "tokens": int(tokens),
                 "passes": float(used[number] / max(stream.num_tokens, 1)),
             }
@@ -229,7 +229,7 @@ def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:
         for point in range(POINTS):
             at = shown * point // (POINTS - 1)
             tokens.append(begin + at * recipe.packing.max_seq_len)
-            shares.append([float(share) for share in plan.shares_at(plan.part(at))])
+            shares.append([float(share) for share in plan.shares_at(plan.fraction_at(at))])
             rows = zip(used, _taken(recipe, plan, at), recipe.streams, strict=True)
             passes.append([float(old + new) / max(s.num_tokens, 1) for old, new, s in rows])
         used = [old + new for old, new in zip(used, _taken(recipe, plan, shown), strict=True)]

@@ -148,8 +148,8 @@ class ShardCache:
 
     def _has_any(self, index: MdsIndex) -> bool:
         """Return whether one of the shards is here, in any form."""
-        parts = (part for shard in index.shards for part in shard.parts)
-        return any(self._disk.state(self.folder / part.basename) for part in parts)
+        files = (file for shard in index.shards for file in shard.files)
+        return any(self._disk.state(self.folder / file.basename) for file in files)
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
         """Return whether a local shard still has to be unpacked; refuse it if it cannot be."""
@@ -159,17 +159,17 @@ class ShardCache:
             if state is not None and state.num_bytes == shard.raw.num_bytes:
                 self._remember_source(shard, state)
                 return False
-            part, field = shard.raw, "raw_data"
-            is_ours = state is not None and Manifest(self.folder, self._disk).has(part.basename)
+            file, field = shard.raw, "raw_data"
+            is_ours = state is not None and Manifest(self.folder, self._disk).has(file.basename)
             if shard.packed is not None and (state is None or is_ours):
-                part, field = shard.packed, "zip_data"
-                path = self.folder / part.basename
+                file, field = shard.packed, "zip_data"
+                path = self.folder / file.basename
                 state = self._disk.state(path)
-                if state is not None and state.num_bytes == part.num_bytes:
+                if state is not None and state.num_bytes == file.num_bytes:
                     self._remember_source(shard, state)
                     return True
         where = f" ({self.location.index_uri}: shards.{number}.{field})"
-        self._verifier.raise_if_damaged(path, part, where)
+        self._verifier.raise_if_damaged(path, file, where)
         return True
 
     def _remember_source(self, shard: Shard, state: FileState) -> None:
@@ -352,6 +352,6 @@ class ShardCache:
     def _touch(self, shard: Shard, time_s: float) -> None:
         for folder in self._folders_of(shard):
             manifest = Manifest(folder, self._disk)
-            for part in shard.parts:
+            for file in shard.files:
                 with suppress(OSError):
-                    self._disk.touch(manifest.path(part.basename), time_s)
+                    self._disk.touch(manifest.path(file.basename), time_s)

@@ -11,31 +11,31 @@ from pathlib import Path
 
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
-from streampack.mds.index import Part
+from streampack.mds.index import ShardFile
 from streampack.storage.filesystem import LocalFilesystem, Piece
 
 FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5", "blake2b")
 
 
-def expected_hash(part: Part, validate_hash: str | None, uri: str) -> str:
+def expected_hash(file: ShardFile, validate_hash: str | None, uri: str) -> str:
     """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
 
-    `part` is the file's entry in the index.json at `uri`. `validate_hash` is the one of its hashes
+    `file` is its entry in the index.json at `uri`. `validate_hash` is the one of its hashes
     to use, and a DataError if it has no such hash; None: the cheapest.
 
-    >>> part = Part(basename="a.mds", num_bytes=3, hashes={"md5": "0f", "xxh64": "AB"})
-    >>> expected_hash(part, None, "index.json")
+    >>> file = ShardFile(basename="a.mds", num_bytes=3, hashes={"md5": "0f", "xxh64": "AB"})
+    >>> expected_hash(file, None, "index.json")
     'xxh64:ab'
     """
-    known = sorted(HASHES.keys() & part.hashes)
+    known = sorted(HASHES.keys() & file.hashes)
     if validate_hash and validate_hash not in known:
         raise DataError(
-            f"{uri}: {part.basename} has no {validate_hash!r} hash, only "
-            f"{sorted(part.hashes)}; set validate_hash= to one of them, or to None"
+            f"{uri}: {file.basename} has no {validate_hash!r} hash, only "
+            f"{sorted(file.hashes)}; set validate_hash= to one of them, or to None"
         )
     cheapest = next((name for name in (*FAST_HASHES, *known) if name in known), None)
     algorithm = validate_hash or cheapest
-    return f"{algorithm}:{part.hashes[algorithm].lower()}" if algorithm else ""
+    return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
 
 
 class Digest:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.mds.index import Part, Shard
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.filesystem import LocalFilesystem, LockBusyError
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.manifest import PENDING, Manifest
@@ -37,7 +37,7 @@ class _CachedFile:
     """A file that counts toward the limit."""
 
     folder: Path
-    part: Part
+    stored: ShardFile
     lock: str  # basename of the file whose lock guards this one
 
 
@@ -59,7 +59,7 @@ class CacheLimit:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": {}}
 
-    def reserve(self, folder: Path, parts: Sequence[Part]) -> None:
+    def reserve(self, folder: Path, files: Sequence[ShardFile]) -> None:
         """Make room for a shard's files and reserve it; the shard's lock must be held.
 
         None of the files may exist yet: an entry marks a file as ours.
@@ -68,26 +68,26 @@ class CacheLimit:
         self._disk.make_folder(lock.parent)
         try:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
-                self._make_room(folder, parts)
-                for part in parts:
-                    Manifest(folder, self._disk).write(part.basename, PENDING)
+                self._make_room(folder, files)
+                for file in files:
+                    Manifest(folder, self._disk).write(file.basename, PENDING)
         except LockBusyError as error:
             raise DataError(
                 f"{lock}: another process has held this lock for {LIMIT_TIMEOUT_S:.0f} s; "
                 "check whether it hangs"
             ) from error
 
-    def _make_room(self, folder: Path, parts: Sequence[Part]) -> None:
+    def _make_room(self, folder: Path, files: Sequence[ShardFile]) -> None:
         # An incoming file may have an old entry; count it once.
-        incoming = {(folder, part.basename) for part in parts}
-        files = [f for f in self._cached_files() if (f.folder, f.part.basename) not in incoming]
-        num_bytes = sum(part.num_bytes for part in (*parts, *(file.part for file in files)))
+        incoming = {(folder, file.basename) for file in files}
+        cached = [f for f in self._cached_files() if (f.folder, f.stored.basename) not in incoming]
+        num_bytes = sum(file.num_bytes for file in (*files, *(f.stored for f in cached)))
         excess = num_bytes - self.num_bytes
         if excess <= 0:
             return
-        for file in sorted(files, key=self._last_planned_ns):
-            if self._evict(file):
-                excess -= file.part.num_bytes
+        for oldest in sorted(cached, key=self._last_planned_ns):
+            if self._evict(oldest):
+                excess -= oldest.stored.num_bytes
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
@@ -103,20 +103,20 @@ class CacheLimit:
     def _possible_files(self, folder: Path) -> dict[str, _CachedFile]:
         manifest = Manifest(folder, self._disk)
         return {
-            manifest.path(part.basename).name: _CachedFile(
-                folder=folder, part=part, lock=shard.raw.basename
+            manifest.path(file.basename).name: _CachedFile(
+                folder=folder, stored=file, lock=shard.raw.basename
             )
             for shard in self._shards[folder]
-            for part in shard.parts
+            for file in shard.files
         }
 
     def _last_planned_ns(self, file: _CachedFile) -> int:
-        state = self._disk.state(Manifest(file.folder, self._disk).path(file.part.basename))
+        state = self._disk.state(Manifest(file.folder, self._disk).path(file.stored.basename))
         return 0 if state is None else state.mtime_ns
 
     def _evict(self, file: _CachedFile) -> bool:
         """Remove a file if it is ours and no process is fetching it; return whether it is gone."""
-        basename = file.part.basename
+        basename = file.stored.basename
         path = file.folder / basename
         with FileLocks(file.folder, self._disk).try_hold(file.lock) as is_held:
             if not is_held:

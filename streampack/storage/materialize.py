@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.mds.index import Part, Shard
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.checksum import Digest
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
@@ -100,9 +100,9 @@ class ShardMaterializer:
     def _make(self, shard: Shard, folder: Path, locks: FileLocks) -> None:
         if self._is_kept(folder, shard.raw):
             return
-        parts = shard.parts if self.is_remote else (shard.raw,)
+        files = shard.files if self.is_remote else (shard.raw,)
         if self.limit is not None:
-            self.limit.reserve(folder, [part for part in parts if self._is_missing(folder, part)])
+            self.limit.reserve(folder, [file for file in files if self._is_missing(folder, file)])
         if self.is_remote and not self.owner.claim():  # the folder may have been deleted
             self.owner.refuse_others()
         # Read before the fetch, so that a replacement during it is noticed later.
@@ -124,50 +124,50 @@ class ShardMaterializer:
                     to = self.location.folder
                     self.publish(packed, to, shard.packed.basename, expected, origin)
         finally:
-            for part in parts:
+            for file in files:
                 with suppress(OSError):
-                    if self._is_missing(folder, part):
-                        Manifest(folder, self.disk).remove(part.basename)
+                    if self._is_missing(folder, file):
+                        Manifest(folder, self.disk).remove(file.basename)
 
-    def _is_missing(self, folder: Path, part: Part) -> bool:
-        return self.disk.state(folder / part.basename) is None
+    def _is_missing(self, folder: Path, file: ShardFile) -> bool:
+        return self.disk.state(folder / file.basename) is None
 
-    def _is_kept(self, folder: Path, part: Part) -> bool:
+    def _is_kept(self, folder: Path, file: ShardFile) -> bool:
         """Remove a damaged file of ours; return whether a file of another program is complete.
 
         A damaged file of another program is an error: it is not ours to remove.
         """
-        if self._is_missing(folder, part):
+        if self._is_missing(folder, file):
             return False
-        path = folder / part.basename
-        if not Manifest(folder, self.disk).has(part.basename):
-            self.verifier.raise_if_damaged(path, part)
+        path = folder / file.basename
+        if not Manifest(folder, self.disk).has(file.basename):
+            self.verifier.raise_if_damaged(path, file)
             return True
         self.disk.remove(path)
         return False
 
-    def _fetch_and_unpack(self, shard: Shard, part: Part, packed: Path, raw: Path) -> None:
+    def _fetch_and_unpack(self, shard: Shard, file: ShardFile, packed: Path, raw: Path) -> None:
         """Unpack the local compressed file, fetching it first if it is missing or damaged."""
         folder = self.location.folder
-        source = folder / part.basename
-        if not self.is_remote or self.verifier.verify(folder, part) is not None:
-            self.verifier.raise_if_damaged(source, part)
+        source = folder / file.basename
+        if not self.is_remote or self.verifier.verify(folder, file) is not None:
+            self.verifier.raise_if_damaged(source, file)
             try:
-                with attach_uri(source, part.basename):
+                with attach_uri(source, file.basename):
                     self._unpack(source, str(source), shard, raw)
                 return
             except DataError:
                 if not self.is_remote:
                     raise
         # Its size and hash (if any) match, but it does not unpack: refused if not ours.
-        if self._is_kept(folder, part):
+        if self._is_kept(folder, file):
             raise DataError(
                 f"{source}: does not unpack to what index.json says, and streampack did not put it "
                 "there; delete it, so that it can be fetched",
                 uri=str(source),
-                shard=part.basename,
+                shard=file.basename,
             )
-        self._fetch(shard, packed, lambda path: self._unpack(path, part.basename, shard, raw))
+        self._fetch(shard, packed, lambda path: self._unpack(path, file.basename, shard, raw))
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
         """Unpack a compressed file into a temporary one, and verify it."""
@@ -181,29 +181,29 @@ class ShardMaterializer:
 
     def _fetch(self, shard: Shard, to: Path, unpack: Callable[[Path], None] | None) -> None:
         """Fetch a file until it is undamaged; a compressed one is verified by unpacking it."""
-        part = shard.stored
+        file = shard.stored
         failures: list[OSError] = []
 
         def check(path: Path) -> None:
             """Refuse a damaged file, so that the download tries again."""
             failures.clear()
             try:
-                problem = self.verifier.problem(path, part)
+                problem = self.verifier.problem(path, file)
                 if problem is not None:
                     raise DamagedError(problem)
                 if unpack is not None:
                     unpack(path)
             except DataError as error:
-                raise DamagedError(str(error).removeprefix(f"{part.basename}: ")) from error
+                raise DamagedError(str(error).removeprefix(f"{file.basename}: ")) from error
             except OSError as error:
                 # Not a network error: fetching the file again would not help.
                 failures.append(error)
 
         self.store.fetch(
             self.location,
-            part.basename,
+            file.basename,
             to,
-            num_bytes=part.num_bytes,
+            num_bytes=file.num_bytes,
             check=check,
             is_hashed=self.verifier.is_hashed(shard),
         )

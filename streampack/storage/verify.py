@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError, raise_if_limited
-from streampack.mds.index import Part, Shard
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
@@ -81,34 +81,34 @@ class FileVerifier:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_verified": {}}
 
-    def expected(self, part: Part, *, is_validated: bool = False) -> str:
+    def expected(self, file: ShardFile, *, is_validated: bool = False) -> str:
         """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
 
         If `is_validated`, a missing hash of the name in `validate_hash` is an error.
         """
         # A shard's two files may have different hashes; only the fetched one must have this hash.
-        is_used = is_validated or self._validate_hash in part.hashes
-        return expected_hash(part, self._validate_hash if is_used else None, self._index_uri)
+        is_used = is_validated or self._validate_hash in file.hashes
+        return expected_hash(file, self._validate_hash if is_used else None, self._index_uri)
 
     def is_hashed(self, shard: Shard) -> bool:
         """Return whether a known hash verifies a shard's file, or the file unpacked from it."""
         return bool(self.expected(shard.stored) or self.expected(shard.raw))
 
-    def verify(self, folder: Path, part: Part) -> FileState | None:
+    def verify(self, folder: Path, file: ShardFile) -> FileState | None:
         """Return the state of a file that matches index.json; None if it is missing or damaged.
 
         A hash of our own file is recorded on disk, and that of any other in this process only. A
         DataError says that the file may belong to a newer version than the opened stream.
         """
-        path = folder / part.basename
+        path = folder / file.basename
         try:
             state = self._disk.state(path)
-            if state is None or state.num_bytes != part.num_bytes:
+            if state is None or state.num_bytes != file.num_bytes:
                 return None
             if self._verified.get(path) == state:
                 return state
             manifest = Manifest(folder, self._disk)
-            entry, expected = manifest.read(part.basename), self.expected(part)
+            entry, expected = manifest.read(file.basename), self.expected(file)
             boot_id = self.boot_id(folder)
             is_known = entry is not None and entry.is_verified(state, expected, boot_id)
             if expected and not is_known and file_digest(self._disk, path, expected) != expected:
@@ -122,7 +122,7 @@ class FileVerifier:
                     state, hash_=expected, boot_id=boot_id, origin=entry.origin
                 )
                 with suppress(OSError):  # only an optimization
-                    manifest.write(part.basename, verified)
+                    manifest.write(file.basename, verified)
         except OSError:
             return None
         self._verified[path] = state
@@ -168,7 +168,7 @@ class FileVerifier:
             path, before = self._opened
             raise_if_changed(path, before, self._disk.state(path), "was written again")
 
-    def problem(self, path: Path, part: Part, digest: str | None = None) -> str | None:
+    def problem(self, path: Path, file: ShardFile, digest: str | None = None) -> str | None:
         """Return a description of how a file differs from index.json; None if it does not.
 
         The file is read, unless its hash (`digest`) was computed while it was written.
@@ -176,30 +176,30 @@ class FileVerifier:
         state = self._disk.state(path)
         if state is None:
             raise FileNotFoundError(errno.ENOENT, "the file does not exist", str(path))
-        if state.num_bytes != part.num_bytes:
-            return f"has {state.num_bytes} bytes, but index.json says {part.num_bytes}"
-        expected = self.expected(part)
+        if state.num_bytes != file.num_bytes:
+            return f"has {state.num_bytes} bytes, but index.json says {file.num_bytes}"
+        expected = self.expected(file)
         if digest is None:
             digest = file_digest(self._disk, path, expected) if expected else ""
         if digest == expected:
             return None
         algorithm, _, expected_digest = expected.partition(":")
         hint = ""
-        if part.hashes_from != "index.json":
+        if file.hashes_from != "index.json":
             hint = " (if the stream was rewritten since: `streampack index`)"
         return (
-            f"its {algorithm} is {digest.partition(':')[2]}, but {part.hashes_from} says "
+            f"its {algorithm} is {digest.partition(':')[2]}, but {file.hashes_from} says "
             f"{expected_digest}{hint}"
         )
 
-    def raise_if_damaged(self, path: Path, part: Part, where: str = "") -> None:
+    def raise_if_damaged(self, path: Path, file: ShardFile, where: str = "") -> None:
         """Raise a DataError for a missing or damaged file that is not ours to replace.
 
         `where` names the file's entry in index.json, for messages.
         """
-        with attach_uri(path, part.basename), as_data_error(path):
+        with attach_uri(path, file.basename), as_data_error(path):
             try:
-                problem = self.problem(path, part)
+                problem = self.problem(path, file)
             except FileNotFoundError as error:
                 raise DataError(
                     f"{path}: does not exist, but index.json names it, and the shard is not "

@@ -4,7 +4,7 @@
 
     open_stream(stream) --> index.json, length file's header      (immediately)
     shard_lengths(7)    --> length file, else the shard's header  (when the order reaches shard 7)
-    open_shard(7)       --> shard 7 mapped, and its places        (when a pack needs it)
+    open_shard(7)       --> shard 7 mapped, and its spans         (when a pack needs it)
 
 The `Stream` is copied and never modified. An `MdsStream` is frozen and can be pickled. Open shards
 belong to the process and are reopened after a fork; shard_pool.py limits them and says their cost.
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, check_columns, sample_places
+from streampack.mds.columns import Column, check_columns, sample_spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.length_file import LENGTH_FILE, LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
@@ -211,8 +211,8 @@ class MdsStream:
         """Record that shards, shape (n,), were read and may be evicted first; cheap."""
         self.cache.mark_finished(self.index.shards[shard] for shard in shards.tolist())
 
-    def _read_lengths(self, read: Callable[..., Int64Array], *place: int) -> Int64Array:
-        lengths = self.cache.metadata.read_lengths(partial(read, *place))
+    def _read_lengths(self, read: Callable[..., Int64Array], *numbers: int) -> Int64Array:
+        lengths = self.cache.metadata.read_lengths(partial(read, *numbers))
         if lengths is None:
             raise DataError(
                 f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
@@ -253,16 +253,16 @@ class MdsStream:
         info, data = self.index.shards[shard], mapped.data
         where = f"stream {self.name!r}, shard {shard} ({uri})"
         check_columns(data, info, where)
-        places = {}
+        spans = {}
         for option, column in columns.items():
-            places[option] = sample_places(data, info.num_samples, info.layout, column, where)
+            spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)
         return OpenShard(
             key=(mapped.file, self.digest),
             uri=uri,
             data=data,
-            tokens=places["tokens"],
-            labels=places.get("labels"),
-            loss_mask=places.get("loss_mask"),
+            tokens=spans["tokens"],
+            labels=spans.get("labels"),
+            loss_mask=spans.get("loss_mask"),
             is_gone=mapped.is_gone,
         )
 

@@ -65,9 +65,9 @@ def open_stream(
         cache.check(index, may_be_emptied=may_be_emptied)
         if (chosen := getattr(stream, "shards", None)) is not None:
             first, stop = _chosen_shards(chosen, len(index.shards), name)
-            index, entries = index.part(first, stop), entries[first:stop]
+            index, entries = index.slice(first, stop), entries[first:stop]
             if length_file is not None:
-                length_file = length_file.part(first, index)
+                length_file = length_file.slice(first, index)
     if has_targets:
         warn_unused_columns(index, columns, name, column)
     own_digest = _digest(_entries_digest(entries), columns)

@@ -23,23 +23,23 @@ DATASETS = {"Stream": "PackedStreamingDataset", "IterableStream": "PackedIterabl
 
 def resolve_streams(
     streams: Sequence[Any] | None,
-    place: Mapping[str, Any],
+    location: Mapping[str, Any],
     stream_name: str | None,
     stream_config: Mapping[str, Any] | None,
 ) -> Sequence[Any]:
     """Return the streams that a dataset's arguments describe: a list, or a single one.
 
-    `place` holds remote, local and split of a single stream. `stream_name` is its class in
+    `location` holds remote, local and split of a single stream. `stream_name` is its class in
     MosaicML's `streams_registry` (None: `streampack.Stream`), and `stream_config` holds more
     arguments of that class. A ConfigError refuses arguments that contradict each other.
     """
-    single = {**place, "stream_name": stream_name, "stream_config": stream_config}
+    single = {**location, "stream_name": stream_name, "stream_config": stream_config}
     if streams is not None:
         passed = [f"{k}={v!r}" for k, v in single.items() if v is not None]
         if passed:
             way_out = "pass one or the other"
-            if place["split"] is not None:
-                way_out += f", and set Stream(..., split={place['split']!r}) on each of a list"
+            if location["split"] is not None:
+                way_out += f", and set Stream(..., split={location['split']!r}) on each of a list"
             raise ConfigError(
                 f"streams and {', '.join(passed)} were passed; these stand for a single stream, "
                 f"so {way_out}"
@@ -47,12 +47,12 @@ def resolve_streams(
         check_streams(streams, mosaic.Stream)
         return streams
     if stream_name is None and stream_config is None:
-        return [Stream(**place)]
-    return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, place)]
+        return [Stream(**location)]
+    return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, location)]
 
 
-def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any]) -> Any:
-    """Return a stream of a class in `streams_registry`; `place` adds remote, local and split.
+def make_named_stream(name: str, config: dict[str, Any], location: Mapping[str, Any]) -> Any:
+    """Return a stream of a class in `streams_registry`; `location` adds remote, local and split.
 
     A ConfigError says that the name is unknown, or that the class does not accept the arguments.
     """
@@ -62,7 +62,7 @@ def make_named_stream(name: str, config: dict[str, Any], place: Mapping[str, Any
             f"stream_name={name!r} is not one of {'|'.join(sorted(known))}{suggest(name, known)}; "
             "register the class: streams_registry.register(name, func=...)"
         )
-    for key, value in place.items():
+    for key, value in location.items():
         if value is not None and config.get(key) not in (None, value):
             raise ConfigError(
                 f"{key}={value!r} and stream_config[{key!r}]={config[key]!r} differ; say it once"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, Places
+from streampack.mds.columns import Column, Spans
 from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import Int64Array
@@ -42,13 +42,13 @@ class ShardChecker:
         counts = shard.tokens.counts
         if len(counts) and counts.min() == 0:
             raise empty_sample(self.stream_name, self.first_sample + int(counts.argmin()))
-        for option, places in (("labels", shard.labels), ("loss_mask", shard.loss_mask)):
-            if places is not None and not np.array_equal(places.counts, counts):
-                sample = int((places.counts != counts).argmax())
+        for option, spans in (("labels", shard.labels), ("loss_mask", shard.loss_mask)):
+            if spans is not None and not np.array_equal(spans.counts, counts):
+                sample = int((spans.counts != counts).argmax())
                 raise DataError(
                     f"{self._sample(sample)}: {counts[sample]} tokens, but "
-                    f"{places.counts[sample]} values in its {option} column; write one for each "
-                    f"token{self._dtype_hint(places, counts, option)}"
+                    f"{spans.counts[sample]} values in its {option} column; write one for each "
+                    f"token{self._dtype_hint(spans, counts, option)}"
                 )
 
     def check_stated_lengths(self, shard: OpenShard, stated: Int64Array, path: Path) -> None:
@@ -65,9 +65,9 @@ class ShardChecker:
     def _sample(self, index: int) -> str:
         return f"stream {self.stream_name!r}, sample {self.first_sample + index}"
 
-    def _dtype_hint(self, places: Places, counts: Int64Array, option: str) -> str:
+    def _dtype_hint(self, spans: Spans, counts: Int64Array, option: str) -> str:
         """Return a hint if another type of an untyped column would give these counts."""
-        _, num_bytes = _spans(places)
+        _, num_bytes = _spans(spans)
         for dtype in ("int32", "int64", "uint16", "uint8"):
             is_fit = np.array_equal(counts * np.dtype(dtype).itemsize, num_bytes)
             if is_fit and self.columns[option].is_untyped:
@@ -85,6 +85,6 @@ def empty_sample(stream_name: str, sample: int) -> DataError:
     )
 
 
-def _spans(places: Places) -> tuple[Int64Array, Int64Array]:
+def _spans(spans: Spans) -> tuple[Int64Array, Int64Array]:
     """Return the byte offset and the number of bytes of each sample's values."""
-    return places.begins, places.counts * np.dtype(places.dtype).itemsize
+    return spans.begins, spans.counts * np.dtype(spans.dtype).itemsize

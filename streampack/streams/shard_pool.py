@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from streampack.mds.columns import Places
+from streampack.mds.columns import Spans
 from streampack.types import ByteArray
 
 MAX_OPEN_SHARDS = 512  # mappings, which hold no file descriptor
@@ -39,9 +39,9 @@ class OpenShard:
     """Origin of the shard, for messages."""
     data: ByteArray
     """The raw shard, mapped from its file, shape (num_bytes,)."""
-    tokens: Places
-    labels: Places | None
-    loss_mask: Places | None
+    tokens: Spans
+    labels: Spans | None
+    loss_mask: Spans | None
     is_gone: Callable[[], bool] | None = None
     """Returns whether the shard's file was evicted. None: files in its folder are never evicted.
     The disk space is freed only once no process has the shard open.

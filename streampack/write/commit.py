@@ -24,8 +24,7 @@ import xxhash
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
 from streampack.mds.encoder import index_json
-from streampack.mds.index import INDEX_FILE, parse_index
-from streampack.mds.index import Part as Stored
+from streampack.mds.index import INDEX_FILE, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.types import UInt32Array
 from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
@@ -161,7 +160,7 @@ def _samples(output: Output, part: Part, result: PartResult) -> tuple[UInt32Arra
     return lengths, edges.reshape(-1, 2)
 
 
-def _fault(output: Output, file: Stored) -> str:
+def _fault(output: Output, file: ShardFile) -> str:
     """Return the fault of a file; empty if it has none."""
     data = output.read(file.basename)
     if data is None:

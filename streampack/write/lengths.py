@@ -23,8 +23,8 @@ import xxhash
 
 from streampack._paths import local_path
 from streampack.errors import DataError
-from streampack.mds.columns import Places, find_column, sample_places
-from streampack.mds.index import INDEX_FILE, MdsIndex, Part, Shard, parse_index
+from streampack.mds.columns import Spans, find_column, sample_spans
+from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
@@ -105,9 +105,9 @@ def count_stream(
     for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
         place = f"{where}, shard {number} ({shard.raw.basename})"
         column = find_column(shard.layout, names, dtype, place, "column")
-        places = sample_places(data, shard.num_samples, shard.layout, column, place)
-        lengths.append(places.counts.astype(np.uint32))
-        edges.append(edges_of(data, places, f"{where}, shard {number}"))
+        spans = sample_spans(data, shard.num_samples, shard.layout, column, place)
+        lengths.append(spans.counts.astype(np.uint32))
+        edges.append(edges_of(data, spans, f"{where}, shard {number}"))
         hashes += [] if is_hashed else [xxhash.xxh64_intdigest(data.data)]
     name = find_column(index.shards[0].layout, names, dtype, where, "column").name
     counts = np.concatenate(lengths)
@@ -131,17 +131,17 @@ def _read_shard(folder: Path, shard: Shard, uri: str) -> ByteArray:
             )
         _check_hash(path, shard.raw, uri)
         return map_file(path)
-    part = shard.stored
-    packed = folder / part.basename
+    file = shard.stored
+    packed = folder / file.basename
     if not packed.is_file():
         raise DataError(f"{packed}: does not exist, but index.json names it; copy the shard to it")
-    _check_hash(packed, part, uri)
+    _check_hash(packed, file, uri)
     return np.frombuffer(decompress_shard(packed, shard), np.uint8)
 
 
-def _check_hash(path: Path, part: Part, uri: str) -> None:
+def _check_hash(path: Path, file: ShardFile, uri: str) -> None:
     """Refuse a damaged shard: hashing its bytes now would make it look undamaged later."""
-    wanted = expected_hash(part, None, uri)
+    wanted = expected_hash(file, None, uri)
     found = file_digest(LocalFilesystem(), path, wanted) if wanted else ""
     if found != wanted:
         raise DataError(
@@ -150,11 +150,11 @@ def _check_hash(path: Path, part: Part, uri: str) -> None:
         )
 
 
-def edges_of(data: ByteArray, places: Places, where: str) -> UInt32Array:
+def edges_of(data: ByteArray, spans: Spans, where: str) -> UInt32Array:
     """Return the first and last token of each sample, shape (num_samples, 2)."""
-    edges = np.full((len(places.counts), 2), NO_TOKEN, np.int64)
-    some = places.counts > 0
-    full = replace(places, begins=places.begins[some], counts=places.counts[some])
+    edges = np.full((len(spans.counts), 2), NO_TOKEN, np.int64)
+    some = spans.counts > 0
+    full = replace(spans, begins=spans.begins[some], counts=spans.counts[some])
     ids = full.edges(data)
     bad = (ids < 0) | (ids >= NO_TOKEN)
     if bad.any():

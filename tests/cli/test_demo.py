@@ -23,7 +23,7 @@ from streampack.cli.demo.processes import report_until
 from streampack.cli.demo.train import (
     SAVE_EVERY,
     Decoder,
-    fingerprint,
+    batch_digest,
     load,
     next_token_loss,
     save,
@@ -113,10 +113,10 @@ def test_a_digest_changes_with_any_bit_of_a_batch():
         {**batch, "more": 0},
     ]
 
-    digests = {fingerprint(each) for each in [batch, *others]}
+    digests = {batch_digest(each) for each in [batch, *others]}
 
     assert len(digests) == 4
-    assert fingerprint(dict(reversed(batch.items()))) == fingerprint(batch)
+    assert batch_digest(dict(reversed(batch.items()))) == batch_digest(batch)
 
 
 def test_training_resumes_with_the_next_batch_and_the_same_weights(config, tmp_path):

@@ -81,7 +81,7 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
     packs = []
     for number, position in enumerate(plan.positions):
         first = view.first_slot(position - view.window)
-        batch = plan.part(number, number + 1).packs
+        batch = plan.slice(number, number + 1).packs
         packs += [(plan.epoch, first + row, batch[row].tolist()) for row in range(len(batch))]
     return packs
 
@@ -90,12 +90,17 @@ def drawn_segments(sequence: RunSequence, views: Sequence[DeviceView]) -> Int64A
     """All that a device's lanes draw to the run's end: what is delivered, and what still waits."""
     rows = [np.array(pack) for _, _, pack in device_packs(sequence, views, most=8)]
     sequence._note_passed()
-    columns = sequence._columns
-    for lane, column in list(columns._loaded):  # those that rest
-        columns.queue(lane, column)
-    columns.know_passed()
-    for queue in columns:
-        passed = int(columns.passed[queue._lane, queue._column])
-        rest = queue._queue.slice(passed - queue.first_known, len(queue._queue))
-        rows += [rest.segments, queue._packer.buffered, queue._pending, queue._waiting]
+    queues = sequence._queues
+    for lane, queue in list(queues._loaded):  # those that rest
+        queues.get(lane, queue)
+    queues.know_passed()
+    for pack_queue in queues:
+        passed = int(queues.passed[pack_queue._lane, pack_queue._queue])
+        rest = pack_queue._packs.slice(passed - pack_queue.first_known, len(pack_queue._packs))
+        rows += [
+            rest.segments,
+            pack_queue._packer.buffered,
+            pack_queue._pending,
+            pack_queue._waiting,
+        ]
     return np.concatenate(rows)

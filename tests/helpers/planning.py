@@ -11,7 +11,7 @@ import numpy as np
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota, Weight, resolve_weights
 from streampack.plan.device import DeviceView
-from streampack.plan.lane_ends import count_column
+from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
@@ -146,8 +146,8 @@ def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
 
 
 def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
-    """The packs of each column of a lane in an epoch."""
-    return [count_column(recipe, epoch, lane, column) for column in range(recipe.num_columns)]
+    """The packs of each queue of a lane in an epoch."""
+    return [count_queue(recipe, epoch, lane, queue) for queue in range(recipe.num_queues)]
 
 
 def synthetic_stream(
@@ -182,8 +182,8 @@ def synthetic_stream(
     )
 
 
-def column_packs(planner: PackQueue) -> Iterator[list]:
-    """The packs of one column of a lane, one after the other; for ever with epoch_end="carry"."""
+def queue_packs(planner: PackQueue) -> Iterator[list]:
+    """The packs of one queue of a lane, one after the other; for ever with epoch_end="carry"."""
     number = 0
     while planner.know(number):
         [begin], [size] = planner.places(np.array([number]))

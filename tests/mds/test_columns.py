@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streampack.errors import DataError
 from streampack.mds import mosaic
-from streampack.mds.columns import find_column, sample_places
+from streampack.mds.columns import find_column, sample_spans
 from streampack.mds.index import parse_index
 from tests.helpers import builders
 from tests.helpers.examples import examples
@@ -88,7 +88,7 @@ def write_shard(folder, lengths, **options):
 def places_of(data, shard, num_samples=None, dtype=None):
     column = find_column(shard.layout, ("tokens",), dtype, "stream 'x'", "tokens")
     num_samples = shard.num_samples if num_samples is None else num_samples
-    return sample_places(data, num_samples, shard.layout, column, "stream 'x', shard 4")
+    return sample_spans(data, num_samples, shard.layout, column, "stream 'x', shard 4")
 
 
 LENGTHS = [1, 7, 255, 256, 300, 65_535, 65_536, 2]

@@ -8,23 +8,23 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix import largest_remainders, parts, scaled_shares
+from streampack.mix import apportion, largest_remainders, scaled_shares
 
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
 
 
 @given(total=st.integers(0, 10**9), sizes=sizes)
 def test_parts_lose_nothing_and_whole_rounds_are_exact(total, sizes):
-    counts = parts(total, sizes)
+    counts = apportion(total, sizes)
 
     assert sum(counts) == total
-    assert parts(total * sum(sizes), sizes) == [total * size for size in sizes]
+    assert apportion(total * sum(sizes), sizes) == [total * size for size in sizes]
     assert all(count == 0 for count, size in zip(counts, sizes, strict=True) if size == 0)
 
 
 @given(sizes=sizes, start=st.integers(0, 500))
 def test_no_part_shrinks_as_the_total_grows_and_each_step_moves_one_part_by_one(sizes, start):
-    every = np.array([parts(total, sizes) for total in range(start, start + 120)])
+    every = np.array([apportion(total, sizes) for total in range(start, start + 120)])
 
     steps = np.diff(every, axis=0)
     assert steps.min() >= 0
@@ -35,9 +35,9 @@ def test_no_part_shrinks_as_the_total_grows_and_each_step_moves_one_part_by_one(
 def test_in_each_part_two_of_its_samples_are_taken_equally_often_give_or_take_one(
     sizes, epochs, amount
 ):
-    # parts(total)[l] elements of an endless cycle through sizes[l] samples.
+    # apportion(total)[l] elements of an endless cycle through sizes[l] samples.
     rounds = epochs * amount // sum(sizes)
-    for count, size in zip(parts(epochs * amount, sizes), sizes, strict=True):
+    for count, size in zip(apportion(epochs * amount, sizes), sizes, strict=True):
         assert rounds * size <= count <= (rounds + 1) * size
 
 

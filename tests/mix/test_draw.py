@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix import parts, scaled_shares
+from streampack.mix import apportion, scaled_shares
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places, drawn_before
 
 quotas = st.lists(st.integers(0, 9000), min_size=1, max_size=6)
@@ -42,7 +42,7 @@ def test_every_chunk_holds_the_cumulative_apportionment_of_the_shares(quotas):
     for number, chunk in enumerate(chunks(quotas), start=1):
         counts += np.bincount(chunk, minlength=len(quotas))
         drawn = min(number * CHUNK, total)
-        assert counts.tolist() == parts(drawn, quotas)
+        assert counts.tolist() == apportion(drawn, quotas)
         assert np.abs(counts - drawn * np.array(quotas) / total).max() < len(quotas)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix import LinearShares, Schedule, SchedulePlace
+from streampack.mix import LinearShares, Schedule, ScheduleState
 from streampack.mix.schedule_kernels import SCALE
 from tests.helpers.examples import examples
 
@@ -18,7 +18,7 @@ amounts = st.lists(st.integers(0, 10**12), min_size=1, max_size=8).filter(any)
 
 
 def streams(amounts: list[int], block: int, seed: int, num: int) -> np.ndarray:
-    schedule = Schedule(amounts, block=block, seed=seed, place=("epoch", 0))
+    schedule = Schedule(amounts, block=block, seed=seed, seed_path=("epoch", 0))
     return np.concatenate(list(islice(schedule.blocks(), -(-num // block))))[:num]
 
 
@@ -79,7 +79,7 @@ def test_lanes_get_each_stream_alike_and_blocks_keep_their_promise(
     shares, block, num_lanes, run, seed
 ):
     schedule = Schedule(
-        shares, block=block, seed=seed, place=("run",), num_lanes=num_lanes, run=run
+        shares, block=block, seed=seed, seed_path=("run",), num_lanes=num_lanes, run=run
     )
     order = np.concatenate(list(islice(schedule.blocks(), -(-6000 // block))))
     assert np.abs(drift(order, shares)[block - 1 :: block]).max() < 1 + 1e-6
@@ -93,7 +93,7 @@ def test_lanes_get_each_stream_alike_and_blocks_keep_their_promise(
 
 @pytest.mark.parametrize(("run", "block"), [(1, 8), (8, 8), (8, 64), (1, 1)])
 def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(run, block):
-    schedule = Schedule([99, 1], block=block, seed=3, place=("run",), num_lanes=8, run=run)
+    schedule = Schedule([99, 1], block=block, seed=3, seed_path=("run",), num_lanes=8, run=run)
     order = np.concatenate(list(islice(schedule.blocks(), 200_000 // block)))
     counts = np.bincount(np.flatnonzero(order == 1) // run % 8, minlength=8)
     assert counts.max() - counts.min() <= 3
@@ -116,14 +116,14 @@ def test_shares_that_change_are_met_by_their_running_integral(
 ):
     begin, end = ([Fraction(n, sum(own)) for n in own] for own in ends)
     num_slots = num_blocks * block
-    start = SchedulePlace(
+    start = ScheduleState(
         lags=np.zeros(len(begin), np.int64), owed=np.zeros((num_lanes, len(begin)), np.int64)
     )
     schedule = Schedule(
         LinearShares(begin, end, num_slots),
         block=block,
         seed=1,
-        place=("run",),
+        seed_path=("run",),
         num_lanes=num_lanes,
         run=run,
         start=start,
@@ -143,11 +143,11 @@ def test_a_schedule_resumes_from_a_place_far_into_a_run():
         [Fraction(99, 100), Fraction(1, 100)], [Fraction(99, 100), Fraction(1, 100)], None
     )
     for slot in (0, 1 << 42):
-        place = SchedulePlace(
+        place = ScheduleState(
             slot=slot, lags=np.zeros(2, np.int64), owed=np.zeros((8, 2), np.int64)
         )
         schedule = Schedule(
-            shares, block=8, seed=3, place=("run",), num_lanes=8, run=8, start=place
+            shares, block=8, seed=3, seed_path=("run",), num_lanes=8, run=8, start=place
         )
         order = np.concatenate(list(islice(schedule.blocks(), 5000)))
         counts = np.cumsum(order == 1)[7::8]
@@ -158,8 +158,8 @@ def test_a_schedule_continues_from_its_places_as_if_it_had_not_stopped():
     shares = LinearShares(
         [Fraction(1, 2), Fraction(1, 2)], [Fraction(1, 4), Fraction(3, 4)], 1 << 18
     )
-    options = {"block": 8, "seed": 3, "place": ("run",), "num_lanes": 4, "run": 2}
-    start = SchedulePlace(lags=np.zeros(2, np.int64), owed=np.zeros((4, 2), np.int64))
+    options = {"block": 8, "seed": 3, "seed_path": ("run",), "num_lanes": 4, "run": 2}
+    start = ScheduleState(lags=np.zeros(2, np.int64), owed=np.zeros((4, 2), np.int64))
     schedule = Schedule(shares, start=start, **options)
     rest = {}
     windows = []
@@ -191,10 +191,10 @@ def test_slots_do_not_depend_on_where_the_schedule_ends(num_lanes, block, run, i
             shares,
             block=block,
             seed=3,
-            place=("chapter", 0),
+            seed_path=("chapter", 0),
             num_lanes=num_lanes,
             run=run,
-            start=SchedulePlace(lags=np.zeros(3, np.int64), owed=owed),
+            start=ScheduleState(lags=np.zeros(3, np.int64), owed=owed),
         )
         return np.concatenate(list(schedule.blocks())), schedule.now.lags
 

@@ -72,7 +72,7 @@ def test_columns_are_a_queue_of_samples(steps, has_labels):
     lines, columns = ready.first(len(expected))
     assert [len(column) for column in columns] == [len(expected)] * (3 if has_labels else 1)
     for index, (pass_, at, taken, length, tokens) in enumerate(expected):
-        assert ready.place(index) == (pass_, at, taken)
+        assert ready.origin(index) == (pass_, at, taken)
         assert ready.length(index) == length
         assert lines[index].tolist() == [pass_, at, taken, length]
         sample = columns[0][index]

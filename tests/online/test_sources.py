@@ -317,23 +317,23 @@ class CountsStates(WithState):
 def test_a_source_that_is_skipped_through_is_asked_for_its_state_once_where_that_ends():
     rows = rows_of(0, [3] * 1000)
     source = CountsStates(rows)
-    part = SourceSlice(source, "a", WorkerSlice(worker=1, num_workers=2))
+    slice_ = SourceSlice(source, "a", WorkerSlice(worker=1, num_workers=2))
 
-    assert part.count() == 500
+    assert slice_.count() == 500
     assert source.num_asked == 0
 
-    part.begin(0, 400)
+    slice_.begin(0, 400)
     assert source.num_asked == 1
-    items = part.read()
+    items = slice_.read()
     assert items.values == [rows[801]]
-    base = part.base(0, 400)
+    base = slice_.base(0, 400)
     assert (base["taken"], source.num_asked) == (400, 1)
 
     resumed = SourceSlice(WithState(rows), "a", WorkerSlice(worker=1, num_workers=2))
     resumed.resume(base)
     assert resumed.read() == items
-    part.begin(0, 600)  # the pass has only 500: no state is of its item 600
-    assert part.base(0, 500) == {"pass": 0, "taken": 0}
+    slice_.begin(0, 600)  # the pass has only 500: no state is of its item 600
+    assert slice_.base(0, 500) == {"pass": 0, "taken": 0}
 
 
 def test_there_is_no_len():

@@ -298,11 +298,11 @@ class Sharded:
 @given(
     num=st.integers(0, 40),
     repeat=st.fractions(0, 3, max_denominator=8),
-    num_parts=st.sampled_from((1, 2, 3, 8, 64)),
+    num_slices=st.sampled_from((1, 2, 3, 8, 64)),
     method=st.sampled_from(("balanced", "fixed")),
 )
 def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
-    num, repeat, num_parts, method
+    num, repeat, num_slices, method
 ):
     items = [[n + 1] for n in range(num)]
 
@@ -311,14 +311,16 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
         mixing = Mixing(sampling_method=method)
         amounts = epoch_amounts(streams, ["a", "b"], mixing, 0)
         epochs = [Counter[int]() for _ in range(3)]
-        for device in range(num_parts):
-            place = WorkerSlice(device=device, num_devices=num_parts)
-            part = SourceSlice(source, "a", place)
+        for device in range(num_slices):
+            worker_slice = WorkerSlice(device=device, num_devices=num_slices)
+            slice_ = SourceSlice(source, "a", worker_slice)
             for epoch, counter in enumerate(epochs):
-                sampler = StreamSampler(streams[0], part, Packing(max_seq_len=10), has_labels=False)
-                sampler.begin(epoch, amounts.quota(0, epoch, part, place))
+                sampler = StreamSampler(
+                    streams[0], slice_, Packing(max_seq_len=10), has_labels=False
+                )
+                sampler.begin(epoch, amounts.quota(0, epoch, slice_, worker_slice))
                 while sampler.peek() is not None:
-                    _, number, _ = sampler.ready.place(0)
+                    _, number, _ = sampler.ready.origin(0)
                     counter[number] += 1
                     sampler.take(1)
         return epochs
@@ -338,10 +340,10 @@ def test_parts_that_split_themselves_take_their_fractions_over_epochs(sizes, rep
     amounts = epoch_amounts([stream, IterableStream([[7]], choose=1)], ["a", "b"], Mixing(), 0)
     totals = np.zeros((8, len(sizes)), np.int64)
     for device, size in enumerate(sizes):
-        place = WorkerSlice(device=device, num_devices=len(sizes))
-        part = SourceSlice(Sharded(size), "a", place, sharded=True)
+        worker_slice = WorkerSlice(device=device, num_devices=len(sizes))
+        slice_ = SourceSlice(Sharded(size), "a", worker_slice, sharded=True)
         for epoch in range(8):
-            quota = amounts.quota(0, epoch, part, place)
+            quota = amounts.quota(0, epoch, slice_, worker_slice)
             assert quota.skipped == totals[:, device].sum()
             totals[epoch, device] = quota.amount
     due = np.outer(np.arange(1, 9), [float(repeat * size) for size in sizes])

@@ -57,7 +57,7 @@ def make_passes(
         number=0,
         block_size=block_size,
         seed=seed,
-        place=(0, 0),
+        seed_path=(0, 0),
     )
     return passes, lengths
 

@@ -137,7 +137,9 @@ def test_batches_planned_together_are_those_planned_one_by_one(within):
     sequence = EpochSequence(r, view)
     together = []
     while (batch := sequence.next(5)) is not None:
-        together += [batch.part(n, n + 1).packs.segments.tolist() for n in range(batch.num_batches)]
+        together += [
+            batch.slice(n, n + 1).packs.segments.tolist() for n in range(batch.num_batches)
+        ]
     assert together == single
 
 

@@ -19,10 +19,10 @@ from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
-    column_packs,
     covered,
     device_batches,
     global_batches,
+    queue_packs,
     recipe,
     world_views,
 )
@@ -123,12 +123,12 @@ def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothin
     assert [len(batches) for batches in epochs] == [per_epoch] * 4
     assert all(len(packs) == size for batches in epochs for packs in batches)
 
-    # What was delivered of each column is where its endless sequence of packs begins.
+    # What was delivered of each queue is where its endless sequence of packs begins.
     delivered = {str(pack) for batches in epochs for packs in batches for pack in packs}
     assert len(delivered) == 4 * per_epoch * size
     for lane in range(num_lanes):
-        for column in range(r.num_columns):
-            for pack in column_packs(PackQueue(r, lane, column, 0)):
+        for queue in range(r.num_queues):
+            for pack in queue_packs(PackQueue(r, lane, queue, 0)):
                 if str(pack) not in delivered:
                     break
                 delivered.remove(str(pack))

@@ -102,7 +102,7 @@ def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devic
         # Fewer packs than rows: in a batch that comes alone.
         assert plan.num_batches == 1 or len(plan.packs) == plan.num_batches * plan.num_rows
         for number in range(plan.num_batches):
-            one, expected = plan.part(number, number + 1), alone.next()
+            one, expected = plan.slice(number, number + 1), alone.next()
             assert rows(one, together.snapshots()) == rows(expected, alone.snapshots())
         assert together.position == alone.position
         assert together.substituted == alone.substituted

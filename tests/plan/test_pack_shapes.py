@@ -18,8 +18,8 @@ from streampack.plan import (
     Progress,
     Recipe,
     count_slots,
-    pack_state,
-    unpack_state,
+    decode_state,
+    encode_state,
 )
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import LENGTH, SAMPLE, START, STREAM
@@ -151,11 +151,11 @@ def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num
     while (plan := sequence.next()) is not None:
         plans += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
         progress = Progress(position=plan.position, snapshots=sequence.snapshots())
-        states.append((len(plans), json.dumps(pack_state(r, ["a", "b", "c"], progress))))
+        states.append((len(plans), json.dumps(encode_state(r, ["a", "b", "c"], progress))))
     place = data.draw(st.integers(0, len(states) - 2))
     num_before, state = states[place]
 
-    progress = unpack_state(json.loads(state), r, ["a", "b", "c"])
+    progress = decode_state(json.loads(state), r, ["a", "b", "c"])
     batch_size = data.draw(st.sampled_from([n for n in (8, 16) if progress.position % n == 0]))
     num_devices = data.draw(st.integers(1, 3))
     snapshots = progress.snapshots if num_devices == 1 else []
@@ -207,7 +207,7 @@ def test_several_batches_planned_together_have_packs_of_one_length():
     together, most = [], 0
     while (plan := sequence.next(16)) is not None:
         most = max(most, plan.num_batches)
-        parts = [plan.part(number, number + 1) for number in range(plan.num_batches)]
+        parts = [plan.slice(number, number + 1) for number in range(plan.num_batches)]
         together += [(p.slots_per_pack, p.position, packs_of(p)) for p in parts]
 
     assert together == [(p.slots_per_pack, p.position, packs_of(p)) for p in alone]
@@ -257,7 +257,7 @@ def test_the_fingerprint_names_lengths_only_where_they_differ():
     plain, own = (make("device_per_stream", "pad", slots=slots) for slots in ([1, 1, 1], SLOTS))
 
     def keys(r: Recipe) -> dict:
-        return pack_state(r, ["a", "b", "c"], Progress())["fingerprint"]
+        return encode_state(r, ["a", "b", "c"], Progress())["fingerprint"]
 
     assert "max_seq_len_of_streams" not in keys(plain)
     assert keys(own) == keys(plain) | {"max_seq_len_of_streams": [32, 64, 256]}

@@ -1,4 +1,4 @@
-"""Packs leave a column shuffled within windows: the same packs, and exactly resumed."""
+"""Packs leave a queue shuffled within windows: the same packs, and exactly resumed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from streampack.mix.draw import CHUNK
 from streampack.plan import DeviceView, EpochSequence, Progress, Recipe
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
-from streampack.plan.state import fingerprint
+from streampack.plan.state import plan_fingerprint
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, column_packs, device_batches, recipe, world_views
+from tests.helpers.planning import all_packs, device_batches, queue_packs, recipe, world_views
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(900, 150), (300, 40)]]
@@ -55,14 +55,14 @@ def test_a_queue_gives_the_same_packs_each_within_a_window_of_its_place(
     order, method, num_lanes, epoch_end
 ):
     r = make(order, method, num_lanes, epoch_end=epoch_end)
-    for column in range(r.num_columns):
+    for queue in range(r.num_queues):
         count = 400
-        columns = [PackQueue(each, num_lanes - 1, column, 0) for each in (r, unshuffled(r))]
+        queues = [PackQueue(each, num_lanes - 1, queue, 0) for each in (r, unshuffled(r))]
         shuffled, plain = (
-            [pack for pack, _ in zip(column_packs(queue), range(count), strict=False)]
-            for queue in columns
+            [pack for pack, _ in zip(queue_packs(queue), range(count), strict=False)]
+            for queue in queues
         )
-        most_packs, most_samples = r.window(num_lanes - 1, column)
+        most_packs, most_samples = r.window(num_lanes - 1, queue)
         # A window ends with a chunk of samples, and a sample has at most three packs to itself.
         bound = min(most_packs, 3 * most_samples) + 3 * CHUNK
         where = {json.dumps(pack): number for number, pack in enumerate(plain)}
@@ -106,22 +106,22 @@ def test_runs_of_an_even_order_vary_less_in_tokens_than_those_of_a_shuffle(
 def test_packs_of_equal_cost_leave_in_the_even_order_and_equal_cost_states_say_so():
     packing = Packing(max_seq_len=64, max_cost=80, cost_hidden_size=20)
     r = replace(make(Order(seed=1)), packing=packing)
-    packs = [pack for pack, _ in zip(column_packs(PackQueue(r, 0, 0, 0)), range(400), strict=False)]
+    packs = [pack for pack, _ in zip(queue_packs(PackQueue(r, 0, 0, 0)), range(400), strict=False)]
     tokens = np.array([sum(row[LENGTH] for row in pack) for pack in packs])
     shuffled = np.random.default_rng(0).permutation(tokens)
     even, random = (
         each[: len(each) // 8 * 8].reshape(-1, 8).sum(axis=1).std() for each in (tokens, shuffled)
     )
     assert even < 0.6 * random
-    assert fingerprint(r, ["a", "b"])["pack_order"] == "even"
-    assert "pack_order" not in fingerprint(unshuffled(r), ["a", "b"])
+    assert plan_fingerprint(r, ["a", "b"])["pack_order"] == "even"
+    assert "pack_order" not in plan_fingerprint(unshuffled(r), ["a", "b"])
 
 
 @pytest.mark.parametrize("pack_shuffle", [1, 7, 40])
 def test_small_windows_are_parts_of_a_chunk(pack_shuffle):
     r = make(Order(seed=1, pack_shuffle=pack_shuffle))
     plain, shuffled = (
-        [json.dumps(pack) for pack in column_packs(PackQueue(each, 0, 0, 0))]
+        [json.dumps(pack) for pack in queue_packs(PackQueue(each, 0, 0, 0))]
         for each in (unshuffled(r), r)
     )
     places = [plain.index(pack) for pack in shuffled]

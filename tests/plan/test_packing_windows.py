@@ -21,8 +21,8 @@ from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
-    column_packs,
     count_packs,
+    queue_packs,
     recipe,
     synthetic_stream,
     world_views,
@@ -127,8 +127,8 @@ def test_packs_that_are_only_counted_are_as_many(order, method, num_lanes, epoch
     if epoch_end == "carry":
         return
     for lane, counts in enumerate([count_packs(r, 1, lane) for lane in range(num_lanes)]):
-        for column, count in enumerate(counts):
-            assert count == sum(1 for _ in column_packs(PackQueue(r, lane, column, 1)))
+        for queue, count in enumerate(counts):
+            assert count == sum(1 for _ in queue_packs(PackQueue(r, lane, queue, 1)))
 
 
 @pytest.mark.thorough
@@ -136,7 +136,7 @@ def test_packs_that_are_only_counted_are_as_many(order, method, num_lanes, epoch
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]))
 def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num_lanes):
     r = make(order, method, num_lanes)
-    for column in range(r.num_columns):
+    for queue in range(r.num_queues):
         lane = num_lanes - 1
         # In stored order of arrival: next fit packs nearly as samples come.
         arrivals = replace(
@@ -145,15 +145,13 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
             order=replace(order, pack_shuffle=0),
         )
         came = [
-            row[SAMPLE]
-            for pack in column_packs(PackQueue(arrivals, lane, column, 0))
-            for row in pack
+            row[SAMPLE] for pack in queue_packs(PackQueue(arrivals, lane, queue, 0)) for row in pack
         ]
-        packs = list(column_packs(PackQueue(r, lane, column, 0)))
+        packs = list(queue_packs(PackQueue(r, lane, queue, 0)))
         left = [row[SAMPLE] for pack in packs for row in pack]
         assert sorted(left) == sorted(came)
-        shuffled, _ = r.window(lane, column)
-        window = max(r.packing_window(lane, column), r.window(lane, column)[1]) + CHUNK
+        shuffled, _ = r.window(lane, queue)
+        window = max(r.packing_window(lane, queue), r.window(lane, queue)[1]) + CHUNK
         if len(set(came)) < len(came):
             continue  # pieces and streams that share numbers
         places = {sample: place for place, sample in enumerate(came)}

@@ -228,7 +228,7 @@ def test_snapshots_are_json_and_hold_no_numbers_but_integers(method, epoch_end, 
 
     assert json.loads(json.dumps(snapshots)) == snapshots
     assert {(own["lane"], own["column"]) for own in snapshots} <= {
-        (lane, column) for lane in range(2) for column in range(r.num_columns)
+        (lane, queue) for lane in range(2) for queue in range(r.num_queues)
     }
     assert snapshots
 

@@ -26,9 +26,9 @@ from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
     check_common,
     check_past,
-    pack_run_state,
+    decode_run_state,
+    encode_run_state,
     saved_chapters,
-    unpack_run_state,
 )
 from streampack.planned.run_chapters import RunChapters
 from streampack.types import STREAM
@@ -129,8 +129,8 @@ class History(RuleBasedStateMachine):
         lengths = {name: LENGTHS[name] for name in self.names}
         return run_plan(lengths, self.run, lane_run=2, global_batch_size=SIZE, **self.options)
 
-    def saved(self, plan: RunPlan, progress: Progress, place) -> dict[str, Any]:
-        return json.loads(json.dumps(pack_run_state(plan, self.names, progress, place)))
+    def saved(self, plan: RunPlan, progress: Progress, walk) -> dict[str, Any]:
+        return json.loads(json.dumps(encode_run_state(plan, self.names, progress, walk)))
 
     def resumed(self) -> tuple[RunPlan, Progress, Any]:
         """The run as it is written now, where the state stands."""
@@ -138,7 +138,7 @@ class History(RuleBasedStateMachine):
         _, records = saved_chapters(self.state)
         check_past(records, plan, self.state)
         check_common(self.state, plan, self.names)
-        return plan, *unpack_run_state(self.state, plan)
+        return plan, *decode_run_state(self.state, plan)
 
     @property
     def current(self) -> int:
@@ -162,7 +162,7 @@ class History(RuleBasedStateMachine):
     def run_until_killed(
         self, num_devices, num_batches, is_small, keeps_snapshots, keeps_walk
     ) -> None:
-        plan, start, place = self.resumed()
+        plan, start, walk = self.resumed()
         batch_size = 1 if is_small or start.position % 2 else 2
         if self.skips and start.position % (batch_size * num_devices):
             num_devices = 1  # a step of more devices would hold a part of one that is skipped
@@ -172,7 +172,7 @@ class History(RuleBasedStateMachine):
                 plan,
                 views,
                 start,
-                place=place,
+                walk=walk,
                 skips=self.skips,
             )
             end = start.epoch, start.position
@@ -186,12 +186,12 @@ class History(RuleBasedStateMachine):
             ends.add(end)
             for snapshot in sequence.snapshots():
                 joined.setdefault((snapshot["lane"], snapshot["column"]), snapshot)
-            place_there = sequence.place(*end)
+            walk_there = sequence.walk_state(*end)
             sequence.close()
         [(epoch, position)] = ends
         snapshots = list(joined.values()) if keeps_snapshots else []
         progress = Progress(epoch=epoch, position=position, snapshots=snapshots)
-        self.state = self.saved(plan, progress, place_there if keeps_walk else None)
+        self.state = self.saved(plan, progress, walk_there if keeps_walk else None)
 
     @rule(run=chapters())
     def edit_what_comes(self, run) -> None:
@@ -211,7 +211,7 @@ class History(RuleBasedStateMachine):
     @rule(own=weights())
     def amend(self, own) -> None:
         self.names += [name for name in {"web": 1, **own} if name not in self.names]
-        plan, progress, place = self.resumed()
+        plan, progress, walk = self.resumed()
         number, steps = progress.epoch, self.steps_begun(plan)
         slots = plan.num_slots(number)
         size = plan.recipes[number].global_batch_size
@@ -224,7 +224,7 @@ class History(RuleBasedStateMachine):
         chapters = RunChapters.written(self.run)
         amended = chapters.amend(number, own, after=steps, left=left).chapters
         self.run = self.with_enough(amended)
-        self.state = self.saved(self.plan(), progress, place)
+        self.state = self.saved(self.plan(), progress, walk)
 
     @rule(ahead=st.integers(0, 5), num=st.integers(1, 3))
     def skip(self, ahead, num) -> None:

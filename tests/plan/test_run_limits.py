@@ -177,7 +177,7 @@ def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices
             sequence = RunSequence(plan, views)
             device_packs(sequence, views, 8)
             total += sequence.substituted
-            for queue in sequence._columns:
+            for queue in sequence._queues:
                 if queue._lane in counted_lanes(plan.recipes[1], views[1]):
                     draws += int(queue._arrivals._cursors.sum())
         return total, draws

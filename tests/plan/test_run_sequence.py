@@ -107,19 +107,19 @@ def test_a_resume_anywhere_gives_what_the_run_would_have(
 ):
     plan = make(run, method, unit, num_lanes, window)
     [views] = views_of(sizes(run), 1)
-    sequence, packs, places = RunSequence(plan, views), [], []
+    sequence, packs, states = RunSequence(plan, views), [], []
     while (batch := sequence.next()) is not None:
         packs += plan_packs(batch, views[batch.epoch])
-        place = sequence.place(batch.epoch, batch.position)
-        places.append((batch.epoch, batch.position, sequence.snapshots(), place))
+        walk = sequence.walk_state(batch.epoch, batch.position)
+        states.append((batch.epoch, batch.position, sequence.snapshots(), walk))
     for _ in range(4):
-        chapter, position, snapshots, place = data.draw(st.sampled_from(places))
+        chapter, position, snapshots, walk = data.draw(st.sampled_from(states))
         kept = json.loads(json.dumps(snapshots)) if data.draw(st.booleans()) else []
         resumed = RunSequence(
             make(run, method, unit, num_lanes, window),
             views,
             Progress(epoch=chapter, position=position, snapshots=kept),
-            place=place if data.draw(st.booleans()) else None,
+            walk=walk if data.draw(st.booleans()) else None,
         )
         rest = [pack for pack in packs if pack[:2] >= (chapter, position)]
         assert device_packs(resumed, views) == rest

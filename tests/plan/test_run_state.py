@@ -16,10 +16,10 @@ from streampack.errors import ResumeError
 from streampack.plan import state_text
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
-from streampack.plan.run_state import pack_run_state, unpack_run_state
+from streampack.plan.run_state import decode_run_state, encode_run_state
 from streampack.plan.slot_kernels import CHOSEN, HOLDS, LEFT, SERVING, TURN
 from streampack.plan.state import Progress
-from streampack.plan.state_text import place_as_text, rows_as_text, text_as_place, text_as_rows
+from streampack.plan.state_text import rows_as_text, text_as_rows, text_as_walk, walk_as_text
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.chapters import run_plan, views_of
 
@@ -42,8 +42,8 @@ def state_of(plan: RunPlan) -> dict[str, Any]:
     while sequence.position < 20:
         sequence.next()
     progress = Progress(epoch=0, position=20, snapshots=sequence.snapshots())
-    place = sequence.place(0, 20) or plan.start(0)
-    return json.loads(json.dumps(pack_run_state(plan, NAMES, progress, place)))
+    walk = sequence.walk_state(0, 20) or plan.start(0)
+    return json.loads(json.dumps(encode_run_state(plan, NAMES, progress, walk)))
 
 
 def compressed(data: bytes) -> str:
@@ -54,8 +54,8 @@ def compressed(data: bytes) -> str:
 def test_a_state_comes_back_whole(method):
     plan = make(method)
     state = state_of(plan)
-    progress, place = unpack_run_state(state, plan)
-    assert pack_run_state(plan, NAMES, progress, place) == state
+    progress, walk = decode_run_state(state, plan)
+    assert encode_run_state(plan, NAMES, progress, walk) == state
 
 
 @pytest.mark.parametrize(
@@ -76,42 +76,42 @@ def test_a_state_comes_back_whole(method):
 )
 def test_a_cursor_outside_of_the_lanes_and_columns_is_refused(method, cursor):
     plan = make(method)
-    place = plan.start(0)
-    turn = place.turn.copy()
+    walk = plan.start(0)
+    turn = walk.turn.copy()
     turn[list(cursor)] = list(cursor.values())
-    text = place_as_text(replace(place, turn=turn))
+    text = walk_as_text(replace(walk, turn=turn))
     with pytest.raises(ResumeError, match=r"the state.s walk is .*its cursor .* lies outside"):
-        text_as_place(text, plan.recipes[0], len(NAMES))
+        text_as_walk(text, plan.recipes[0], len(NAMES))
 
 
 @pytest.mark.parametrize("method", ["device_per_stream", "per_stream"])
 def test_columns_that_a_cursor_does_not_use_may_be_any(method):
     plan = make(method)
     turn = np.array([1, 0, 99, 0, -99])
-    text = place_as_text(replace(plan.start(0), turn=turn))
-    place = text_as_place(text, plan.recipes[0], len(NAMES))
-    assert place is not None
-    assert place.turn.tolist() == turn.tolist()
+    text = walk_as_text(replace(plan.start(0), turn=turn))
+    walk = text_as_walk(text, plan.recipes[0], len(NAMES))
+    assert walk is not None
+    assert walk.turn.tolist() == turn.tolist()
 
 
 def test_a_column_of_a_removed_stream_is_refused():
-    """The walk would use it as a column of this run."""
-    place, plan = make("device_per_stream", "math").start(0), make("device_per_stream")
-    text = place_as_text(replace(place, turn=np.array([1, 1, -1, 0, 2])))
+    """The walk would use it as a queue of this run."""
+    walk, plan = make("device_per_stream", "math").start(0), make("device_per_stream")
+    text = walk_as_text(replace(walk, turn=np.array([1, 1, -1, 0, 2])))
     with pytest.raises(ResumeError, match="its cursor"):
-        text_as_place(text, plan.recipes[0], len(NAMES) + 1)
+        text_as_walk(text, plan.recipes[0], len(NAMES) + 1)
 
 
 def test_a_walk_after_the_position_is_refused():
     plan = make("stratified")
     state = state_of(plan)
-    place = replace(plan.start(0), slot=21)
+    walk = replace(plan.start(0), slot=21)
     with pytest.raises(ResumeError, match=r"the state's walk's slot is 21, not .* at most 20"):
-        unpack_run_state(state | {"walk": place_as_text(place)}, plan)
-    assert place.schedule is not None
-    place = replace(place, slot=4, schedule=replace(place.schedule, slot=5))
+        decode_run_state(state | {"walk": walk_as_text(walk)}, plan)
+    assert walk.schedule is not None
+    walk = replace(walk, slot=4, schedule=replace(walk.schedule, slot=5))
     with pytest.raises(ResumeError, match="its schedule stands at 5, after slot 4"):
-        unpack_run_state(state | {"walk": place_as_text(place)}, plan)
+        decode_run_state(state | {"walk": walk_as_text(walk)}, plan)
 
 
 @pytest.mark.parametrize("name", ["pending", "waiting"])
@@ -139,20 +139,20 @@ def test_segments_that_are_none_of_the_run_are_refused(name, column, value, more
     state = state_of(make())
     snapshots = json.loads(state["snapshots"])
     snapshots[0][name] = rows_as_text(np.array([ROW]))
-    unpack_run_state(state | {"snapshots": snapshots}, make(more=more))
+    decode_run_state(state | {"snapshots": snapshots}, make(more=more))
     snapshots[0][name] = rows_as_text(np.array([ROW, row]))
     with pytest.raises(ResumeError, match="take 'snapshots' out of the state"):
-        unpack_run_state(state | {"snapshots": snapshots}, make(more=more))
+        decode_run_state(state | {"snapshots": snapshots}, make(more=more))
 
 
 def test_segments_that_wait_for_the_packer_fit_in_a_pack():
     state = state_of(make())
     snapshots = json.loads(state["snapshots"])
     snapshots[0]["waiting"] = rows_as_text(np.array([[0, 0, 5, 0, 65, 70]]))
-    unpack_run_state(state | {"snapshots": snapshots}, make())
+    decode_run_state(state | {"snapshots": snapshots}, make())
     snapshots[0]["pending"] = snapshots[0]["waiting"]
     with pytest.raises(ResumeError, match="a row of pending is"):
-        unpack_run_state(state | {"snapshots": snapshots}, make())
+        decode_run_state(state | {"snapshots": snapshots}, make())
 
 
 @pytest.mark.parametrize("value", [0, None, [], b"", "?", "eJx", [[0, 0, 5, 0, 20, 30]]])
@@ -160,14 +160,14 @@ def test_what_is_no_text_of_segments_is_refused(value):
     state = state_of(make())
     snapshots = json.loads(state["snapshots"])
     with pytest.raises(ResumeError, match="damaged"):
-        unpack_run_state(state | {"snapshots": [snapshots[0] | {"pending": value}]}, make())
+        decode_run_state(state | {"snapshots": [snapshots[0] | {"pending": value}]}, make())
 
 
 def test_text_of_more_than_a_state_holds_is_not_unpacked(monkeypatch):
     plan = make("stratified")
     zeros = compressed(bytes(1 << 20))
     with pytest.raises(ResumeError, match=r"or holds more than \d+ numbers"):
-        text_as_place(zeros, plan.recipes[0], len(NAMES))
+        text_as_walk(zeros, plan.recipes[0], len(NAMES))
     monkeypatch.setattr(state_text, "MAX_ROWS", 2)
     assert len(text_as_rows(rows_as_text(np.array([ROW, ROW])))) == 2
     with pytest.raises(ResumeError, match="more than 12 numbers"):

@@ -218,7 +218,7 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
         number=0,
         block_size=block,
         seed=seed,
-        place=(0,),
+        seed_path=(0,),
     )
     most = passes.most_bytes(num_bytes, 0)
     assert most <= passes.most_bytes(num_bytes, 7) <= num_bytes.sum()

@@ -24,10 +24,10 @@ from streampack.plan import (
     EpochSequence,
     Progress,
     Recipe,
-    pack_state,
+    decode_state,
+    encode_state,
     run_shape,
     saving_worker,
-    unpack_state,
 )
 from streampack.plan.state import STATE_VERSION
 from tests.helpers.examples import examples
@@ -54,12 +54,12 @@ def snapshots_of(r: Recipe, epoch: int, num_batches: int = 1) -> list[dict]:
 
 def state_of(r: Recipe, **kwargs) -> dict:
     progress = Progress(epoch=3, position=48, snapshots=snapshots_of(make(), 3))
-    return {**json.loads(json.dumps(pack_state(r, DIGESTS, progress))), **kwargs}
+    return {**json.loads(json.dumps(encode_state(r, DIGESTS, progress))), **kwargs}
 
 
 def test_a_state_goes_through_json_and_comes_back_whole():
     state = state_of(make())
-    progress = unpack_state(state, make(), DIGESTS)
+    progress = decode_state(state, make(), DIGESTS)
 
     assert (progress.epoch, progress.position) == (3, 48)
     assert progress.snapshots == snapshots_of(make(), 3)
@@ -71,36 +71,36 @@ def test_without_snapshots_it_is_small_and_goes_on_too():
     state = state_of(make())
     del state["snapshots"]
 
-    assert unpack_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
+    assert decode_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
     assert len(json.dumps(state)) < 1000
 
 
 def test_other_cuts_are_refused_by_name():
-    saved = pack_state(make(packing=EXACT_FIT), DIGESTS, Progress())
+    saved = encode_state(make(packing=EXACT_FIT), DIGESTS, Progress())
 
     with pytest.raises(ResumeError, match=r"with split_gap=None, but .* split_gap=0.1; resume"):
-        unpack_state(saved, make(packing=replace(EXACT_FIT, split_gap=0.1)), DIGESTS)
+        decode_state(saved, make(packing=replace(EXACT_FIT, split_gap=0.1)), DIGESTS)
 
 
 @pytest.mark.parametrize("method", ["exact_fit", "best_fit_decreasing", "knapsack"])
 def test_the_method_of_a_run_is_in_its_state(method):
     packing = Packing(max_seq_len=64, method=method)
-    assert run_shape(pack_state(make(packing=packing), DIGESTS, Progress())).method == method
+    assert run_shape(encode_state(make(packing=packing), DIGESTS, Progress())).method == method
 
 
 @pytest.mark.parametrize("method", [None, "", "unheard_of", 3, ["exact_fit"]])
 def test_an_unknown_method_in_a_state_is_no_method(method):
-    state = pack_state(make(), DIGESTS, Progress())
+    state = encode_state(make(), DIGESTS, Progress())
     state["fingerprint"]["method"] = method
     assert run_shape(state).method is None
 
 
 def test_packing_and_unpacking_change_neither_state_nor_progress():
     progress = Progress(epoch=1, position=2, snapshots=snapshots_of(make(), 1))
-    state = pack_state(make(), DIGESTS, progress)
+    state = encode_state(make(), DIGESTS, progress)
     before = copy.deepcopy((state, progress))
 
-    unpack_state(state, make(), DIGESTS)
+    decode_state(state, make(), DIGESTS)
     assert (state, progress) == before
 
 
@@ -115,7 +115,7 @@ def test_packing_and_unpacking_change_neither_state_nor_progress():
     ],
 )
 def test_what_does_not_change_the_sequence_may_change(forgiven):
-    assert unpack_state(state_of(make()), make(**forgiven), DIGESTS).position == 48
+    assert decode_state(state_of(make()), make(**forgiven), DIGESTS).position == 48
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_another_sequence_is_refused_with_the_differing_field_and_both_values(fi
     message = rf"the state was saved with {field}=.*, but this dataset has {field}=.*; resume with"
 
     with pytest.raises(ResumeError, match=message):
-        unpack_state(state_of(make()), make(**changed), DIGESTS)
+        decode_state(state_of(make()), make(**changed), DIGESTS)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_another_sequence_is_refused_with_the_differing_field_and_both_values(fi
 )
 def test_other_weights_are_refused_in_samples_of_each_stream(changed, message):
     with pytest.raises(ResumeError, match=rf"saved with {message}.* proportion, repeat or choose"):
-        unpack_state(state_of(make()), make(**changed), DIGESTS)
+        decode_state(state_of(make()), make(**changed), DIGESTS)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_other_streams_are_refused_by_name_and_place(digests, message):
     if len(digests) == 1:
         recipe = replace(recipe, streams=recipe.streams[:1])
     with pytest.raises(ResumeError, match=message):
-        unpack_state(state_of(make()), recipe, digests)
+        decode_state(state_of(make()), recipe, digests)
 
 
 @pytest.mark.parametrize(
@@ -195,25 +195,25 @@ def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_t
     monkeypatch, field, module, constant, options
 ):
     packing = Packing(max_seq_len=1024, **options)
-    saved = pack_state(make(packing=packing), DIGESTS, Progress())
+    saved = encode_state(make(packing=packing), DIGESTS, Progress())
     value = saved["fingerprint"][field]
     assert value == getattr(module, constant)
     monkeypatch.setattr(module, constant, 2 * value)
 
     with pytest.raises(ResumeError, match=rf"with {field}={value}, but .* has {field}={2 * value}"):
-        unpack_state(saved, make(packing=packing), DIGESTS)
+        decode_state(saved, make(packing=packing), DIGESTS)
     key = "buffer_tokens" if field == "buffer_limit" else field
     if field == "shuffle_block_size":
         again = make(packing=packing, order=Order(seed=3, shuffle_block_size=value))
     else:
         again = make(packing=replace(packing, **{key: value}))
-    assert unpack_state(saved, again, DIGESTS) == Progress()
+    assert decode_state(saved, again, DIGESTS) == Progress()
 
 
 @pytest.mark.parametrize("option", [{"min_fragment": 8}, {"open_packs": 3}])
 def test_a_default_of_what_another_packer_does_is_not_in_the_fingerprint(option):
     [(key, _)] = option.items()
-    assert pack_state(make(), DIGESTS, Progress())["fingerprint"][key] is None
+    assert encode_state(make(), DIGESTS, Progress())["fingerprint"][key] is None
 
 
 PINNED = [
@@ -297,17 +297,17 @@ def test_a_state_of_version_2_is_read_where_the_packs_before_it_are_the_same(
         lane_run=3,
         global_batch_size=8,
     )
-    state = pack_state(r, DIGESTS, Progress(epoch=epoch, position=position)) | {"version": 2}
+    state = encode_state(r, DIGESTS, Progress(epoch=epoch, position=position)) | {"version": 2}
     del state["fingerprint"]["pack_shuffle"]
     assert run_shape(state) == (num_lanes, 3, 8, r.packing.method, True)
     if is_read:
-        assert unpack_state(state, r, DIGESTS) == Progress(epoch=epoch, position=position)
+        assert decode_state(state, r, DIGESTS) == Progress(epoch=epoch, position=position)
         return
     message = (
         rf"version 2, epoch {epoch} and position {position}: .*release that saved it, or start"
     )
     with pytest.raises(ResumeError, match=message):
-        unpack_state(state, r, DIGESTS)
+        decode_state(state, r, DIGESTS)
 
 
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
@@ -315,14 +315,14 @@ def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
     with pytest.raises(ResumeError, match=r"shares=.* has shares=.*restore the length files"):
-        unpack_state(state_of(r), other, DIGESTS)
+        decode_state(state_of(r), other, DIGESTS)
 
 
 def test_totals_do_not_matter_where_samples_are_counted_and_packs_mix_streams():
     r = make()
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
-    assert unpack_state(state_of(r), other, DIGESTS).position == 48
+    assert decode_state(state_of(r), other, DIGESTS).position == 48
 
 
 @pytest.mark.parametrize("value", [None, -1, "3", 1.5, True])
@@ -331,7 +331,7 @@ def test_a_position_that_is_no_count_is_refused(field, value):
     state = state_of(make(), **{field: value})
 
     with pytest.raises(ResumeError, match=rf"state's {field} is .*, not an integer of at least 0"):
-        unpack_state(state, make(), DIGESTS)
+        decode_state(state, make(), DIGESTS)
 
 
 @pytest.mark.parametrize("value", [None, 0, "2", 2.0])
@@ -346,7 +346,7 @@ def test_a_run_shape_that_is_no_positive_count_is_refused(field, value):
 @pytest.mark.parametrize("fingerprint", [None, "5f2c", []])
 def test_a_state_without_fingerprint_is_refused(fingerprint):
     with pytest.raises(ResumeError, match="the state has no fingerprint; load what state_dict"):
-        unpack_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
+        decode_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
 
 
 @pytest.mark.parametrize("version", [None, 0, 1, 6, "4"])
@@ -413,7 +413,7 @@ def saved(number: int) -> dict:
     """The state that a run of a recipe was saved with."""
     r = RECIPES[number]
     progress = Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1))
-    return pack_state(r, DIGESTS, progress)
+    return encode_state(r, DIGESTS, progress)
 
 
 def places(value: object, path: tuple = ()) -> list[tuple]:
@@ -458,7 +458,7 @@ def first_batch(state: dict, r: Recipe) -> None:
         global_batch_size=min(global_batch_size, 4096),
     )
     saving_worker(state)
-    progress = unpack_state(state, r, DIGESTS)
+    progress = decode_state(state, r, DIGESTS)
     if progress.epoch > 100 or progress.position > 1000:
         return  # possible, and long to walk to
     sequence = EpochSequence(r, DeviceView(batch_size=16), progress)
@@ -474,7 +474,7 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
 
     def load() -> None:
         run_shape(state)
-        unpack_state(state, make(), DIGESTS)
+        decode_state(state, make(), DIGESTS)
 
     with pytest.raises(ResumeError, match=rf"{key} "):
         load()
@@ -490,11 +490,11 @@ def test_a_snapshot_twice_or_of_another_lane_is_refused():
     saved = state_of(make())
     state = saved | {"snapshots": json.loads(saved["snapshots"]) * 2}
     with pytest.raises(ResumeError, match=r"two are of lane 0, column 0"):
-        unpack_state(state, make(), DIGESTS)
+        decode_state(state, make(), DIGESTS)
     state = saved | {"snapshots": json.loads(saved["snapshots"])}
     state["snapshots"][0]["lane"] = 2
     with pytest.raises(ResumeError, match=r"lane is 2, not an integer of at least 0 and at most 1"):
-        unpack_state(state, make(), DIGESTS)
+        decode_state(state, make(), DIGESTS)
 
 
 @pytest.mark.parametrize("number", range(len(RECIPES)))
@@ -502,8 +502,8 @@ def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
     r = RECIPES[number]
     sequence = EpochSequence(r, DeviceView(batch_size=16), Progress(epoch=1))
     sequence.next()
-    state = pack_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots()))
-    progress = unpack_state(json.loads(json.dumps(state)), r, DIGESTS)
+    state = encode_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots()))
+    progress = decode_state(json.loads(json.dumps(state)), r, DIGESTS)
     assert progress.snapshots
     again = EpochSequence(r, DeviceView(batch_size=16), progress)
     wanted, found = sequence.next(), again.next()

@@ -6,7 +6,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
-from streampack.mds.index import Part
+from streampack.mds.index import ShardFile
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.filesystem import LocalFilesystem
 
@@ -18,14 +18,16 @@ def test_every_hash_of_mosaicml_is_the_same_here(tmp_path, algorithm):
     content = bytes(range(256)) * 5000  # more than one piece
     (tmp_path / "a").write_bytes(content)
     expected = f"{algorithm}:{get_hash(algorithm, content)}"
-    part = Part(basename="a", num_bytes=len(content), hashes={algorithm: expected.split(":")[1]})
-    assert expected_hash(part, None, "x") == expected
-    assert expected_hash(part, algorithm, "x") == expected
+    file = ShardFile(
+        basename="a", num_bytes=len(content), hashes={algorithm: expected.split(":")[1]}
+    )
+    assert expected_hash(file, None, "x") == expected
+    assert expected_hash(file, algorithm, "x") == expected
     assert file_digest(LocalFilesystem(), tmp_path / "a", expected) == expected
 
 
 def test_unknown_hashes_are_left_out():
-    part = Part(basename="a", num_bytes=1, hashes={"crc99": "00", "shake_128": "00"})
-    assert expected_hash(part, None, "x") == ""
+    file = ShardFile(basename="a", num_bytes=1, hashes={"crc99": "00", "shake_128": "00"})
+    assert expected_hash(file, None, "x") == ""
     with pytest.raises(DataError, match=r"x: a has no 'crc99' hash, only \['crc99', 'shake_128'\]"):
-        expected_hash(part, "crc99", "x")
+        expected_hash(file, "crc99", "x")

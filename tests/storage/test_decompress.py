@@ -18,7 +18,7 @@ import zstandard
 
 from streampack.errors import DataError
 from streampack.mds.codecs import COMPRESSIONS
-from streampack.mds.index import Layout, Part, Shard
+from streampack.mds.index import Layout, Shard, ShardFile
 from streampack.storage.decompress import PIECE_BYTES, decompress_pieces, decompress_shard
 
 COMPRESS = {
@@ -40,8 +40,8 @@ def mosaic_compress(codec: str, data: bytes) -> bytes:
 def shard_of(codec: str, num_bytes: int) -> Shard:
     return Shard(
         num_samples=1,
-        raw=Part(basename="a.mds", num_bytes=num_bytes, hashes={}),
-        packed=Part(basename="a.mds.x", num_bytes=1, hashes={}),
+        raw=ShardFile(basename="a.mds", num_bytes=num_bytes, hashes={}),
+        packed=ShardFile(basename="a.mds.x", num_bytes=1, hashes={}),
         compression=codec,
         layout=Layout(names=("tokens",), encodings=("bytes",), sizes=(None,)),
     )

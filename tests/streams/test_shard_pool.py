@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.mds.columns import Places
+from streampack.mds.columns import Spans
 from streampack.streams import shard_pool as module
 from streampack.streams.shard_pool import OpenShard, ShardPool, shard_pool
 
 
 def shard_of(key: int | str, num_samples: int, is_gone=None) -> OpenShard:
-    places = Places(
+    places = Spans(
         begins=np.zeros(num_samples, np.int64),
         counts=np.ones(num_samples, np.int64),
         dtype="int32",

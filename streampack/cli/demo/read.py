@@ -20,7 +20,7 @@ from pathlib import Path
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.processes import Report, replaced, send
-from streampack.cli.demo.train import fingerprint
+from streampack.cli.demo.train import batch_digest
 from streampack.loader.loader import PackedDataLoader
 
 SAVE_EVERY = 3  # inside global batches of four, too
@@ -49,7 +49,7 @@ def read(config: Path, state: Path | None = None) -> Iterator[Report]:
         yield {
             "step": number,
             "chapter": batch["epoch"],
-            "batch": fingerprint(batch),
+            "batch": batch_digest(batch),
             "tokens": tokens,
             "begun": begun,
         }

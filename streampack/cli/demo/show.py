@@ -30,7 +30,7 @@ from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
 from streampack.cli.demo.processes import Report, check_batches, report_until
-from streampack.cli.demo.train import SAVE_EVERY, endless, fingerprint
+from streampack.cli.demo.train import SAVE_EVERY, batch_digest, endless
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_progress
@@ -123,7 +123,7 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
     digests: list[str] = []
     bars: list[Bar] = []
     for batch in islice(endless(loader), max(num_steps, len(dataset))):
-        digests.append(fingerprint(batch))
+        digests.append(batch_digest(batch))
         bars += bars_of(batch["segments"].numpy())
     names, max_seq_len = dataset.stream_names, described.packing.row_tokens
     width = min(BAR_WIDTH, console.width - MARGIN)

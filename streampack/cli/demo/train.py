@@ -107,11 +107,11 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
 
-def fingerprint(batch: Mapping[str, Any]) -> str:
+def batch_digest(batch: Mapping[str, Any]) -> str:
     """Return a digest of all tensors and numbers of a batch.
 
     >>> one = {"tokens": torch.tensor([1, 2]), "epoch": 0}
-    >>> fingerprint(one) == fingerprint({**one, "epoch": 1})
+    >>> batch_digest(one) == batch_digest({**one, "epoch": 1})
     False
     """
     digest = blake2b(digest_size=8)
@@ -144,7 +144,7 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, 
         step += 1
         if step % SAVE_EVERY == 0:
             save(checkpoint, parts, step)
-        yield {"step": step, "loss": round(loss.item(), 3), "batch": fingerprint(batch)}
+        yield {"step": step, "loss": round(loss.item(), 3), "batch": batch_digest(batch)}
 
 
 def endless(loader: PackedDataLoader) -> Iterator[Any]:

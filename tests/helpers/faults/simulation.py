@@ -41,7 +41,7 @@ import numpy as np
 
 from streampack.errors import DataError, StreampackError, WorkerError
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, Progress, Recipe, pack_state, run_shape, unpack_state
+from streampack.plan import DeviceView, Progress, Recipe, decode_state, encode_state, run_shape
 from streampack.storage.download_errors import DamagedError
 from streampack.storage.materialize import Downloader
 from streampack.streams import MdsStream
@@ -289,7 +289,7 @@ class Job:
         start = self.simulation.start
         if self.state is not None:
             assert run_shape(self.state)[:3] == setup.shape()
-            start = unpack_state(self.state, recipe, digests)
+            start = decode_state(self.state, recipe, digests)
         view = DeviceView(
             place=world.place, num_devices=world.num_devices, batch_size=self.batch_size
         )
@@ -508,7 +508,7 @@ class Simulation:
         if self.rng.random() < 0.5:
             with_snapshots = self.rng.random() < 0.5
             progress = progress if with_snapshots else replace(progress, snapshots=[])
-            self._state = json.loads(json.dumps(pack_state(recipe, digests, progress)))
+            self._state = json.loads(json.dumps(encode_state(recipe, digests, progress)))
             self.tell(f"saved at {progress.position}, snapshots: {with_snapshots}")
 
     def check_batch(self, plan: Any, rows: Any, first: int) -> None:
