@@ -48,5 +48,5 @@ def join_states(states: Sequence[State]) -> State:
                 )
         for snapshot in json.loads(state["snapshots"]):
             snapshots.setdefault((snapshot["lane"], snapshot["column"]), snapshot)
-    joined = [snapshots[place] for place in sorted(snapshots)]
+    joined = [snapshots[key] for key in sorted(snapshots)]
     return first | {"snapshots": json.dumps(joined, separators=(",", ":"))}

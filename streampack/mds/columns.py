@@ -95,8 +95,8 @@ class Spans:
         """Return each sample's first and last value, shape (num_samples, 2); none may be empty."""
         itemsize = np.dtype(self.dtype).itemsize
         lasts = self.begins + (self.counts - 1) * itemsize
-        firsts = np.stack([self.begins, lasts], axis=1)  # (num_samples, 2)
-        items = data[firsts[:, :, None] + np.arange(itemsize)]  # (num_samples, 2, itemsize)
+        positions = np.stack([self.begins, lasts], axis=1)  # (num_samples, 2)
+        items = data[positions[:, :, None] + np.arange(itemsize)]  # (num_samples, 2, itemsize)
         values: IntArray = items.view(self.dtype)[:, :, 0]
         return values.astype(np.int64)
 

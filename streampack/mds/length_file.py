@@ -73,17 +73,17 @@ class LengthFile:
     hashes: tuple[str, ...] = ()
     """The xxh64 of each decompressed shard, in hex; empty if the file has none."""
     file_shards: int
-    """Number of shards that the file describes; more than `num_shards` in a part."""
+    """Number of shards that the file describes; more than `num_shards` in a slice."""
     file_samples: int
     """Number of samples that the file describes."""
     first_shard: int = 0
-    """First shard of a part."""
+    """First shard of a slice."""
     first_sample: int = 0
-    """First sample of a part."""
+    """First sample of a slice."""
 
     def slice(self, first: int, index: MdsIndex) -> LengthFile:
         """Return the lengths of the shards of `index`, which begin at shard `first` of the file."""
-        part = replace(
+        own = replace(
             self,
             num_samples=index.num_samples,
             num_shards=len(index.shards),
@@ -91,7 +91,7 @@ class LengthFile:
             first_shard=first,
             first_sample=int(self._read(np.uint64, self.head_bytes + 16 * first, 1)[0]),
         )
-        return replace(part, num_tokens=int(part._entries()[:, 1].sum()))
+        return replace(own, num_tokens=int(own._entries()[:, 1].sum()))
 
     def shard_lengths(self, first: int, last: int, shard: int) -> Int64Array:
         """Return the tokens of samples `first` to `last` - 1 of a shard, shape (last - first,).

@@ -46,7 +46,8 @@ class _InTransit:
     state: State
 
 
-Place = tuple[LoaderPosition, list[State | None]]  # with the workers' latest states, for the stats
+# With the workers' latest states, for the statistics.
+PositionAndStates = tuple[LoaderPosition, list[State | None]]
 Start = tuple[LoaderPosition | None, int]  # a position, or None: the start of this epoch
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
 
@@ -247,11 +248,11 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         """Return the epoch of the batch last read."""
         return self._position().epoch
 
-    def position(self) -> Place:
+    def position(self) -> PositionAndStates:
         """Return the position after the batch last read."""
         return self._position(), self._flows
 
-    def set_position(self, position: Place) -> None:
+    def set_position(self, position: PositionAndStates) -> None:
         """Go to a position without reading."""
         at, self._flows = position
         if self.num_workers:

@@ -35,7 +35,7 @@ FLOW_CHECKS = FieldChecks("the state's flow.")
 MAX_NUMBER = 2**63 - 1
 TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
 MARKS = ("high_water_tokens", "high_water_bytes")
-PLACE = ("pass", "taken", "amount_taken", "bad")
+POSITION_KEYS = ("pass", "taken", "amount_taken", "bad")
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
     "labels",
@@ -227,7 +227,7 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
 
 def _check_source(where: str, source: Any) -> None:
     FLOW_CHECKS.mapping(where, source)
-    for key in PLACE:
+    for key in POSITION_KEYS:
         FLOW_CHECKS.integer(f"{where}.{key}", source.get(key), 0, MAX_NUMBER)
     if source.get("size", "missing") is not None:
         FLOW_CHECKS.integer(f"{where}.size", source.get("size"), 0, MAX_NUMBER)

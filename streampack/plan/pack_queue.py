@@ -43,19 +43,16 @@ from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, Int64Array, Packs, S
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """The state of a queue at the start of a window: enough to plan from there again.
-
-    `blocks` and `state` are callables, because they are rarely needed.
-    """
+    """The state of a queue at the start of a window: enough to plan from there again."""
 
     num_packs: int
     """Packs of the queue before the window."""
     held: Int64Array
     """Segments in the packer's buffer, shape (n, 6)."""
     blocks: Callable[[], Blocks]
-    """Compute the shuffle blocks at this point."""
-    state: Callable[[], State]
-    """Return what `PackQueue.restore` needs, as JSON."""
+    """Compute the shuffle blocks at this point. A callable, because it is rarely needed."""
+    state: State
+    """What `PackQueue.restore` needs."""
 
 
 class PackQueue:
@@ -135,15 +132,14 @@ class PackQueue:
             state=self._state_now(packer),
         )
 
-    def _state_now(self, packer: State) -> Callable[[], State]:
-        """Return a callable that returns what `restore` needs; `packer` is the packer's state."""
-        state = {
+    def _state_now(self, packer: State) -> State:
+        """Return what `restore` needs to plan from here again; `packer` is the packer's state."""
+        return {
             "num_packs": self.num_known,
             "arrivals": self._arrivals.state(),
             "packer": packer,
             "overlong": self.overlong.tolist(),
         }
-        return lambda: state
 
     def _buffered(self) -> Int64Array:
         """Return the segments that are not packed yet, shape (n, 6)."""
@@ -323,10 +319,10 @@ class PackQueue:
     def snapshot(self, number: int) -> list[State]:
         """Return the latest snapshot at or before pack `number`, as a list of at most one."""
         kept = [snapshot for snapshot in self._snapshots if snapshot.num_packs <= number]
-        return [snapshot.state() for snapshot in kept[-1:]]
+        return [snapshot.state for snapshot in kept[-1:]]
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot into a queue that was never extended.
+        """Continue from a snapshot, with a packer that was never used.
 
         Raises a ResumeError if the snapshot is not one of such a queue.
         """

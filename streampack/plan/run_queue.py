@@ -15,7 +15,6 @@ Cost: as `plan/pack_queue.py`; at the start of a chapter, two windows of segment
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -29,6 +28,9 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import RunSamples
 from streampack.plan.state_text import rows_as_text, text_as_rows
 from streampack.types import NO_SEGMENTS, STREAM, Int64Array, State
+
+# Of a snapshot: segments that are packed before new samples, and those of streams that left.
+SEGMENTS = ("pending", "waiting")
 
 
 class RunPackQueue(PackQueue):
@@ -112,19 +114,25 @@ class RunPackQueue(PackQueue):
         first_known = self.first_known
         self._hold(self._packs.slice(0, first.num_packs - first_known))
         self._packer = make_packer(self._recipe.packing)
-        self.restore(first.state())
+        self._continue_from(first.state)
         self.first_known, self.is_complete = first_known, False
 
-    def _state_now(self, packer: State) -> Callable[[], State]:
-        of_queue, chapter, begin = super()._state_now(packer), self.chapter, self._begin
-        pending, waiting = self._pending, self._waiting
-        return lambda: {
-            **of_queue(),
-            "chapter": chapter,
-            "begin": begin,
-            "pending": rows_as_text(pending),
-            "waiting": rows_as_text(waiting),
+    def _state_now(self, packer: State) -> State:
+        return super()._state_now(packer) | {
+            "chapter": self.chapter,
+            "begin": self._begin,
+            "pending": self._pending,
+            "waiting": self._waiting,
         }
+
+    def _continue_from(self, state: State) -> None:
+        super().restore(state)
+        self._begin, self._pending = int(state["begin"]), state["pending"]
+        self._waiting = state["waiting"]
+
+    def snapshot(self, number: int) -> list[State]:
+        """Return the latest snapshot at or before pack `number`, as a list of at most one."""
+        return [_as_text(state) for state in super().snapshot(number)]
 
     def _buffered(self) -> Int64Array:
         return np.concatenate([self._packer.buffered, self._pending])
@@ -148,12 +156,12 @@ class RunPackQueue(PackQueue):
     def rest(self, number: int) -> State:
         """Return what the queue continues from after `number` packs, as `restore` takes it."""
         kept = self.snapshot(number)
-        return kept[0] if kept else self._state_now(self._packer.state_dict())()
+        return kept[0] if kept else _as_text(self._state_now(self._packer.state_dict()))
 
     def restore(self, state: State) -> None:
-        """Restore a snapshot, into a packer that was never used; see `PackQueue.restore`."""
-        super().restore(state)
-        self._begin = int(state["begin"])
-        self._pending, self._waiting = (
-            text_as_rows(state[name]) for name in ("pending", "waiting")
-        )
+        """Continue from a snapshot; see `PackQueue.restore`."""
+        self._continue_from(state | {name: text_as_rows(state[name]) for name in SEGMENTS})
+
+
+def _as_text(state: State) -> State:
+    return state | {name: rows_as_text(state[name]) for name in SEGMENTS}

@@ -150,7 +150,7 @@ class RunSamples:
 
     def blocks(self) -> Callable[[], Blocks]:
         """Return a callable that computes the current shuffle blocks of each stream in use."""
-        places = [
+        cursors = [
             (stream, cursor)
             for stream, cursor in zip(self.streams, self._cursors.tolist(), strict=True)
             if self._recipe.uses(stream.number)
@@ -158,7 +158,7 @@ class RunSamples:
 
         def blocks_there() -> Blocks:
             """Return the block at each cursor, as [first, last) by stream."""
-            found = {stream.number: stream.block_of(cursor) for stream, cursor in places}
+            found = {stream.number: stream.block_of(cursor) for stream, cursor in cursors}
             return {number: (block, block + 1) for number, block in found.items() if block >= 0}
 
         return blocks_there

@@ -35,8 +35,8 @@ from streampack.plan.state import Progress
 class RunSequence(EpochSequence):
     """One device's batches of a run of chapters, from a position on; `epoch` is the chapter.
 
-    `views` are the parts of the chapters that this device gets, and `walk` is what the method of
-    this name returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
+    `views` are the parts of the chapters that this device gets, and `walk` is what
+    `walk_state` returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
     delivered. `stop` is one past the last chapter to deliver; None: the run's last.
     """
 

@@ -7,7 +7,7 @@
      "chain": "5c1f...",              hash of the chapters before this one
      "fingerprint": {"streams": {"web": "5f2c..."}, "seed": 17, ...},
      "skip": [[34017, 34161]],
-     "walk": "eJx...",                a state from which slots are walked, packed
+     "walk": "eJx...",                the state of a walk, compressed
      "snapshots": "[...]"}
 
 Chapters before the position are as they were. The running one may change its length, unless a share

@@ -277,13 +277,13 @@ class SampleSequence:
 
     def blocks(self) -> Callable[[], Blocks]:
         """Return a callable that computes the current shuffle blocks of each unfinished stream."""
-        places = [(part, part.cursor, part.offset) for part in self._draw.chosen]
+        cursors = [(part, part.cursor, part.offset) for part in self._draw.chosen]
 
         def blocks_there() -> Blocks:
             """Return the blocks in use at these positions, as [first, last) by stream."""
             found = {
                 part.lane_stream.number: part.blocks_at(cursor, offset)
-                for part, cursor, offset in places
+                for part, cursor, offset in cursors
             }
             return {stream: blocks for stream, blocks in found.items() if blocks is not None}
 

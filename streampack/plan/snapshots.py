@@ -88,8 +88,8 @@ def _with_keys(snapshots: Any, keys: set[str]) -> list[State]:
 
 
 def _check_distinct(snapshots: Sequence[State]) -> None:
-    places = Counter((snapshot["lane"], snapshot["column"]) for snapshot in snapshots)
-    for (lane, queue), count in places.items():
+    counts = Counter((snapshot["lane"], snapshot["column"]) for snapshot in snapshots)
+    for (lane, queue), count in counts.items():
         if count > 1:
             raise CHECKS.failure(f"two are of lane {lane}, column {queue}")
 

@@ -7,7 +7,7 @@
     go_to(epoch)   a state was loaded, or the epoch set    running iterations no longer count
 
 A dataset is a thin public face. Its engine, a `ResumableRun`, is for the loader and for reports.
-A position is whatever the wing's states hold: progress in a plan, or places in the sources.
+A position is whatever the wing's states hold: progress in a plan, or positions in the sources.
 
 Cost: none per sample.
 """

@@ -37,7 +37,7 @@ class _CachedFile:
     """A file that counts toward the limit."""
 
     folder: Path
-    stored: ShardFile
+    file: ShardFile
     lock: str  # basename of the file whose lock guards this one
 
 
@@ -80,14 +80,14 @@ class CacheLimit:
     def _make_room(self, folder: Path, files: Sequence[ShardFile]) -> None:
         # An incoming file may have an old entry; count it once.
         incoming = {(folder, file.basename) for file in files}
-        cached = [f for f in self._cached_files() if (f.folder, f.stored.basename) not in incoming]
-        num_bytes = sum(file.num_bytes for file in (*files, *(f.stored for f in cached)))
+        cached = [f for f in self._cached_files() if (f.folder, f.file.basename) not in incoming]
+        num_bytes = sum(file.num_bytes for file in (*files, *(f.file for f in cached)))
         excess = num_bytes - self.num_bytes
         if excess <= 0:
             return
         for oldest in sorted(cached, key=self._last_planned_ns):
             if self._evict(oldest):
-                excess -= oldest.stored.num_bytes
+                excess -= oldest.file.num_bytes
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
@@ -104,24 +104,24 @@ class CacheLimit:
         manifest = Manifest(folder, self._disk)
         return {
             manifest.path(file.basename).name: _CachedFile(
-                folder=folder, stored=file, lock=shard.raw.basename
+                folder=folder, file=file, lock=shard.raw.basename
             )
             for shard in self._shards[folder]
             for file in shard.files
         }
 
-    def _last_planned_ns(self, file: _CachedFile) -> int:
-        state = self._disk.state(Manifest(file.folder, self._disk).path(file.stored.basename))
+    def _last_planned_ns(self, cached: _CachedFile) -> int:
+        state = self._disk.state(Manifest(cached.folder, self._disk).path(cached.file.basename))
         return 0 if state is None else state.mtime_ns
 
-    def _evict(self, file: _CachedFile) -> bool:
+    def _evict(self, cached: _CachedFile) -> bool:
         """Remove a file if it is ours and no process is fetching it; return whether it is gone."""
-        basename = file.stored.basename
-        path = file.folder / basename
-        with FileLocks(file.folder, self._disk).try_hold(file.lock) as is_held:
+        basename = cached.file.basename
+        path = cached.folder / basename
+        with FileLocks(cached.folder, self._disk).try_hold(cached.lock) as is_held:
             if not is_held:
                 return False
-            manifest = Manifest(file.folder, self._disk)
+            manifest = Manifest(cached.folder, self._disk)
             entry, state = manifest.read(basename), self._disk.state(path)
             if state is None or (entry is not None and entry.matches(state)):
                 # In this order: a file without an entry would never be evicted.

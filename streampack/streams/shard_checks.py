@@ -32,10 +32,10 @@ class ShardChecker:
         """Check that untyped columns hold the types that the options state."""
         if self.columns["tokens"].is_untyped:
             where = f"stream {self.stream_name!r}, column of the tokens"
-            check_tokens_dtype(shard.data, *_spans(shard.tokens), shard.tokens.dtype, where)
+            check_tokens_dtype(shard.data, *_byte_ranges(shard.tokens), shard.tokens.dtype, where)
         if shard.labels is not None and self.columns["labels"].is_untyped:
             where = f"stream {self.stream_name!r}, column {self.columns['labels'].name!r}"
-            check_labels_dtype(shard.data, *_spans(shard.labels), shard.labels.dtype, where)
+            check_labels_dtype(shard.data, *_byte_ranges(shard.labels), shard.labels.dtype, where)
 
     def check_counts(self, shard: OpenShard) -> None:
         """Refuse samples without tokens, and columns that differ in length from the tokens."""
@@ -67,7 +67,7 @@ class ShardChecker:
 
     def _dtype_hint(self, spans: Spans, counts: Int64Array, option: str) -> str:
         """Return a hint if another type of an untyped column would give these counts."""
-        _, num_bytes = _spans(spans)
+        _, num_bytes = _byte_ranges(spans)
         for dtype in ("int32", "int64", "uint16", "uint8"):
             is_fit = np.array_equal(counts * np.dtype(dtype).itemsize, num_bytes)
             if is_fit and self.columns[option].is_untyped:
@@ -85,6 +85,6 @@ def empty_sample(stream_name: str, sample: int) -> DataError:
     )
 
 
-def _spans(spans: Spans) -> tuple[Int64Array, Int64Array]:
+def _byte_ranges(spans: Spans) -> tuple[Int64Array, Int64Array]:
     """Return the byte offset and the number of bytes of each sample's values."""
     return spans.begins, spans.counts * np.dtype(spans.dtype).itemsize

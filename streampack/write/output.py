@@ -28,15 +28,15 @@ from typing import Protocol
 
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError
-from streampack.storage.download_errors import status_of, text_of
 from streampack.write.inputs.places import naming_failures
 from streampack.write.s3_client import bucket_options, list_objects, retrying, s3_client
 
 TEMPORARY = ".partial"
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-UNSUPPORTED = 501  # stores that do not know If-None-Match
-EXISTS = (409, 412)
-MISSING = 404
+# Codes and statuses of a store's answer: not every store sends both of a pair.
+UNSUPPORTED = {"NotImplemented", "501"}  # stores that do not know If-None-Match
+EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+MISSING = {"NoSuchKey", "404"}
 NO_BUCKET = "NoSuchBucket"
 
 
@@ -165,12 +165,13 @@ class S3Output:
 
     def read(self, name: str) -> bytes | None:
         # botocore retries a request, but not a body that breaks off.
-        again = retrying(lambda error: status_of(error) is None)
+        again = retrying(lambda error: not _codes_of(error))
         with self._naming(name, "read"):
             try:
                 return again(self._get, name)
             except Exception as error:
-                if status_of(error) == MISSING and NO_BUCKET not in text_of(error):
+                codes = _codes_of(error)
+                if codes & MISSING and NO_BUCKET not in codes:
                     return None
                 raise
 
@@ -190,9 +191,9 @@ class S3Output:
                 return True
             except Exception as error:
                 # A retry may meet the object that its first attempt wrote.
-                if status_of(error) in EXISTS:
+                if _codes_of(error) & EXISTS:
                     return False
-                if status_of(error) != UNSUPPORTED:
+                if not _codes_of(error) & UNSUPPORTED:
                     raise
             if self.read(name) is not None:
                 return False
@@ -230,9 +231,17 @@ class S3Output:
         s3_client().put_object(Body=data, ContentMD5=digest, **options)
 
     def _naming(self, name: str, action: str) -> AbstractContextManager[None]:
-        """Raise a store's error as one that names the object and a way out."""
+        """Return a context that raises a store's error with the object and a way out."""
         way_out = (
             f"check that the bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, "
             "then run the same command again: finished parts are kept"
         )
         return naming_failures(f"{self.url}/{name}", action, way_out)
+
+
+def _codes_of(error: BaseException) -> set[str]:
+    """Return the code and the HTTP status of a store's answer; empty if there was none."""
+    response = getattr(error, "response", None) or {}
+    code = response.get("Error", {}).get("Code")
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return {str(each) for each in (code, status) if each}

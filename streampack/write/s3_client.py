@@ -52,7 +52,7 @@ def retrying(is_passing: Callable[[BaseException], bool]) -> Retrying:
         # tenacity also asks about a KeyboardInterrupt.
         retry=retry_if_exception(lambda error: isinstance(error, Exception) and is_passing(error)),
         stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_random_exponential(multiplier=0.1, max=MAX_WAIT_S),
+        wait=wait_random_exponential(multiplier=0.2, max=MAX_WAIT_S),
         reraise=True,
     )
 

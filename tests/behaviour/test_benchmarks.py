@@ -149,7 +149,7 @@ def test_a_target_says_whether_it_holds_and_what_was_not_measured():
 
     rows = {row[0]: row[1:] for row in targets.rows(results.Results([slow]))}
 
-    assert rows["planning a sample, web at 8192, exact fit, one core"] == [
+    assert rows["planning a sample, web at 8192, one core"] == [
         "<= 600 ns",
         "601 ns",
         "**no**",

@@ -1,4 +1,4 @@
-"""Places in shards: what is found is right, and what cannot be is refused."""
+"""Spans in shards: what is found is right, and what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def write_shard(folder, lengths, **options):
     return data, shard, samples
 
 
-def places_of(data, shard, num_samples=None, dtype=None):
+def spans_of(data, shard, num_samples=None, dtype=None):
     column = find_column(shard.layout, ("tokens",), dtype, "stream 'x'", "tokens")
     num_samples = shard.num_samples if num_samples is None else num_samples
     return sample_spans(data, num_samples, shard.layout, column, "stream 'x', shard 4")
@@ -97,69 +97,69 @@ LENGTHS = [1, 7, 255, 256, 300, 65_535, 65_536, 2]
 @pytest.mark.parametrize("extra_columns", [False, True])
 @pytest.mark.parametrize("dtype", sorted(builders.PRIMES))
 @pytest.mark.parametrize("encoding", ["ndarray:{}", "ndarray", "bytes"])
-def test_places_find_every_token(tmp_path, encoding, dtype, extra_columns):
+def test_spans_find_every_token(tmp_path, encoding, dtype, extra_columns):
     encoding = encoding.format(dtype)
     data, shard, samples = write_shard(
         tmp_path / "s", LENGTHS, dtype=dtype, encoding=encoding, extra_columns=extra_columns
     )
 
-    places = places_of(data, shard, dtype=dtype)
+    spans = spans_of(data, shard, dtype=dtype)
 
-    assert places.dtype == dtype
-    assert places.counts.tolist() == LENGTHS
+    assert spans.dtype == dtype
+    assert spans.counts.tolist() == LENGTHS
     for i, tokens in enumerate(samples):
-        np.testing.assert_array_equal(places.read(data, i), tokens)
+        np.testing.assert_array_equal(spans.read(data, i), tokens)
     edges = [[int(tokens[0]), int(tokens[-1])] for tokens in samples]
-    assert places.edges(data).tolist() == edges
+    assert spans.edges(data).tolist() == edges
 
 
 @pytest.mark.parametrize("extra_columns", [False, True])
-def test_places_of_a_fixed_shape_find_every_token(tmp_path, extra_columns):
+def test_spans_of_a_fixed_shape_find_every_token(tmp_path, extra_columns):
     data, shard, samples = write_shard(
         tmp_path / "s", [6] * 9, dtype="uint16", encoding="ndarray:uint16:6",
         extra_columns=extra_columns,
     )  # fmt: skip
-    places = places_of(data, shard)
+    spans = spans_of(data, shard)
     for i, tokens in enumerate(samples):
-        np.testing.assert_array_equal(places.read(data, i), tokens)
+        np.testing.assert_array_equal(spans.read(data, i), tokens)
 
 
 @pytest.mark.parametrize("encoding", ["ndarray", "ndarray:int32", "ndarray:int32:2,3"])
-def test_places_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
+def test_spans_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
     rows = [np.arange(6, dtype=np.int32).reshape(2, 3) + i for i in range(4)]
     with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": encoding}) as writer:
         for row in rows:
             writer.write({"tokens": row})
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
     data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
-    places = places_of(data, index.shards[0])
-    assert [places.read(data, i).tolist() for i in range(4)] == [
+    spans = spans_of(data, index.shards[0])
+    assert [spans.read(data, i).tolist() for i in range(4)] == [
         row.ravel().tolist() for row in rows
     ]
 
 
-def test_empty_bytes_have_a_place_of_no_tokens(tmp_path):
+def test_empty_bytes_have_a_span_of_no_tokens(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [3, 0, 2], encoding="bytes")
-    assert places_of(data, shard, dtype="int32").counts.tolist() == [3, 0, 2]
+    assert spans_of(data, shard, dtype="int32").counts.tolist() == [3, 0, 2]
 
 
 def test_a_count_that_is_not_the_indexs_is_refused(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [3, 4])
     with pytest.raises(DataError, match=r"shard 4: the shard of .* says it holds 2 samples, but"):
-        places_of(data, shard, num_samples=3)
+        spans_of(data, shard, num_samples=3)
 
 
 def test_a_shard_cut_short_is_refused(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [30, 40])
     for num_bytes in (0, 3, 7, 12, 100, len(data) - 1):
         with pytest.raises(DataError, match="stream 'x', shard 4"):
-            places_of(data[:num_bytes], shard)
+            spans_of(data[:num_bytes], shard)
 
 
 def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [3, 5], dtype="uint16", encoding="bytes")
     with pytest.raises(DataError, match="sample 0 of the shard: column 'tokens' has 6 bytes of"):
-        places_of(data, shard, dtype="int32")
+        spans_of(data, shard, dtype="int32")
 
 
 def test_two_dtypes_in_one_shard_are_refused(tmp_path):
@@ -169,7 +169,7 @@ def test_two_dtypes_in_one_shard_are_refused(tmp_path):
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
     data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
     with pytest.raises(DataError, match="column 'tokens' holds int32, int64 in one shard"):
-        places_of(data, index.shards[0])
+        spans_of(data, index.shards[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint64"])
@@ -179,25 +179,25 @@ def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
     data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
     with pytest.raises(DataError, match=f"holds {dtype}, but must hold one of"):
-        places_of(data, index.shards[0])
+        spans_of(data, index.shards[0])
 
 
 @examples(100)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6)
 )
-def test_a_flipped_head_gives_places_inside_the_shard_or_a_data_error(flippable, changes):
+def test_a_flipped_head_gives_spans_inside_the_shard_or_a_data_error(flippable, changes):
     original, shard = flippable
     data = original.copy()
     for place, value in changes:
         data[place % 400] = value
     try:
-        places = places_of(data, shard)
+        spans = spans_of(data, shard)
     except DataError:
         return
-    ends = places.begins + places.counts * np.dtype(places.dtype).itemsize
-    assert (places.begins >= 0).all()
-    assert (places.counts >= 0).all()
+    ends = spans.begins + spans.counts * np.dtype(spans.dtype).itemsize
+    assert (spans.begins >= 0).all()
+    assert (spans.counts >= 0).all()
     assert (ends <= len(data)).all()
 
 

@@ -137,24 +137,24 @@ def test_shares_that_change_are_met_by_their_running_integral(
     assert np.abs(counts - due)[block - 1 :: block].max() < 1 + 1e-6
 
 
-def test_a_schedule_resumes_from_a_place_far_into_a_run():
+def test_a_schedule_resumes_from_a_state_far_into_a_run():
     """Nothing grows with the run: 2**42 slots later, shares hold as they did at the start."""
     shares = LinearShares(
         [Fraction(99, 100), Fraction(1, 100)], [Fraction(99, 100), Fraction(1, 100)], None
     )
     for slot in (0, 1 << 42):
-        place = ScheduleState(
+        state = ScheduleState(
             slot=slot, lags=np.zeros(2, np.int64), owed=np.zeros((8, 2), np.int64)
         )
         schedule = Schedule(
-            shares, block=8, seed=3, seed_path=("run",), num_lanes=8, run=8, start=place
+            shares, block=8, seed=3, seed_path=("run",), num_lanes=8, run=8, start=state
         )
         order = np.concatenate(list(islice(schedule.blocks(), 5000)))
         counts = np.cumsum(order == 1)[7::8]
         assert np.abs(counts - np.arange(8, len(order) + 1, 8) / 100).max() < 1 + 1e-6
 
 
-def test_a_schedule_continues_from_its_places_as_if_it_had_not_stopped():
+def test_a_schedule_continues_from_its_states_as_if_it_had_not_stopped():
     shares = LinearShares(
         [Fraction(1, 2), Fraction(1, 2)], [Fraction(1, 4), Fraction(3, 4)], 1 << 18
     )
@@ -168,9 +168,9 @@ def test_a_schedule_continues_from_its_places_as_if_it_had_not_stopped():
         if schedule.now.slot % schedule.resumable_slots == 0:
             rest[len(windows)] = schedule.now.copy()
     assert len(rest) > 2
-    for number, place in rest.items():
-        if place.slot < 1 << 18:
-            resumed = Schedule(shares, start=place, **options)
+    for number, state in rest.items():
+        if state.slot < 1 << 18:
+            resumed = Schedule(shares, start=state, **options)
             assert all(
                 (a == b).all() for a, b in zip(resumed.windows(), windows[number:], strict=True)
             )

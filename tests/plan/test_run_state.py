@@ -74,7 +74,7 @@ def test_a_state_comes_back_whole(method):
         ("per_stream", {HOLDS: 9, CHOSEN: 0}),
     ],
 )
-def test_a_cursor_outside_of_the_lanes_and_columns_is_refused(method, cursor):
+def test_a_cursor_outside_of_the_lanes_and_queues_is_refused(method, cursor):
     plan = make(method)
     walk = plan.start(0)
     turn = walk.turn.copy()
@@ -85,7 +85,7 @@ def test_a_cursor_outside_of_the_lanes_and_columns_is_refused(method, cursor):
 
 
 @pytest.mark.parametrize("method", ["device_per_stream", "per_stream"])
-def test_columns_that_a_cursor_does_not_use_may_be_any(method):
+def test_queues_that_a_cursor_does_not_use_may_be_any(method):
     plan = make(method)
     turn = np.array([1, 0, 99, 0, -99])
     text = walk_as_text(replace(plan.start(0), turn=turn))
@@ -94,7 +94,7 @@ def test_columns_that_a_cursor_does_not_use_may_be_any(method):
     assert walk.turn.tolist() == turn.tolist()
 
 
-def test_a_column_of_a_removed_stream_is_refused():
+def test_a_queue_of_a_removed_stream_is_refused():
     """The walk would use it as a queue of this run."""
     walk, plan = make("device_per_stream", "math").start(0), make("device_per_stream")
     text = walk_as_text(replace(walk, turn=np.array([1, 1, -1, 0, 2])))

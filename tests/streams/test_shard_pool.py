@@ -14,7 +14,7 @@ from streampack.streams.shard_pool import OpenShard, ShardPool, shard_pool
 
 
 def shard_of(key: int | str, num_samples: int, is_gone=None) -> OpenShard:
-    places = Spans(
+    spans = Spans(
         begins=np.zeros(num_samples, np.int64),
         counts=np.ones(num_samples, np.int64),
         dtype="int32",
@@ -23,7 +23,7 @@ def shard_of(key: int | str, num_samples: int, is_gone=None) -> OpenShard:
         key=key,
         uri=str(key),
         data=np.zeros(8, np.uint8),
-        tokens=places,
+        tokens=spans,
         labels=None,
         loss_mask=None,
         is_gone=is_gone,

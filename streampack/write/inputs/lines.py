@@ -121,12 +121,12 @@ def _checked_start(pieces: Iterable[bytes], part: InputSlice) -> Iterator[bytes]
             f"it: datasets.Dataset.from_json({part.uri!r}).to_json('rows.jsonl')",
             uri=part.uri,
         )
-    blocks = line_blocks(chain([first], rest))
+    blocks = line_blocks(chain(iter([first]), rest))  # a list would be held to the end
     block = next(blocks, b"")
     if block.startswith(BOM):
         # White space in place of the mark, so that bytes are counted as in the file.
         block = b"   " + block[len(BOM) :]
-    return chain([block], blocks)
+    return chain(iter([block]), blocks)
 
 
 def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: Wanted) -> None:
@@ -230,7 +230,7 @@ class CsvRows:
         csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_CSV_ROW_BYTES))
         self._delimiter = "\t" if ".tsv" in uri.lower() else ","
         blocks = line_blocks(pieces)
-        self._blocks = chain([next(blocks, b"").removeprefix(BOM)], blocks)
+        self._blocks = chain(iter([next(blocks, b"").removeprefix(BOM)]), blocks)
         self._lines: Iterator[str] = iter(())
         self._taken: list[str] = []  # lines of the row that is being parsed
         self._reader = self._new_reader()

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 import sys
+import tracemalloc
 from decimal import Decimal
 
 import numpy as np
@@ -58,6 +59,20 @@ def test_batches_say_how_much_of_their_slice_was_read(tmp_path, suffix):
         assert read == sorted(read)
         assert len(set(read)) > 2
         assert read[-1] == part.num_bytes
+
+
+def test_a_long_first_line_is_not_held_while_later_ones_are_read(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    texts = ["x" * 10_000_000, *["y" * 1000] * 10_000]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    [part] = split(path)
+    tracemalloc.start()
+    try:
+        held = [tracemalloc.get_traced_memory()[0] for _ in read_rows(part, TEXT, batch_rows=100)]
+    finally:
+        tracemalloc.stop()
+    assert len(held) > 50
+    assert max(held[20:]) < 8_000_000
 
 
 def test_progress_in_row_groups_is_by_rows(tmp_path):
