@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def machine(results: Results) -> str:
         versions |= line["versions"]
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     commits = ", ".join(sorted({line["commit"] for line in results.lines}))
-    return f"Machine: {'; '.join(most)}.\n\nCommit {commits}; {named}."
+    return f"Machine: {'; '.join(most)}.\n\n" + textwrap.fill(f"Commit {commits}; {named}.", 100)
 
 
 def must_hold(results: Results) -> str:
