@@ -126,7 +126,7 @@ class ShardCache:
         """
         with suppress(OSError):
             self._locks.sweep()
-        for shard in index.shards:
+        for shard in index.shards if self._verifier.validate_hash else ():
             self._verifier.expected(shard.stored, is_validated=True)
         self.is_emptied = may_be_emptied and not self.is_remote and not self._has_any(index)
         if self.is_emptied:

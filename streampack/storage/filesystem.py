@@ -145,7 +145,7 @@ class LocalFilesystem:
         except (FileNotFoundError, NotADirectoryError):
             return None
         # Some network file systems assign new inodes at each mount, or even sooner.
-        is_network = _is_network(_kind_of_device(status.st_dev, os.path.dirname(path)))
+        is_network = _is_network_device(status.st_dev, os.path.dirname(path))
         return FileState(status.st_size, status.st_mtime_ns, 0 if is_network else status.st_ino)
 
     def names(self, folder: Path) -> list[str]:
@@ -233,8 +233,8 @@ class LocalFilesystem:
         try:
             device = os.stat(folder).st_dev
         except OSError:
-            return _is_network(_kind_of(str(folder)))
-        return _is_network(_kind_of_device(device, str(folder)))
+            return _is_network(str(folder))
+        return _is_network_device(device, str(folder))
 
     def now_s(self) -> float:
         """Return the clock used for file times, in seconds since 1970."""
@@ -274,13 +274,14 @@ def private_root() -> Path:
     )
 
 
-def _is_network(kind: str) -> bool:
-    return kind.startswith(NETWORK_FAMILIES) and kind not in LOCAL_FUSE
-
-
 @lru_cache(4096)
-def _kind_of_device(device: int, folder: str) -> str:  # noqa: ARG001 - a folder may be remounted
-    return _kind_of(folder)
+def _is_network_device(device: int, folder: str) -> bool:  # noqa: ARG001 - it may be remounted
+    return _is_network(folder)
+
+
+def _is_network(folder: str) -> bool:
+    kind = _kind_of(folder)
+    return kind.startswith(NETWORK_FAMILIES) and kind not in LOCAL_FUSE
 
 
 def _kind_of(folder: str) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError, raise_if_limited
+from streampack.mds.codecs import HASHES
 from streampack.mds.index import Shard, ShardFile
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.filesystem import FileState, LocalFilesystem
@@ -69,7 +70,7 @@ class FileVerifier:
     """Compares the local files of one stream with index.json; safe to pickle."""
 
     def __init__(self, location: StreamLocation, disk: LocalFilesystem) -> None:
-        self._validate_hash: str | None = location.stream.validate_hash or None
+        self.validate_hash: str | None = location.stream.validate_hash or None
         # The source folder of our files, if it is on this machine.
         self._source = location.folder if location.remote is None else location.remote_folder
         self._folder = location.folder
@@ -87,12 +88,12 @@ class FileVerifier:
         If `is_validated`, a missing hash of the name in `validate_hash` is an error.
         """
         # A shard's two files may have different hashes; only the fetched one must have this hash.
-        is_used = is_validated or self._validate_hash in file.hashes
-        return expected_hash(file, self._validate_hash if is_used else None, self._index_uri)
+        is_used = is_validated or self.validate_hash in file.hashes
+        return expected_hash(file, self.validate_hash if is_used else None, self._index_uri)
 
     def is_hashed(self, shard: Shard) -> bool:
         """Return whether a known hash verifies a shard's file, or the file unpacked from it."""
-        return bool(self.expected(shard.stored) or self.expected(shard.raw))
+        return not HASHES.keys().isdisjoint((*shard.stored.hashes, *shard.raw.hashes))
 
     def verify(self, folder: Path, file: ShardFile) -> FileState | None:
         """Return the state of a file that matches index.json; None if it is missing or damaged.
