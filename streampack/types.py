@@ -29,6 +29,7 @@ State: TypeAlias = dict[str, Any]
 
 STREAM, PASS, SAMPLE, START, LENGTH, TOTAL = range(6)
 NUM_COLUMNS = 6
+TOKENS = 3  # of a *sample row*, which has stream, pass, sample and tokens only
 
 IGNORED = -100
 """Label of a token that is not a training target. Losses ignore it."""

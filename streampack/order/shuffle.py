@@ -32,7 +32,7 @@ from streampack.rng import (
     shuffle_blocks,
     shuffle_rows,
 )
-from streampack.types import Int64Array, IntArray
+from streampack.types import TOKENS, Int64Array, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,7 +46,6 @@ class _Block:
 
 
 SAMPLES, LENGTHS = range(2)
-TOKENS = 3  # of a row (stream, pass, sample, tokens); the others are columns of segments too
 STRETCH = 4096  # approximate number of elements processed together if blocks are small
 NO_KEYS = np.zeros((0, 2), np.uint64)
 _scratches = threading.local()

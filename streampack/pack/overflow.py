@@ -26,11 +26,10 @@ from streampack.types import (
     SAMPLE,
     START,
     STREAM,
+    TOKENS,
     TOTAL,
     Int64Array,
 )
-
-TOKENS = 3
 
 
 @compiled

@@ -17,9 +17,9 @@ import numpy as np
 
 from streampack.mix import apportion
 from streampack.mix.draw import CHUNK
-from streampack.order import TOKENS, Lengths, Passes
+from streampack.order import Lengths, Passes
 from streampack.plan.recipe import Recipe
-from streampack.types import Int64Array
+from streampack.types import TOKENS, Int64Array
 
 MAX_CURSOR = 1 << 56  # more samples than any run takes of a stream in a lane
 

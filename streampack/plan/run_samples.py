@@ -22,11 +22,10 @@ import numpy as np
 
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_known, draw_places, lookaheads
 from streampack.mix.schedule_kernels import SCALE
-from streampack.order import TOKENS
 from streampack.plan.lane_stream import MAX_CURSOR, LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
-from streampack.types import Int64Array
+from streampack.types import TOKENS, Int64Array
 
 YIELD_SCALE = 1 << 16
 LEAST_CHUNK = 32  # samples of one stream that are drawn together, however few there are

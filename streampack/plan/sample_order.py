@@ -27,10 +27,9 @@ from streampack.mix.draw import (
     drawn_before,
     lookaheads,
 )
-from streampack.order import TOKENS
 from streampack.plan.lane_stream import LaneStream, is_used
 from streampack.plan.recipe import Recipe
-from streampack.types import Int64Array
+from streampack.types import TOKENS, Int64Array
 
 Blocks: TypeAlias = dict[int, tuple[int, int]]
 

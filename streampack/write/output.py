@@ -190,10 +190,11 @@ class S3Output:
                 self._put(name, data, IfNoneMatch="*")
                 return True
             except Exception as error:
+                codes = _codes_of(error)
                 # A retry may meet the object that its first attempt wrote.
-                if _codes_of(error) & EXISTS:
+                if codes & EXISTS:
                     return False
-                if not _codes_of(error) & UNSUPPORTED:
+                if not codes & UNSUPPORTED:
                     raise
             if self.read(name) is not None:
                 return False

@@ -56,17 +56,17 @@ def line_blocks(pieces: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iter
 
 
 def read_jsonl(
-    pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, batch_rows: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of JSON lines; lines of white space are no rows, but counted."""
-    number, begin = 0, part.start
-    for block in _checked_start(pieces, part):
+    number, begin = 0, slice_.start
+    for block in _checked_start(pieces, slice_):
         lines = block.removesuffix(b"\n").split(b"\n")
         for first in range(0, len(lines), batch_rows):
             some = lines[first : first + batch_rows]
             batch = _batch_without_bad_rows(some, number, wanted)
             if batch is None:
-                batch = _batch_of_lines(some, number, begin, part, wanted)
+                batch = _batch_of_lines(some, number, begin, slice_, wanted)
             if batch.num_rows:
                 yield batch
             number += len(some)
@@ -92,34 +92,34 @@ def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) 
 
 
 def _batch_of_lines(
-    lines: Sequence[bytes], first: int, begin: int, part: InputSlice, wanted: Wanted
+    lines: Sequence[bytes], first: int, begin: int, slice_: InputSlice, wanted: Wanted
 ) -> RowBatch:
     """Return the rows of lines, of which any may be bad; `begin` is the byte of the first."""
-    rows = BatchCollector(part.uri, wanted)
+    rows = BatchCollector(slice_.uri, wanted)
     for number, line in enumerate(lines, first):
         if line and not line.isspace():
             try:
                 _add_line(rows, number, line, wanted)
             except BadValueError as error:
                 # In a compressed file no byte can be looked up.
-                where = "" if part.compression else f" (the line at byte {begin})"
+                where = "" if slice_.compression else f" (the line at byte {begin})"
                 rows.refuse(number, f"{error}{where}")
         begin += len(line) + 1
     return rows.batch
 
 
-def _checked_start(pieces: Iterable[bytes], part: InputSlice) -> Iterator[bytes]:
+def _checked_start(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[bytes]:
     """Return blocks of lines, without a byte order mark; refuse an array of objects."""
-    if part.start:
+    if slice_.start:
         return line_blocks(pieces)
     rest = iter(pieces)
     first = next(rest, b"")
     # Of the piece: an array on one line would be read whole before its first block.
     if ARRAY_OF_OBJECTS.match(first):
         raise DataError(
-            f"{part.uri}: is one JSON array, but each line must be one row; make lines of "
-            f"it: datasets.Dataset.from_json({part.uri!r}).to_json('rows.jsonl')",
-            uri=part.uri,
+            f"{slice_.uri}: is one JSON array, but each line must be one row; make lines of "
+            f"it: datasets.Dataset.from_json({slice_.uri!r}).to_json('rows.jsonl')",
+            uri=slice_.uri,
         )
     blocks = line_blocks(chain(iter([first]), rest))  # a list would be held to the end
     block = next(blocks, b"")
@@ -154,10 +154,10 @@ def _lenient_json(line: bytes, error: orjson.JSONDecodeError) -> Any:
 
 
 def read_text(
-    pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, _: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, _: int
 ) -> Iterator[RowBatch]:
     """Yield the one row of a text file, without a byte order mark."""
-    rows = BatchCollector(part.uri, wanted)
+    rows = BatchCollector(slice_.uri, wanted)
     data = b"".join(pieces).removeprefix(BOM)
     try:
         if wanted.option != "text_field":
@@ -179,20 +179,20 @@ def read_text(
 
 
 def read_csv(
-    pieces: Iterable[bytes], part: InputSlice, wanted: Wanted, batch_rows: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of a CSV or TSV file whose first row names the columns; values are text."""
-    lines = CsvRows(pieces, part.uri)
+    lines = CsvRows(pieces, slice_.uri)
     header = lines.next()
     if header is None:
         return
     if isinstance(header, str):
         raise DataError(
-            f"{part.uri}: line 1 does not name the columns ({header}); fix it", uri=part.uri
+            f"{slice_.uri}: line 1 does not name the columns ({header}); fix it", uri=slice_.uri
         )
     lines.num_columns = len(header)
     number = num_bytes = 0
-    rows = BatchCollector(part.uri, wanted)
+    rows = BatchCollector(slice_.uri, wanted)
     while (row := lines.next()) is not None:
         if row == []:
             continue
@@ -209,7 +209,7 @@ def read_csv(
         number += 1
         if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
             yield rows.batch
-            rows, num_bytes = BatchCollector(part.uri, wanted), 0
+            rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
     if rows.batch.num_rows:
         yield rows.batch
 

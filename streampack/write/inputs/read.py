@@ -32,7 +32,7 @@ LINE_READERS: dict[
 
 
 def read_rows(
-    part: InputSlice, selection: RowSelection, batch_rows: int = 256
+    slice_: InputSlice, selection: RowSelection, batch_rows: int = 256
 ) -> Iterator[RowBatch]:
     """Yield the rows of a slice in order; a batch has at most `batch_rows`, bad ones included.
 
@@ -44,8 +44,8 @@ def read_rows(
     >>> from streampack.write.inputs.split import split_inputs
     >>> path = Path(getfixture("tmp_path"), "rows.jsonl")
     >>> _ = path.write_text('{"text": "one"}\\n{"text": 2}\\n{"text": "three"}\\n')
-    >>> [part] = split_inputs([str(path)], part_bytes=1024)
-    >>> [batch] = read_rows(part, RowSelection(text="text"))
+    >>> [slice_] = split_inputs([str(path)], part_bytes=1024)
+    >>> [batch] = read_rows(slice_, RowSelection(text="text"))
     >>> batch.values, batch.rows
     (['one', 'three'], [0, 2])
     >>> [(bad.row, bad.reason.split(",")[0]) for bad in batch.bad]
@@ -53,21 +53,21 @@ def read_rows(
     """
     wanted = Wanted(selection)
     batch_rows = read_count("batch_rows", batch_rows)
-    place, path = place_of(part.uri)
-    is_lines = part.format in LINE_READERS
-    stop = part.stop if is_lines else WHOLE
-    with place.open(path, part.version, stop, is_sequential=is_lines) as opened:
+    place, path = place_of(slice_.uri)
+    is_lines = slice_.format in LINE_READERS
+    stop = slice_.stop if is_lines else WHOLE
+    with place.open(path, slice_.version, stop, is_sequential=is_lines) as opened:
         file = opened.file
         if is_lines:
-            file.seek(part.start)
-            pieces = read_pieces(file, part.uri, part.compression, part.num_bytes)
-            batches = LINE_READERS[part.format](pieces, part, wanted, batch_rows)
+            file.seek(slice_.start)
+            pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
+            batches = LINE_READERS[slice_.format](pieces, slice_, wanted, batch_rows)
         else:
-            batches = READERS[part.format](file, part, wanted, batch_rows)
+            batches = READERS[slice_.format](file, slice_, wanted, batch_rows)
         try:
             for batch in batches:
                 if is_lines:
-                    batch.num_bytes = min(file.tell() - part.start, part.num_bytes)
+                    batch.num_bytes = min(file.tell() - slice_.start, slice_.num_bytes)
                 opened.check()
                 yield batch
         except DataError:

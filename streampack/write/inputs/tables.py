@@ -67,36 +67,36 @@ def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> A
 
 
 def read_parquet(
-    file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
+    file: BinaryIO, slice_: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of row groups; a DataError names a damaged one and its first byte."""
-    parquet = open_parquet(file, part.uri)
+    parquet = open_parquet(file, slice_.uri)
     metadata = parquet.metadata
-    stop = metadata.num_row_groups if part.stop == WHOLE else part.stop
+    stop = metadata.num_row_groups if slice_.stop == WHOLE else slice_.stop
     columns = _columns_of(parquet.schema_arrow.names, wanted)
     counts = [metadata.row_group(group).num_rows for group in range(stop)]
-    row = first = sum(counts[: part.start])
-    num_rows = max(sum(counts[part.start :]), 1)
-    for group in range(part.start, stop):
+    row = first = sum(counts[: slice_.start])
+    num_rows = max(sum(counts[slice_.start :]), 1)
+    for group in range(slice_.start, stop):
         groups = parquet.iter_batches(
             batch_rows, row_groups=[group], columns=columns, use_threads=False
         )
         where = (
             f"row group {group} cannot be read, from byte {_first_byte(metadata.row_group(group))}"
         )
-        for batch in naming_damage(groups, part.uri, where):
-            rows = convert_batch(batch, row, part.uri, wanted)
+        for batch in naming_damage(groups, slice_.uri, where):
+            rows = convert_batch(batch, row, slice_.uri, wanted)
             row += batch.num_rows
-            rows.num_bytes = part.num_bytes * (row - first) // num_rows  # for progress only
+            rows.num_bytes = slice_.num_bytes * (row - first) // num_rows  # for progress only
             yield rows
 
 
 def read_arrow(
-    file: BinaryIO, part: InputSlice, wanted: Wanted, batch_rows: int
+    file: BinaryIO, slice_: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of record batches, in a stream or a file of Arrow IPC."""
     row = 0
-    for batch in record_batches(file, part):
+    for batch in record_batches(file, slice_):
         if isinstance(batch, int):
             row += batch
             continue
@@ -105,28 +105,28 @@ def read_arrow(
         batch = batch if columns is None else batch.select(columns)
         for start in range(0, batch.num_rows, batch_rows):
             piece = batch.slice(start, batch_rows)
-            yield convert_batch(piece, first + start, part.uri, wanted)
+            yield convert_batch(piece, first + start, slice_.uri, wanted)
         row += batch.num_rows
 
 
-def record_batches(file: BinaryIO, part: InputSlice) -> Iterator[Any]:
+def record_batches(file: BinaryIO, slice_: InputSlice) -> Iterator[Any]:
     """Yield the record batches of a slice; the number of rows instead for those before it."""
-    ipc = load_pyarrow(part.uri, "pyarrow.ipc")
+    ipc = load_pyarrow(slice_.uri, "pyarrow.ipc")
 
     def _batches() -> Iterator[Any]:
         if is_arrow_file(file):
-            reader = open_arrow(file, part.uri)
-            stop = reader.num_record_batches if part.stop == WHOLE else part.stop
+            reader = open_arrow(file, slice_.uri)
+            stop = reader.num_record_batches if slice_.stop == WHOLE else slice_.stop
             for number in range(stop):
                 batch = reader.get_batch(number)
-                yield batch if number >= part.start else batch.num_rows
-        elif part.stop == WHOLE:
+                yield batch if number >= slice_.start else batch.num_rows
+        elif slice_.stop == WHOLE:
             check_end(file)
             yield from ipc.open_stream(file)
         else:
-            yield from read_messages(file, load_pyarrow(part.uri), part.start, part.stop)
+            yield from read_messages(file, load_pyarrow(slice_.uri), slice_.start, slice_.stop)
 
-    yield from naming_damage(_batches(), part.uri, "cannot be read, near byte", file)
+    yield from naming_damage(_batches(), slice_.uri, "cannot be read, near byte", file)
 
 
 def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:
