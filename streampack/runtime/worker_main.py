@@ -9,8 +9,8 @@
     (n, results)         a pickle without tensors, then the bytes of all tensors; None: n has begun
 
 The threads let the training loop send to a busy worker, and the worker continue while the loop is
-busy. Workers ignore Ctrl-C. They end when the other end of their socket closes, as it does when the
-training process dies.
+busy. Workers ignore signals that schedulers send to a whole process group: the training process
+handles them. They end when the other end of their socket closes, as it does when that process dies.
 
 Cost: 50 us per message, two copies of the tensors.
 """
@@ -39,6 +39,10 @@ from torch.utils.data import _utils
 from streampack.runtime.flat_batch import FlatBatch, by_value, flatten
 
 ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
+
+# Sent to process groups. The training process may handle them, also from later on.
+SENT = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 # From a task to results; to an empty list if the worker has no more in this iteration.
 Work: TypeAlias = Callable[[Any], list[Any]]
@@ -134,9 +138,10 @@ class _Outbox:
                 del message, block
 
 
-def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int]) -> None:
-    """Run a worker until the other end of its socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training loop handles Ctrl-C
+def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int], mask: set[Any]) -> None:
+    """Run a worker with this signal mask until the other end of its socket closes."""
+    _leave_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # until here, a fork blocks all of them
     _introduce(serve, *info)
     ForkingPickler.register(torch.Tensor, by_value)
     inbox, outbox = _Inbox(theirs), _Outbox(theirs)
@@ -149,6 +154,20 @@ def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int]) -> None:
             outbox.put(iteration, None)
         elif work is not None and iteration == inbox.latest:
             outbox.put(iteration, _results(work, task))
+
+
+def _leave_signals() -> None:
+    """Drop inherited handlers: a trainer's would save a checkpoint here, of a wrong position."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in signal.valid_signals():
+        if number in SENT or callable(signal.getsignal(number)):
+            # A function, because programs that a source starts would inherit SIG_IGN.
+            signal.signal(number, signal.SIG_DFL if number in FAULTS else _ignore)
+    signal.set_wakeup_fd(-1)  # of the trainer's event loop
+
+
+def _ignore(_number: int, _frame: Any) -> None:
+    pass
 
 
 def _introduce(dataset: Any, number: int, num_workers: int, base_seed: int) -> None:

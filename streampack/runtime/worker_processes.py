@@ -16,6 +16,7 @@ import atexit
 import multiprocessing
 import os
 import queue
+import signal
 import socket
 import struct
 import time
@@ -113,13 +114,19 @@ class WorkerProcesses:
             self.sockets.append(ours)
             _limit(ours, self._options.timeout)
             info = (number, self._options.num_workers, self._base_seed)
-            process = context.Process(
-                target=run_worker, args=(theirs, self._serve, info), daemon=True
-            )
+            # So that a forked worker runs no handler of the trainer before it drops them.
+            blocked = signal.valid_signals() if context.get_start_method() == "fork" else ()
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             try:
+                process = context.Process(
+                    target=run_worker, args=(theirs, self._serve, info, mask), daemon=True
+                )
                 process.start()
             finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 theirs.close()
+            # Workers ignore SIGTERM, which multiprocessing sends at exit before it waits.
+            process._popen.terminate = process._popen.kill
             self.processes.append(process)
             self.pids.append(process.pid)
 

@@ -1,13 +1,20 @@
-"""The sockets of worker processes, as children that other libraries fork see them."""
+"""Worker processes: their sockets as other children see them, and signals to the whole group."""
 
 from __future__ import annotations
 
 import multiprocessing.connection
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streampack.runtime import worker_processes
+from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions, WorkerProcesses
 
 pytestmark = pytest.mark.processes
@@ -21,9 +28,11 @@ class _Session:
     """What a loop holds on to while it wants its workers."""
 
 
+FORKED = WorkerOptions(num_workers=2, prefetch_factor=2, multiprocessing_context="fork")
+
+
 def _started(session: _Session) -> WorkerProcesses:
-    options = WorkerOptions(num_workers=2, prefetch_factor=2, multiprocessing_context="fork")
-    kept = WorkerProcesses(_answering, options, session)
+    kept = WorkerProcesses(_answering, FORKED, session)
     kept.wait_until(lambda: kept.is_started)
     assert kept.failure is None
     return kept
@@ -69,3 +78,95 @@ def test_workers_end_although_others_hold_copies_of_their_sockets():
         for copied in copies:
             os.close(copied)
     assert kept.exitcodes == [0, 0]
+
+
+GROUP_SIGNALS = [
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGALRM,  # as `sbatch --signal` allows
+]
+
+
+@pytest.fixture
+def handled(tmp_path: Path) -> Iterator[Path]:
+    """A file in which the trainer's handler notes in which process it ran."""
+    path = tmp_path / "handled"
+    path.touch()
+
+    def note(*_: object) -> None:
+        with path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    before = {number: signal.signal(number, note) for number in GROUP_SIGNALS}
+    yield path
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _pids(_given: None) -> Any:
+    return lambda task: [(task, os.getpid())]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_signals_reach_no_handler_of_the_trainer_in_a_worker_and_stop_none(handled, method):
+    options = WorkerOptions(num_workers=2, prefetch_factor=1, multiprocessing_context=method)
+    pool = Pool(_pids, options)
+    workers = {pid for _, pid in pool.results(range(4))}
+    numbers = GROUP_SIGNALS if method == "fork" else GROUP_SIGNALS[:5]
+    for number in numbers:
+        for pid in [os.getpid(), *workers]:
+            os.kill(pid, number)
+    results = list(pool.results(range(4)))
+    pool.end()
+
+    assert [task for task, _ in results] == [0, 1, 2, 3]
+    assert {pid for _, pid in results} == workers
+    assert set(map(int, handled.read_text().split())) == {os.getpid()}
+
+
+def test_a_signal_that_arrives_as_a_worker_starts_reaches_no_handler_of_the_trainer(
+    handled, monkeypatch
+):
+    run_worker = worker_processes.run_worker
+
+    def signalled(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        run_worker(*args)
+
+    monkeypatch.setattr(worker_processes, "run_worker", signalled)
+    pool = Pool(_pids, FORKED)
+    tasks = [task for task, _ in pool.results(range(4))]
+    pool.end()
+
+    assert tasks == [0, 1, 2, 3]
+    assert handled.read_text() == ""
+
+
+def test_a_program_that_a_source_starts_in_a_worker_can_be_terminated():
+    def starting(_given: None) -> Any:
+        def work(_task: int) -> list[Any]:
+            started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            started.terminate()
+            return [started.wait(30)]
+
+        return work
+
+    pool = Pool(starting, FORKED)
+    codes = list(pool.results(range(1)))
+    pool.end()
+
+    assert codes == [-signal.SIGTERM]
+
+
+def test_a_worker_ends_when_the_trainer_terminates_its_children():
+    session = _Session()
+    kept = _started(session)
+    for child in multiprocessing.active_children():
+        if child.pid in kept.pids:
+            child.terminate()
+            child.join(30)
+            assert child.exitcode == -signal.SIGKILL
+    kept.end()
