@@ -36,7 +36,7 @@ from streampack.online.even_steps import EvenSteps, Loops
 from streampack.online.pack_window import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
 from streampack.online.state import check_state, flow_fingerprint, worker_state
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.prefetch_thread import prefetched
@@ -105,7 +105,10 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self._has_moved_away = False  # a loader's workers hold the position
         self.epoch_of_loader: int | None = None
         """In a loader's worker: the epoch of the iteration that the loader began."""
-        self.loops = Loops(plan.steps)
+        self.loops = Loops(
+            plan.steps,
+            max(most_empty_passes(each.source, is_sharded=each.sharded) for each in plan.streams),
+        )
         """This rank's position in loops of `steps`."""
         self._even_steps: EvenSteps | None = None  # of a loop over the dataset itself
         max_prefetch(buffers, self.footprint(0), 1)

@@ -71,8 +71,10 @@ class Reader(Protocol):
 class Loops:
     """The position of a rank in its loops, as its states hold it."""
 
-    def __init__(self, steps: Steps | None) -> None:
+    def __init__(self, steps: Steps | None, most_empty: int = 1) -> None:
         self.steps = steps
+        self.most_empty = most_empty
+        """Epochs without a batch, one after the other, that end a loop of a number of steps."""
         self.num_moves = 0
         """Number of times that a state was loaded or the epoch set."""
         self.at = LoopPosition(0, 0)
@@ -206,7 +208,7 @@ class EvenSteps:
 
     def _read(self, last_epoch: int | None) -> bool:
         """Read the next batch, unless one is held; return whether its epoch belongs to the loop."""
-        reader = self._reader
+        reader, num_empty = self._reader, 0
         while self._held is None:
             if self._reading is None:
                 if last_epoch is not None and self._counter.next_epoch > last_epoch:
@@ -221,7 +223,9 @@ class EvenSteps:
                 self._reading, self._has_read = reading, True
                 if self._is_current:
                     reader.set_position(before)
-            elif not self._has_read and last_epoch is None:
+                continue
+            num_empty += not self._has_read
+            if last_epoch is None and num_empty >= self._loops.most_empty:
                 raise DataError(
                     f"steps={self._loops.steps}: rank {self._world.rank} has no batch in a whole "
                     "epoch, so it can take no steps; give each rank and worker at least batch_size "

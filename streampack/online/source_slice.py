@@ -46,6 +46,7 @@ from streampack.types import Int64Array, State
 STATE_EVERY = 64  # items between two states of a source
 TABLE_ROWS = 16  # rows of a Hugging Face table that are read together
 LIST_ITEMS = 256  # items of a list, which are in memory already
+MOST_EMPTY_PASSES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,19 @@ class WorkerSlice:
         [3, 3, 2]
         """
         return -(-max(total - self.index, 0) // self.num_slices)
+
+
+def most_empty_passes(source: object, *, is_sharded: bool) -> int:
+    """Return after how many passes without an item, one after the other, a slice counts as empty.
+
+    A source that divides its shards among workers anew in each pass, as Hugging Face's iterables
+    do, may give a worker only shards without samples in one pass, and others in the next.
+
+    >>> most_empty_passes([1, 2], is_sharded=False)
+    1
+    """
+    is_divided_anew = (is_sharded or is_hugging_face(source)) and hasattr(source, "set_epoch")
+    return MOST_EMPTY_PASSES if is_divided_anew else 1
 
 
 class Items(NamedTuple):
@@ -117,17 +131,17 @@ class SourceSlice:
         self.has_warned = False  # whether the end-of-stream warning was logged
         self._index, self._num_slices = worker_slice.index, worker_slice.num_slices
         self.source = source
+        self._replay = replay
         self._source: Any = source
         self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
-        if (
-            is_hugging_face(source)
-            and not sharded
-            and getattr(source, "_distributed", None) is None
-        ):
+        # Not for one rank: a concatenation that was split cannot load its state in workers.
+        is_split = getattr(source, "_distributed", None) is not None or worker_slice.num_devices < 2
+        if is_hugging_face(source) and not sharded and not is_split:
             split = import_module("datasets.distributed").split_dataset_by_node
             self._source = split(
                 source, rank=worker_slice.device, world_size=worker_slice.num_devices
             )
+        self.most_empty_passes = most_empty_passes(source, is_sharded=sharded)
         self.has_index = has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
         self._reads_batches = self.has_index and supports_batched_getitem(source)
@@ -307,9 +321,11 @@ class SourceSlice:
     def _failure(self, error: Exception, number: int | None = None) -> DataError:
         if number is None:
             number = self.taken * self._num_slices + self._index
+        is_resuming = self._is_put and self._states[-1][1] == self.taken
+        way_out = "; set replay=True to resume without its own state" if is_resuming else ""
         return DataError(
             f"stream {self.name!r}: its source ({type(self._source).__name__}) raised "
-            f"{type(error).__name__}: {error}, instead of giving sample {number}"
+            f"{type(error).__name__}: {error}, instead of giving sample {number}{way_out}"
         )
 
     @property
@@ -342,14 +358,14 @@ class SourceSlice:
 
     def resume(self, base: State) -> None:
         """Move to a position that `base` returned."""
-        if "source" not in base:
-            self.begin(int(base["pass"]))
+        if "source" not in base or self._replay:
+            self.begin(int(base["pass"]), int(base["taken"]))
             return
         if not self._has_state:
             raise ConfigError(
                 f"stream {self.name!r}: the state holds one of its source's own, but "
-                f"{type(self._source).__name__} has no load_state_dict (or replay=True is set); "
-                "pass the source that was saved"
+                f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
+                "saved, or set replay=True to read it up to the position"
             )
         self._set_pass(int(base["pass"]))
         self._source.load_state_dict(copy.deepcopy(base["source"]))

@@ -177,6 +177,17 @@ class StreamSampler:
             again,
         )
 
+    def _warn_of_empty(self, num_passes: int) -> None:
+        own = self._slice.worker_slice
+        log.warning(
+            "stream %r: worker %d of rank %d got no sample in %d passes, so it takes none in this "
+            "epoch; use fewer workers, or give the source more shards",
+            self._name,
+            own.worker,
+            own.device,
+            num_passes,
+        )
+
     # From items to samples.
 
     def _read(self, *, is_needed: bool) -> bool:
@@ -197,6 +208,7 @@ class StreamSampler:
 
     def _pull(self, most: int = 1) -> Items | None:
         """Return the next items, from the next pass if this one is over and the quota needs it."""
+        num_empty = 0
         while not self._has_ended:
             items = self._slice.read(most)
             if items is not None:
@@ -210,9 +222,11 @@ class StreamSampler:
                     f"({type(self._stream.source).__name__}) is empty; leave the stream out"
                 )
             wants_more = self._quota.endless or self._quota.amount is not None
-            # No item was read or skipped in this pass: the slice is empty.
-            if not wants_more or not self._slice.taken:
+            num_empty += not self._slice.taken  # no item was read or skipped in this pass
+            if not wants_more or num_empty >= self._slice.most_empty_passes:
                 self._has_ended = True
+                if wants_more and self._slice.most_empty_passes > 1:
+                    self._warn_of_empty(num_empty)
                 break
             self._slice.begin(self._slice.pass_ + 1)
         return None
@@ -291,7 +305,7 @@ class StreamSampler:
         skipped = self._quota.skipped or 0
         most = max(epoch, skipped) + 1 + skipped + self.amount_taken + self.num_bad
         pass_, taken = self._position
-        if max(pass_, taken) > most:
+        if taken > most or pass_ > most * self._slice.most_empty_passes:
             raise ResumeError(
                 f"stream {self._name!r}: the state is {taken} samples into pass "
                 f"{pass_}, but took only {self.amount_taken} in epoch {epoch}; load what "
