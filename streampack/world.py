@@ -42,6 +42,13 @@ ContextLayout: TypeAlias = Literal[
 
 logger = logging.getLogger(__name__)
 
+LAUNCHERS = (
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI
+    ("PMI_RANK", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
+)
+"""Variables of a task's number, and of the number of tasks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -116,8 +123,9 @@ class World:
         """Read the position from torch.distributed or torchrun's variables; default to one process.
 
         torchrun sets RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and LOCAL_RANK. Without LOCAL_WORLD_SIZE,
-        all ranks are assumed to be on one node. SLURM's variables are ignored because the tasks of
-        a job may be separate trainings. If only they are set, a warning is logged.
+        all ranks are assumed to be on one node. The variables of SLURM and mpirun are ignored
+        because the tasks of a job may be separate trainings. If only they are set, a warning is
+        logged.
 
         Raises:
             ConfigError: If a variable is not an integer, only one of RANK and WORLD_SIZE is set,
@@ -145,7 +153,9 @@ class World:
                 "world=World(...)"
             )
         if group is None and "RANK" not in env:
-            _warn_of_slurm(env.get("SLURM_PROCID"), env.get("SLURM_NTASKS"))
+            tasks = [pair for pair in LAUNCHERS if pair[0] in env and env.get(pair[1], "1") != "1"]
+            if tasks:
+                _warn_of_tasks(", ".join(f"{key}={env[key]}" for key in tasks[0]))
         rank, num_ranks = stated
         world = cls(
             rank=rank,
@@ -239,15 +249,12 @@ def process_group() -> tuple[int, int] | None:
 
 
 @cache
-def _warn_of_slurm(task: str | None, num_tasks: str | None) -> None:
-    """Warn, once per process, about SLURM tasks that would all train on the same data."""
-    if task is None or num_tasks in (None, "1"):
-        return
+def _warn_of_tasks(variables: str) -> None:
+    """Warn, once per process, about tasks that would all train on the same data."""
     logger.warning(
-        "SLURM_PROCID=%s, SLURM_NTASKS=%s, but RANK is not set and torch.distributed is not "
-        "initialised: each task runs as a job of one process and reads all of the data; if they "
-        "train together, call init_process_group before making the dataset, set RANK and "
-        "WORLD_SIZE, or pass world=World(...)",
-        task,
-        num_tasks,
+        "%s, but RANK is not set and torch.distributed is not initialised: each task runs as a job "
+        "of one process and reads all of the data; if they train together, call "
+        "init_process_group before making the dataset, set RANK and WORLD_SIZE, or pass "
+        "world=World(...)",
+        variables,
     )

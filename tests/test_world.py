@@ -237,19 +237,27 @@ def test_a_process_group_that_the_variables_agree_with_is_taken():
         assert World.from_env(env) == World(rank=3, num_ranks=4, ranks_per_node=2)
 
 
-def test_tasks_of_slurm_that_nobody_made_ranks_are_told_of_once(caplog):
-    env = {"SLURM_PROCID": "1", "SLURM_NTASKS": "23"}
+@pytest.mark.parametrize(
+    ("task", "num_tasks"),
+    [
+        ("SLURM_PROCID", "SLURM_NTASKS"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ],
+)
+def test_tasks_of_a_launcher_that_nobody_made_ranks_are_told_of_once(task, num_tasks, caplog):
+    env = {task: "1", num_tasks: "23"}
     with caplog.at_level(logging.WARNING, logger="streampack"):
         assert [World.from_env(env), World.from_env(env)] == [World(), World()]
     assert len(caplog.messages) == 1
-    assert "SLURM_PROCID=1, SLURM_NTASKS=23, but RANK is not set" in caplog.text
+    assert f"{task}=1, {num_tasks}=23, but RANK is not set" in caplog.text
     assert "call init_process_group before making the dataset, set RANK" in caplog.text
 
 
 def test_slurm_is_no_matter_for_one_task_torchruns_ranks_or_a_process_group(caplog):
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "29"}
     with caplog.at_level(logging.WARNING, logger="streampack"):
-        World.from_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
+        World.from_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "PMI_RANK": "0"})
         World.from_env({"SLURM_NTASKS": "29"})  # as in salloc's own shell
         assert World.from_env({**slurm, "RANK": "1", "WORLD_SIZE": "2"}).rank == 1
         with process_group(1, 2):

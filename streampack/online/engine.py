@@ -23,7 +23,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
 from streampack.batch.slices import slice_batch
 from streampack.config import Buffers
-from streampack.errors import ConfigError, ResumeError
+from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.online.byte_budget import (
     HeldBytes,
@@ -243,13 +243,27 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Yield the native batches of an iteration, each with the state after it."""
         epoch, start = iteration.epoch, iteration.start
         num_batches = yield from self._epoch(iteration, epoch, start, ahead)
-        if start is not None and not num_batches and get_worker_info() is None:
+        if num_batches or get_worker_info() is not None:
+            return
+        if start is not None:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
             key = f"after {epoch}:{self._num_iterations}"
             self.counter.begin(iteration.worker_slice.worker, key, epoch + 1)
             if self.is_current(iteration):
                 self._epoch_after = self.counter.next_epoch
-            yield from self._epoch(iteration, epoch + 1, None, ahead)
+            epoch += 1
+            num_batches = yield from self._epoch(iteration, epoch, None, ahead)
+        if not num_batches:
+            self.check_drops(epoch)
+
+    def check_drops(self, epoch: int) -> None:
+        """Refuse an epoch of this rank without a batch, where `epoch_end` drops short ones."""
+        if self.plan.mixing.epoch_end == "drop" and self.plan.steps is None:
+            raise DataError(
+                f"epoch {epoch} has no batch on rank {self.world.rank}: no worker filled "
+                f"batch_size={self.batch_size} packs, and epoch_end='drop' drops fewer; set "
+                "Mixing(epoch_end='pad'), lower batch_size, or use fewer workers"
+            )
 
     def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
         """Yield `native_batches` from a prefetch thread, until a later iteration begins."""

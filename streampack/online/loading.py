@@ -218,6 +218,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                     self._at = at
                 yield batch
                 del batch  # free it before the next one is made
+            if start is None and not num_batches:
+                engine.check_drops(at.epoch)
         except GeneratorExit:
             raise
         except BaseException:

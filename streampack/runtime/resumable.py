@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.batch.batch import Batch
+from streampack.errors import ConfigError
 from streampack.runtime.arguments import check_epoch
 from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.rank_digest import RankView, digest_of
@@ -208,6 +209,13 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
         return (
             f"{type(self).__name__}(streams={names}, {engine.size}, batch_size={engine.batch_size}"
             f", rank={self.world.rank}, num_ranks={self.world.num_ranks})"
+        )
+
+    def __getitem__(self, index: Any) -> Batch:
+        """Refuse an index, with a ConfigError: batches come in order."""
+        raise ConfigError(
+            f"dataset[{index!r}]: a {type(self).__name__} has no index, as its batches come in "
+            "order; take next(iter(dataset)), or loop over it"
         )
 
     def __iter__(self) -> Iterator[Any]:

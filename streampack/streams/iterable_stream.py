@@ -40,7 +40,7 @@ from streampack.streams.sample_fields import (
     token_ids,
     values_per_token,
 )
-from streampack.streams.source_traits import is_one_shot, num_items
+from streampack.streams.source_traits import check_not_table, is_one_shot, num_items
 from streampack.streams.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
@@ -153,6 +153,7 @@ class IterableStream:
                 f"source=<{type(self.source).__name__}> is a dict, whose items are its keys "
                 f"{names}; pass one of its values, such as source['train'], or a list of rows"
             )
+        check_not_table(self.source, "source")
         if not isinstance(self.source, Iterable) and not (
             hasattr(self.source, "__getitem__") and num_items(self.source) is not None
         ):

@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from streampack.errors import ConfigError
+
 ATOMS = {int, float, bool, str, bytes, type(None)}
+TABLES = {
+    ("pandas", "DataFrame"): "table.to_dict('records')",
+    ("polars", "DataFrame"): "table.to_dicts()",
+    ("pyarrow", "Table"): "table.to_pylist()",
+}
+"""Tables that are iterated or indexed by column, and what gives their rows."""
 
 
 def _is_from(source: object, library: str, name: str) -> bool:
@@ -37,6 +45,28 @@ def is_one_shot(source: object) -> bool:
     (False, True)
     """
     return isinstance(source, Iterator)
+
+
+def check_not_table(source: object, argument: str) -> None:
+    """Refuse a table that is iterated by column with a ConfigError that says how to pass rows."""
+    for (library, name), rows in TABLES.items():
+        if _is_from(source, library, name):
+            raise ConfigError(
+                f"{argument}=<{name}> is a table of {library}, whose items are its columns; pass "
+                f"its rows: {argument}={rows}"
+            )
+
+
+def as_array(value: Any) -> Any:
+    """Return the values of a tensor as an array, and a scalar of either as a number.
+
+    >>> as_array(np.int64(3)), as_array("a")
+    (3, 'a')
+    """
+    if _is_from(value, "torch", "Tensor"):
+        value = np.asarray(value.detach().cpu())
+    is_scalar = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
+    return value.item() if is_scalar else value
 
 
 def num_items(source: object) -> int | None:

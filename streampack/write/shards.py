@@ -34,6 +34,7 @@ from streampack.mds.encoder import ShardLayout, index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, write_length_file
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.source_traits import as_array, check_not_table
 from streampack.write.inputs.values import BadValueError
 from streampack.write.options import Written
 from streampack.write.samples import SampleSchema, SampleWriter
@@ -57,8 +58,8 @@ def write_stream(
     Args:
         samples: Token ids of each sample, as a list or an array of shape (num_tokens,). Or a dict
             with the ids under `column` and more fields; the first sample determines the fields of
-            all. Arrays, str, bytes and int keep their type. A list of one integer per token (a loss
-            mask, labels) becomes an array. Everything else is stored as JSON.
+            all. Arrays, tensors, str, bytes and int keep their type. A list of one integer per
+            token (a loss mask, labels) becomes an array. Everything else is stored as JSON.
         out: The stream's folder, on this machine; must be new or empty.
         column: Name of the token column; for the default, "input_ids" is accepted too.
         dtype: Type of the stored tokens; "uint16" suffices for vocabularies up to 65,536.
@@ -74,6 +75,7 @@ def write_stream(
         DataError: If there are no samples, or a sample has no integers, ids that do not fit, or
             other fields than the first.
     """
+    check_not_table(samples, "samples")
     out = _local_folder(out)
     check_choice("dtype", dtype, DTYPES)
     layout = ShardLayout(
@@ -177,9 +179,10 @@ class _StreamWriter:
         column = self._names[0] if known is None else known.column
         row = dict(sample) if isinstance(sample, Mapping) else {column: sample}
         try:
+            row = {name: as_array(value) for name, value in row.items()}
             schema = known or self._first_schema(row)
             fitted = schema.fit(row)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise DataError(f"sample {number}: {error}") from error
         if fitted is None:
             self._num_skipped += 1
@@ -190,7 +193,10 @@ class _StreamWriter:
         try:
             self._writer.add(fitted)
         except BadValueError as error:
-            raise DataError(f"sample {number}: {error}; make all samples like the first") from error
+            way_out = "make all samples like the first"
+            if not self._writer.counts.num_samples:
+                way_out = "give arrays, texts, bytes, numbers, or values that JSON knows"
+            raise DataError(f"sample {number}: {error}; {way_out}") from error
 
     def _first_schema(self, row: Mapping[str, Any]) -> SampleSchema:
         column = next((name for name in self._names if name in row), self._names[0])

@@ -29,7 +29,6 @@ import torch
 
 from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.write import write_stream
-from tests.helpers.words import words
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -118,15 +117,6 @@ def test_the_index_of_decisions_lists_every_page_with_its_date_and_status():
         assert f"| {number} | [{title}]({page.name}) | {date} | {status} |" in index
 
 
-def names_of_iterables() -> dict[str, Any]:
-    """The names that docs/iterables.md takes from its reader."""
-    texts = ["a text more"] * 60
-    chats = [{"tokens": [1, 2, 3], "labels": [-100, 2, 3]}] * 60
-    rows = [{"tokens": [1], "weight": [0.5], "images": ["x"], "image_spans": [[0, 1]]}]
-    given = {"web_texts": texts, "texts": texts, "chats": chats, "rows": rows}
-    return given | {"tokenizer": words(), "train": lambda batch: batch["tokens"]}
-
-
 def names_of_a_run() -> dict[str, Any]:
     """The names that docs/distributed.md takes from its reader: one rank in training."""
     stream = Stream(local=write_stream([[1, 2, 3]] * 60, "data/text").path)
@@ -136,7 +126,8 @@ def names_of_a_run() -> dict[str, Any]:
     return given | {"loader": loader}
 
 
-NAMES = {"iterables": names_of_iterables, "distributed": names_of_a_run}
+NAMES = {"distributed": names_of_a_run}
+ALONE = {"iterables"}  # pages of which each block runs by itself
 
 
 # MosaicML's merge_index leaves the files that it read to the garbage collector.
@@ -150,7 +141,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
     assert blocks
     given = NAMES[page]() if page in NAMES else {}
-    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page, **given})
+    for code in blocks if page in ALONE else ["\n".join(blocks)]:
+        exec(compile(code, f"{page}.md", "exec"), {"__name__": page, **given})
 
 
 def test_each_message_of_the_troubleshooting_table_is_one_of_the_package():

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -605,6 +607,38 @@ ITERABLES = {
         lambda _: IterableStream({"train": ROWS}),
         r"pass one of its values, such as source\['(train)'\], or a list of rows$",
         lambda _, split: packed([IterableStream({"train": ROWS}[split])]),
+    ),
+    "a table of pandas": Remedy(
+        lambda _: IterableStream(pandas.DataFrame({"tokens": ROWS})),
+        r"pass its rows: source=table\.(to_dict)\('(records)'\)$",
+        lambda _, call, kind: packed(
+            [IterableStream(getattr(pandas.DataFrame({"tokens": ROWS}), call)(kind))]
+        ),
+    ),
+    "a table of Arrow": Remedy(
+        lambda _: IterableStream(pyarrow.table({"tokens": ROWS})),
+        r"pass its rows: source=table\.(to_pylist)\(\)$",
+        lambda _, call: packed([IterableStream(getattr(pyarrow.table({"tokens": ROWS}), call)())]),
+    ),
+    "a table of pandas, to be written": Remedy(
+        lambda folder: write_stream(pandas.DataFrame({"tokens": ROWS}), folder / "s"),
+        r"pass its rows: samples=table\.(to_dict)\('(records)'\)$",
+        lambda folder, call, kind: write_stream(
+            getattr(pandas.DataFrame({"tokens": ROWS}), call)(kind), folder / "s"
+        ),
+    ),
+    "an index of a dataset": Remedy(
+        lambda _: PackedIterableDataset([IterableStream(ROWS)], packing=PACKING)[0],
+        r"take next\(iter\(dataset\)\), or loop over it$",
+        lambda _: next(iter(PackedIterableDataset([IterableStream(ROWS)], packing=PACKING))),
+    ),
+    "an epoch that drops all it has": Remedy(
+        lambda _: packed([IterableStream([[1]])], batch_size=2, mixing=Mixing(epoch_end="drop")),
+        r"set Mixing\(epoch_end='(pad)'\), lower (batch_size)",
+        lambda _, end, name: [
+            packed([IterableStream([[1]])], batch_size=2, mixing=Mixing(epoch_end=end)),
+            packed([IterableStream([[1]])], mixing=Mixing(epoch_end="drop"), **{name: 1}),
+        ],
     ),
     "conversations with a tokenizer": Remedy(
         lambda _: packed([chats(tokenizer=tokenizer())]),

@@ -16,6 +16,7 @@ from streampack import (
     ConfigError,
     DataError,
     IterableStream,
+    Mixing,
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
@@ -334,6 +335,18 @@ def test_a_source_that_is_skipped_through_is_asked_for_its_state_once_where_that
     assert resumed.read() == items
     slice_.begin(0, 600)  # the pass has only 500: no state is of its item 600
     assert slice_.base(0, 500) == {"pass": 0, "taken": 0}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [None, 0, 2])
+def test_an_epoch_that_drops_all_it_has_is_refused(num_workers):
+    drops = dataset(
+        IterableStream(rows_of(0, [9] * 3)), batch_size=4, mixing=Mixing(epoch_end="drop")
+    )
+    loader = drops if num_workers is None else PackedDataLoader(drops, num_workers=num_workers)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"epoch \d has no batch on rank 0.*epoch_end='pad'"):
+            list(loader)
 
 
 def test_there_is_no_len():

@@ -204,6 +204,26 @@ def test_a_hugging_face_dataset_is_written_as_it_is_and_read_back(tmp_path):
     assert read_targets(tmp_path / "s", labels="labels") == rows["labels"]
 
 
+@pytest.mark.parametrize("form", [None, "numpy", "torch"])
+def test_rows_are_written_alike_whatever_type_their_arrays_have(tmp_path, form):
+    rows = {"input_ids": [[11, 12, 13], [14]], "labels": [[-100, 12, 13], [14]]}
+    rows |= {
+        "loss_mask": [[0, 1, 1], [1]],
+        "id": [1, 2],
+        "score": [0.5, 1.0],
+        "kept": [True, False],
+    }
+    write_stream(datasets.Dataset.from_dict(rows).with_format(form), tmp_path / "s")
+    assert read_all(tmp_path / "s") == rows["input_ids"]
+    assert read_targets(tmp_path / "s", labels="labels") == rows["labels"]
+    assert read_targets(tmp_path / "s", loss_mask="loss_mask") == rows["loss_mask"]
+
+
+def test_a_first_sample_that_no_column_takes_is_told_what_columns_take(tmp_path):
+    with pytest.raises(DataError, match=r"sample 0: does not fit .*; give arrays, texts, bytes"):
+        write_stream([{"tokens": [1], "what": object()}], tmp_path / "s")
+
+
 def test_input_ids_are_found_where_no_column_is_named(tmp_path):
     write_stream([{"input_ids": []}, {"input_ids": [1]}, [2, 3]], tmp_path / "s")
     assert read_all(tmp_path / "s") == [[1], [2, 3]]
