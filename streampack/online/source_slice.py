@@ -81,14 +81,14 @@ class WorkerSlice:
 def most_empty_passes(source: object, *, is_sharded: bool) -> int:
     """Return after how many passes without an item, one after the other, a slice counts as empty.
 
-    A source that divides its shards among workers anew in each pass, as Hugging Face's iterables
-    do, may give a worker only shards without samples in one pass, and others in the next.
+    Hugging Face's iterables divide their shards among workers differently in each pass. So a worker
+    may get only shards without samples in one pass, and others in the next.
 
     >>> most_empty_passes([1, 2], is_sharded=False)
     1
     """
-    is_divided_anew = (is_sharded or is_hugging_face(source)) and hasattr(source, "set_epoch")
-    return MOST_EMPTY_PASSES if is_divided_anew else 1
+    is_divided_again = (is_sharded or is_hugging_face(source)) and hasattr(source, "set_epoch")
+    return MOST_EMPTY_PASSES if is_divided_again else 1
 
 
 class Items(NamedTuple):

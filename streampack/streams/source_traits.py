@@ -48,7 +48,7 @@ def is_one_shot(source: object) -> bool:
 
 
 def check_not_table(source: object, argument: str) -> None:
-    """Refuse a table that is iterated by column with a ConfigError that says how to pass rows."""
+    """Refuse a table that is iterated by column with a ConfigError that names its rows."""
     for (library, name), rows in TABLES.items():
         if _is_from(source, library, name):
             raise ConfigError(
