@@ -21,8 +21,10 @@ Cost: compact about 5 us per batch; native another 0.6 ns per token and 30 us, 2
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,9 +32,11 @@ import torch
 from torch import Tensor
 
 from streampack.batch.buffer_pool import BufferPool, cut
-from streampack.batch.kernels import END, NUM_BOUNDS, fill_batches, fill_slices, lay_out
+from streampack.batch.kernels import END, NUM_BOUNDS, ROW, fill_batches, fill_slices, lay_out
 from streampack.gather.gather import Rows
-from streampack.types import NO_PACKS, NUM_COLUMNS, Int32Array, Int64Array, Packs
+from streampack.types import IGNORED, NO_PACKS, NUM_COLUMNS, Int32Array, Int64Array, Packs
+
+logger = logging.getLogger(__name__)
 
 Batch: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[int, int]
@@ -81,6 +85,7 @@ def make_compacts(
     ([0, 2, 3], [-100], False)
     """
     layout = _Layout.of(rows, packs, len(steps))
+    _check_targets(rows, layout)
     tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
     labels = None if rows.labels is None else cut(rows.labels, len(steps))
     if rows.context is None:
@@ -130,6 +135,28 @@ class _Layout:
             torch.from_numpy(values[begin:end])
             for begin, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
+
+
+def _check_targets(rows: Rows, layout: _Layout) -> None:
+    """Warn if a batch has samples, but no target."""
+    if rows.labels is None or rows.context is not None:
+        return
+    largest = rows.labels.reshape(len(layout.bounds), -1).max(axis=1)
+    if largest.min() == IGNORED:
+        for most, segments in zip(largest, layout.split(layout.numbered), strict=True):
+            if most == IGNORED and len(segments):  # not padding alone
+                _warn_of_no_target(int(segments[0, ROW + 1]))
+
+
+@cache
+def _warn_of_no_target(stream: int) -> None:
+    """Warn once of a stream."""
+    logger.warning(
+        "stream %d: a batch has its samples but no target, so its mean loss is NaN; samples whose "
+        "first targets come after max_seq_len tokens leave such packs: raise max_seq_len, set "
+        "overflow='drop', or divide the sum of the losses by the targets of the global batch",
+        stream,
+    )
 
 
 def _fill(
@@ -219,6 +246,7 @@ def make_batches(
     ([[6, -100, -100]], [[1, 1, 0]], [0, 2, 3])
     """
     layout = _Layout.of(rows, packs, len(steps))
+    _check_targets(rows, layout)
     filled = _fill(rows, layout, positions, blocks or BufferPool(), packs)
     fields = _fields(rows, layout, steps)
     return [tensors | own for tensors, own in zip(filled, fields, strict=True)]

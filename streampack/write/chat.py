@@ -41,6 +41,7 @@ SHAREGPT_ROLES = {
 # "environment" OLMo's, "function" Functionary's, "ipython" Llama 3's, "observation" GLM's.
 OF_TEMPLATES = ("developer", "environment", "function", "ipython", "observation")
 CONTEXT_ROLES = ("system", "user", "tool", *OF_TEMPLATES)
+MARKS = ("weight", "train", "training")  # by which others choose what is learned of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +113,19 @@ class ChatEncoder:
 
         Raises:
             ConfigError: If the template does not reveal the position of a response.
-            DataError: If this is not a conversation, the template rejects it, or it has an unknown
-                role, whose messages would not be learned.
+            DataError: If this is not a conversation, the template rejects it, it has an unknown
+                role, whose messages would not be learned, or a `system`, `weight` or `train` that
+                would be ignored, or the template prints a null of a response's tool calls.
         """
         messages, tools = _read_row(conversation)
         wants_spans = self.train_on != "all"
         if wants_spans:
             self._check_roles(messages)
+        self._check_marks(messages)
         options = {"chat_template": self.chat_template, "tools": tools, **self.template_kwargs}
         rendering = Rendering(self.tokenizer, messages, options)
         text = rendering.text
+        self._check_nulls(messages, options, text)
         encoded = self.tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=wants_spans, verbose=False
         )
@@ -142,6 +146,44 @@ class ChatEncoder:
                     f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it is to be "
                     f"learned, or pass context_roles=[{role!r}] if it is not"
                 )
+
+    def _check_marks(self, messages: Messages) -> None:
+        """Refuse messages whose own marks say something else about the loss than `train_on`."""
+        responses = [n for n, message in enumerate(messages) if message.get("role") == RESPONSE]
+        learned = responses[-1:] if self.train_on == "last_response" else responses
+        for number, message in enumerate(messages):
+            is_learned = self.train_on == "all" or number in learned
+            for key in MARKS:
+                mark = message.get(key, is_learned)
+                # A weight is for responses; users also give it to the messages around them.
+                if mark != is_learned and (key != "weight" or number in responses):
+                    raise DataError(
+                        f"message {number} has {key}={mark!r}, but train_on={self.train_on!r} "
+                        f"{'learns it' if is_learned else 'does not learn it'}; choose another "
+                        f"train_on=, or leave {key!r} out and set the sample's loss_mask yourself"
+                    )
+
+    def _check_nulls(self, messages: Messages, options: Mapping[str, Any], text: str) -> None:
+        """Refuse responses if the template prints nulls that they have inside."""
+        bare = [
+            {key: _without_nulls(value) for key, value in message.items()}
+            if message.get("role") == RESPONSE
+            else message
+            for message in messages
+        ]
+        number = next((n for n, each in enumerate(bare) if each != messages[n]), None)
+        if number is None:
+            return
+        try:
+            is_printed = Rendering(self.tokenizer, bare, options).text != text
+        except DataError:
+            is_printed = True
+        if is_printed:
+            raise DataError(
+                f"message {number} has a null inside, as tables add to structs, and the chat "
+                "template prints it, so it would be learned; store the arguments of calls as JSON "
+                "text, or remove their nulls before encoding"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +242,12 @@ def _read_row(row: Any) -> tuple[Messages, Any]:
                 f"a row with {', '.join(map(repr, row))} holds no conversation; "
                 f"name its field {' or '.join(FIELDS)}, or pass the messages alone"
             )
-        tools, row = row.get("tools") or None, row[name]
+        system, tools, row = row.get("system"), row.get("tools") or None, row[name]
+        if system:
+            raise DataError(
+                f"the row's system={repr(system)[:60]} would not be in the sample; make it the "
+                f"first of {name}: {{'role': 'system', 'content': ...}}, and leave out 'system'"
+            )
     is_list = isinstance(row, Sequence) and not isinstance(row, str)
     if not is_list or not len(row) or not all(isinstance(message, Mapping) for message in row):
         raise DataError(
@@ -228,4 +275,11 @@ def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
             f"{'|'.join(SHAREGPT_ROLES)}{suggest(sender, SHAREGPT_ROLES)}; "
             "write it with role and content"
         )
-    return {"role": SHAREGPT_ROLES[sender], "content": message["value"]}
+    marks = {key: message[key] for key in MARKS if message.get(key) is not None}
+    return {"role": SHAREGPT_ROLES[sender], "content": message["value"], **marks}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -15,14 +15,18 @@ Cost: two renderings with markers, else two for each response, of about 50 us ea
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, DataError
 
 Messages: TypeAlias = list[dict[str, Any]]
 Spans: TypeAlias = list[tuple[int, int]]
+
+logger = logging.getLogger(__name__)
 
 RESPONSE = "assistant"
 MARKER = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
@@ -69,8 +73,19 @@ class Rendering:
         )
         first = responses[-1 if last_only else 0]
         if MARKER.search(template):
-            return self._marked(MARKER.sub(_with_sign, template), first if last_only else 0)
-        return [self._added_by(response) for response in responses if response >= first]
+            spans = self._marked(MARKER.sub(_with_sign, template), first if last_only else 0)
+        else:
+            spans = [self._added_by(each, responses[-1]) for each in responses if each >= first]
+        self._check_end(self._messages[responses[-1]], spans[-1], template)
+        return spans
+
+    def _check_end(self, response: dict[str, Any], span: tuple[int, int], template: str) -> None:
+        """Warn if the last response's span ends with its content."""
+        content = response.get("content")
+        if isinstance(content, str) and content.strip() and not response.get("tool_calls"):
+            _, found, end = self.text[slice(*span)].rpartition(content.strip())
+            if found and not end.strip(" "):
+                _warn_of_no_end(template)
 
     def _marked(self, template: str, first: int) -> Spans:
         # Not `return_assistant_tokens_mask`, which in transformers 4.57 has two defects. If the
@@ -93,22 +108,33 @@ class Rendering:
             )
         return spans
 
-    def _added_by(self, response: int) -> tuple[int, int]:
+    def _added_by(self, response: int, last: int) -> tuple[int, int]:
         """Return the span that a message adds after the previous text and its response header."""
         num_messages = len(self._messages)
         before = self._render(response, add_generation_prompt=True)
         is_last = response + 1 == num_messages
         until = self.text if is_last else self._render(response + 1)
         if not (until.startswith(before) and self.text.startswith(until)):
+            ways_out = "pass chat_template= with {% generation %} markers"
+            if response < last and self._reveals(last):
+                ways_out += ", or train_on='last_response'"
             raise ConfigError(
                 f"message {response} of {num_messages}: the chat template prints it, or the "
-                "messages before it, differently at the end of a conversation (as templates do "
-                "that strip earlier reasoning), so the response's position is unknown; pass "
-                "chat_template= with {% generation %} markers, or train_on='last_response'"
+                "messages before it, differently at the end of a conversation or with a "
+                "generation prompt (as templates do that strip reasoning or begin it), so the "
+                f"response's position is unknown; {ways_out}"
             )
         added = self.text[len(before) : len(until)]
         self._check_header(response, before, added)
         return len(before), len(before) + self._num_to_learn(added)
+
+    def _reveals(self, last: int) -> bool:
+        """Return whether the last response can be located."""
+        try:
+            self._added_by(last, last)
+        except ConfigError:
+            return False
+        return True
 
     def _check_header(self, response: int, before: str, added: str) -> None:
         """Refuse templates that print a header but have no generation prompt with it."""
@@ -128,6 +154,18 @@ class Rendering:
         ends = tuple(token.content for token in tokens if token.special and token.content)
         kept = added.rstrip()
         return len(kept if kept.endswith(ends) else added)
+
+
+@cache
+def _warn_of_no_end(template: str) -> None:
+    """Warn once of a template."""
+    logger.warning(
+        "the chat template %r... prints nothing after a response that is learned, so the model "
+        "will not learn to stop; pass chat_template= with an end-of-turn token after each "
+        "response (inside of its {%% generation %%} markers, if it has them), or add one after "
+        "each conversation with Packing(eos_id=...)",
+        template[:60],
+    )
 
 
 def _with_sign(marker: re.Match[str]) -> str:

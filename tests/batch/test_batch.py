@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.batch.batch import make_batches
+from streampack.batch import batch as batch_module
+from streampack.batch.batch import make_batches, make_compacts
 from streampack.gather.gather import Rows
 from streampack.types import Packs
 from tests.helpers.rows import planned_rows
@@ -128,3 +129,34 @@ def test_tensors_of_a_batch_do_not_overlap() -> None:
         changed = [k for k in before if not torch.equal(batch[k], before[k])]
         assert changed == [key]
         batch[key].copy_(before[key])
+
+
+def rows_with_labels(*labels: list[int]) -> tuple[Rows, Packs]:
+    """Two packs of a segment each, and a row of padding, with these labels."""
+    segments = [[4, 0, 0, 0, 2, 2], [7, 0, 1, 0, 2, 9]]
+    tokens, next_tokens = np.array([[5, 6], [7, 8], [0, 0]], np.int32), np.array([-100, 9])
+    rows = Rows(tokens=tokens, next_tokens=next_tokens, labels=np.array(labels, np.int32))
+    return rows, Packs(segments=np.array(segments), ends=np.array([1, 2]))
+
+
+@pytest.mark.parametrize("make", [make_batches, make_compacts])
+def test_a_batch_of_samples_without_a_target_is_named_once_for_each_stream(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch_module._warn_of_no_target.cache_clear()
+    none = [-100, -100]
+    for labels in ([[6, -100], [8, 9], none], [none, none, none]) * 2:
+        make(*rows_with_labels(*labels), steps=[(0, 1), (0, 2), (0, 3)], positions="restart")
+        make(*rows_with_labels(*labels), steps=[(0, 3)], positions="restart")
+    said = [record.getMessage() for record in caplog.records]
+    assert ["stream 4: a batch has its" in text for text in said] == [True, False]
+    assert "stream 7: a batch has its samples but no target, so its mean loss is NaN" in said[1]
+
+
+def test_batches_with_a_target_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    batch_module._warn_of_no_target.cache_clear()
+    none = [-100, -100]
+    make_batches(*rows_with_labels(none, [8, -100], none), steps=[(0, 3)], positions="restart")
+    steps = [(0, 1), (0, 2), (0, 3)]  # the third is padding alone
+    make_batches(*rows_with_labels([6, -100], [0, 9], none), steps=steps, positions="restart")
+    assert caplog.records == []

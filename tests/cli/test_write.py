@@ -105,14 +105,15 @@ def test_train_on_is_for_conversations(tmp_path, tokenizer):
 
 def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer):
     chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
-    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + [{"messages": []}])
+    bad = [{"messages": []}, {"messages": chat, "system": "g"}]
+    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + bad)
     out = tmp_path / "s"
     output = call_verb(
         *("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages"),
         *("--on-bad-row", "skip"),
     )
     assert "20 samples, 160 tokens" in output
-    assert "1 bad row left out" in output
+    assert "2 bad rows left out" in output
     stream = Stream(local=str(out), loss_mask="loss_mask")
     dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=8), batch_size=1)
     labels = next(iter(PackedDataLoader(dataset, num_workers=0)))["labels"][0].tolist()

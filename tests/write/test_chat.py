@@ -26,7 +26,7 @@ from streampack import (
     Stream,
 )
 from streampack.errors import ConfigError, DataError
-from streampack.write import ChatEncoder, ChatSamples, write_stream
+from streampack.write import ChatEncoder, ChatSamples, chat_spans, write_stream
 from streampack.write.chat import target_tokens
 from tests.helpers.examples import examples
 
@@ -384,6 +384,112 @@ def test_a_template_that_strips_earlier_reasoning_is_refused_but_for_the_last_re
     assert "no" not in tokenizer.decode(last["tokens"])
     single = ChatEncoder(tokenizer)(chat[:2])
     assert learned(single, tokenizer) == "<think>no</think>fine<|im_end|>"
+
+
+@pytest.mark.parametrize("train_on", ["responses", "last_response"])
+def test_the_last_response_alone_is_advised_only_where_it_can_be_found(train_on: Any) -> None:
+    # The generation prompt begins the reasoning that the template then leaves out, at the end too.
+    tokenizer = tokenizer_of(CHATML.replace("assistant\n{%", "assistant\n<think>{%"))
+    with pytest.raises(ConfigError, match=r"pass chat_template= with {% generation %} markers$"):
+        ChatEncoder(tokenizer, train_on)(say("hello", "fine", "how", "well"))
+
+
+@pytest.mark.parametrize(
+    ("template", "chat"),
+    [
+        (CHATML.replace("<|im_end|>' + '\n'", " '"), say("hello", "fine", "how", "well")),
+        (BARE, say("hello", "fine")),
+    ],
+    ids=["the next role ends a turn", "markers around the content"],
+)
+def test_a_template_that_teaches_no_end_of_turn_is_named_once(
+    template: str, chat: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat_spans._warn_of_no_end.cache_clear()
+    encode = ChatEncoder(tokenizer_of(template))
+    assert "<|im_end|>" not in learned(encode(chat), encode.tokenizer)
+    encode(chat)
+    [record] = caplog.records
+    assert "the model will not learn to stop; pass chat_template= with" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_that_ends_its_turns_is_not_warned_of(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat_spans._warn_of_no_end.cache_clear()
+    for content in ("fine", "", "fine ", "a\n"):
+        ChatEncoder(tokenizer_of(TEMPLATES[name]))(say("hello", content, "you"))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("key", ["weight", "train", "training"])
+@pytest.mark.parametrize("mark", [0, False, 0.5])
+def test_a_response_that_is_not_to_be_learned_is_refused_not_learned(key: str, mark: Any) -> None:
+    chat = say("hello", "fine", "how", "well")
+    chat[1][key] = mark
+    encode = ChatEncoder(tokenizer_of())
+    with pytest.raises(DataError, match=rf"message 1 has {key}={mark}, but .*'responses' learns "):
+        encode(chat)
+    if not mark:
+        last = ChatEncoder(tokenizer_of(), "last_response")
+        assert learned(last(chat), last.tokenizer) == "well<|im_end|>"
+        with pytest.raises(DataError, match="train_on='all' learns it"):
+            ChatEncoder(tokenizer_of(), "all")(chat)
+    sharegpt = [
+        {"from": m["role"].replace("assistant", "gpt"), "value": m["content"], key: m.get(key)}
+        for m in chat
+    ]
+    with pytest.raises(DataError, match=f"message 1 has {key}={mark}"):
+        encode(sharegpt)
+
+
+def test_marks_that_say_what_is_done_anyway_are_no_obstacle() -> None:
+    encode = ChatEncoder(tokenizer_of())
+    chat = say("hello", "fine")
+    expected = encode(chat)["loss_mask"].tolist()
+    for marks in ({"weight": 1}, {"weight": None}, {"train": None}):
+        assert encode([m | marks for m in chat])["loss_mask"].tolist() == expected
+    marked = [chat[0] | {"train": False}, chat[1] | {"train": True}]
+    assert encode(marked)["loss_mask"].tolist() == expected
+    with pytest.raises(DataError, match=r"message 0 has train=True, but .* does not learn it"):
+        encode([chat[0] | {"train": True}, chat[1]])
+
+
+def test_a_system_text_beside_the_messages_is_refused_not_left_out() -> None:
+    encode = ChatEncoder(tokenizer_of())
+    row = {"messages": say("hello", "fine"), "system": "Be brief."}
+    with pytest.raises(DataError, match=r"system='Be brief.' would not .* first of messages"):
+        encode(row)
+    first = {"role": "system", "content": row["system"]}
+    sample = encode({"messages": [first, *row["messages"]]})
+    assert "Be brief." in encode.tokenizer.decode(sample["tokens"])
+    assert (
+        encode({**row, "system": ""})["tokens"].tolist()
+        == encode(row["messages"])["tokens"].tolist()
+    )
+
+
+def call_of(arguments: Any, **more: Any) -> dict[str, Any]:
+    """A conversation whose response is a tool call."""
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}, **more}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {"messages": [{"role": "user", "content": "?"}, asked]}
+
+
+def test_nulls_that_a_table_adds_to_calls_are_refused_not_learned() -> None:
+    encode = ChatEncoder(tokenizer_of(TOOLS))
+    calls = [call_of({"city": "Rome"}, id="1"), call_of({"x": 1})]
+    table = datasets.Dataset.from_list(calls)
+    for row in table:
+        with pytest.raises(DataError, match=r"message 1 has a null inside, .* as JSON text"):
+            encode(row)
+    as_text = [call_of(json.dumps({"city": "Rome"}), id="1"), call_of(json.dumps({"x": None}))]
+    for row, call in zip(datasets.Dataset.from_list(as_text), as_text, strict=True):
+        expected = encode(call)["tokens"].tolist()  # the id is null in one, and is not printed
+        assert encode(row)["tokens"].tolist() == expected
+    for call in calls:
+        assert "null" not in learned(encode(call), encode.tokenizer)
 
 
 class Slow(PreTrainedTokenizer):

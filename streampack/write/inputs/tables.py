@@ -25,7 +25,7 @@ from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
 from streampack.write.inputs.lines import BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import TOOLS, BadValueError, Wanted, as_text, as_tokens
+from streampack.write.inputs.values import BadValueError, Wanted, as_text, as_tokens
 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
@@ -155,7 +155,7 @@ def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
         wanted.kept_in(dict.fromkeys(names))
     except BadValueError:
         return None
-    columns += [TOOLS] if wanted.has_tools and TOOLS in names else []
+    columns += [each for each in wanted.beside if each in names]
     return list(dict.fromkeys(columns))
 
 
@@ -175,8 +175,7 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     if are_usable and _needs_no_conversion(values, wanted):
         return RowBatch(values, kept, list(range(first, first + num_rows)))
     columns = {name: values, **kept}
-    if wanted.has_tools and TOOLS in names:
-        columns[TOOLS] = _values_of(batch.column(TOOLS))
+    columns |= {each: _values_of(batch.column(each)) for each in wanted.beside if each in names}
     rows = BatchCollector(uri, wanted)
     for row in range(num_rows):
         try:

@@ -19,6 +19,7 @@ from streampack.write.inputs.slices import RowSelection
 
 TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
 TOOLS = "tools"  # beside a conversation, as in transformers
+BESIDE = (TOOLS, "system")  # columns that a ChatEncoder reads, or refuses
 
 
 class BadValueError(Exception):
@@ -102,7 +103,7 @@ class Wanted:
         if len(found) != 1:
             raise ConfigError(f"{selection} names {len(found)} of text, tokens and chat; name one")
         self.name, self.option, self.convert = found[0]
-        self.has_tools = selection.chat is not None
+        self.beside = BESIDE if selection.chat is not None else ()
         self.keep = selection.keep
 
     def column_in(self, names: Iterable[str]) -> str:
@@ -115,16 +116,16 @@ class Wanted:
         raise BadValueError(no_column(self.name, known, self.option))
 
     def value_in(self, row: Mapping[str, Any]) -> Any:
-        """Return the value of a row; a conversation together with its tools, if it has any."""
+        """Return the value of a row; a conversation together with what is beside it."""
         name = self.column_in(row)
         try:
             value = self.convert(row[name])
         except BadValueError as error:
             raise BadValueError(f"column {name!r} {error}") from error
-        tools = row.get(TOOLS) if self.has_tools else None
-        if isinstance(tools, str) and tools:
-            tools = _from_json(tools)
-        return {"messages": value, TOOLS: tools} if tools else value
+        beside = {each: row[each] for each in self.beside if row.get(each)}
+        if isinstance(beside.get(TOOLS), str):
+            beside[TOOLS] = _from_json(beside[TOOLS])
+        return {"messages": value, **beside} if beside else value
 
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
         """Return the kept values of a row."""

@@ -374,6 +374,20 @@ def test_conversations_of_tables(tmp_path):
     assert bad.row == 1
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_system_text_beside_a_conversation_reaches_the_encoder(tmp_path, kind):
+    lines = [{"messages": HI, "system": None}, {"messages": HI, "system": "Be brief."}]
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        write_table(path, pa.Table.from_pylist(lines), 9)
+    else:
+        path.write_text("\n".join(map(json.dumps, lines)))
+
+    rows, bad = rows_of(split(path), CHAT)
+
+    assert (rows, bad) == ([(0, HI), (1, {"messages": HI, "system": "Be brief."})], [])
+
+
 def test_kept_columns_of_tables_are_plain_values(tmp_path):
     day = datetime.date(2024, 1, 2)
     table = pa.table({"text": ["a"], "day": [day], "price": [Decimal("1.50")], "mask": [[1, 0]]})
