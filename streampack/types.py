@@ -25,6 +25,7 @@ IntArray: TypeAlias = npt.NDArray[np.integer[Any]]
 UInt32Array: TypeAlias = npt.NDArray[np.uint32]
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
 State: TypeAlias = dict[str, Any]
 
 STREAM, PASS, SAMPLE, START, LENGTH, TOTAL = range(6)

@@ -25,6 +25,7 @@ from streampack.cli.config import read_config
 from streampack.cli.verbs import Run
 from streampack.loader.loader import PackedDataLoader
 from streampack.report import stats_view
+from streampack.runtime.resumable import engine_of
 
 REDRAW_S = 0.25
 
@@ -33,7 +34,9 @@ def run(options: Run) -> None:
     """Iterate over the batches of a config, and print their statistics."""
     described = read_config(options.config)
     num_workers = described.num_workers if options.workers is None else options.workers
-    loader = PackedDataLoader(build_dataset(described, options.config), num_workers=num_workers)
+    dataset = build_dataset(described, options.config)
+    loader = PackedDataLoader(dataset, num_workers=num_workers)
+    unit = engine_of(dataset).recipe.target_unit
     batches: Iterable[Any] = loader
     if options.steps is not None:
         batches = islice(chain.from_iterable(repeat(loader)), options.steps)
@@ -54,7 +57,6 @@ def run(options: Run) -> None:
 
         def _redraw() -> None:
             seconds = time.perf_counter() - begin
-            unit = described.mixing.weight_unit
             view = stats_view(loader.stats(), weight_unit=unit, seconds=seconds)
             live.update(view, refresh=True)
 

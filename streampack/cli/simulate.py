@@ -19,6 +19,7 @@ from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Simulate
 from streampack.report.chapters import chapters_view
+from streampack.runtime.resumable import engine_of
 from streampack.world import World
 
 
@@ -34,11 +35,13 @@ def run(options: Simulate) -> None:
     if options.as_json:
         sys.stdout.write(json.dumps({"config": str(options.config), **stats}) + "\n")
         return
+    unit = engine_of(dataset).recipe.target_unit
     if described.chapters is not None:
-        view = chapters_view if options.steps is None else report.stats_table
-        Console().print(view(stats))
+        is_whole = options.steps is None
+        view = chapters_view(stats) if is_whole else report.stats_table(stats, weight_unit=unit)
+        Console().print(view)
         return
-    Console().print(report.simulation_view(stats, weight_unit=described.mixing.weight_unit))
+    Console().print(report.simulation_view(stats, weight_unit=unit))
     size, num_packs = described.mixing.global_batch_size, dataset.batch_size * world.num_devices
     if size is not None and size % num_packs:
         fitting = -(-size // num_packs) * num_packs

@@ -182,6 +182,13 @@ class Recipe:
         return len(self.streams) > 1 and not self.mixes_last and self.mixing.epoch_end != "pad"
 
     @property
+    def target_unit(self) -> str:
+        """What the shares of streams count: "samples" or "tokens"."""
+        # Chapters share out packs where each has one stream, and packs are full of tokens.
+        counts_packs = self.chapter is not None and not self.is_mixed
+        return "tokens" if counts_packs else self.mixing.weight_unit
+
+    @property
     def order_seed(self) -> int:
         """The seed of the sample order; negative for stored order."""
         return self.order.seed if self.order.shuffle else -1

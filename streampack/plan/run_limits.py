@@ -105,7 +105,7 @@ def token_share(recipe: Recipe, number: int, num_slots: int) -> Fraction:
     if plan is None:
         return Fraction(0)
     share = plan.mean_share(number, num_slots)
-    if not recipe.is_mixed or recipe.mixing.weight_unit == "tokens":
+    if recipe.target_unit == "tokens":
         return share
     means = [Fraction(stream.num_tokens, max(stream.num_samples, 1)) for stream in recipe.streams]
     whole = sum(plan.mean_share(n, num_slots) * mean for n, mean in enumerate(means))

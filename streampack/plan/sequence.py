@@ -35,7 +35,7 @@ from streampack.plan.shard_window import ShardDelta, ShardTracker
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, SlotWalker
 from streampack.plan.state import Progress
-from streampack.types import NO_PACKS, Int64Array, State
+from streampack.types import NO_PACKS, Float64Array, Int64Array, State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it
 TOGETHER = 512  # maximum number of packs gathered together, in whole batches
@@ -84,6 +84,9 @@ class EpochSequence:
         self._released = 0  # slots that are delivered
         self._asked = 0  # slots that were requested: whole global batches
         self._total: int | None = None  # packs of the epoch, once known
+        chapter = recipe.chapter
+        # Shares at the first slot of a chapter and after its last, shape (2, num_streams).
+        self._shares = np.array([chapter.begin, chapter.end] if chapter else [], np.float64)
         self._window = view.window
         self._substituted = 0  # substitutions before _first_slot
         self._last_queue = 0  # of the last slot that was walked
@@ -164,6 +167,19 @@ class EpochSequence:
             positions=list(ends) if self._total is None else [self._count(end) for end in ends],
             slots_per_pack=slots_per_pack,
         )
+
+    def shares_of(self, plan: DevicePlan) -> Float64Array | None:
+        """Return the mean share that each stream has by its chapter in the plan last returned.
+
+        Shape (num_streams,). None: the run has epochs.
+        """
+        chapter = self._recipe.chapter
+        if chapter is None or not chapter.ramps:
+            return None if chapter is None else self._shares[0]
+        middle = (plan.positions[0] - self._window + plan.position) // 2
+        begin, end = self._shares
+        shares: Float64Array = begin + (end - begin) * float(chapter.fraction_at(middle))
+        return shares
 
     def _count(self, end: int) -> int:
         """Return the position after the step that ends at slot `end`, if the total is known.

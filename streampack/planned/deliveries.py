@@ -19,7 +19,7 @@ from streampack.plan import DevicePlan, EpochSequence, Progress, Recipe
 from streampack.planned.cache_budget import ReadAhead
 from streampack.planned.refusals import check_not_empty
 from streampack.runtime.stats import DeliveryStats
-from streampack.types import Int64Array, State
+from streampack.types import Float64Array, Int64Array, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +59,8 @@ class PlannedBatches:
     """Progress after each batch."""
     totals: Totals
     """Those of this iteration so far."""
+    shares: Float64Array | None
+    """Shares that the chapter asks for, shape (num_streams,); None: the run has epochs."""
     finished: Int64Array | None
     """Rows (stream, shard) that are finished with the last batch."""
     num_delivered: int = 0
@@ -82,7 +84,7 @@ class PlannedBatches:
         if self.num_counted < self.num_delivered:
             first, last = self.num_counted * num_rows, self.num_delivered * num_rows
             delivered = packs.slice(first, min(last, len(packs)))
-            tally.add(delivered, self.plan.slots_per_pack)
+            tally.add(delivered, self.plan.slots_per_pack, self.shares)
             self.num_counted = self.num_delivered
 
 
@@ -128,7 +130,11 @@ class IterationPlans:
             straggler=sequence.straggler,
         )
         self._planned_last = PlannedBatches(
-            plan=plan, snapshots=snapshots, totals=totals, finished=self.ahead.look()
+            plan=plan,
+            snapshots=snapshots,
+            totals=totals,
+            shares=sequence.shares_of(plan),
+            finished=self.ahead.look(),
         )
         self.waiting.append(self._planned_last)
         return plan

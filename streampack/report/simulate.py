@@ -92,7 +92,7 @@ def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
         if plan is None:
             break
         tally.use(engine.run.recipes[plan.epoch])
-        tally.add(plan.packs)
+        tally.add(plan.packs, shares=sequence.shares_of(plan))
         num_steps += plan.num_batches
     sequence.close()
     losses = {"substituted": sequence.substituted, "skipped": sequence.num_skipped}

@@ -7,8 +7,9 @@
     docstrings     1,702   86.4 %     85,010   40.1 %   40.0 %
     fill 99.98 %  ·  104 packs  ·  212,971 tokens  ·  1,201,333 tokens/s
 
-`target` is the share that the weights ask for, in `weight_unit`. It and the column to compare it
-with are bold.
+`target` is the share that the weights ask for, in `weight_unit`; in a run of chapters, the mean of
+the chapters delivered, and in tokens unless packs mix streams. It and the column to compare it with
+are bold.
 
 Cost: negligible; it formats one dict of `loader.stats()`.
 """

@@ -12,7 +12,17 @@ import numpy as np
 
 from streampack._numba import compiled
 from streampack.plan import Recipe
-from streampack.types import LENGTH, NO_SEGMENTS, SAMPLE, START, STREAM, TOTAL, Int64Array, Packs
+from streampack.types import (
+    LENGTH,
+    NO_SEGMENTS,
+    SAMPLE,
+    START,
+    STREAM,
+    TOTAL,
+    Float64Array,
+    Int64Array,
+    Packs,
+)
 
 COUNTED = ("samples", "tokens", "split", "truncated", "dropped")
 """What is counted of each stream. A sample counts with its first segment."""
@@ -32,7 +42,7 @@ def count_segments(segments: Int64Array, counts: Int64Array) -> None:
                 counts[stream, SPLIT] += 1
 
 
-def shares(counts: list[int]) -> list[float]:
+def shares(counts: Sequence[float]) -> list[float]:
     """Return each count's share of the total.
 
     >>> shares([3, 1])
@@ -45,7 +55,7 @@ def shares(counts: list[int]) -> list[float]:
 def delivery_report(
     names: Sequence[str],
     counts: Mapping[str, list[int]],
-    targets: list[int],
+    targets: Sequence[float],
     *,
     packs: int,
     slots: int,
@@ -84,9 +94,21 @@ class DeliveryStats:
         """Slots that the delivered packs took."""
         self._slot_tokens = 0  # tokens that they could hold
         self._uncounted: list[Packs] = []
+        # What each stream was due of the delivered samples or tokens, in a run of chapters.
+        self._due = np.zeros(len(recipe.streams))
 
-    def add(self, packs: Packs, slots_per_pack: int = 1) -> None:
-        """Count delivered packs. Empty ones are padding."""
+    def add(
+        self, packs: Packs, slots_per_pack: int = 1, shares: Float64Array | None = None
+    ) -> None:
+        """Count delivered packs. Empty ones are padding.
+
+        In a run of chapters, `shares` are those of the streams there, shape (num_streams,).
+        """
+        if shares is not None:
+            is_by_tokens = self._recipe.target_unit == "tokens"
+            rows = packs.segments
+            amount = rows[:, LENGTH].sum() if is_by_tokens else (rows[:, START] == 0).sum()
+            self._due += amount * shares
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self._count()
         self._uncounted.append(packs)
@@ -123,9 +145,11 @@ class DeliveryStats:
                 longer = stream.lengths_of(shard)[places] > longest
                 self._counts[number, TRUNCATED] += int(longer.sum())
 
-    def _targets(self) -> list[int]:
-        streams = self._recipe.streams
-        if self._recipe.mixing.weight_unit == "tokens":
+    def _targets(self) -> Sequence[float]:
+        streams, chapter = self._recipe.streams, self._recipe.chapter
+        if chapter is not None:
+            return [float(due) for due in (self._due if self._due.any() else chapter.begin)]
+        if self._recipe.target_unit == "tokens":
             return [stream.chosen_tokens for stream in streams]
         return [
             stream.quota.amount

@@ -567,3 +567,52 @@ def test_an_amendment_without_the_stream_that_ends_a_run_lets_it_go_on(folders, 
     resumed = PackedDataLoader(limited(folders, 5, method, on_exhausted="end"))
     resumed.load_state_dict(state)
     assert keys(resumed) == got[82:]
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("method", METHODS)
+def test_targets_are_the_mean_shares_of_the_chapters_delivered(tmp_path, method, unit):
+    for name, size, num in (("a", 768, 300), ("b", 64, 1400)):
+        write_stream_files(tmp_path / name, [size] * num)
+    chapters = [
+        Chapter(weights={"a": 0.7, "b": 0.3}, steps=20),
+        Chapter(weights={"a": Ramp(0.2, 0.6), "b": Ramp(0.8, 0.4)}, steps=30),
+    ]
+
+    def make(skip=()):
+        return PackedStreamingDataset(
+            [Stream(name=name, local=str(tmp_path / name)) for name in "ab"],
+            packing=Packing(max_seq_len=256),
+            chapters=chapters,
+            skip=skip,
+            mixing=Mixing(global_batch_size=16, batching_method=method, weight_unit=unit),
+            batch_size=2,
+            world=World(),
+        )
+
+    def target(loader):
+        return loader.stats()["streams"]["a"]["target"]
+
+    compared = unit if method == "random" else "tokens"
+    loader = PackedDataLoader(make())
+    assert target(loader) == pytest.approx(0.7)
+    seen, amounts = [], np.zeros(2)
+    for batch in loader:
+        rows = batch["segments"].numpy()
+        amount = rows[:, 5].sum() if compared == "tokens" else (rows[:, 4] == 0).sum()
+        middle = (batch["position"] - 1) / (30 * 16)
+        asked = 0.2 + 0.4 * middle if batch["epoch"] else 0.7
+        amounts += amount * np.array([asked, 1])
+        seen.append(target(loader))
+    assert target(loader) == pytest.approx(amounts[0] / amounts[1], abs=0.005)
+    assert seen[8 * 20 - 1] == pytest.approx(0.7)
+    if method in ("stratified", "device_per_stream"):
+        assert target(loader) == pytest.approx(0.52, abs=0.01)
+        delivered = loader.stats()["streams"]["a"][f"share_{compared}"]
+        assert delivered == pytest.approx(target(loader), abs=0.01)
+    simulated = report.simulate(make(), steps=10_000)["streams"]["a"]
+    assert simulated["target"] == pytest.approx(target(loader), abs=0.005)
+    # What is skipped is no part of it.
+    loader = PackedDataLoader(make(skip=[(20, 49)]))
+    list(loader)
+    assert target(loader) == pytest.approx(0.7)
