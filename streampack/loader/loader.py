@@ -215,7 +215,6 @@ class PackedDataLoader:
                 "chapters=[Chapter(weights={...})] to the PackedStreamingDataset"
             )
         getattr(loading.engine, method)(value)
-        loading.discard_prefetched()
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.

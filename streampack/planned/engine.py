@@ -91,6 +91,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self._build()
         self._saved_size = self.recipe.global_batch_size  # of the state loaded last
         self._worker_start: Progress | None = None
+        self.num_changes = 0
+        """How often the run was changed; an iteration that began before does not go on."""
         max_prefetch(buffers, self.footprint(), 1)
         self.check_cache()
 

@@ -69,7 +69,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._plans: IterationPlans | None = None  # of the current iteration
         self._last: PlannedBatches | None = None  # those of the batch last delivered
         self._read_ahead: ReadAhead | None = None
-        self._is_cut = False  # whether the plan changed since the batch last delivered
         self._begin_stats(0)
 
     def _begin_stats(self, num_fetched: int) -> None:
@@ -91,7 +90,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         """
         engine, options = self.engine, self._asked_options
         num_workers = options.num_workers
-        self._shape = engine.recipe.packing, engine.batch_size
         self._read = engine.reader(pinned=self._pins)
         most = self._most_together()
         self._at_hand = AT_HAND if most == 1 else GROUPS_AT_HAND
@@ -110,6 +108,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._end_workers()
         if num_workers:
             self._make_workers()
+        # Last, so that an interrupted fit is repeated.
+        self._shape = engine.recipe.packing, engine.batch_size
 
     def _make_workers(self) -> None:
         self._handing = self._choose_handing()
@@ -172,14 +172,14 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         # Not in iter(), which trainers may call only as a check.
         if self.num_workers and not (self._workers and self._workers.is_of_this_process):
             self._make_workers()  # those from before a fork, and their ring, belong to the parent
-        yield from self._iterate()
-        while self._is_cut or self.engine.continues():  # another chapter follows
-            yield from self._iterate()
+        while (yield from self._iterate()) or self.engine.continues():
+            pass  # another chapter follows, or the run was changed
 
-    def _iterate(self) -> Generator[Batch, None, None]:
+    def _iterate(self) -> Generator[Batch, None, bool]:
+        """Deliver an iteration; return whether a change of the run cut it short."""
         engine = self.engine
         num_fetched = len(engine.fetched_for_lengths)
-        self._is_cut = False
+        number = engine.num_changes
         with engine.iteration() as sequence, closing(sequence):
             if self._shape != (engine.recipe.packing, engine.batch_size):
                 self._fit()
@@ -196,16 +196,18 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     engine.note(sequence, delivered.progress)
                     yield batch
                     del batch
-                    if self._is_cut:
-                        break
+                    if engine.num_changes != number:
+                        break  # what was read ahead is of the plan before the change
                     if delivered.is_delivered:
                         delivered.count(tally)
                         ahead.finish(delivered.finished)
                     ahead.check()
                 if plans is self._plans:
                     self._settle()
-                if not self._is_cut:
+                is_cut = engine.num_changes != number
+                if not is_cut:
                     engine.note_end(sequence)
+        return is_cut
 
     def _batches(self, plans: IterationPlans) -> Iterator[Batch]:
         if self._workers is not None:
@@ -256,10 +258,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self.engine.load_state_dict(state)
         self._settle()
         self._is_new = True
-
-    def discard_prefetched(self) -> None:
-        """Plan again from the batch last delivered: the run was changed there."""
-        self._is_cut = self._plans is not None
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.

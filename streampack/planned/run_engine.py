@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from torch.utils.data import get_worker_info
 
@@ -284,7 +284,15 @@ class RunEngine(PlanEngine):
         self.go_to(0)
         self.counter.run = [1, progress.epoch, progress.position, *([0] * 5)]
 
-    # Changes at run time; all ranks must ask for the same.
+    # Changes at run time; all ranks must ask for the same. A signal handler may raise at any time,
+    # so each is made in a copy, and adopted by one assignment.
+
+    def _copy_at(self, reached: Progress) -> Self:
+        """Return a copy to change, of which the next iteration begins where this one is."""
+        changed = object.__new__(type(self))
+        start = {"_start": reached, "at": reached, "num_changes": self.num_changes + 1}
+        changed.__dict__ = self.__dict__ | start
+        return changed
 
     def _compare(self, **asked: Any) -> Progress:
         """Return where the next step begins, once all ranks asked for the same there."""
@@ -317,9 +325,10 @@ class RunEngine(PlanEngine):
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
         walk = None if is_replaced else self._walk_state_at(reached)
-        self._start = self.at = reached
-        self._use_run(run, amended, walk)
-        self._use_chapter(number)
+        changed = self._copy_at(reached)
+        changed._use_run(run, amended, walk)
+        changed._use_chapter(number)
+        self.__dict__ = changed.__dict__
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches, from the next edge on."""
@@ -330,8 +339,8 @@ class RunEngine(PlanEngine):
         window = self._views[progress.epoch].window
         if (problem := skip_problem(self.run, progress, window, skips)) is not None:
             raise ConfigError(problem)
-        self.skips = skips
         reached = self._reached
-        walk = self._walk_state_at(reached)
-        self._start = self.at = reached
-        self._use_run(self.run, self._chapters, walk)
+        changed = self._copy_at(reached)
+        changed.skips = skips
+        changed._use_run(self.run, self._chapters, self._walk_state_at(reached))
+        self.__dict__ = changed.__dict__

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streampack import Chapter
 from streampack.batch.buffer_pool import BufferPool
 from streampack.config import Packing
 from streampack.loader.loader import PackedDataLoader
@@ -41,6 +42,7 @@ from streampack.storage.filesystem import map_file
 from streampack.streams import IterableStream, Stream
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show
+from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 HANG_S = 90
 NUM_QUICK, NUM_SLOW = 2, 40
@@ -332,3 +334,87 @@ def test_a_loader_goes_on_after_an_interrupt_at_any_of_many_moments(written, tmp
     before = resources()
     assert try_moments(case, 4, NUM_SLOW, NUM_LAST) > 0
     check_no_more(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_chapter_streams(tmp_path_factory.mktemp("chapters"))
+
+
+CHANGES: dict[str, Callable[[PackedDataLoader], None]] = {
+    "amend": lambda loader: loader.amend(weights={"math": 1, "web": 1}),
+    "amend at once": lambda loader: loader.amend(weights={"math": 1}),
+    "skip": lambda loader: loader.skip(2),
+}
+NUM_BEFORE = {"amend": 5, "amend at once": 8, "skip": 6}  # of 8 batches in a step
+
+
+class Change:
+    """A change of a run of chapters, and what the run delivers with it and without it."""
+
+    def __init__(self, folders: dict[str, str], name: str, way: str) -> None:
+        self._folders, self._change, self._options = folders, CHANGES[name], WAYS[way]
+        self._num_before = NUM_BEFORE[name]
+        batches, loader = self._begun()
+        self.old = [show(batch) for batch in batches]
+        batches, loader = self._begun()
+        with hanging(), Moments() as moments:
+            self._change(loader)
+        self.count = moments.count
+        self.new = [show(batch) for batch in batches]
+        assert self.new != self.old
+
+    def _loader(self, **options: Any) -> PackedDataLoader:
+        # Eight batches a step, three steps, then another chapter of another shape.
+        chapters = [
+            Chapter(weights={"web": 3, "code": 1}, steps=4),
+            Chapter(weights={"math": 1, "web": 1}, steps=2, batch_size=4),
+        ]
+        return PackedDataLoader(chapter_dataset(self._folders, chapters), **options)
+
+    def _begun(self) -> tuple[Iterator[Any], PackedDataLoader]:
+        loader = self._loader(**self._options)
+        batches = iter(loader)
+        for _ in range(self._num_before):
+            next(batches)
+        return batches, loader
+
+    def check(self, at: int, kind: type[BaseException]) -> bool:
+        """Interrupt the change at a moment, then go on; return whether the interrupt came."""
+        was_raised = False
+        with hanging():
+            batches, loader = self._begun()
+            with Moments(at, kind) as moments:
+                try:
+                    self._change(loader)
+                    _look()
+                except kind:
+                    was_raised = True
+            state = loader.state_dict()
+            rest = [show(batch) for batch in batches]
+            assert rest in ((self.old, self.new) if was_raised else (self.new,)), moments.where
+            resumed = self._loader(prefetch_threads=0)
+            resumed.load_state_dict(state)
+            assert [show(batch) for batch in resumed] == rest, moments.where
+        return was_raised
+
+
+def try_changes(change: Change, num_moments: int, num_last: int) -> None:
+    """Interrupt a change at some moments, and at each of its last opcodes."""
+    chance = random.Random(5)
+    moments = [chance.randrange(change.count) for _ in range(num_moments)]
+    moments += range(change.count - num_last, change.count)
+    assert sum(change.check(at, chance.choice(KINDS)) for at in moments) > 0
+
+
+@pytest.mark.parametrize("way", ["loop", "threads", "workers"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_interrupted_change_of_a_run_is_made_or_not_as_its_state_says(folders, name, way):
+    try_changes(Change(folders, name, way), 2 * NUM_QUICK, 3 * NUM_QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["loop", "threads", "workers"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_interrupted_at_any_of_many_moments_is_made_or_not(folders, name, way):
+    try_changes(Change(folders, name, way), NUM_SLOW, 4 * NUM_LAST)
