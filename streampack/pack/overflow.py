@@ -92,6 +92,18 @@ def fit_samples(
     return segments
 
 
+def count_pieces(samples: Int64Array, max_seq_len: int, overflow: str) -> Int64Array:
+    """Return the segments that `fit_samples` makes of each sample, shape (n,).
+
+    >>> count_pieces(np.array([[0, 0, 7, 5], [0, 0, 8, 3]]), 4, "drop").tolist()
+    [0, 1]
+    """
+    pieces: Int64Array = -(-samples[:, TOKENS] // max_seq_len)
+    if overflow == "drop":
+        pieces[pieces > 1] = 0
+    return pieces if overflow == "split" else np.minimum(pieces, 1)
+
+
 def fit_segments(segments: Int64Array, max_seq_len: int) -> Int64Array:
     """Cut segment rows, shape (n, 6), into pieces of at most a pack, shape (m, 6).
     >>> fit_segments(np.array([[0, 0, 7, 2, 5, 9]]), 4)[:, START : LENGTH + 1].tolist()

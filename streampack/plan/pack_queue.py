@@ -38,7 +38,7 @@ from streampack.plan.run_samples import RunSamples
 from streampack.plan.sample_order import Blocks, SampleSequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
-from streampack.types import LENGTH, NO_PACKS, NO_SEGMENTS, Int64Array, Packs, State
+from streampack.types import LENGTH, NO_PACKS, Int64Array, Packs, State
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +87,6 @@ class PackQueue:
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = arrivals or SampleSequence(recipe, lane, queue, epoch)
         self._packer = make_packer(self._packing)
-        self._pending = NO_SEGMENTS  # packed before new samples, after an edge of chapters
         self._hold(NO_PACKS)
         self.first_known = 0
         self._snapshots: deque[Snapshot] = deque()
@@ -147,19 +146,25 @@ class PackQueue:
 
     def _next_window(self) -> Packs:
         """Return the packs of the next chunks, shuffled."""
-        packs, num_chunks, num_samples = (
-            self._pack_together() if self._packing_window else self._pack_chunks()
-        )
+        packs, num_windows = self._pack_window()
         num_packs = len(packs.ends)
         if not self._is_shuffled or not self._max_packs or not num_packs:
             return packs
-        # A window may be smaller than a chunk.
-        num_windows = 1
-        if num_chunks == 1:
-            num_windows = max(
-                -(-num_packs // self._max_packs), -(-num_samples // self._max_samples)
-            )
         return take_packs(packs, self._order_of(packs, min(num_windows, num_packs)))
+
+    def _pack_window(self) -> tuple[Packs, int]:
+        """Return the packs of the next chunks, and the number of windows that share them."""
+        packs, num_chunks, num_samples = (
+            self._pack_together() if self._packing_window else self._pack_chunks()
+        )
+        # A window may be smaller than a chunk.
+        if num_chunks > 1 or not self._max_packs:
+            return packs, 1
+        by_packs, by_samples = (
+            -(-len(packs) // self._max_packs),
+            -(-num_samples // self._max_samples),
+        )
+        return packs, max(by_packs, by_samples)
 
     def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
         """Return the next samples, where this many packs of the queue are planned."""
@@ -167,9 +172,8 @@ class PackQueue:
 
     def _pack_chunks(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
-        before, self._pending = self._pending, NO_SEGMENTS
-        chunks = [self._packer.add(before)] if len(before) else []
-        num_packs, num_samples = sum(map(len, chunks)), 0
+        chunks: list[Packs] = []
+        num_packs = num_samples = 0
         while not self.is_complete:
             rows = self._next_rows(self.num_known + num_packs)
             segments = self._next_segments(rows)
@@ -179,15 +183,12 @@ class PackQueue:
             if num_packs >= self._max_packs or num_samples >= self._max_samples:
                 break
         packs = Packs.join(chunks) if len(chunks) > 1 else chunks[0]
-        if len(before):
-            return packs, 1, num_samples + len(before)
         return packs, len(chunks), num_samples
 
     def _pack_together(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
-        before, self._pending = self._pending, NO_SEGMENTS
-        chunks = [before] if len(before) else []
-        num_tokens, num_samples = int(before[:, LENGTH].sum()), 0
+        chunks: list[Int64Array] = []
+        num_tokens = num_samples = 0
         max_seq_len = self._packing.max_seq_len
         max_tokens = self._max_packs * max_seq_len
         while not self.is_complete:
@@ -199,13 +200,11 @@ class PackQueue:
                 break
         segments = np.concatenate(chunks)
         # As for the shuffle, a window may be smaller than a chunk.
-        num_chunks = 1 if len(before) else len(chunks)
-        num_samples += len(before)
-        num_windows = -(-num_samples // self._packing_window) if num_chunks == 1 else 1
+        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
         packs = [self._packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
         if self.is_complete:
             packs.append(self._packer.flush())
-        return Packs.join(packs), num_chunks, num_samples
+        return Packs.join(packs), len(chunks), num_samples
 
     def _order_of(self, packs: Packs, num_windows: int) -> Int64Array:
         """Return the order in which the next packs leave, shape (len(packs),)."""
@@ -225,6 +224,10 @@ class PackQueue:
     def _next_segments(self, rows: Int64Array) -> Int64Array:
         """Return the segments of a chunk of samples. A chunk without samples is the last."""
         self.is_complete = not len(rows)
+        return self._fit(rows)
+
+    def _fit(self, rows: Int64Array) -> Int64Array:
+        """Return the segments of samples, in order."""
         max_seq_len = self._packing.max_seq_len
         self.overlong += count_long(rows, max_seq_len, len(self.overlong))
         segments = fit_samples(rows, max_seq_len, self._packing.overflow, self._recipe.names)

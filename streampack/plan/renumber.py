@@ -50,10 +50,9 @@ class Renumbering:
             new["arrivals"] = [chunk, yielded, *self._values(due), *self._values(cursors)]
         new["overlong"] = self._values(snapshot["overlong"])
         new["packer"] = self._packer(snapshot["packer"])
-        for name in ("pending", "waiting"):
-            rows = text_as_rows(snapshot[name])
-            rows[:, STREAM] = [self._new[stream] for stream in rows[:, STREAM].tolist()]
-            new[name] = rows_as_text(rows)
+        rows = text_as_rows(snapshot["undelivered"])
+        rows[:, STREAM] = [self._new[stream] for stream in rows[:, STREAM].tolist()]
+        new["undelivered"] = rows_as_text(rows)
         return new
 
     def _packer(self, packer: State) -> State:

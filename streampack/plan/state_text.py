@@ -44,6 +44,18 @@ def _decompressed(text: str, most_numbers: int) -> bytes:
     return data
 
 
+def _planes(numbers: Int64Array) -> bytes:
+    """Return numbers byte by byte, because most of their higher bytes are equal."""
+    little_endian = np.ascontiguousarray(numbers, "<i8")
+    return little_endian.view(np.uint8).reshape(-1, NUMBER_BYTES).T.tobytes()
+
+
+def _values(planes: bytes) -> Int64Array:
+    """Return the numbers of `_planes`, shape (n,)."""
+    rows = np.frombuffer(planes, np.uint8).reshape(NUMBER_BYTES, -1).T
+    return np.ascontiguousarray(rows).view("<i8").ravel().astype(np.int64)
+
+
 def walk_as_text(walk: WalkState) -> str:
     """Return the state of a walk in a compact form."""
     # Lanes get nearly the same of each stream, so differences between them are small.
@@ -55,10 +67,7 @@ def walk_as_text(walk: WalkState) -> str:
         owed = walk.schedule.owed
         rounded = owed >> OWED_STEP
         parts += [np.array([walk.schedule.slot]), walk.schedule.lags, rounded.ravel()]
-    numbers = np.concatenate(parts).astype("<i8")
-    # Byte by byte: most of the higher bytes are equal.
-    planes = numbers.view(np.uint8).reshape(-1, 8).T.tobytes()
-    return _compressed(planes, level=9)
+    return _compressed(_planes(np.concatenate(parts)), level=9)
 
 
 def text_as_walk(text: Any, recipe: Recipe, num_streams: int) -> WalkState | None:
@@ -72,8 +81,7 @@ def text_as_walk(text: Any, recipe: Recipe, num_streams: int) -> WalkState | Non
     lanes, queues = recipe.num_lanes, 1 if recipe.is_mixed else num_streams
     try:
         most = 16 + 4 * (lanes + 1) * queues
-        planes = np.frombuffer(_decompressed(text, most), np.uint8)
-        numbers = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").ravel().astype(np.int64)
+        numbers = _values(_decompressed(text, most))
         turn, slot, shape = numbers[:5], int(numbers[5]), tuple(numbers[6:8].tolist())
         base, deltas = numbers[8 : 8 + queues], numbers[8 + queues :]
         served = base + deltas[: lanes * queues].reshape(lanes, queues)
@@ -122,8 +130,8 @@ def rows_as_text(rows: Int64Array) -> str:
     """
     if not len(rows):
         return ""
-    # Column by column, each as differences: most bytes are then zeros.
-    return _compressed(np.diff(rows.T, axis=1, prepend=0).astype("<i8").tobytes())
+    # Column by column and byte by byte: most bytes are then zeros in a row.
+    return _compressed(_planes(rows.T), level=1)
 
 
 def text_as_rows(text: str) -> Int64Array:
@@ -131,8 +139,8 @@ def text_as_rows(text: str) -> Int64Array:
     if text == "":
         return NO_SEGMENTS
     try:
-        steps = np.frombuffer(_decompressed(text, MAX_ROWS * NUM_COLUMNS), "<i8")
-        rows = np.cumsum(steps.reshape(NUM_COLUMNS, -1), axis=1).T
+        values = _values(_decompressed(text, MAX_ROWS * NUM_COLUMNS))
+        rows = np.ascontiguousarray(values.reshape(NUM_COLUMNS, -1).T)
     except (TypeError, ValueError, zlib.error) as error:
         raise ResumeError(
             f"one of the state's snapshots is damaged ({error}); take 'snapshots' out of the "

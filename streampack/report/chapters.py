@@ -4,8 +4,8 @@
 
     chapters --integral of each share--> slots of each stream --tokens--> passes through each stream
 
-Slots follow from the shares alone: the plan meets them to within one choice of a stream. Passes are
-expected: they assume that packs are full.
+Slots follow from the shares alone: the plan meets them to within one choice of a stream. Tokens and
+passes are expected: they assume full packs and, where shares count samples, samples of mean length.
 
 Cost: O(chapters x streams), whatever the length of the run.
 """
@@ -25,7 +25,7 @@ from rich.text import Text
 from streampack.errors import ConfigError
 from streampack.plan.chapter import ChapterPlan
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_limits import exhausted_at
+from streampack.plan.run_limits import exhausted_at, token_share
 from streampack.plan.run_state import chapter_record
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_engine import RunEngine
@@ -48,12 +48,12 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
     Returns:
         `chapters`, a list with a dict for each: `first_step`, `steps` (None: it has no end),
         `tokens` (slots times max_seq_len), `max_seq_len`, `batch_size`, `global_batch_size`,
-        `streams` (by name `begin` and `end`, its shares; `tokens`, the slots it gets times
-        max_seq_len; `passes`, how often it was used by the chapter's end), `changes` (what differs
-        from the chapter before) and `edits` (what differs from what the state knows). `is_exact`
-        shows which of these are exact and which are expected. `exhausted`: the expected step of the
-        run at which streams reach their max_passes, by name. `ended_by`: the stream that ends the
-        run then; None: none does. `stands_at`: chapter and step of the state; None without one.
+        `streams` (by name `begin` and `end`, its shares; `tokens`, what it is expected to deliver
+        in full packs; `passes`, how often it was used by then), `changes` (what differs from the
+        chapter before) and `edits` (what differs from what the state knows). `is_exact` shows which
+        of these are exact and which are expected. `exhausted`: the expected step of the run at
+        which streams reach their max_passes, by name. `ended_by`: the stream that ends the run
+        then; None: none does. `stands_at`: chapter and step of the state; None without one.
 
     Raises:
         ConfigError: If the dataset has no chapters.
@@ -103,7 +103,7 @@ def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[s
     """Describe a chapter; add what it takes of each stream to `used`, in tokens."""
     slots, shown = plan.num_slots, _shown_slots(recipe, plan)
     streams = {}
-    for number, tokens in enumerate(_taken(recipe, plan, shown)):
+    for number, tokens in enumerate(_taken(recipe, shown)):
         stream = recipe.streams[number]
         used[number] += tokens
         if plan.uses(number) or used[number]:
@@ -129,10 +129,10 @@ def _shown_slots(recipe: Recipe, plan: ChapterPlan) -> int:
     return OPEN_STEPS * recipe.global_batch_size if slots is None else slots
 
 
-def _taken(recipe: Recipe, plan: ChapterPlan, slots: int) -> list[Fraction]:
+def _taken(recipe: Recipe, slots: int) -> list[Fraction]:
     """Return the tokens that the first slots of a chapter take of each stream."""
     tokens = slots * recipe.packing.max_seq_len
-    return [plan.mean_share(number, slots) * tokens for number in range(len(recipe.streams))]
+    return [token_share(recipe, number, slots) * tokens for number in range(len(recipe.streams))]
 
 
 def _exhausted(engine: RunEngine) -> dict[str, int]:
@@ -181,8 +181,11 @@ def _edits(known: Sequence[Mapping[str, Any]], number: int, recipe: Recipe) -> l
 def chapter_table(described: Mapping[str, Any]) -> Table:
     """Return a table of the chapters of a run, one row for each stream of each chapter."""
     table = Table(title="chapters", title_justify="left")
-    for name in ("chapter", "steps", "tokens", "pack", "global batch", "stream", "share", "passes"):
-        table.add_column(name, justify="left" if name == "stream" else "right")
+    for name in ("chapter", "steps", "tokens", "pack", "global batch"):
+        table.add_column(name, justify="right")
+    table.add_column("stream")
+    for name in ("share", "of tokens", "passes"):
+        table.add_column(name, justify="right")
     table.add_column("changes")
     for number, chapter in enumerate(described["chapters"]):
         first, steps = chapter["first_step"], chapter["steps"]
@@ -194,11 +197,13 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
             f"{chapter['max_seq_len']:,}",
             f"{chapter['global_batch_size']:,}",
         ]
+        whole = sum(stream["tokens"] for stream in chapter["streams"].values())
         for name, stream in chapter["streams"].items():
             share = f"{stream['begin']:.3f}"
             if stream["end"] != stream["begin"]:
                 share += f" to {stream['end']:.3f}"
-            table.add_row(*head, name, share, f"{stream['passes']:.2f}", notes)
+            part = f"{stream['tokens'] / max(whole, 1):.1%}"
+            table.add_row(*head, name, share, part, f"{stream['passes']:.2f}", notes)
             head, notes = [""] * 5, ""
         table.add_section()
     return table
@@ -230,8 +235,8 @@ def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:
             at = shown * point // (POINTS - 1)
             tokens.append(begin + at * recipe.packing.max_seq_len)
             shares.append([float(share) for share in plan.shares_at(plan.fraction_at(at))])
-            rows = zip(used, _taken(recipe, plan, at), recipe.streams, strict=True)
+            rows = zip(used, _taken(recipe, at), recipe.streams, strict=True)
             passes.append([float(old + new) / max(s.num_tokens, 1) for old, new, s in rows])
-        used = [old + new for old, new in zip(used, _taken(recipe, plan, shown), strict=True)]
+        used = [old + new for old, new in zip(used, _taken(recipe, shown), strict=True)]
         begin += shown * recipe.packing.max_seq_len
     return np.array(tokens, np.float64), np.array(shares), np.array(passes)

@@ -100,7 +100,6 @@ def drawn_segments(sequence: RunSequence, views: Sequence[DeviceView]) -> Int64A
         rows += [
             rest.segments,
             pack_queue._packer.buffered,
-            pack_queue._pending,
-            pack_queue._waiting,
+            pack_queue._arrivals.undelivered.segments,
         ]
     return np.concatenate(rows)

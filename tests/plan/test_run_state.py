@@ -15,6 +15,7 @@ from streampack.chapters import Chapter
 from streampack.errors import ResumeError
 from streampack.plan import state_text
 from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_queue import RunPackQueue
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import decode_run_state, encode_run_state
 from streampack.plan.slot_kernels import CHOSEN, HOLDS, LEFT, SERVING, TURN
@@ -114,7 +115,6 @@ def test_a_walk_after_the_position_is_refused():
         decode_run_state(state | {"walk": walk_as_text(walk)}, plan)
 
 
-@pytest.mark.parametrize("name", ["pending", "waiting"])
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -132,27 +132,30 @@ def test_a_walk_after_the_position_is_refused():
     ],
 )
 @pytest.mark.parametrize("more", [None, "math"])
-def test_segments_that_are_none_of_the_run_are_refused(name, column, value, more):
+def test_segments_that_are_none_of_the_run_are_refused(column, value, more):
     """Also where streams were added, and the segments get other numbers."""
     row = ROW.copy()
     row[column] = value
     state = state_of(make())
     snapshots = json.loads(state["snapshots"])
-    snapshots[0][name] = rows_as_text(np.array([ROW]))
+    snapshots[0]["undelivered"] = rows_as_text(np.array([ROW]))
     decode_run_state(state | {"snapshots": snapshots}, make(more=more))
-    snapshots[0][name] = rows_as_text(np.array([ROW, row]))
+    snapshots[0]["undelivered"] = rows_as_text(np.array([ROW, row]))
     with pytest.raises(ResumeError, match="take 'snapshots' out of the state"):
         decode_run_state(state | {"snapshots": snapshots}, make(more=more))
 
 
-def test_segments_that_wait_for_the_packer_fit_in_a_pack():
+def test_undelivered_segments_may_be_longer_than_the_packs_of_the_chapter():
     state = state_of(make())
     snapshots = json.loads(state["snapshots"])
-    snapshots[0]["waiting"] = rows_as_text(np.array([[0, 0, 5, 0, 65, 70]]))
-    decode_run_state(state | {"snapshots": snapshots}, make())
-    snapshots[0]["pending"] = snapshots[0]["waiting"]
-    with pytest.raises(ResumeError, match="a row of pending is"):
-        decode_run_state(state | {"snapshots": snapshots}, make())
+    snapshots[0]["undelivered"] = rows_as_text(np.array([[0, 0, 5, 0, 65, 70]]))
+    progress, _ = decode_run_state(state | {"snapshots": snapshots}, make())
+    pack_queue = RunPackQueue(make().recipes[0], 0, 0)
+    pack_queue.restore(progress.snapshots[0])
+    pack_queue.extend()
+    rows = np.concatenate([pack_queue.segments, pack_queue._packer.buffered]).tolist()
+    pieces = [row for row in rows if row[SAMPLE] == 5 and row[TOTAL] == 70]
+    assert sorted(row[LENGTH] for row in pieces) == [1, 64]
 
 
 @pytest.mark.parametrize("value", [0, None, [], b"", "?", "eJx", [[0, 0, 5, 0, 20, 30]]])
@@ -160,7 +163,7 @@ def test_what_is_no_text_of_segments_is_refused(value):
     state = state_of(make())
     snapshots = json.loads(state["snapshots"])
     with pytest.raises(ResumeError, match="damaged"):
-        decode_run_state(state | {"snapshots": [snapshots[0] | {"pending": value}]}, make())
+        decode_run_state(state | {"snapshots": [snapshots[0] | {"undelivered": value}]}, make())
 
 
 def test_text_of_more_than_a_state_holds_is_not_unpacked(monkeypatch):

@@ -208,12 +208,21 @@ def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make
             states[len(got)] = json.dumps(loader.state_dict())
     assert len(got) == len(whole)
     assert [b for _, _, b in got[:at]] == [b for _, _, b in whole[:at]]
-    if method == "stratified":
-        assert got != whole
+    assert got != whole
     for number, state in states.items():
         resumed = PackedDataLoader(make(method=method))
         resumed.load_state_dict(json.loads(state))
         assert keys(resumed) == got[number:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_amendment_delivers_its_streams_alone_from_the_next_global_batch_on(make, method):
+    loader, seen = PackedDataLoader(make([Chapter(weights={"web": 1}, steps=9)], method=method)), []
+    for batch in loader:
+        seen.append(set(batch["segments"][:, 1].tolist()))
+        if len(seen) == 13:
+            loader.amend(weights={"code": 1})
+    assert seen == 16 * [{0}] + 56 * [{1}]
 
 
 @pytest.mark.thorough
@@ -356,8 +365,9 @@ def test_until_is_a_length_in_tokens_of_whole_global_batches(make):
     assert len(dataset) == 3 * 8
 
 
-def test_a_run_is_described_before_it_runs(make):
-    described = report.describe_run(make(), saved(make, 60))
+@pytest.mark.parametrize("method", ["random", "stratified"])
+def test_a_run_is_described_before_it_runs(make, method):
+    described = report.describe_run(make(method=method), saved(make, 60, method=method))
     chapters = described["chapters"]
     assert [chapter["first_step"] for chapter in chapters] == [0, 6, 11, 16]
     assert described["stands_at"] == {"chapter": 1, "step": 1}
@@ -366,7 +376,7 @@ def test_a_run_is_described_before_it_runs(make):
     assert chapters[1]["streams"]["math"]["end"] == pytest.approx(2 / 3)
     assert "+math" in chapters[1]["changes"]
     counts = dict.fromkeys(("web", "code", "math"), 0)
-    loader = PackedDataLoader(make())
+    loader = PackedDataLoader(make(method=method))
     for _ in loader:
         pass
     for chapter in chapters:

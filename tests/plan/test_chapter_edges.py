@@ -1,0 +1,154 @@
+"""Where packs mix streams, a chapter delivers its own shares, from its first step on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.chapters import Chapter, Ramp
+from streampack.config import Order, Packing
+from streampack.mix.draw import CHUNK
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_samples import UNDELIVERED, RunSamples
+from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
+from tests.helpers.chapters import run_packs, run_plan
+from tests.helpers.examples import examples
+
+NAMES = ["web", "code", "rare"]
+SIZE, LANES, SEQ = 32, 4, 2048
+
+
+def lengths(num: int = 20_000) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    means = {"web": 500, "code": 900, "rare": 200}
+    return {
+        name: np.clip(np.exp(rng.normal(np.log(mean), 1, num)), 1, 20_000).astype(int)
+        for name, mean in means.items()
+    }
+
+
+def plan_of(run: Sequence[Chapter], **options) -> RunPlan:
+    return run_plan(
+        options.pop("lengths", None) or lengths(),
+        run,
+        method="random",
+        packing=options.pop("packing", Packing(max_seq_len=SEQ)),
+        num_lanes=LANES,
+        lane_run=8,
+        global_batch_size=SIZE,
+        **options,
+    )
+
+
+def delivered(plan: RunPlan, num_chapters: int) -> list[np.ndarray]:
+    """Segment rows of each chapter."""
+    packs = run_packs(plan, [8] * num_chapters, most=64)
+    rows: list[list] = [[] for _ in range(num_chapters)]
+    for chapter, _, own in packs:
+        rows[chapter] += own
+    return [np.array(own) for own in rows]
+
+
+def parts_of(segments: np.ndarray, unit: str) -> np.ndarray:
+    """How much of some segments is of each stream; a piece counts as a part of its sample."""
+    weights = segments[:, LENGTH] / (segments[:, TOTAL] if unit == "samples" else 1)
+    return np.bincount(segments[:, STREAM], weights, minlength=len(NAMES))
+
+
+@pytest.mark.parametrize("steps", [20, 100, pytest.param(1000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0)], ids=["default", "unshuffled"])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_each_chapter_delivers_its_own_shares(steps, order, unit):
+    """As docs/chapters.md states: up to chance in the window that ends it, and to the packer's
+    buffer."""
+    shares = [[0.88, 0.1, 0.02], [0.08, 0.9, 0.02], [0.5, 0.48, 0.02]]
+    run = [Chapter(weights=dict(zip(NAMES, own, strict=True)), steps=steps) for own in shares]
+    plan = plan_of(run, order=order, unit=unit)
+    window = plan.recipes[0].window(0, 0)[1] or CHUNK
+    for own, segments in zip(shares, delivered(plan, 3), strict=True):
+        parts = parts_of(segments, unit)
+        num_samples = parts_of(segments, "samples").sum()
+        in_sample = parts.sum() / num_samples  # in the unit
+        by_chance = [
+            4 * in_sample * (share * (1 - share) * min(num_samples, LANES * window)) ** 0.5
+            for share in own
+        ]
+        in_buffer = LANES * plan.recipes[0].packing.buffer_limit / segments[:, LENGTH].sum()
+        for share, part, chance in zip(own, parts, by_chance, strict=True):
+            kept = share * in_buffer * parts.sum()
+            assert abs(part - share * parts.sum()) <= chance + kept
+
+
+@pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0), Order(pack_shuffle=100)])
+def test_a_stream_that_left_delivers_nothing_and_one_that_comes_comes_at_once(order):
+    run = [Chapter(weights={name: 1}, steps=5) for name in ("web", "code", "web", "rare")]
+    parts = delivered(plan_of(run, order=order), 4)
+    assert [set(part[:, STREAM].tolist()) for part in parts] == [{0}, {1}, {0}, {2}]
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
+    """In the order of passes, with the pieces of a sample together."""
+    recipe = plan_of([Chapter(weights={"web": 1, "code": 3}, steps=5)], unit=unit).recipes[0]
+    samples = RunSamples(recipe, 0, 0)
+    samples.next()
+    rows = [[0, 1, 7, 0, 5, 5], [1, 0, 3, 9, 2, 11], [0, 0, 8, 0, 4, 9], [0, 0, 8, 4, 5, 9]]
+    samples.give_back(np.array([*rows, [1, 0, 3, 4, 5, 11], [2, 0, 1, 0, 9, 9]]))
+    assert samples.undelivered.counts.tolist() == [2, 1, 1]
+    drawn = samples.next()
+    again = drawn[drawn[:, PASS] == UNDELIVERED]
+    assert [drawn[drawn[:, STREAM] == n, PASS].tolist()[:3].count(UNDELIVERED) for n in (0, 1)] == [
+        2,
+        1,
+    ]
+    for stream, expected in [(0, [rows[2], rows[3], rows[0]]), (1, [[1, 0, 3, 4, 5, 11], rows[1]])]:
+        numbers = again[again[:, STREAM] == stream, SAMPLE]
+        assert samples.undelivered.of(numbers).tolist() == expected
+    # A stream without a share waits on.
+    assert samples.undelivered.segments.tolist() == [[2, 0, 1, 0, 9, 9]]
+
+
+@examples(20)
+@given(
+    steps=st.lists(st.integers(1, 6), min_size=2, max_size=5),
+    used=st.lists(st.sampled_from(NAMES), min_size=5, max_size=5),
+    window=st.sampled_from([0, 16, None]),
+    packing=st.sampled_from([None, Packing(max_seq_len=512)]),
+)
+def test_what_edges_cut_is_delivered_once(steps, used, window, packing):
+    run = [
+        Chapter(weights={name: 1}, steps=num, packing=packing if number % 2 else None)
+        for number, (name, num) in enumerate(zip(used, steps, strict=False))
+    ]
+    tokens: Counter = Counter()
+    for segments in delivered(plan_of(run, order=Order(seed=3, pack_shuffle=window)), len(run)):
+        for row in segments.tolist():
+            tokens[row[STREAM], row[PASS], row[SAMPLE]] += row[LENGTH]
+    own = lengths()
+    assert all(num <= own[NAMES[stream]][sample] for (stream, _, sample), num in tokens.items())
+
+
+@pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0)], ids=["default", "unshuffled"])
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+def test_a_ramp_is_followed_within_its_chapter(order, unit):
+    run = [
+        Chapter(weights={"web": Ramp(1, 0.5), "code": Ramp(0, 0.5)}, steps=40),
+        Chapter(weights={"web": 0.5, "code": 0.5}, steps=20),
+    ]
+    packs = run_packs(plan_of(run, order=order, unit=unit), [8, 8], most=64)
+    for first, stop, share in [(0, 20, 0.125), (20, 40, 0.375), (40, 60, 0.5)]:
+        rows = [
+            row
+            for chapter, slot, own in packs
+            for row in own
+            if first <= slot // SIZE + 40 * chapter < stop
+        ]
+        segments = np.array(rows)
+        parts = parts_of(segments, unit)
+        # The packers of all lanes hold the tokens of two steps: by so much, the ramp comes late.
+        assert abs(parts[1] / parts.sum() - share) < 0.06
