@@ -22,9 +22,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
 import streampack
+from streampack._paths import is_url
 from streampack.errors import ConfigError, DataError
 from streampack.mds.encoder import ShardLayout
 from streampack.mds.index import INDEX_FILE
+from streampack.write.inputs.listing import canonical_path
 from streampack.write.inputs.slices import InputSlice, RowSelection
 from streampack.write.output import Output
 from streampack.write.samples import SampleSchema
@@ -256,6 +258,7 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
             )
         _check_same(output, job, settings)
         known = {one for file in job.files for one in file.slices}
+        _check_names(output, known)
         _check_unchanged(output, known, slices)
         new = [one for one in slices if one not in known]
         if not new:
@@ -327,6 +330,17 @@ def _check_unchanged(
             raise ConfigError(
                 f"{one.uri}: has changed ({known} is now {one.version}) since out={output.url!r} "
                 "was begun; restore it, put new rows into new files, or name another folder"
+            )
+
+
+def _check_names(output: Output, slices: Iterable[InputSlice]) -> None:
+    """Refuse names as streampack 0.2.0 wrote them: new inputs cannot be told from those."""
+    for one in slices:
+        if not is_url(one.uri) and one.uri != canonical_path(one.uri):
+            raise ConfigError(
+                f"out={output.url!r} names its input {one.uri!r}, but not by an absolute path "
+                "without links, so append=True could add it twice; write the new inputs into "
+                "another folder, and mix both streams"
             )
 
 

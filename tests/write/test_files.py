@@ -219,6 +219,33 @@ def test_other_inputs_are_refused_and_may_be_appended(tmp_path, inputs):
     write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path, append=True))
 
 
+def test_a_job_knows_its_inputs_from_another_folder_and_under_another_spelling(
+    tmp_path, inputs, monkeypatch
+):
+    options = options_of(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_texts([path.name for path in inputs], tmp_path / "s", options_of(tmp_path, share=(1, 2)))
+    monkeypatch.chdir(tmp_path / "other")
+    write_texts([f"../{path.name}" for path in inputs], tmp_path / "s", options)
+    written = files_of(tmp_path / "s")
+
+    for spelling in (f"{tmp_path}/link/*.jsonl", f"{tmp_path}/?.jsonl", "../[012].jsonl"):
+        write_texts([spelling], tmp_path / "s", options_of(tmp_path, append=True))
+        assert files_of(tmp_path / "s") == written
+
+
+def test_a_job_that_names_its_inputs_otherwise_is_not_appended_to(tmp_path, inputs):
+    write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
+    job = (tmp_path / "s" / "job.json").read_text()
+    (tmp_path / "s" / "job.json").write_text(job.replace(f"{tmp_path}/", ""))
+
+    with pytest.raises(ConfigError, match=r"names its input '0\.jsonl', .* into another folder"):
+        write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
+    write_texts(inputs[1:], tmp_path / "another", options_of(tmp_path))  # the way out
+
+
 def test_an_input_that_has_changed_since_is_refused(tmp_path, inputs):
     write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path))
     jsonl_file(inputs[1], text_rows(4, 1))

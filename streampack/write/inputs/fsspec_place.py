@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from streampack.errors import DataError
@@ -19,9 +20,9 @@ from streampack.write.inputs.places import (
     Found,
     Listing,
     OpenInput,
-    below_glob,
     changed,
     is_hidden,
+    match_glob,
     naming_failures,
     open_ranges,
     version_of_tag,
@@ -35,22 +36,21 @@ TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 class FsspecPlace:
     """The `Place` of files in any store that fsspec has a driver for."""
 
-    def find(self, uri: str) -> Listing:
+    def find(self, uri: str) -> list[Listing]:
         files, path = _open_store(uri)
         with naming_failures(uri, "read", WAY_OUT):
-            folder = None
             if MAGIC.search(path):
-                names = sorted(files.glob(path))
-                names = [name for name in names if not is_hidden(below_glob(path, name))]
-                names = [name for name in names if not files.isdir(name)]
-            elif files.isdir(path):
-                folder = files.unstrip_protocol(path).rstrip("/")
+                matches = files.glob(path.rstrip("/"))
+                each = (files.find(name) if files.isdir(name) else (name,) for name in matches)
+                names = {files.unstrip_protocol(name): name for name in chain.from_iterable(each)}
+                glob = files.unstrip_protocol(path)
+                return match_glob(glob, names, lambda name: _found(files, names[name]))
+            if files.isdir(path):
                 below = len(path.rstrip("/")) + 1
-                names = [name for name in sorted(files.find(path)) if not is_hidden(name[below:])]
-            else:
-                names = [path] if files.exists(path) else []
-            found = [_found(files, name) for name in names]
-        return Listing(folder, found)
+                shown = [name for name in sorted(files.find(path)) if not is_hidden(name[below:])]
+                folder = files.unstrip_protocol(path).rstrip("/")
+                return [Listing(folder, [_found(files, name) for name in shown])]
+            return [Listing(None, [_found(files, path)])] if files.exists(path) else []
 
     @contextmanager
     def open(

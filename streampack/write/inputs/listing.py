@@ -2,12 +2,13 @@
 
 ::
 
-    data/                     every file below it, sorted, hidden ones left out
-    data/**/*.jsonl.zst       the files that match
+    data/                     every file below it and below its links, by name, hidden ones left out
+    data/2026-*               the files that match, and those below folders that match
     saved/                    save_to_disk: its .arrow files
     ~/.cache/.../<hash>/      cache of `datasets`: without the cache-*.arrow files of map and filter
     datasets--org--name/      cache of the hub: the Parquet files of its main revision
 
+Files have canonical names, absolute and without links, so that a file is known under any spelling.
 A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
 
 Rows of a test split must not become training data silently, so a dataset folder with several splits
@@ -16,6 +17,7 @@ is refused: the message names them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -56,7 +58,7 @@ SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
 
 
 def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
-    """Return the whole files that inputs name, in order; those of a folder or a glob are sorted.
+    """Return the whole files that inputs name, in order; those of an input are sorted by name.
 
     A DataError says that an input names no file, a file has an unsupported suffix or is named
     twice, or a dataset folder has several splits.
@@ -64,12 +66,16 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     files: dict[str, InputSlice] = {}
     for uri in inputs:
         place, path = place_of(uri)
-        listing = place.find(path)
+        listings = place.find(path)
         # Only a folder of this machine can exist without a file.
-        if not listing.files and (listing.folder is None or is_url(path)):
+        if not any(one.files or (one.folder and not is_url(path)) for one in listings):
             raise _nothing_found(path)
-        found = listing.files if listing.folder is None else _of_folder(listing)
-        for file in _input_files(uri, found):
+        found = [
+            file
+            for one in listings
+            for file in (one.files if one.folder is None else _of_folder(one))
+        ]
+        for file in _input_files(uri, sorted(found, key=lambda file: file.uri)):
             if file.uri in files:
                 raise DataError(
                     f"{file.uri}: is named twice (again by {uri}); name it once, and give its "
@@ -100,7 +106,8 @@ def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
         if formats is None:
             others.append(file.uri)
         else:
-            files.append(InputSlice(file.uri, file.version, *formats, 0, WHOLE, file.num_bytes))
+            name = file.uri if is_url(file.uri) else canonical_path(file.uri)
+            files.append(InputSlice(name, file.version, *formats, 0, WHOLE, file.num_bytes))
     if others:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         way_out = "rename it if it is one of them"
@@ -114,6 +121,15 @@ def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
     if not files:
         raise DataError(f"{uri}: 0 files in this folder; name one that holds files of rows or text")
     return files
+
+
+def canonical_path(path: str) -> str:
+    """Return the absolute path of a file without links, unless only a link has its suffixes."""
+    real = os.path.realpath(path)
+    if format_of(real) == format_of(path):
+        return real
+    folder, name = os.path.split(path)  # such as one in a cache of the hub
+    return os.path.join(os.path.realpath(folder), name)
 
 
 def _of_folder(listing: Listing) -> list[Found]:

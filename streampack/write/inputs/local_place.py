@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
-from pathlib import Path
+from itertools import chain
+from typing import NoReturn
 
 from streampack.errors import DataError, naming_limits
 from streampack.write.inputs.places import (
@@ -20,20 +21,25 @@ from streampack.write.inputs.places import (
     OpenInput,
     changed,
     is_hidden,
+    match_glob,
 )
 
 
 class LocalPlace:
     """The `Place` of files of this machine."""
 
-    def find(self, uri: str) -> Listing:
-        path = Path(uri)
-        if path.is_dir():
-            return Listing(uri, _files_below(path))
-        if path.exists():
-            return Listing(None, [_found(path)])
-        names = sorted(glob(uri, recursive=True)) if MAGIC.search(uri) else []
-        return Listing(None, [_found(Path(name)) for name in names if not os.path.isdir(name)])
+    def find(self, uri: str) -> list[Listing]:
+        if os.path.isdir(uri):
+            below = len(uri.rstrip("/")) + 1
+            names = sorted(_names_below(uri.rstrip("/") or "/"))
+            return [Listing(uri, [_found(name) for name in names if not is_hidden(name[below:])])]
+        if os.path.exists(uri):
+            return [Listing(None, [_found(uri)])]
+        if not MAGIC.search(uri):
+            return []
+        matches = glob(uri.rstrip("/"), recursive=True)
+        each = (_names_below(name) if os.path.isdir(name) else (name,) for name in matches)
+        return match_glob(uri, chain.from_iterable(each), _found)
 
     @contextmanager
     def open(
@@ -74,19 +80,40 @@ def version_of(status: os.stat_result) -> str:
     return f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
 
 
-def _found(path: Path) -> Found:
+def _found(path: str) -> Found:
     try:
-        status = path.stat()
+        status = os.stat(path)
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: was deleted, or is a link to a file that does not exist; restore it, "
             "or delete the link",
-            uri=str(path),
+            uri=path,
         ) from error
-    return Found(str(path), version_of(status), status.st_size)
+    return Found(path, version_of(status), status.st_size)
 
 
-def _files_below(folder: Path) -> list[Found]:
-    # A broken link is refused, because its rows would be missing silently.
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file() or not file.exists())
-    return [_found(file) for file in files if not is_hidden(str(file.relative_to(folder)))]
+def _names_below(folder: str) -> Iterator[str]:
+    """Yield the files in a folder and in linked ones, hidden files too, in any order.
+
+    Broken links are among them: they are refused later, so that no rows are missing silently.
+    """
+    paths: dict[str, str] = {}  # by what they are without links
+    for path, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        first = paths.setdefault(os.path.realpath(path), path)
+        if first != path:
+            raise DataError(
+                f"{path}: is a link to a folder that is read as {first} already; delete the "
+                "link, or name the folders to read",
+                uri=path,
+            )
+        files = (os.path.join(path, name) for name in names)
+        yield from (file for file in files if os.path.isfile(file) or not os.path.exists(file))
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    raise DataError(
+        f"{error.filename}: may not be listed ({error.strerror}); change its rights (chmod u+rx), "
+        "or name the other inputs",
+        uri=error.filename,
+    ) from error

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from streampack.errors import DataError
@@ -36,12 +36,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files that an input names."""
+    """Files that an input names."""
 
     folder: str | None
-    """The folder, if the input is one; None for a file or a glob."""
-    files: list[Found]
-    """Files in sorted order, hidden ones left out."""
+    """The folder that they are in, if the input or a match of its glob is one; else None."""
+    files: list[Found] = field(default_factory=list)
+    """Files in the order of their names, hidden ones left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,10 @@ class OpenInput:
 class Place(Protocol):
     """Lists and opens files."""
 
-    def find(self, uri: str) -> Listing:
+    def find(self, uri: str) -> list[Listing]:
         """Return the files that a path or URL names: a file, a folder or a glob.
+
+        A glob has one listing for its files, and one for each folder that it matches.
 
         A DataError says that the store cannot be listed.
         """
@@ -102,6 +104,27 @@ def is_hidden(name: str) -> bool:
     """
     parts = name.split("/")
     return any(part.startswith(".") for part in parts) or parts[-1] in MARKERS
+
+
+def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) -> list[Listing]:
+    """Return those of some files that a glob matches, or that are in folders that it matches.
+
+    >>> uris = ["in/a.txt", "in/b/c.txt", "in/b/d/e.txt", "in/.git/f.txt", "in/_SUCCESS"]
+    >>> for listing in match_glob("in/*", uris, lambda uri: Found(uri, "v", 1)):
+    ...     print(listing.folder, [file.uri for file in listing.files])
+    None ['in/a.txt']
+    in/b ['in/b/c.txt', 'in/b/d/e.txt']
+    """
+    glob = glob.rstrip("/")
+    pattern = glob_pattern(glob)
+    listings: dict[str | None, Listing] = {}
+    for uri in sorted(set(uris)):
+        below = below_glob(glob, uri)
+        ends = [len(uri) - len(below) + match.start() for match in re.finditer("/", below)]
+        folder = next((uri[:end] for end in ends if pattern.fullmatch(uri[:end])), None)
+        if not is_hidden(below) and (folder is not None or pattern.fullmatch(uri)):
+            listings.setdefault(folder, Listing(folder)).files.append(found(uri))
+    return list(listings.values())
 
 
 def below_glob(pattern: str, uri: str) -> str:

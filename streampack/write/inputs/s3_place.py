@@ -23,10 +23,9 @@ from streampack.write.inputs.places import (
     Found,
     Listing,
     OpenInput,
-    below_glob,
     changed,
-    glob_pattern,
     is_hidden,
+    match_glob,
     open_ranges,
     version_of_tag,
 )
@@ -46,21 +45,18 @@ WAYS_OUT = {
 class S3Place:
     """The `Place` of objects."""
 
-    def find(self, uri: str) -> Listing:
+    def find(self, uri: str) -> list[Listing]:
         bucket, key = _bucket_and_key(uri)
         first = list(islice(_objects(uri, bucket, key), 1)) if key else []
         if first and first[0].uri == uri:  # the object's own key sorts first
-            return Listing(None, first)
-        folder = None if MAGIC.search(key) else uri.rstrip("/")
-        glob = uri if folder is None else f"{folder}/**"
-        prefix = MAGIC.split(_bucket_and_key(glob)[1])[0]
-        pattern = glob_pattern(glob)
-        files = [
-            file
-            for file in _objects(uri, bucket, prefix)
-            if pattern.fullmatch(file.uri) and not is_hidden(below_glob(glob, file.uri))
-        ]
-        return Listing(folder, files)
+            return [Listing(None, first)]
+        if MAGIC.search(key):
+            found = {file.uri: file for file in _objects(uri, bucket, MAGIC.split(key)[0])}
+            return match_glob(uri, found, found.__getitem__)
+        folder = uri.rstrip("/")
+        files = _objects(uri, bucket, f"{key.rstrip('/')}/" if key else "")
+        below = len(folder) + 1
+        return [Listing(folder, [file for file in files if not is_hidden(file.uri[below:])])]
 
     def open(
         self, uri: str, version: str, stop: int, *, is_sequential: bool

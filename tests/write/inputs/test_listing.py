@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -65,6 +66,58 @@ def test_a_link_to_nothing_is_refused_until_it_is_deleted(tmp_path, named):
 
     (tmp_path / "b.jsonl").unlink()
     assert len(list_inputs([str(tmp_path / named)])) == 1
+
+
+def test_linked_folders_are_read_as_if_they_were_there(tmp_path):
+    make(tmp_path, "elsewhere/b/2.txt", "in/1.txt", "in/3.txt")
+    (tmp_path / "in" / "2").symlink_to(tmp_path / "elsewhere")
+
+    for named in ("in", "in/*", "in/**/*.txt", "i*"):
+        found = names(tmp_path / named, below=tmp_path)
+        assert found == ["in/1.txt", "elsewhere/b/2.txt", "in/3.txt"]
+
+
+@pytest.mark.parametrize("target", ["in", "in/b", "."])
+def test_a_link_to_a_folder_that_is_read_already_is_refused_until_it_is_deleted(tmp_path, target):
+    make(tmp_path, "in/b/1.txt")
+    (tmp_path / "in" / "x").symlink_to(tmp_path / target)
+
+    for named in ("in", "in*"):
+        with pytest.raises(DataError, match=r"is a link to a folder that is read as .* delete the"):
+            list_inputs([str(tmp_path / named)])
+    with pytest.raises(DataError, match="named twice"):
+        list_inputs([str(tmp_path / "in/**/*.txt")])
+
+    (tmp_path / "in" / "x").unlink()
+    assert names(tmp_path / "in", below=tmp_path) == ["in/b/1.txt"]
+
+
+def test_a_folder_that_may_not_be_listed_is_refused(tmp_path, monkeypatch):
+    make(tmp_path, "in/a/1.txt", "in/b.txt")
+    scandir = os.scandir
+
+    def scandir_without_a(path):  # root may list everything
+        if str(path).endswith("/a"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_without_a)
+
+    with pytest.raises(DataError, match=r"in/a: may not be listed \(Permission denied\); change"):
+        list_inputs([str(tmp_path / "in")])
+
+
+def test_a_file_is_known_under_any_spelling(tmp_path, monkeypatch):
+    make(tmp_path, "in/a.txt")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "latest.txt").symlink_to("a.txt")
+    monkeypatch.chdir(tmp_path / "in")
+    spellings = ["a.txt", "./a.txt", "../in/a.txt", "../link/a.txt", "latest.txt", "[a].txt"]
+
+    for spelling in (*spellings, f"file://{tmp_path}/link/a.txt"):
+        assert [file.uri for file in list_inputs([spelling])] == [f"{tmp_path}/in/a.txt"]
+        with pytest.raises(DataError, match="is named twice"):
+            list_inputs([str(tmp_path / "in/a.txt"), spelling])
 
 
 def test_a_name_with_brackets_is_found_as_it_is(tmp_path):

@@ -37,6 +37,12 @@ def root(tmp_path_factory) -> Path:
         write_rows(folder / "in" / f"rows.{suffix}", [f"x{text}" for text in TEXTS], 500)
     for name in ("a.txt", "b.txt", ".hidden.txt", "deep/c.txt"):
         (folder / "in" / name).write_text(name)
+    for name in ("a.txt", "a/b/c.txt", "a/_x.txt", "a-b.txt", "a0.txt", "É.txt"):
+        (folder / "order" / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "order" / "x" / name).write_text(name)
+    for name in (".a.txt", "a/.git/b.txt", "a/_SUCCESS", "_metadata", ".b/c.txt"):
+        (folder / "order" / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "order" / "x" / name).write_text(name)
     return folder
 
 
@@ -99,6 +105,16 @@ def test_folders_and_globs_of_stores(url):
     assert names("in/deep") == names("in/deep/") == ["deep/c.txt"]
     assert names("in/a.txt") == ["a.txt"]
     assert len(names("in")) == len(SUFFIXES) + 3
+
+
+@pytest.mark.parametrize("named", ["x", "x/", "x/*", "x/**", "x/**/*", "x/[!.]*", "?", "x*/"])
+def test_folders_globs_and_stores_give_the_same_files_in_the_same_order(url, root, named):
+    def names(base: str) -> list[str]:
+        return [file.uri.rpartition("/x/")[2] for file in list_inputs([f"{base}/order/{named}"])]
+
+    expected = ["a-b.txt", "a.txt", "a/_x.txt", "a/b/c.txt", "a0.txt", "É.txt"]
+    assert names(str(root)) == expected
+    assert names(url) == expected
 
 
 @pytest.mark.parametrize("name", ["in/none.txt", "in/none/*.txt", "in/a.tx"])
