@@ -178,6 +178,8 @@ class PackedDataLoader:
     def load_state_dict(self, state: State) -> None:
         """Resume from `state` at the next iteration.
 
+        An iterator that began before raises a ConfigError at its next batch.
+
         Raises:
             ResumeError: If the state belongs to another sequence; the message names the difference.
         """

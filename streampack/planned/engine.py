@@ -284,6 +284,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         step, turns = 0, max(num_workers, 1)
         with self.iteration(begun) as sequence:
             read, base = self._plain_reader(num_workers), sequence.position
+            num_changes = self.num_changes
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
             window = self._view.window
             with closing(sequence), closing(ahead):
@@ -297,6 +298,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
                         position = base + rounds * window if num_workers else plan.position
                         ahead.need_for(plan)
                         batch = transferable(read(plan))
+                        self.check_unchanged(num_changes)
                         self.note(sequence, Progress(epoch=plan.epoch, position=position))
                         yield batch
                         del batch
@@ -380,6 +382,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
+        self.num_changes += 1
         self.go_to(progress.epoch)
         self.counter.run = [1, progress.epoch, progress.position, *kept_shape(self.recipe)]
 

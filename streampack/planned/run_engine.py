@@ -81,6 +81,7 @@ class RunEngine(PlanEngine):
         self.run = run
         """The chapters, and where they begin."""
         self._chapters = chapters
+        self.num_changes += 1
         # Of each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
         self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
@@ -281,6 +282,7 @@ class RunEngine(PlanEngine):
 
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
+        self.num_changes += 1
         self.go_to(0)
         self.counter.run = [1, progress.epoch, progress.position, *([0] * 5)]
 

@@ -4,7 +4,7 @@
 
     iteration()    the next epoch, or the loaded state     rolled back if it has no first batch
     note(...)      the position, after every batch         ignored once a later iteration began
-    go_to(epoch)   a state was loaded, or the epoch set    running iterations no longer count
+    go_to(epoch)   a state was loaded, or the epoch set    running iterations end with an error
 
 A dataset is a thin public face. Its engine, a `ResumableRun`, is for the loader and for reports.
 A position is whatever the wing's states hold: progress in a plan, or positions in the sources.
@@ -52,6 +52,8 @@ class ResumableRun(Generic[Iteration, Position]):
         self.counter = SharedEpochCounter()
         self.at: Position | None = None
         """The position of the current iteration; None: where the next one begins."""
+        self.num_changes = 0
+        """Number of times that a state was loaded, the epoch set or the run changed."""
         self._current: Iteration | None = None
         self._epoch_after = 0  # the next epoch, as of this process's last iteration
         self._num_iterations = 0
@@ -121,6 +123,15 @@ class ResumableRun(Generic[Iteration, Position]):
         self._before = None
         if iteration is self._current:
             self.at = position
+
+    def check_unchanged(self, num_changes: int) -> None:
+        """Refuse the next batch of an iterator that began before the last change."""
+        if num_changes != self.num_changes:
+            raise ConfigError(
+                "since this iterator began, a state was loaded, the epoch was set, or the run was "
+                "amended or skipped elsewhere; it would continue at its old position, which no "
+                "state knows, so begin a new one: iter(loader)"
+            )
 
     def abandon(self) -> None:
         """Note that an iteration failed; undo it if it has delivered no batch."""
@@ -226,7 +237,7 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
         """Make `epoch` the epoch of the next loop, from its start.
 
         This replaces a loaded state and any progress so far: until that loop, the state is the
-        start of `epoch`. A running loop continues to its end, but no longer affects the state.
+        start of `epoch`. An iterator that began before raises a ConfigError at its next batch.
         Later loops count up from `epoch`.
 
         Raises:
@@ -250,7 +261,8 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
         A `PackedStreamingDataset` resumes with other worlds, workers and batch sizes. Its
         global_batch_size may differ too, if the packs stay the same. An online dataset resumes with
         the same ranks and workers. So does a state that was saved in a worker of another loader, as
-        by torchdata's StatefulDataLoader.
+        by torchdata's StatefulDataLoader. An iterator that began before raises a ConfigError at
+        its next batch.
 
         Raises:
             ResumeError: If the state belongs to another sequence; the message names the difference.

@@ -418,16 +418,34 @@ def test_a_start_that_fails_in_torchs_own_worker_changes_nothing(tmp_path):
     assert {int(batch["epoch"]) for batch in loader} == {0}
 
 
+@pytest.mark.parametrize("num_workers", [None, 0, 1])
 @pytest.mark.parametrize("kind", ["planned", "iterable"])
-def test_an_iteration_under_way_goes_on_after_set_epoch_and_tells_nothing(kind):
+@pytest.mark.parametrize("change", ["set_epoch", "load_state_dict"])
+def test_an_iterator_that_began_before_the_dataset_was_moved_ends_with_an_error(
+    kind, change, num_workers
+):
+    dataset = Way(kind, 0, 1).dataset()
+    value = 3 if change == "set_epoch" else dataset.state_dict()
+    loader = dataset if num_workers is None else Way(kind, num_workers, 1).loader(dataset)
+    if kind == "iterable" and num_workers and change == "load_state_dict":
+        pytest.skip("a dataset cannot load a state of workers")
+    before = iter(loader)
+    next(before)
+    getattr(dataset, change)(value)
+    with pytest.raises(ConfigError, match="since this iterator began, a state was loaded"):
+        next(before)
+    assert next(iter(loader))["epoch"] == (3 if change == "set_epoch" else 0)
+
+
+@pytest.mark.parametrize("kind", ["planned", "iterable"])
+def test_after_the_last_batch_of_a_loop_the_epoch_may_be_set(kind):
     way = Way(kind, 0, 1)
     dataset = way.dataset()
     loader = way.loader(dataset)
-    batches = iter(loader)
-    got = [next(batches)]
-    dataset.set_epoch(3)
-    got += batches
-    assert [b["epoch"] for b in got] == [0] * len(epoch_of(kind, 0))
+    for step, batch in enumerate(loader, 1):
+        assert batch["epoch"] == 0
+        if step == len(epoch_of(kind, 0)):
+            dataset.set_epoch(3)
     assert way.place_of(loader.state_dict()) == way.place_of(dataset.state_dict()) == (3, 0)
     assert next(iter(loader))["epoch"] == 3
 

@@ -255,6 +255,25 @@ def test_a_chapter_is_not_amended_in_its_last_global_batch_but_in_the_next_chapt
     assert len(loader.state_dict()["chapters"]) == 5
 
 
+@pytest.mark.parametrize("change", [{"skip": 2}, {"amend": {"weights": {"web": 1, "code": 2}}}])
+def test_an_iterator_that_does_not_follow_a_change_of_the_run_ends_with_an_error(make, change):
+    [(method, value)] = change.items()
+    arguments = value if method == "amend" else {"steps": value}
+    for through in (iter, PackedDataLoader):
+        dataset = make()
+        before = iter(through(dataset))
+        next(before)
+        getattr(PackedDataLoader(dataset), method)(**arguments)
+        with pytest.raises(ConfigError, match=r"was amended or skipped elsewhere.*begin a new one"):
+            next(before)
+    loader = PackedDataLoader(make())
+    following = iter(loader)
+    next(following)
+    getattr(loader, method)(**arguments)
+    batch = next(following)  # the loader that changes the run follows it
+    assert loader.state_dict()["position"] == batch["position"]
+
+
 def saved(make, number: int, **options) -> Any:
     loader = PackedDataLoader(make(**options))
     for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
