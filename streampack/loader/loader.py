@@ -69,7 +69,8 @@ class PackedDataLoader:
         timeout: Seconds to wait for a worker, including its start, before raising WorkerError.
             0 or None: no limit, even for a suspended worker.
         check_ranks: Before the first batch, compare a digest of streams, lengths and recipe over
-            all ranks of torch's process group, and raise if one differs. All ranks must then
+            all ranks of torch's process group, and raise if one differs. Of a source that has an
+            index, 16 samples are compared; iterators are not read. All ranks must then
             iterate over the loader. Set it to False if only some ranks load. Nothing is compared
             if `dataset.world` differs from the process group.
 

@@ -38,6 +38,7 @@ from streampack.online.pack_window import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
+from streampack.online.source_view import source_view
 from streampack.online.state import check_state, flow_fingerprint, worker_state
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.prefetch_thread import prefetched
@@ -49,7 +50,7 @@ from streampack.streams.source_traits import has_index
 from streampack.types import State
 from streampack.world import World
 
-# Fingerprint fields that all ranks must share. Sources, amounts and batch sizes may differ.
+# Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
 TOKENIZER_SWITCH = "TOKENIZERS_PARALLELISM"
 
@@ -124,11 +125,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return self._fingerprint
 
     def rank_view(self) -> RankView:
-        """Return the options that all ranks must share; their sources may differ."""
+        """Return the options and sources that all ranks must share."""
         recipe = {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}
         recipe["context_parallel"] = [self.world.context_parallel, self.world.context_layout]
         recipe["steps"] = self.plan.steps
-        return {"streams": [], "recipe": recipe}
+        streams = zip(self.plan.streams, self.plan.names, strict=True)
+        views = [source_view(stream, name) for stream, name in streams if not stream.sharded]
+        return {"streams": views, "recipe": recipe}
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
         """Return a rank's memory use with `num_workers` workers."""

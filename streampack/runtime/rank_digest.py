@@ -30,8 +30,11 @@ from streampack.world import World, process_group
 logger = logging.getLogger(__name__)
 
 RankView = dict[str, Any]
-"""A rank's inputs to planning, as JSON: `streams`, each with `name`, `folder`, `index` and
-`lengths`; and `recipe`, by field."""
+"""A rank's inputs, as JSON: `streams` and `recipe`, by field.
+
+A planned stream has `name`, `folder`, `index` and `lengths`; an online one has `name`,
+`fingerprint` and `source`, by field."""
+COMPARED = ("index", "lengths", "source")
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
 
@@ -57,7 +60,7 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
         return
     view = get_view()
     compared = {
-        "streams": [[each["index"], each["lengths"]] for each in view["streams"]],
+        "streams": [[each.get(key) for key in COMPARED] for each in view["streams"]],
         "recipe": view["recipe"],
     }
     group = None
@@ -65,9 +68,18 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
         # A GPU backend would need each rank to have selected its device already.
         group = distributed.new_group(backend="gloo")
     try:
-        digests = gather_values(digest_of(compared), group)
+        fingerprints = [each.get("fingerprint") for each in view["streams"]]
+        told = gather_values((digest_of(compared), fingerprints), group)
+        digests = [digest for digest, _ in told]
         if len(set(digests)) > 1:
             _refuse(gather_values(view, group))
+        if any(each != told[0] for each in told):
+            logger.warning(
+                "ranks have different Hugging Face fingerprints, though the samples that were "
+                "compared are equal: %s; if the ranks did not read the same files in the same way, "
+                "they would miss and repeat samples",
+                _by_value([each for _, each in told]),
+            )
     finally:
         if group is not None:
             distributed.destroy_process_group(group)
@@ -103,6 +115,15 @@ def _refuse(views: Sequence[RankView]) -> None:
         raise ConfigError(f"ranks have different numbers of streams: {counts}; {WAY_OUT}")
     for number, stream in enumerate(first["streams"]):
         own = [view["streams"][number] for view in views]
+        if "source" in stream:
+            of = f" of stream {stream['name']!r} (streams[{number}])"
+            way_out = (
+                "each would take every n-th sample of another order, and miss and repeat samples; "
+                "give every rank the same samples in the same order, with a seed for each shuffle, "
+                f"or shard them yourself and set sharded=True; {WAY_OUT}"
+            )
+            _check_equal([each["source"] for each in own], way_out, of)
+            continue
         for key, what in (("index", "index.json, or other columns"), ("lengths", "lengths.bin")):
             ranks = [rank for rank, each in enumerate(own) if each[key] != stream[key]]
             if ranks:
@@ -117,11 +138,12 @@ def _refuse(views: Sequence[RankView]) -> None:
     _check_equal([view["recipe"] for view in views], way_out)
 
 
-def _check_equal(views: Sequence[Mapping[str, Any]], way_out: str) -> None:
+def _check_equal(views: Sequence[Mapping[str, Any]], way_out: str, of: str = "") -> None:
     for key in views[0]:
         values = [view.get(key) for view in views]
         if any(value != values[0] for value in values):
-            raise ConfigError(f"ranks have different {key}: {_by_value(values)}; {way_out}")
+            error = DataError if of else ConfigError
+            raise error(f"ranks have different {key}{of}: {_by_value(values)}; {way_out}")
 
 
 def _by_value(values: Sequence[Any]) -> str:
