@@ -151,6 +151,7 @@ def walk_slots(
     lane_run, _, holds, least = sizes
     num_lanes = queues.shape[1]
     num_dry = 0
+    before, left = turn[TURN], turn[LEFT]  # where the search for a slot begins
     filled = 0
     while filled < len(out):
         asked = wanted[filled]
@@ -167,6 +168,9 @@ def walk_slots(
         lane = turn[TURN]
         queue, unknown = _serve_turn(queues, turn, asked, sizes, is_pure)
         if unknown >= 0:
+            # Search for this slot again from the same lane: which lane serves it, or is padded,
+            # must not depend on when the ends of queues become known.
+            turn[TURN], turn[LEFT] = before, left
             return filled, lane, unknown
         if queue < 0:
             num_dry += 1
@@ -181,5 +185,6 @@ def walk_slots(
         is_swapped = turn[HOLDS] == holds and asked != wanted[filled]
         _fill(out[filled], queues, turn, queue)
         out[filled, SUBSTITUTED] = np.int64(queue != asked) + np.int64(is_swapped)
+        before, left = turn[TURN], turn[LEFT]
         filled += 1
     return filled, -1, -1

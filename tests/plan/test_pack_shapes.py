@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.balance import AttentionCost, Balance
@@ -20,6 +20,7 @@ from streampack.plan import (
     count_slots,
     decode_state,
     encode_state,
+    slots_in,
 )
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import LENGTH, SAMPLE, START, STREAM
@@ -79,7 +80,8 @@ def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **
     for step in zip(*per_device[first:], *per_device[:first], strict=True):
         assert len({plan.position for plan in step}) == 1
         for plan in step:
-            check_batch(plan, batch_size, [s.slots_per_pack for s in r.streams])
+            if r.shapes.is_pure:
+                check_batch(plan, batch_size, [s.slots_per_pack for s in r.streams])
             found += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
     return found
 
@@ -113,6 +115,57 @@ def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
     assert sequence_of(r, num_devices, batch_size, epoch) == expected
     if overflow != "drop":
         assert {slots for slots, _ in expected} == set(SLOTS)
+
+
+@examples(150)
+@given(
+    method=st.sampled_from(["random", "stratified", *METHODS]),
+    epoch_end=st.sampled_from(["pad", "drop"]),
+    streams=st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2])), min_size=1, max_size=3),
+    num_lanes=st.integers(1, 4),
+    sizes=st.tuples(st.sampled_from([2, 4]), st.integers(1, 2)),
+    world=st.tuples(st.integers(1, 5), st.sampled_from([2, 4])),
+    are_full=st.booleans(),
+)
+@example(
+    method="per_stream",
+    epoch_end="pad",
+    streams=[(2, 1), (3, 2)],
+    num_lanes=2,
+    sizes=(2, 1),
+    world=(2, 2),
+    are_full=True,
+)
+def test_every_world_gets_the_same_packs_of_streams_of_one_to_five(
+    method, epoch_end, streams, num_lanes, sizes, world, are_full
+):
+    slots = [own if method in METHODS else 1 for _, own in streams]
+    lengths = [np.full(num, own * SIZE) for (num, _), own in zip(streams, slots, strict=True)]
+    if not are_full:  # two samples to a pack, more or less
+        rng = np.random.default_rng(len(lengths[0]))
+        lengths = [rng.integers(1, own[0] + 1, 2 * len(own)) for own in lengths]
+    run, num_batches = sizes
+    r = make(
+        method,
+        epoch_end,
+        num_lanes=num_lanes,
+        slots=slots,
+        lengths=lengths,
+        lane_run=run,
+        global_batch_size=run * num_lanes * num_batches,
+    )
+    alone = EpochSequence(r, DeviceView(batch_size=run), Progress(epoch=1))
+    while alone.next() is not None:
+        pass
+    assert alone.num_slots == slots_in(r, count_slots(r, 1))
+
+    num_devices, batch_size = world
+    expected = sequence_of(r, 1, run, 1)
+    assert sequence_of(r, num_devices, min(batch_size, run), 1) == expected
+    if epoch_end == "pad":
+        pieces = covered([pack for _, pack in expected], len(slots))
+        tokens = [sum(n for own in each.values() for _, n in own) for each in pieces]
+        assert tokens == [own.sum() for own in lengths]
 
 
 @examples(30)
