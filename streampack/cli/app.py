@@ -5,7 +5,7 @@
     streampack run --help    imports streampack.cli.verbs
     streampack run x.yaml    imports streampack.cli.run, and its dependencies
     Ctrl-C, SIGTERM          one line, exit code 130 or 143
-    a mistake                the error, and the next command to type
+    a mistake                the error, which names the way out
 
 Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is not imported.
 """
@@ -56,9 +56,7 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a verb; options with a former name get the current one."""
-        arguments = list(map(_current_name, args[1:]))
-        ctx.obj = arguments
-        return super().resolve_command(ctx, [args[0], *arguments])
+        return super().resolve_command(ctx, [args[0], *map(_current_name, args[1:])])
 
     def invoke(self, ctx: Any) -> Any:
         """Call a verb; its errors are reworded for the command line, an interrupt is one line."""
@@ -67,7 +65,6 @@ class VerbGroup(TyperGroup):
         except StreampackError as error:
             command = self.commands[ctx.invoked_subcommand]
             error.args = (_in_words_of(command, str(error)),)
-            _propose(error, command, ctx.obj)
             raise
         except KeyboardInterrupt as interrupt:
             is_terminated = isinstance(interrupt, Terminated)
@@ -89,15 +86,6 @@ def _in_words_of(command: Any, text: str) -> str:
     options = {name: option for name, option in names.items() if option.startswith("--")}
     options |= {name: options[given] for name, given in ARGUMENTS.items() if given in options}
     return in_words_of_options(text, PATHS | options)
-
-
-def _propose(error: StreampackError, command: Any, arguments: list[str]) -> None:
-    """Add the next command to type to an error, as a note."""
-    module = import_module("streampack.cli.next_command")
-    flags = frozenset(param.opts[0] for param in command.params if getattr(param, "is_flag", False))
-    proposal = module.proposal_for(module.Mistake(command.name, arguments, flags, str(error)))
-    if proposal is not None:
-        error.add_note(proposal)
 
 
 def _runner(name: str, options: type) -> Callable[..., None]:
@@ -155,7 +143,7 @@ def main() -> None:
             sys.stdout.flush()  # a failure at interpreter exit would print a traceback
     except StreampackError as error:
         code = BAD_ROWS if isinstance(error, BadRowsError) else USER_ERROR
-        _fail(str(error), code, *getattr(error, "__notes__", ()))
+        _fail(str(error), code)
     except OSError as error:
         _drop_output()
         way_out = ""
@@ -166,16 +154,14 @@ def main() -> None:
         _fail(f"{error}{way_out}", SYSTEM_ERROR)
 
 
-def _fail(text: str, code: int, *notes: str) -> None:
+def _fail(text: str, code: int) -> None:
     with suppress(OSError):  # stderr may go to the same full disk
         _show(f"error: {text}")
-        for note in notes:
-            _show(note, style="")
     sys.exit(code)
 
 
-def _show(line: str, style: str = "red") -> None:
-    Console(stderr=True).out(line, style=style, highlight=False)
+def _show(line: str) -> None:
+    Console(stderr=True).out(line, style="red", highlight=False)
 
 
 def _drop_output() -> None:

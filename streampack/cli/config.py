@@ -230,7 +230,9 @@ def read_config(path: Path) -> RunConfig:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"{path}: is not YAML: {' '.join(str(error).split())}; fix it, or name a YAML file"
+        ) from error
     try:
         return RunConfig.model_validate_json(as_json, strict=True)
     except ValidationError as error:

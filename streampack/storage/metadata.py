@@ -59,7 +59,8 @@ class StreamMetadata:
             if text is None and self._location.remote is None:
                 raise DataError(
                     f"{path}: does not exist; {self._split_hint()}give the folder of an MDS "
-                    "stream as local=, or set remote= to where it can be fetched"
+                    "stream as local=, or set remote= to where it can be fetched; `streampack "
+                    "write` makes a stream of text, rows or token ids"
                 )
             is_cached = text is not None
             if text is None:
@@ -96,8 +97,11 @@ class StreamMetadata:
         return None
 
     def _split_hint(self) -> str:
-        """Return a hint naming the subfolders that hold a stream."""
+        """Return a hint on a stream in the folder above, or in subfolders."""
         folder = Path(self._location.stream.local)
+        split = self._location.stream.split
+        if split is not None and (folder / INDEX_FILE).exists():
+            return f"leave out split={split!r}, as {folder} has an index.json; or "
         splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX_FILE}"))
         if not splits:
             return ""

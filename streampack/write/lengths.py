@@ -68,7 +68,10 @@ def write_lengths(
     """
     index_files = sorted(local_path(path, "path", "use write_remote_lengths").rglob(INDEX_FILE))
     if not index_files:
-        raise DataError(f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream")
+        raise DataError(
+            f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
+            "`streampack write` makes one of text, rows or token ids"
+        )
     columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
     return [_index_folder(file, columns, progress) for file in index_files]
 

@@ -107,7 +107,7 @@ class WriteOptions:
         if self.on_bad_row == "skip" and self.max_bad_rows == 0:
             raise ConfigError(
                 "max_bad_rows=0 leaves no row to skip; set max_bad_rows=1000, or leave out "
-                "on_bad_row"
+                "on_bad_row="
             )
         if self.dtype is not None:
             check_choice("dtype", self.dtype, DTYPES)

@@ -30,10 +30,10 @@ TEMPLATE = (
 
 
 def fails(*arguments: object) -> tuple[int, str]:
-    """Call a verb in its own process; return its exit code and its error, without the proposal."""
+    """Call a verb in its own process; return its exit code and the last line of its error."""
     command = [sys.executable, "-m", "streampack", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("try: ")]
+    lines = done.stderr.splitlines()
     return done.returncode, lines[-1] if lines else ""
 
 

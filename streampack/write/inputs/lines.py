@@ -183,13 +183,9 @@ def read_csv(
 ) -> Iterator[RowBatch]:
     """Yield the rows of a CSV or TSV file whose first row names the columns; values are text."""
     lines = CsvRows(pieces, slice_.uri)
-    header = lines.next()
+    header = _header(lines, slice_.uri, wanted)
     if header is None:
         return
-    if isinstance(header, str):
-        raise DataError(
-            f"{slice_.uri}: line 1 does not name the columns ({header}); fix it", uri=slice_.uri
-        )
     lines.num_columns = len(header)
     number = num_bytes = 0
     rows = BatchCollector(slice_.uri, wanted)
@@ -212,6 +208,20 @@ def read_csv(
             rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
     if rows.batch.num_rows:
         yield rows.batch
+
+
+def _header(lines: CsvRows, uri: str, wanted: Wanted) -> list[str] | None:
+    """Return the names of the columns, or None for an empty file."""
+    header = lines.next()
+    if isinstance(header, str):
+        raise DataError(f"{uri}: line 1 does not name the columns ({header}); fix it", uri=uri)
+    if header and len(header) == 1 and wanted.name != header[0] and re.search(r"[;\t|]", header[0]):
+        raise DataError(
+            f"{uri}: line 1 names one column, {header[0]!r:.200}, as columns are separated by "
+            "commas (.csv) or tabs (.tsv); rename it if it has tabs, or write it with commas",
+            uri=uri,
+        )
+    return header
 
 
 def _check_encoding(values: dict[str, str]) -> None:

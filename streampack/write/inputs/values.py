@@ -35,7 +35,7 @@ def as_text(value: Any) -> str:
             return value.decode()
         except UnicodeDecodeError as error:
             raise BadValueError(f"is not valid UTF-8 at its byte {error.start}") from error
-    if isinstance(value, list):
+    if isinstance(value, (list, np.ndarray)):
         raise BadValueError(
             f"is a list of {len(value)}, but must be text; leave out tokenizer= if it holds "
             "token ids, or name it with chat_field= if it is a conversation"
@@ -138,4 +138,8 @@ class Wanted:
 def no_column(name: str, known: Sequence[str], option: str) -> str:
     """Return the reason of a row that lacks a column."""
     has = ", ".join(map(repr, known)) or "none"
-    return f"no column {name!r}; it has {has}{suggest(name, known)}; set {option}= to one of them"
+    for_text = "; for text, set tokenizer= and text_field=" if option == "tokens_field" else ""
+    return (
+        f"no column {name!r}; it has {has}{suggest(name, known)}; set {option}= to one of them"
+        f"{for_text}"
+    )
