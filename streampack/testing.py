@@ -116,8 +116,7 @@ def assert_no_leak(
         limit = max(rounding, LEAST_LEAK * change)
         for number, moved in enumerate(_moved_by_others(logits_of, batch, packed)):
             if not moved <= limit:
-                none = "the segment saw several of them, each by less than that"
-                why = _why(logits_of, batch, packed, number, limit, none)
+                why = _why(logits_of, batch, packed, number, limit)
                 raise AssertionError(
                     f"{_name(batch, number)} have logits that change by {moved:.3g} if tokens of "
                     f"other segments are replaced, more than atol={limit:.3g}; {why}"
@@ -263,12 +262,7 @@ def _name(batch: dict[str, Any], number: int) -> str:
 
 
 def _why(
-    logits_of: LogitsOf,
-    batch: dict[str, Any],
-    packed: torch.Tensor,
-    number: int,
-    tolerance: float,
-    none_seen: str = "the segment saw no other, so the model does not use input_pos correctly",
+    logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, number: int, tolerance: float
 ) -> str:
     """Return why a segment's logits differ from those it has alone, or change with others."""
     if bool(packed.isnan().any()):
@@ -297,7 +291,7 @@ def _why(
     if differs and _difference(packed, logits_of(halved)) <= tolerance:
         reasons.append("the model ignores input_pos: its logits are the same with others")
     elif not seen:
-        reasons.append(none_seen)
+        reasons.append("the segment saw no other, so the model does not use input_pos correctly")
     return "; ".join(reasons)
 
 

@@ -85,7 +85,6 @@ def make_compacts(
     ([0, 2, 3], [-100], False)
     """
     layout = _Layout.of(rows, packs, len(steps))
-    _check_targets(rows, layout)
     tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
     labels = None if rows.labels is None else cut(rows.labels, len(steps))
     if rows.context is None:
@@ -126,7 +125,18 @@ class _Layout:
         edges = np.empty(len(segments) + num_rows + num_batches, np.int32)
         bounds = np.empty((num_batches, NUM_BOUNDS), np.int64)
         lay_out(segments, ends, row_tokens, rows.multiple, numbered, edges, bounds)
-        return _Layout(numbered, edges, bounds)
+        layout = _Layout(numbered, edges, bounds)
+        if rows.labels is not None and rows.context is None:
+            layout.check_targets(rows.labels)
+        return layout
+
+    def check_targets(self, labels: Any) -> None:
+        """Warn if a batch has samples, but no target."""
+        largest = labels.reshape(len(self.bounds), -1).max(axis=1)
+        if largest.min() == IGNORED:
+            for most, segments in zip(largest, self.split(self.numbered), strict=True):
+                if most == IGNORED and len(segments):  # not padding alone
+                    _warn_of_no_target(int(segments[0, ROW + 1]))
 
     def split(self, values: Int64Array) -> list[Tensor]:
         """Return each batch's part of a per-segment array of shape (n, ...), as tensors."""
@@ -135,17 +145,6 @@ class _Layout:
             torch.from_numpy(values[begin:end])
             for begin, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
-
-
-def _check_targets(rows: Rows, layout: _Layout) -> None:
-    """Warn if a batch has samples, but no target."""
-    if rows.labels is None or rows.context is not None:
-        return
-    largest = rows.labels.reshape(len(layout.bounds), -1).max(axis=1)
-    if largest.min() == IGNORED:
-        for most, segments in zip(largest, layout.split(layout.numbered), strict=True):
-            if most == IGNORED and len(segments):  # not padding alone
-                _warn_of_no_target(int(segments[0, ROW + 1]))
 
 
 @cache
@@ -246,7 +245,6 @@ def make_batches(
     ([[6, -100, -100]], [[1, 1, 0]], [0, 2, 3])
     """
     layout = _Layout.of(rows, packs, len(steps))
-    _check_targets(rows, layout)
     filled = _fill(rows, layout, positions, blocks or BufferPool(), packs)
     fields = _fields(rows, layout, steps)
     return [tensors | own for tensors, own in zip(filled, fields, strict=True)]

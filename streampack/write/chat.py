@@ -14,6 +14,7 @@ Cost: one tokenizer call, and two or more renderings of the template, see `chat_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -113,9 +114,9 @@ class ChatEncoder:
 
         Raises:
             ConfigError: If the template does not reveal the position of a response.
-            DataError: If this is not a conversation, the template rejects it, it has an unknown
-                role, whose messages would not be learned, or a `system`, `weight` or `train` that
-                would be ignored, or the template prints a null of a response's tool calls.
+            DataError: If this is not a conversation, the template rejects it or prints nulls that
+                it has inside, it has an unknown role, whose messages would not be learned, or a
+                `system`, `weight` or `train` that would be ignored.
         """
         messages, tools = _read_row(conversation)
         wants_spans = self.train_on != "all"
@@ -164,26 +165,17 @@ class ChatEncoder:
                     )
 
     def _check_nulls(self, messages: Messages, options: Mapping[str, Any], text: str) -> None:
-        """Refuse responses if the template prints nulls that they have inside."""
-        bare = [
-            {key: _without_nulls(value) for key, value in message.items()}
-            if message.get("role") == RESPONSE
-            else message
-            for message in messages
-        ]
-        number = next((n for n, each in enumerate(bare) if each != messages[n]), None)
-        if number is None:
-            return
-        try:
-            is_printed = Rendering(self.tokenizer, bare, options).text != text
-        except DataError:
-            is_printed = True
-        if is_printed:
-            raise DataError(
-                f"message {number} has a null inside, as tables add to structs, and the chat "
-                "template prints it, so it would be learned; store the arguments of calls as JSON "
-                "text, or remove their nulls before encoding"
-            )
+        """Refuse messages if the template prints nulls that they have inside."""
+        bare = [{key: _without_nulls(value) for key, value in m.items()} for m in messages]
+        with suppress(DataError):  # a template may need the field: then it prints the null
+            if bare == messages or Rendering(self.tokenizer, bare, options).text == text:
+                return
+        number = next(n for n, message in enumerate(messages) if message != bare[n])
+        raise DataError(
+            f"message {number} has a null inside, as tables add to structs, and the chat template "
+            "prints it, so it could be learned; store the arguments of calls as JSON text, or "
+            "remove their nulls before encoding"
+        )
 
 
 @dataclass(frozen=True, slots=True)

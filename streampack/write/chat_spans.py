@@ -75,7 +75,9 @@ class Rendering:
         if MARKER.search(template):
             spans = self._marked(MARKER.sub(_with_sign, template), first if last_only else 0)
         else:
-            spans = [self._added_by(each, responses[-1]) for each in responses if each >= first]
+            # The last one first: if it can be located, the others need not be.
+            found = [self._added_by(each) for each in reversed(responses) if each >= first]
+            spans = found[::-1]
         self._check_end(self._messages[responses[-1]], spans[-1], template)
         return spans
 
@@ -108,33 +110,25 @@ class Rendering:
             )
         return spans
 
-    def _added_by(self, response: int, last: int) -> tuple[int, int]:
+    def _added_by(self, response: int) -> tuple[int, int]:
         """Return the span that a message adds after the previous text and its response header."""
         num_messages = len(self._messages)
         before = self._render(response, add_generation_prompt=True)
         is_last = response + 1 == num_messages
         until = self.text if is_last else self._render(response + 1)
         if not (until.startswith(before) and self.text.startswith(until)):
-            ways_out = "pass chat_template= with {% generation %} markers"
-            if response < last and self._reveals(last):
-                ways_out += ", or train_on='last_response'"
+            has_later = any(m.get("role") == RESPONSE for m in self._messages[response + 1 :])
+            or_last = ", or train_on='last_response'" if has_later else ""
             raise ConfigError(
                 f"message {response} of {num_messages}: the chat template prints it, or the "
                 "messages before it, differently at the end of a conversation or with a "
                 "generation prompt (as templates do that strip reasoning or begin it), so the "
-                f"response's position is unknown; {ways_out}"
+                "response's position is unknown; pass chat_template= with {% generation %} "
+                f"markers{or_last}"
             )
         added = self.text[len(before) : len(until)]
         self._check_header(response, before, added)
         return len(before), len(before) + self._num_to_learn(added)
-
-    def _reveals(self, last: int) -> bool:
-        """Return whether the last response can be located."""
-        try:
-            self._added_by(last, last)
-        except ConfigError:
-            return False
-        return True
 
     def _check_header(self, response: int, before: str, added: str) -> None:
         """Refuse templates that print a header but have no generation prompt with it."""
