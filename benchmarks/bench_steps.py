@@ -9,7 +9,8 @@
     steps/straggler    time of a step over the ideal one by the cost of attention: 64 ranks, 8 a
                        node, 8 steps of one pack in a global batch; each rank waits for all
     steps/equal_cost   tokens for the time of a step, over those of full packs of max_seq_len: 64
-                       ranks, one step of one pack in a global batch; at 1.5 and 1 times the memory
+                       ranks, one step of one pack in a global batch; at 1.5 and 1 times the memory,
+                       with rows of all slots, and of used ones rounded up to a multiple
     steps/deal         microseconds of processor time to deal a global batch of 512 packs
 
 No tokens: lengths in memory.
@@ -154,38 +155,51 @@ def straggler(num_samples: int | None, args: Any) -> None:
             record.emit(record.line("steps/deal", "us", runs, params, packs=size), args.out)
 
 
-def tokens_per_time(packs: list[Packs], cost: AttentionCost) -> float:
-    """Return the tokens of global batches over their time, if each rank has one pack of a batch."""
-    tokens = time_spent = 0.0
+def tokens_per_time(
+    packs: list[Packs], cost: AttentionCost, row_tokens: int, multiple: int
+) -> tuple[float, int]:
+    """Return the tokens of global batches over their time, and the number of sizes of rows.
+
+    Each rank has one pack of a batch. Padding up to a multiple, at most of a row, is one more
+    document.
+    """
+    tokens, time_spent, sizes = 0.0, 0.0, set()
     for own in packs:
         lengths = own.segments[:, LENGTH]
         firsts = np.append(0, own.ends[:-1])
-        time_spent += np.add.reduceat(cost(lengths), firsts).max()
+        used = np.add.reduceat(lengths, firsts)
+        slots = np.minimum(-(-used // multiple) * multiple, row_tokens)
+        time_spent += (np.add.reduceat(cost(lengths), firsts) + cost(slots - used)).max()
         tokens += lengths.sum()
-    return tokens / time_spent
+        sizes.update(slots.tolist())
+    return tokens / time_spent, len(sizes)
 
 
 def equal_cost(num_samples: int | None, args: Any) -> None:
-    """Print what packs of equal cost gain without a balance."""
+    """Print what packs of equal cost gain without a balance, by the slots that are computed."""
     cost = AttentionCost(hidden_size=4096)
     for workload, length in MODELS:
         lengths = model_lengths(workload, num_samples or 8 * workloads.NUM_SAMPLES["web"])
-        plain = tokens_per_time(list(batches_of(recipe_of(lengths, length, NUM_RANKS))), cost)
+        plain_packs = list(batches_of(recipe_of(lengths, length, NUM_RANKS)))
+        plain, _ = tokens_per_time(plain_packs, cost, length, length)
         least = int(np.ceil(cost(np.array([length]))[0]))
         for capacity in (length, length * 3 // 2):
             recipe = recipe_of(lengths, length, NUM_RANKS)
             packing = Packing(max_seq_len=length, max_cost=least, capacity=capacity)
             packs = list(batches_of(replace(recipe, packing=packing)))
             tokens = np.array([own.segments[:, LENGTH].sum() for own in packs])
-            gain = tokens_per_time(packs, cost) / plain
-            params = {"workload": workload, "max_seq_len": length, "ranks": NUM_RANKS}
-            params |= {"capacity": capacity, "max_cost": least}
-            fields = {
-                "tokens_per_pack": round(float(tokens.mean()) / NUM_RANKS),
-                "tokens_spread": round(float(tokens.std() / tokens.mean()), 4),
-            }
-            line = record.line("steps/equal_cost", "x of full packs", [gain], params, **fields)
-            record.emit(line, args.out)
+            for pad_to in (capacity, length // 8, length // 16, length // 32, 1):
+                speed, num_sizes = tokens_per_time(packs, cost, capacity, pad_to)
+                params = {"workload": workload, "max_seq_len": length, "ranks": NUM_RANKS}
+                params |= {"capacity": capacity, "max_cost": least, "pad_to": pad_to}
+                fields = {
+                    "sizes_of_rows": num_sizes,
+                    "tokens_per_pack": round(float(tokens.mean()) / NUM_RANKS),
+                    "tokens_spread": round(float(tokens.std() / tokens.mean()), 4),
+                }
+                gains = [speed / plain]
+                line = record.line("steps/equal_cost", "x of full packs", gains, params, **fields)
+                record.emit(line, args.out)
 
 
 def main() -> None:

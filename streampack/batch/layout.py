@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from streampack.batch.batch import FILLED, Batch
-from streampack.batch.kernels import ROW_LENGTH
+from streampack.batch.kernels import ROW, ROW_LENGTH
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
@@ -203,3 +203,31 @@ def unpad(batch: Batch) -> Batch:
         "segments": batch["segments"],
         **{key: batch[key] for key in CARRIED},
     }
+
+
+def in_one_row(batch: Batch, multiple: int) -> Batch:
+    """Return a native batch with all samples in one row, padded to a multiple, B = 1.
+
+    The row has at least one slot, and never more than B * S.
+
+    >>> batch = {"tokens": torch.tensor([[5, 0], [6, 0]]), "labels": torch.full((2, 2), -100),
+    ...     "input_pos": torch.zeros(2, 2), "document_ids": torch.tensor([[1, 0], [1, 0]]),
+    ...     "cu_seqlens": torch.tensor([0, 1, 2, 3, 4]), "max_seqlen": 1, "epoch": 0,
+    ...     "position": 2, "segments": torch.tensor([[0, 0, 0, 0, 0, 1], [1, 0, 1, 0, 0, 1]])}
+    >>> row = in_one_row(batch, 3)
+    >>> row["tokens"].tolist(), row["document_ids"].tolist(), row["cu_seqlens"].tolist()
+    ([[5, 6, 0]], [[1, 2, 0]], [0, 1, 2, 3])
+    """
+    own = unpad(batch)
+    used, total, edges = len(own["indices"]), batch["tokens"].numel(), own["cu_seqlens"]
+    size = min(-(-max(used, 1) // multiple) * multiple, total)
+    padding = (~real_tokens(batch)).flatten().nonzero().flatten()[: size - used]
+    taken = torch.cat([own["indices"], padding])
+    row: Batch = {key: batch[key].flatten()[taken][None] for key in FILLED}
+    row["input_pos"][0, used:] = torch.arange(size - used)
+    row["document_ids"].zero_()[0, edges[:-1].long()] = 1
+    row["document_ids"].cumsum_(1)[0, used:] = 0
+    row["segments"] = batch["segments"].clone()
+    row["segments"][:, ROW] = 0
+    row["cu_seqlens"] = torch.cat([edges, edges.new_tensor([size] if size > used else [])])
+    return batch | row | {"max_seqlen": max(own["max_seqlen"], size - used)}

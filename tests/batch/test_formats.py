@@ -292,6 +292,55 @@ def test_hf_flash_without_padding_is_what_transformers_own_collator_makes() -> N
             assert made[key] == value, key
 
 
+FLAT = {
+    "hf_flash": lambda made: (made["input_ids"], made["labels"], made["position_ids"]),
+    "torchtitan_flat": lambda made: (made[0]["input"], made[1], made[0]["positions"]),
+    "megatron": lambda made: (made["tokens"], made["labels"], made["position_ids"]),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+@given(rows=lengths_of_rows(), pad_to=st.sampled_from([1, 5, 8, 96]), own=st.sampled_from([1, 4]))
+def test_pad_to_leaves_the_samples_and_padding_up_to_the_multiple(
+    name: str, rows: list[list[int]], pad_to: int, own: int
+) -> None:
+    width = S if own == 1 else 4 * S
+    batch = native_batch(rows, width, multiple=own, cuts=[(0, 0)])
+    total, samples = 4 * width, formats.unpad(batch)
+    used = len(samples["tokens"])
+    size = min(-(-max(used, 1) // pad_to) * pad_to, total)
+    made = partial(formats.get_format(name), pad_to=pad_to)(batch)
+
+    tokens, labels, positions = (value.flatten() for value in FLAT[name](made))
+    assert len(tokens) == len(labels) == len(positions) == size
+    assert tokens[:used].tolist() == samples["tokens"].tolist()
+    assert positions[:used].tolist() == samples["input_pos"].tolist()
+    starts = samples["cu_seqlens"].tolist()
+    expected = samples["labels"].tolist()
+    if name == "hf_flash":  # unshifted, so the target after the cut is lost
+        expected = [t for a, b in pairwise(starts) for t in [-100, *expected[a : b - 1]]]
+    assert labels.tolist() == expected + [-100] * (size - used)
+    assert positions[used:].tolist() == list(range(size - used))
+    edges = [*starts, size] if used < size else starts
+    if name == "hf_flash":
+        assert made["cu_seq_lens_q"].tolist() == edges
+        assert made["max_length_q"] == max(b - a for a, b in pairwise(edges))
+    elif name == "megatron":
+        assert made["cu_seqlens"].tolist() == [edges + [size] * (size + 1 - len(edges))]
+
+
+def test_pad_to_keeps_the_padding_id() -> None:
+    batch = native_batch([[7, 5], [3]], 24)
+    batch["tokens"][batch["document_ids"] == 0] = 9
+    assert formats.to_hf_flash(batch, pad_to=8)["input_ids"][0, 15:].tolist() == [9]
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_pad_to_that_is_no_count_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="pad_to=0 must be at least 1"):
+        partial(formats.get_format(name), pad_to=0)(the_batch())
+
+
 def test_hf_flash_of_nothing_but_padding_keeps_it() -> None:
     made = formats.to_hf_flash(native_batch([[], []], 8), drop_padding=True)
     assert made["input_ids"].shape == (1, 16)
@@ -375,7 +424,27 @@ def test_llm_foundry_and_llama_factory_number_documents_from_0_and_from_1() -> N
     assert foundry["sequence_id"][1].tolist() == [0] * 9 + [1] + [-1] * 14
     assert foundry["attention_mask"][1].tolist() == [1] * 10 + [0] * 14
     # Without a zero: transformers would take the others for one document.
-    assert factory["attention_mask"].tolist() == [[1] * 9 + [2] + [3] * 14]
+    assert factory["attention_mask"].tolist() == [[1] * 9 + [2]]
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_llama_factory_leaves_out_what_its_collator_leaves_out(multiple: int) -> None:
+    # With flash attention it takes the tokens of a numbered mask that are not 0, and no mask.
+    batch = native_batch([[9, 1]], S, multiple=multiple)
+    batch |= {"weight": torch.rand(1, S), "images": ["a"]}
+    made = formats.to_llama_factory(batch)
+    kept = batch["document_ids"][0] > 0
+    whole = formats.to_hf(batch)
+    for key in ("input_ids", "labels", "position_ids", "weight"):
+        assert torch.equal(made[key], whole[key][:, kept]), key
+    assert torch.equal(made["attention_mask"], batch["document_ids"][:, kept])
+    assert made["images"] == ["a"]
+
+
+def test_llama_factory_keeps_a_batch_of_padding_only() -> None:
+    made = formats.to_llama_factory(native_batch([[]], 8))
+    assert made["input_ids"].shape == (1, 8)
+    assert made["attention_mask"].tolist() == [[1] * 8]
 
 
 def test_llama_factorys_numbered_mask_is_refused_for_several_packs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from streampack import ConfigError, IterableStream, PackedDataLoader, PackedIter
 from streampack.batch.formats.registry import FORMATS
 from streampack.chapters import Chapter
 from streampack.errors import ResumeError
+from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
 from streampack.report import synthetic_lengths
 from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
@@ -59,6 +61,20 @@ def test_every_world_delivers_every_token_once_and_the_same_packs(written, metho
     for batch in make(written, method):
         conformance.check_tokens(batch, written)
         assert batch["tokens"].shape == (2, 384)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("convert", [to_hf_flash, to_megatron, to_torchtitan_flat])
+def test_a_flat_row_has_a_few_sizes_below_that_of_all_slots(written, convert, num_workers):
+    batch_format = functools.partial(convert, pad_to=SIZE // 8)
+    loader = PackedDataLoader(make(written, batch_format=batch_format), num_workers=num_workers)
+    slots = [
+        (batch[1] if isinstance(batch, tuple) else batch["labels"]).numel() for batch in loader
+    ]
+    used = [int(batch["segments"][:, 5].sum()) for batch in make(written)]
+    assert slots == [-(-max(tokens, 1) // 32) * 32 for tokens in used]
+    assert len(slots) > 30 > 3 * len(set(slots))
+    assert sum(slots) < 0.9 * 2 * 384 * len(slots)
 
 
 @pytest.mark.thorough

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.batch.layout import (
     CARRIED,
@@ -26,7 +27,7 @@ from streampack.batch.layout import (
     check_carried,
     check_native,
     check_restarts,
-    unpad,
+    in_one_row,
     unshifted_labels,
 )
 from streampack.batch.masks import additive_mask, fixed_cu_seqlens
@@ -76,6 +77,7 @@ def to_hf_flash(
     batch: Batch,
     *,
     drop_padding: bool = False,
+    pad_to: int | None = None,
     capacity: int | None = None,
     shift_labels: bool = False,
     dense: bool = False,
@@ -88,12 +90,13 @@ def to_hf_flash(
         batch: A native batch.
         drop_padding: Leave padding out, so that T differs between batches. A batch of padding only
             is kept, as no model takes T = 0.
+        pad_to: Leave padding out, then pad the row to a multiple of this: few values of T.
         capacity: Give cu_seq_lens the constant shape (capacity + 1,), for CUDA graphs.
         shift_labels: Also add the shifted labels, as in `to_hf`.
         dense: Not supported; the error names the alternative.
 
     Returns:
-        input_ids, labels, position_ids: int64, shape (1, T); T is B * S.
+        input_ids, labels, position_ids: int64, shape (1, T); T is B * S, or less as above.
         cu_seq_lens_q, cu_seq_lens_k: int32, shape (n + 1,).
         max_length_q, max_length_k, epoch, position: ints.
         use_cache: False.
@@ -109,21 +112,18 @@ def to_hf_flash(
         )
     check_carried(batch, "hf_flash")
     check_restarts(batch, "hf_flash")
+    if pad_to is not None or (drop_padding and len(batch["segments"])):
+        batch = in_one_row(batch, 1 if pad_to is None else read_count("pad_to", pad_to))
     inputs = _inputs(batch, shift_labels=shift_labels)
-    flat = {key: value.flatten() for key, value in inputs.items()}
-    layout = batch
-    if drop_padding and len(batch["segments"]):
-        layout = unpad(batch)
-        flat = {key: value[layout["indices"]] for key, value in flat.items()}
-    cu_seqlens = layout["cu_seqlens"]
+    cu_seqlens = batch["cu_seqlens"]
     if capacity is not None:
         cu_seqlens = fixed_cu_seqlens(cu_seqlens, capacity)
     return {
-        **{key: value[None] for key, value in flat.items()},
+        **{key: value.flatten()[None] for key, value in inputs.items()},
         "cu_seq_lens_q": cu_seqlens,
         "cu_seq_lens_k": cu_seqlens,
-        "max_length_q": layout["max_seqlen"],
-        "max_length_k": layout["max_seqlen"],
+        "max_length_q": batch["max_seqlen"],
+        "max_length_k": batch["max_seqlen"],
         "use_cache": False,
         **{key: batch[key] for key in CARRIED},
     }
@@ -137,7 +137,7 @@ def to_llama_factory(
     Labels are unshifted. There are two modes, by attention implementation:
 
     - Flash attention, B = 1: transformers drops a mask without zeros and finds the edges in
-      position_ids. So padding is numbered too, as one more document.
+      position_ids. So the padding at the row's end is left out, as LLaMA-Factory does.
     - SDPA and eager, any B: ``dense=True``, the 4-D mask that LLaMA-Factory's collator makes.
 
     Args:
@@ -146,10 +146,10 @@ def to_llama_factory(
         dtype: Dtype of that mask: the model's.
 
     Returns:
-        input_ids, labels, position_ids: int64, shape (B, S).
-        attention_mask: int64, shape (1, S): 1..n, padding n + 1. With `dense`: 0 or the lowest
-            value of `dtype`, shape (B, 1, S, S); unlike LLaMA-Factory's mask, padding attends to
-            itself.
+        input_ids, labels, position_ids: int64, shape (1, T) without padding; with `dense` (B, S).
+            Fields with a value for each token are cut too; a batch of padding only is kept.
+        attention_mask: int64, shape (1, T): 1..n. With `dense`: 0 or the lowest value of `dtype`,
+            shape (B, 1, S, S); unlike LLaMA-Factory's mask, padding attends to itself.
         epoch, position: ints.
 
     Raises:
@@ -158,14 +158,19 @@ def to_llama_factory(
     """
     check_native(batch, "to_llama_factory")
     document_ids = batch["document_ids"]
+    made = _inputs(batch) | _passed_through(batch)
     if dense:
-        mask = additive_mask(document_ids, dtype=dtype)
-    else:
-        check_one_row(len(document_ids))
-        check_restarts(batch, "llama_factory")
-        mask = document_ids.long()
-        mask = mask.masked_fill(mask == 0, int(mask.max()) + 1)
-    return _inputs(batch) | {"attention_mask": mask} | _passed_through(batch)
+        return made | {"attention_mask": additive_mask(document_ids, dtype=dtype)}
+    check_one_row(len(document_ids))
+    check_restarts(batch, "llama_factory")
+    made["attention_mask"] = document_ids.long().clamp(min=1)
+    used = int(document_ids.count_nonzero()) or document_ids.shape[1]
+    return {
+        key: value[:, :used]
+        if torch.is_tensor(value) and value.shape[:2] == document_ids.shape
+        else value
+        for key, value in made.items()
+    }
 
 
 def check_one_row(batch_size: int) -> None:

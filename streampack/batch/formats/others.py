@@ -26,6 +26,7 @@ from streampack.batch.kernels import ROW, ROW_LENGTH
 from streampack.batch.layout import (
     CARRIED,
     check_carried,
+    in_one_row,
     real_tokens,
     row_edges,
     segment_starts,
@@ -35,7 +36,9 @@ from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
 
-def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str, Any]:
+def to_megatron(
+    batch: Batch, *, pad_segments_to: int | None = None, pad_to: int | None = None
+) -> dict[str, Any]:
     """Return the inputs of Megatron-LM for packed sequences (thd); Megatron-LM takes B = 1.
 
     Labels are shifted; they are -100 where loss_mask is 0.
@@ -44,6 +47,7 @@ def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str
         batch: A native batch.
         pad_segments_to: Pad every segment to a multiple of this, as context parallelism needs
             (2 * its size). Rows keep their length if the segments still fit, else they grow.
+        pad_to: First put all samples into one row, B = 1, padded to a multiple of this.
 
     Returns:
         tokens, labels, position_ids: int64, shape (B, S).
@@ -59,7 +63,9 @@ def to_megatron(batch: Batch, *, pad_segments_to: int | None = None) -> dict[str
     Raises:
         ConfigError: If the batch has a field that this format cannot carry, or is not native.
     """
-    check_carried(batch, "megatron", takes_slices=pad_segments_to is None)
+    check_carried(batch, "megatron", takes_slices=pad_segments_to is None and pad_to is None)
+    if pad_to is not None:
+        batch = in_one_row(batch, read_count("pad_to", pad_to))
     if pad_segments_to is not None:
         multiple = read_count("pad_segments_to", pad_segments_to)
         return _with_padded_segments(batch, multiple)

@@ -20,9 +20,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from streampack._checks import check_choice
+from streampack._checks import check_choice, read_count
 from streampack.batch.batch import Batch
-from streampack.batch.layout import check_carried, check_restarts, unshifted_labels
+from streampack.batch.layout import check_carried, check_restarts, in_one_row, unshifted_labels
 from streampack.batch.masks import PaddingMask, block_mask, dense_mask
 
 Mask = Literal["bool", "block"]
@@ -82,10 +82,14 @@ def to_torchtitan(batch: Batch) -> TitanBatch:
     return {"input": batch["tokens"], "positions": batch["input_pos"]}, batch["labels"]
 
 
-def to_torchtitan_flat(batch: Batch) -> TitanBatch:
+def to_torchtitan_flat(batch: Batch, *, pad_to: int | None = None) -> TitanBatch:
     """Return the inputs and labels of torchtitan's newer trainer, all packs in one row, T = B * S.
 
     Labels are shifted.
+
+    Args:
+        batch: A native batch.
+        pad_to: Leave padding out, then pad the row to a multiple of this: few values of T.
 
     Returns:
         The inputs: input and positions, int64, shape (T,); and the labels, int64, shape (T,). Of a
@@ -94,7 +98,9 @@ def to_torchtitan_flat(batch: Batch) -> TitanBatch:
     Raises:
         ConfigError: As `to_torchtitan`.
     """
-    check_carried(batch, "torchtitan_flat", takes_slices=True)
+    check_carried(batch, "torchtitan_flat", takes_slices=pad_to is None)
     check_restarts(batch, "torchtitan_flat")
+    if pad_to is not None:
+        batch = in_one_row(batch, read_count("pad_to", pad_to))
     inputs = {"input": batch["tokens"].flatten(), "positions": batch["input_pos"].flatten()}
     return inputs, batch["labels"].flatten()
