@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from streampack._checks import check_choice
 from streampack.cli.inspect import lengths_of, open_path
 from streampack.cli.verbs import ComparePackers
+from streampack.cli.wording import output_console
 from streampack.report import (
     KINDS,
     packer_markdown,
@@ -33,7 +32,7 @@ from streampack.types import Int64Array
 def run(options: ComparePackers) -> None:
     """Pack lengths with every packer, and print the results."""
     streams = [open_path(path, options) for path in options.stream or []]
-    console = Console()
+    console = output_console()
     compared = {}
     for title, lengths in _all_lengths(options.samples, streams, options.kind):
         for size in options.max_seq_len or [8192]:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streampack._paths import folder_of
 from streampack.cli.verbs import Index
-from streampack.cli.wording import counted
+from streampack.cli.wording import counted, output_console
 from streampack.errors import ConfigError
 from streampack.write import write_lengths, write_remote_lengths
 
@@ -32,7 +31,7 @@ def run(options: Index) -> None:
             f"{option} is for one remote stream at a time, got {' '.join(paths)}; leave out "
             f"{option}, or call index for each"
         )
-    console = Console()
+    console = output_console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written = []
     hidden = not console.is_terminal

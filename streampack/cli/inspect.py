@@ -17,14 +17,13 @@ from itertools import islice
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
 from streampack._paths import folder_of
 from streampack.cli.verbs import Inspect, StreamOptions
-from streampack.cli.wording import ARGUMENTS, counted, in_words_of_options
+from streampack.cli.wording import ARGUMENTS, counted, in_words_of_options, output_console
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
@@ -69,7 +68,7 @@ def run(options: Inspect) -> None:
 
     Of a stream that is not finished, only the parts are printed.
     """
-    console = Console()
+    console = output_console()
     described = _describe(options.path, options)
     lines, is_complete = _job_progress(options)
     for line in lines:

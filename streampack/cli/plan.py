@@ -14,13 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from streampack import report
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Plan
+from streampack.cli.wording import output_console
 from streampack.errors import ConfigError
 from streampack.report.chapters import chapters_view
 from streampack.world import World
@@ -37,7 +36,7 @@ def run(options: Plan) -> None:
     if options.as_json:
         sys.stdout.write(json.dumps({"config": str(options.config), **chapters}) + "\n")
         return
-    Console().print(chapters_view(chapters))
+    output_console().print(chapters_view(chapters))
 
 
 def _read_state(path: Path) -> Any:

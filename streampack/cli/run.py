@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from itertools import chain, islice, repeat
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Run
+from streampack.cli.wording import output_console
 from streampack.loader.loader import PackedDataLoader
 from streampack.report import stats_view
 from streampack.runtime.resumable import engine_of
@@ -53,7 +53,7 @@ def run(options: Run) -> None:
         }
         sys.stdout.write(json.dumps(record) + "\n")
         return
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=output_console(), auto_refresh=False) as live:
 
         def _redraw() -> None:
             seconds = time.perf_counter() - begin

@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import sys
 
-from rich.console import Console
-
 from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.verbs import Simulate
+from streampack.cli.wording import output_console
 from streampack.report.chapters import chapters_view
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
@@ -39,13 +38,13 @@ def run(options: Simulate) -> None:
     if described.chapters is not None:
         is_whole = options.steps is None
         view = chapters_view(stats) if is_whole else report.stats_table(stats, weight_unit=unit)
-        Console().print(view)
+        output_console().print(view)
         return
-    Console().print(report.simulation_view(stats, weight_unit=unit))
+    output_console().print(report.simulation_view(stats, weight_unit=unit))
     size, num_packs = described.mixing.global_batch_size, dataset.batch_size * world.num_devices
     if size is not None and size % num_packs:
         fitting = -(-size // num_packs) * num_packs
-        Console().print(
+        output_console().print(
             f"{num_packs} packs in a step of all ranks do not divide mixing.global_batch_size: "
             f"{size}, so an optimizer step is another one than with fewer ranks; set it to "
             f"{fitting}, or lower batch_size or the ranks"

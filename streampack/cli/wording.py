@@ -1,4 +1,4 @@
-"""Words of the command line: counts, and messages with its options and config keys.
+"""Words of the command line: its console, counts, and messages with its options and config keys.
 
 ::
 
@@ -11,8 +11,11 @@ The package words its messages for Python; only this module rewords them.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+
+from rich.console import Console
 
 # Python arguments whose option has another name.
 ARGUMENTS: Mapping[str, str] = {
@@ -31,7 +34,14 @@ VALUE = r"""('[^']*'|"[^"]*"|\.\.\.|[^\s,;()'"]*[^\s,;:.()'"])?"""
 CODE = r"\b(?:Iterable)?Stream\([^()]*\)|\b\w+\([^()]*=[^()]*\)"
 ARGUMENT_IN_TEXT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
 UNSTATED = (None, "...")  # values; "True" too for an option, as naming a flag turns it on
+PIPE_COLUMNS = 240  # rich assumes 80, and would cut the numbers of wide tables
 CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
+
+
+def output_console() -> Console:
+    """Return a console for tables, wide enough for all of them in a file or a pipe."""
+    is_known = Console().is_terminal or "COLUMNS" in os.environ
+    return Console(width=None if is_known else PIPE_COLUMNS)
 
 
 def counted(number: int, noun: str) -> str:

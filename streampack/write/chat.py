@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError, suggest
@@ -51,7 +52,7 @@ class ChatEncoder:
 
     A conversation is a list of messages, ``{"role": ..., "content": ...}`` as in transformers or
     ``{"from": ..., "value": ...}`` as in ShareGPT; or a row that holds one under "messages" or
-    "conversations", and perhaps "tools".
+    "conversations", and perhaps "tools". Messages and tools may also be JSON text.
 
     Raises:
         ConfigError: If the tokenizer has no chat template or no offsets, or `train_on` is unknown.
@@ -240,6 +241,11 @@ def _read_row(row: Any) -> tuple[Messages, Any]:
                 f"the row's system={repr(system)[:60]} would not be in the sample; make it the "
                 f"first of {name}: {{'role': 'system', 'content': ...}}, and leave out 'system'"
             )
+    row, tools = _parsed(row), _parsed(tools)
+    if isinstance(tools, str):
+        raise DataError(
+            f"tools={tools[:60]!r} is not JSON; write the tools as a list, or as JSON text of one"
+        )
     is_list = isinstance(row, Sequence) and not isinstance(row, str)
     if not is_list or not len(row) or not all(isinstance(message, Mapping) for message in row):
         raise DataError(
@@ -247,6 +253,13 @@ def _read_row(row: Any) -> tuple[Messages, Any]:
             "as {'role': 'user', 'content': 'Hi'}"
         )
     return [_read_message(message, number) for number, message in enumerate(row)], tools
+
+
+def _parsed(value: Any) -> Any:
+    """Return the value of JSON text; any other value as it is."""
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(value) if isinstance(value, str) else value
+    return value
 
 
 def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:

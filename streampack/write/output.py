@@ -235,8 +235,10 @@ class S3Output:
         """Return a context that raises a store's error with the object and a way out."""
         way_out = (
             f"check that the bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, "
-            "then run the same command again: finished parts are kept"
+            "then run the same command again"
         )
+        if action != "read":  # as `inspect` does too
+            way_out += ": finished parts are kept"
         return naming_failures(f"{self.url}/{name}", action, way_out)
 
 

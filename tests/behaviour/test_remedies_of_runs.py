@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import os
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -739,6 +740,7 @@ MARKED = (
 STRIPS = PLAIN.replace("m.content", "m.content if loop.last or m.role == 'user' else ''")
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "text"}]
 TWICE = [*SAID, *SAID]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
 def chat_tokenizer(template: str | None = PLAIN) -> Any:
@@ -796,6 +798,13 @@ CHATS = {
         lambda _: encoded("a text"),
         r"messages such as (\{.*\})$",
         lambda _, message: encoded([ast.literal_eval(message), *SAID]),
+    ),
+    "tools that are other text": Remedy(
+        lambda _: encoded({"messages": SAID, "tools": "add(a, b)"}),
+        r"is not JSON; write the tools as a list, or as JSON text of one$",
+        lambda _: [
+            encoded({"messages": SAID, "tools": tools}) for tools in ([TOOL], json.dumps([TOOL]))
+        ],
     ),
     "messages without an author": Remedy(
         lambda _: encoded([{"text": "a"}]),

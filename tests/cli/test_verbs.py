@@ -31,6 +31,18 @@ def call(monkeypatch):
     return call_verb
 
 
+def test_numbers_are_not_cut_in_a_pipe(tmp_path, config, monkeypatch):
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    builders.write_stream_files(tmp_path / "a stream with a long name", LENGTHS * 9, seed=0)
+    described = yaml.safe_load(config.read_text())
+    described["streams"][0]["local"] = str(tmp_path / "a stream with a long name")
+    config.write_text(yaml.safe_dump(described))
+
+    for verb in (("run", config), ("simulate", config), ("compare-packers", "--samples", 2000)):
+        assert "…" not in call_verb(*verb)
+
+
 @pytest.fixture
 def tokenizer(tmp_path):
     """A tokenizer file of ten words and a sign for all others."""

@@ -140,6 +140,16 @@ def test_a_store_becomes_a_stream_in_a_store(tmp_path, tokenizer):
         assert packed_words(stream) == word_counts(rows)
 
 
+def test_inspect_without_half_of_the_credentials_names_it_and_nothing_of_write(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "half")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+
+    message = fails("inspect", "s3://bucket/s")[1]
+
+    assert "missing: AWS_SECRET_ACCESS_KEY" in message
+    assert "parts" not in message
+
+
 def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(100), b"{"])
     out = tmp_path / "s"

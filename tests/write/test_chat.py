@@ -349,6 +349,19 @@ def test_calls_of_tools_are_responses_and_their_results_are_not() -> None:
     assert "Adds." in tokenizer.decode(sample["tokens"])
 
 
+def test_json_text_of_messages_and_tools_is_read() -> None:
+    encode = ChatEncoder(tokenizer_of(TOOLS))
+    expected = encode({"messages": say("hello", "fine"), "tools": [TOOL]})["tokens"].tolist()
+    messages, tools = json.dumps(say("hello", "fine")), json.dumps([TOOL])
+
+    assert encode({"messages": messages, "tools": tools})["tokens"].tolist() == expected
+    for without in ("", "[]", "null"):
+        row = {"messages": messages, "tools": without}
+        assert encode(row)["tokens"].tolist() == encode(messages)["tokens"].tolist()
+    with pytest.raises(DataError, match=r"tools='add\(a, b\)' is not JSON; write the tools as a"):
+        encode({"messages": messages, "tools": "add(a, b)"})
+
+
 def test_rows_messages_and_sharegpt_say_the_same() -> None:
     plain = [{"role": "system", "content": "s"}, *say("hello", "fine")]
     senders = {"system": "system", "user": "human", "assistant": "gpt"}
