@@ -189,16 +189,16 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         if self.plan.steps is not None:
             if self._even_steps is None:
                 self._even_steps = EvenSteps(self.loops, self, self.world, self.counter)
-            return self.until_changed(self._even_steps.loop())
+            return self.until_moved(self._even_steps.loop())
         self.ask()
-        return self.until_changed(self.read_epoch())
+        return self.until_moved(self.read_epoch())
 
-    def until_changed(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def until_moved(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """Yield batches; a ConfigError follows once a state is loaded or the epoch set."""
-        num_changes = self.num_changes
+        num_moves = self.num_moves
         with closing(batches):
             for batch in batches:
-                self.check_unchanged(num_changes)
+                self.check_unmoved(num_moves)
                 yield batch
                 del batch  # free it before the next one is made
 
@@ -337,7 +337,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         is_next = self.plan.steps is not None and self.loops.next == (epoch, 0)
         self.loops.go_to(epoch)
         if not is_next:
-            self.num_changes += 1
+            self.num_moves += 1
             self.restart(epoch)
 
     def restart(self, epoch: int, start: State | None = None) -> None:
@@ -386,7 +386,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Resume from a copy of `state`; refuse one of another worker, world or dataset."""
         self.check(state, self._own_slice())
         loop = self.loops.read(state)
-        self.num_changes += 1
+        self.num_moves += 1
         self.restart(int(state["epoch"]), copy.deepcopy(state))
         self.loops.go_to(*loop)
 

@@ -138,7 +138,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             engine.check(worker_state, engine.slice_of(worker, len(at.states)))
         loop = engine.loops.read(state)
         self._num_begun += 1  # a running iteration no longer sets the position
-        engine.num_changes += 1  # nor does one over the dataset
+        engine.num_moves += 1  # nor does one over the dataset
         self._resume(at)
         engine.loops.go_to(*loop)
 
@@ -170,7 +170,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         # Not in iter(): some trainers call it only to test for support, and drop the result.
         self._check_turn(number)
         batches = self._loop() if self.engine.plan.steps else self.read_epoch()
-        for batch in self.engine.until_changed(batches):
+        for batch in self.engine.until_moved(batches):
             yield batch
             del batch  # free it before the next one is made
             self._check_turn(number)

@@ -92,7 +92,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self._saved_size = self.recipe.global_batch_size  # of the state loaded last
         self._worker_start: Progress | None = None
         self.num_changes = 0
-        """How often the run was changed; an iteration that began before does not go on."""
+        """How often the run was changed; an iteration that began before ends there."""
         max_prefetch(buffers, self.footprint(), 1)
         self.check_cache()
 
@@ -284,7 +284,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         step, turns = 0, max(num_workers, 1)
         with self.iteration(begun) as sequence:
             read, base = self._plain_reader(num_workers), sequence.position
-            num_changes = self.num_changes
+            num_moves = self.num_moves
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
             window = self._view.window
             with closing(sequence), closing(ahead):
@@ -298,7 +298,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
                         position = base + rounds * window if num_workers else plan.position
                         ahead.need_for(plan)
                         batch = transferable(read(plan))
-                        self.check_unchanged(num_changes)
+                        self.check_unmoved(num_moves)
                         self.note(sequence, Progress(epoch=plan.epoch, position=position))
                         yield batch
                         del batch
@@ -382,7 +382,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
-        self.num_changes += 1
+        self.num_moves += 1
         self.go_to(progress.epoch)
         self.counter.run = [1, progress.epoch, progress.position, *kept_shape(self.recipe)]
 

@@ -184,11 +184,11 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             if self._shape != (engine.recipe.packing, engine.batch_size):
                 self._fit()
             plans = self._begin(sequence, num_fetched)
-            ahead, tally, num_changes = plans.ahead, self._tally, engine.num_changes
+            ahead, tally, num_moves = plans.ahead, self._tally, engine.num_moves
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
-                    engine.check_unchanged(num_changes)
+                    engine.check_unmoved(num_moves)
                     delivered = plans.deliver()
                     # Otherwise a later iteration has begun or a state was loaded; those count.
                     if plans is self._plans:

@@ -81,7 +81,6 @@ class RunEngine(PlanEngine):
         self.run = run
         """The chapters, and where they begin."""
         self._chapters = chapters
-        self.num_changes += 1
         # Of each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
         self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
@@ -282,7 +281,7 @@ class RunEngine(PlanEngine):
 
     def _resume_from(self, progress: Progress) -> None:
         self._start = progress
-        self.num_changes += 1
+        self.num_moves += 1
         self.go_to(0)
         self.counter.run = [1, progress.epoch, progress.position, *([0] * 5)]
 
@@ -293,7 +292,8 @@ class RunEngine(PlanEngine):
         """Return a copy to change, of which the next iteration begins where this one is."""
         changed = object.__new__(type(self))
         start = {"_start": reached, "at": reached, "num_changes": self.num_changes + 1}
-        changed.__dict__ = self.__dict__ | start
+        # A loader follows a change; an iterator over the dataset ends with an error.
+        changed.__dict__ = self.__dict__ | start | {"num_moves": self.num_moves + 1}
         return changed
 
     def _compare(self, **asked: Any) -> Progress:

@@ -52,7 +52,7 @@ class ResumableRun(Generic[Iteration, Position]):
         self.counter = SharedEpochCounter()
         self.at: Position | None = None
         """The position of the current iteration; None: where the next one begins."""
-        self.num_changes = 0
+        self.num_moves = 0
         """Number of times that a state was loaded, the epoch set or the run changed."""
         self._current: Iteration | None = None
         self._epoch_after = 0  # the next epoch, as of this process's last iteration
@@ -124,13 +124,13 @@ class ResumableRun(Generic[Iteration, Position]):
         if iteration is self._current:
             self.at = position
 
-    def check_unchanged(self, num_changes: int) -> None:
-        """Refuse the next batch of an iterator that began before the last change."""
-        if num_changes != self.num_changes:
+    def check_unmoved(self, num_moves: int) -> None:
+        """Refuse the next batch of an iterator that began before the last move."""
+        if num_moves != self.num_moves:
             raise ConfigError(
                 "since this iterator began, a state was loaded, the epoch was set, or the run was "
-                "amended or skipped elsewhere; it would continue at its old position, which no "
-                "state knows, so begin a new one: iter(loader)"
+                "amended or skipped; it would continue at its old position, which no state knows, "
+                "so begin a new one: iter(loader)"
             )
 
     def abandon(self) -> None:
