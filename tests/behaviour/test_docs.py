@@ -29,6 +29,7 @@ import torch
 
 from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.write import write_stream
+from tests.helpers.verbs import call_verb
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -143,6 +144,31 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     given = NAMES[page]() if page in NAMES else {}
     for code in blocks if page in ALONE else ["\n".join(blocks)]:
         exec(compile(code, f"{page}.md", "exec"), {"__name__": page, **given})
+
+
+def test_the_yaml_of_the_first_page_describes_a_run_of_its_streams(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "quickstart-pretraining.md").read_text()
+    first, *_ = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(compile(first, "first block", "exec"), {})
+    [described] = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    Path("run.yaml").write_text(described)
+    [command] = re.findall(r"^\$ streampack (simulate run.yaml .*)$", text, flags=re.MULTILINE)
+    assert "2 steps of 64 x 1 packs" in call_verb(*command.split())
+    assert call_verb("run", "run.yaml")
+
+
+def test_the_held_out_shards_of_the_page_are_those_that_training_leaves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "trainers.md").read_text()
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), names)
+    parts = [
+        {sample for batch in names[each] for sample in batch["segments"][:, 3].tolist()}
+        for each in ("train", "held_out")
+    ]
+    assert [len(each) > 100 for each in parts] == [True, True]
+    assert sum(map(len, parts)) == 1000
 
 
 def test_each_message_of_the_troubleshooting_table_is_one_of_the_package():
