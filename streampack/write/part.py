@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
-from streampack.write.inputs.read import read_rows
+from streampack.write.inputs.read import read_rows, with_contents
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError
 from streampack.write.job import (
@@ -112,9 +112,9 @@ def write_part(task: PartTask) -> Iterator[Event]:
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
-        for one in task.part.slices:
+        for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes
-            for batch in read_rows(one, task.settings.selection):
+            for batch in read_rows(one, task.settings.selection, contents=contents):
                 writer.add(batch, one)
                 writer.counts.num_bytes = before + batch.num_bytes
                 yield Event(task.part.id, replace(writer.counts))

@@ -4,22 +4,33 @@
 
     InputSlice --place--> file --format--> RowBatch (256 rows) ... bad rows are listed in it
 
+Small objects of a store are fetched whole, several at a time, because each takes a round trip.
+
 Bad rows are never raised. A damaged file, and one that is no longer the version that was listed,
 are. A file that is written to while it is read is noticed by its time, not by its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from itertools import repeat
 
 from streampack._checks import read_count
+from streampack._paths import is_url
 from streampack.errors import DataError
+from streampack.runtime.thread_map import ordered_thread_map
 from streampack.write.inputs.decompress import read_pieces
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
 from streampack.write.inputs.locate import place_of
+from streampack.write.inputs.places import OpenInput
 from streampack.write.inputs.slices import WHOLE, InputSlice, RowBatch, RowSelection
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import Wanted
+
+SMALL_BYTES = 1 << 20  # of an object that is fetched whole
+FETCHING_THREADS = 8  # with one more that reads ahead, fewer than the 10 connections of boto3
 
 LINE_READERS: dict[
     str, Callable[[Iterable[bytes], InputSlice, Wanted, int], Iterator[RowBatch]]
@@ -31,10 +42,40 @@ LINE_READERS: dict[
 }
 
 
+def with_contents(slices: Sequence[InputSlice]) -> Iterator[tuple[InputSlice, bytes | None]]:
+    """Yield slices in order, with the bytes of those that are small objects, for `read_rows`.
+
+    Raises as `read_rows`, at the object that it is about.
+    """
+    if not any(map(_is_small_object, slices)):
+        return zip(slices, repeat(None))
+    contents = ordered_thread_map(slices, _contents, 2 * FETCHING_THREADS, FETCHING_THREADS)
+    return zip(slices, contents, strict=True)
+
+
+def _contents(slice_: InputSlice) -> bytes | None:
+    if not _is_small_object(slice_):
+        return None
+    place, path = place_of(slice_.uri)
+    num_bytes = slice_.num_bytes
+    with place.open(path, slice_.version, num_bytes, is_sequential=False) as opened:
+        return opened.file.read(num_bytes)
+
+
+def _is_small_object(slice_: InputSlice) -> bool:
+    is_whole = slice_.start == 0 and slice_.stop == WHOLE
+    return is_whole and slice_.num_bytes <= SMALL_BYTES and is_url(slice_.uri)
+
+
 def read_rows(
-    slice_: InputSlice, selection: RowSelection, batch_rows: int = 256
+    slice_: InputSlice,
+    selection: RowSelection,
+    batch_rows: int = 256,
+    contents: bytes | None = None,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a slice in order; a batch has at most `batch_rows`, bad ones included.
+
+    `contents` are the bytes of the file, if they were read already.
 
     A row without a selected column, or with a value of another type, is a bad row. A file that is
     damaged, cut short or has changed since it was listed is a DataError. It names the file, and the
@@ -56,7 +97,11 @@ def read_rows(
     place, path = place_of(slice_.uri)
     is_lines = slice_.format in LINE_READERS
     stop = slice_.stop if is_lines else WHOLE
-    with place.open(path, slice_.version, stop, is_sequential=is_lines) as opened:
+    if contents is None:
+        opening = place.open(path, slice_.version, stop, is_sequential=is_lines)
+    else:
+        opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
+    with opening as opened:
         file = opened.file
         if is_lines:
             file.seek(slice_.start)

@@ -2,7 +2,7 @@
 
 ::
 
-    row groups [2, 5)  -->  record batches of 256 rows  -->  texts as str, token lists as arrays
+    row groups [2, 5)  -->  256 rows, or 8 MiB  -->  texts as str, token lists as arrays
 
 Token lists are views of pyarrow's memory. A value that is null, of another type or not UTF-8 makes
 its row bad, and no other.
@@ -23,7 +23,7 @@ import numpy as np
 from streampack._paths import is_url
 from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
-from streampack.write.inputs.lines import BatchCollector
+from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, Wanted, as_text, as_tokens
 
@@ -78,17 +78,24 @@ def read_parquet(
     row = first = sum(counts[: slice_.start])
     num_rows = max(sum(counts[slice_.start :]), 1)
     for group in range(slice_.start, stop):
+        most_rows = (
+            MAX_BATCH_BYTES * counts[group] // _raw_bytes(metadata.row_group(group), columns)
+        )
         groups = parquet.iter_batches(
-            batch_rows, row_groups=[group], columns=columns, use_threads=False
+            max(1, min(batch_rows, most_rows)),
+            row_groups=[group],
+            columns=columns,
+            use_threads=False,
         )
         where = (
             f"row group {group} cannot be read, from byte {_first_byte(metadata.row_group(group))}"
         )
         for batch in naming_damage(groups, slice_.uri, where):
-            rows = convert_batch(batch, row, slice_.uri, wanted)
-            row += batch.num_rows
-            rows.num_bytes = slice_.num_bytes * (row - first) // num_rows  # for progress only
-            yield rows
+            for piece in pieces_of(batch, batch_rows):
+                rows = convert_batch(piece, row, slice_.uri, wanted)
+                row += piece.num_rows
+                rows.num_bytes = slice_.num_bytes * (row - first) // num_rows  # for progress only
+                yield rows
 
 
 def read_arrow(
@@ -100,13 +107,20 @@ def read_arrow(
         if isinstance(batch, int):
             row += batch
             continue
-        first = row
         columns = _columns_of(batch.schema.names, wanted)
-        batch = batch if columns is None else batch.select(columns)
-        for start in range(0, batch.num_rows, batch_rows):
-            piece = batch.slice(start, batch_rows)
-            yield convert_batch(piece, first + start, slice_.uri, wanted)
-        row += batch.num_rows
+        for piece in pieces_of(batch if columns is None else batch.select(columns), batch_rows):
+            yield convert_batch(piece, row, slice_.uri, wanted)
+            row += piece.num_rows
+
+
+def pieces_of(batch: Any, most_rows: int) -> Iterator[Any]:
+    """Yield slices of a record batch, of up to a number of rows and 8 MiB, or one row."""
+    for start in range(0, batch.num_rows, most_rows):
+        piece = batch.slice(start, most_rows)
+        if piece.num_rows > 1 and piece.nbytes > MAX_BATCH_BYTES:
+            yield from pieces_of(piece, piece.num_rows // 2)
+        else:
+            yield piece
 
 
 def record_batches(file: BinaryIO, slice_: InputSlice) -> Iterator[Any]:
@@ -246,6 +260,16 @@ def _integer_lists(column: Any) -> list[Any]:
         for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
             lists[int(row)] = None
     return lists
+
+
+def _raw_bytes(group: Any, columns: list[str] | None) -> int:
+    """Return the bytes of a row group's columns without compression; at least 1."""
+    of_group = (group.column(number) for number in range(group.num_columns))
+    return 1 + sum(
+        int(column.total_uncompressed_size)
+        for column in of_group
+        if columns is None or column.path_in_schema.partition(".")[0] in columns
+    )
 
 
 def _first_byte(group: Any) -> int:

@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError, DataError
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import RowSelection
-from tests.helpers.inputs import TEXT, jsonl, packed, rows_of, split, texts_of, write_table
+from tests.helpers.examples import examples
+from tests.helpers.inputs import (
+    TEXT,
+    jsonl,
+    packed,
+    rows_of,
+    split,
+    texts_of,
+    write_rows,
+    write_table,
+)
 
 TOKENS = RowSelection(tokens="tokens")
 CHAT = RowSelection(chat="messages")
@@ -432,9 +442,28 @@ def test_a_selection_names_one_column_of_values(tmp_path, selection):
         rows_of(split(tmp_path / "a.jsonl"), selection)
 
 
-def test_a_batch_of_long_rows_ends_before_its_count(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(["x" * 3_000_000] * 9))
+@pytest.mark.parametrize(
+    ("suffix", "sizes"), [("jsonl", [1] * 9), ("parquet", [2] * 4 + [1]), ("arrow", [2] * 4 + [1])]
+)
+def test_a_batch_of_long_rows_ends_before_its_count(tmp_path, suffix, sizes):
+    texts = [f"{number}" * 3_000_000 for number in range(9)]
+    part = split(write_rows(tmp_path / f"a.{suffix}", texts, 9))[0]
 
-    sizes = [len(batch.values) for batch in read_rows(split(tmp_path / "a.jsonl")[0], TEXT)]
+    batches = list(read_rows(part, TEXT))
 
-    assert sizes == [1] * 9
+    assert [text for batch in batches for text in batch.values] == texts
+    assert [row for batch in batches for row in batch.rows] == list(range(9))
+    assert sorted(len(batch.values) for batch in batches) == sorted(sizes)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@given(lengths=st.lists(st.sampled_from([1, 1000, 3_000_000, 9_000_000]), max_size=12))
+@examples(10, deadline=None)
+def test_batches_of_tables_have_eight_mebibytes_or_one_row(folder, suffix, lengths):
+    texts = ["x" * length for length in lengths]
+    part = split(write_rows(folder / f"long.{suffix}", texts, 5))[0]
+
+    batches = list(read_rows(part, TEXT, batch_rows=4))
+
+    assert [text for batch in batches for text in batch.values] == texts
+    assert all(len(b.rows) == 1 or sum(map(len, b.values)) <= 8 << 20 for b in batches)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -17,7 +18,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.write.inputs.listing import list_inputs
-from streampack.write.inputs.read import read_rows
+from streampack.write.inputs.read import read_rows, with_contents
 from streampack.write.inputs.split import split_inputs
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server
@@ -212,6 +213,49 @@ def test_wrong_credentials_are_refused(s3, root):
 def test_a_store_without_a_driver_is_refused():
     with pytest.raises(DataError, match=r"gopher://a/b: gopher:// cannot be read .*name a copy"):
         list_inputs(["gopher://a/b"])
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl.zst", "parquet"])
+def test_small_objects_are_fetched_several_at_a_time_each_in_one_request(faults, root, suffix):
+    texts = [f"text {number}" for number in range(40)]
+    for number, text in enumerate(texts):
+        file = root / "many" / suffix / f"{number:02}.{suffix}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == "txt":
+            file.write_text(text)
+        else:
+            write_rows(file, [text])
+    parts = split(f"s3://{root.name}/many/{suffix}")
+    faults.add("slow_start", path="/many/", seconds=0.25)
+    faults.log.clear()
+    begin = time.monotonic()
+
+    pairs = list(with_contents(parts))
+
+    assert time.monotonic() - begin < 0.25 * 40 / 2
+    assert [part for part, _ in pairs] == parts
+    read = [batch.values for part, data in pairs for batch in read_rows(part, TEXT, contents=data)]
+    assert read == [[text] for text in texts]
+    assert len(faults.log) == 40
+
+
+def test_an_object_that_fails_ahead_is_an_error_at_its_own_place(faults, root):
+    parts = [split(f"s3://{root.name}/in/{name}")[0] for name in ("a.txt", "b.txt", "deep/c.txt")]
+    faults.add("status", status=403, path=r"/deep/c\.txt")
+    pairs = with_contents(parts)
+
+    assert [next(pairs)[1], next(pairs)[1]] == [b"a.txt", b"b.txt"]
+    with pytest.raises(DataError, match=r"s3://bucket/in/deep/c.txt: cannot be read.*refuses"):
+        next(pairs)
+
+
+def test_large_objects_and_files_are_not_fetched_ahead(faults, root):
+    write_rows(root / "large.jsonl", ["x" * 1000] * 2000)
+    parts = [split(root / "in" / "a.txt")[0], split(f"s3://{root.name}/large.jsonl")[0]]
+    faults.log.clear()
+
+    assert [data for _, data in with_contents(parts)] == [None, None]
+    assert faults.log == []
 
 
 def test_each_byte_of_an_object_is_requested_once(faults, root):
