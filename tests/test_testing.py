@@ -63,6 +63,34 @@ class CountsOn(TinyDecoder):
         return super().forward(tokens, mask=mask, input_pos=on)
 
 
+class SeesFaintly(TinyDecoder):
+    """Sees the whole pack at a ten-thousandth of what it sees of the segment."""
+
+    def forward(
+        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
+    ) -> torch.Tensor:
+        own = super().forward(tokens, mask=mask, input_pos=input_pos)
+        ones = torch.ones_like(mask).tril()
+        return own + 1e-4 * (super().forward(tokens, mask=ones, input_pos=input_pos) - own)
+
+
+def test_a_faint_leak_is_seen_where_multiplications_are_exact() -> None:
+    with pytest.raises(
+        AssertionError,
+        match=r"row 0: tokens 0 to 12 of stream 1, sample 3 have logits that change by .* if "
+        r"tokens of other segments are replaced, .*; the segment saw row 0: tokens 0 to 7 ",
+    ):
+        assert_no_leak(SeesFaintly(), packed("restart"))
+    # In TF32, experts that get other tokens round as much.
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert_no_leak(SeesFaintly(), packed("restart"))
+        with pytest.raises(AssertionError, match="the segment saw row 0"):
+            assert_no_leak(SeesAll(), packed("restart"))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 class IsNan(TinyDecoder):
     """Broken altogether."""
 

@@ -132,11 +132,10 @@ class _Layout:
 
     def check_targets(self, labels: Any) -> None:
         """Warn if a batch has samples, but no target."""
-        largest = labels.reshape(len(self.bounds), -1).max(axis=1)
-        if largest.min() == IGNORED:
-            for most, segments in zip(largest, self.split(self.numbered), strict=True):
-                if most == IGNORED and len(segments):  # not padding alone
-                    _warn_of_no_target(int(segments[0, ROW + 1]))
+        own = labels.reshape(len(self.bounds), -1)
+        for each, segments in zip(own, self.split(self.numbered), strict=True):
+            if len(segments) and each.max() == IGNORED:  # not padding alone
+                _warn_of_no_target(int(segments[0, ROW + 1]))
 
     def split(self, values: Int64Array) -> list[Tensor]:
         """Return each batch's part of a per-segment array of shape (n, ...), as tensors."""

@@ -101,7 +101,7 @@ class Packing:
     max_cost: int | None = None
     """Maximum cost of a pack, as `AttentionCost` counts it. It must be at least the cost of one
     sample of max_seq_len. Packs then hold up to `capacity` tokens and cost nearly the same. For
-    batch formats of varlen attention. None: no limit."""
+    batch formats of varlen attention, with their `pad_to`. None: no limit."""
     capacity: int | None = None
     """With max_cost: tokens per pack, from max_seq_len to 1.5 times that. None: 1.5 times."""
     cost_hidden_size: int | None = None
