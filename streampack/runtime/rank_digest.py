@@ -30,10 +30,8 @@ from streampack.world import World, process_group
 logger = logging.getLogger(__name__)
 
 RankView = dict[str, Any]
-"""A rank's inputs, as JSON: `streams` and `recipe`, by field.
-
-A planned stream has `name`, `folder`, `index` and `lengths`; an online one has `name`,
-`fingerprint` and `source`, by field."""
+"""A rank's inputs, as JSON: `streams`, each with `name`, `folder`, `index` and `lengths`, or online
+with `name` and `source`; and `recipe`. The last two are compared by field."""
 COMPARED = ("index", "lengths", "source")
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
@@ -68,18 +66,9 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
         # A GPU backend would need each rank to have selected its device already.
         group = distributed.new_group(backend="gloo")
     try:
-        fingerprints = [each.get("fingerprint") for each in view["streams"]]
-        told = gather_values((digest_of(compared), fingerprints), group)
-        digests = [digest for digest, _ in told]
+        digests = gather_values(digest_of(compared), group)
         if len(set(digests)) > 1:
             _refuse(gather_values(view, group))
-        if any(each != told[0] for each in told):
-            logger.warning(
-                "ranks have different Hugging Face fingerprints, though the samples that were "
-                "compared are equal: %s; if the ranks did not read the same files in the same way, "
-                "they would miss and repeat samples",
-                _by_value([each for _, each in told]),
-            )
     finally:
         if group is not None:
             distributed.destroy_process_group(group)
@@ -116,12 +105,12 @@ def _refuse(views: Sequence[RankView]) -> None:
     for number, stream in enumerate(first["streams"]):
         own = [view["streams"][number] for view in views]
         if "source" in stream:
-            of = f" of stream {stream['name']!r} (streams[{number}])"
             way_out = (
-                "each would take every n-th sample of another order, and miss and repeat samples; "
-                "give every rank the same samples in the same order, with a seed for each shuffle, "
-                f"or shard them yourself and set sharded=True; {WAY_OUT}"
+                "they would miss and repeat samples; give every rank the same ones in the same "
+                "order, with a seed for each shuffle, or shard them yourself and set sharded=True; "
+                f"{WAY_OUT}"
             )
+            of = f" of stream {stream['name']!r} (streams[{number}])"
             _check_equal([each["source"] for each in own], way_out, of)
             continue
         for key, what in (("index", "index.json, or other columns"), ("lengths", "lengths.bin")):

@@ -14,10 +14,7 @@ Cost: none; `own_copy` takes about 5 ns per integer of a list.
 from __future__ import annotations
 
 import copy
-import json
-import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sized
-from hashlib import blake2b
+from collections.abc import Iterator, MutableMapping, Sized
 from typing import Any
 
 import numpy as np
@@ -126,72 +123,6 @@ def has_unsaved_shuffle_buffer(source: object) -> bool:
             return True
         inner = getattr(inner, "ex_iterable", None)
     return False
-
-
-def fingerprint_of(source: object) -> str | None:
-    """Return the fingerprint of a Hugging Face dataset; None: it has none."""
-    found = (
-        getattr(source, "_fingerprint", None) if _is_from(source, "datasets", "Dataset") else None
-    )
-    return None if found is None else str(found)
-
-
-def shards_of(source: object) -> str | None:
-    """Return the number of shards of a Hugging Face iterable, and a digest of their list.
-
-    None if it is unknown. Files count by name, because nodes may keep copies in different folders.
-    """
-    parts = _parts(getattr(source, "_ex_iterable", None)) if is_hugging_face(source) else []
-    lists = [
-        value
-        for part in parts
-        for value in getattr(part, "kwargs", {}).values()
-        if isinstance(value, list)
-    ]
-    return f"{getattr(source, 'num_shards', 0)} shards, digest {_digest(lists)}" if lists else None
-
-
-def shuffle_seeds(source: object) -> str | None:
-    """Return a digest of what seeds the shuffles of a source; None: nothing is known to."""
-    found = [getattr(source, "shuffle_seed", None) if is_mosaic(source) else None]
-    if is_hugging_face(source):
-        owners = [
-            getattr(source, "_shuffling", None),
-            *_parts(getattr(source, "_ex_iterable", None)),
-        ]
-        generators = [getattr(each, "generator", None) for each in owners]
-        found += [getattr(each, "bit_generator", each) for each in generators]
-        found = [getattr(each, "state", each) for each in found]
-    seeds = [str(each) for each in found if each is not None]
-    return _digest(seeds) if seeds else None
-
-
-def _parts(inner: Any) -> list[Any]:
-    """Return the steps of a Hugging Face iterable, from the last to its sources."""
-    if inner is None:
-        return []
-    before = [getattr(inner, "ex_iterable", None), *getattr(inner, "ex_iterables", ())]
-    return [inner, *(part for each in before for part in _parts(each))]
-
-
-def _digest(values: list[Any]) -> str:
-    text = json.dumps(_described(values))
-    return blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _described(value: Any) -> Any:
-    """Return a shard as JSON: its values, the first and last row of a dataset, or its type."""
-    if isinstance(value, str | os.PathLike):
-        return os.path.basename(value)
-    if type(value) in ATOMS:
-        return str(value)
-    if isinstance(value, list | tuple):
-        return list(map(_described, value))
-    if isinstance(value, Mapping):
-        return {str(key): _described(each) for key, each in value.items()}
-    if has_index(value) and (num := num_items(value)):
-        return [num, *(_described(value[at]) for at in (0, num - 1))]
-    return type(value).__name__
 
 
 def own_copy(item: Any) -> Any:

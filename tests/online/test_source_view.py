@@ -155,12 +155,8 @@ def test_ranks_with_other_sources_are_refused_and_with_equal_ones_get_all_sample
 
 def test_a_view_does_not_consume_an_iterator_and_reads_few_samples():
     iterator = iter(ROWS)
-    assert source_view(IterableStream(iterator), "a")["source"] == {
-        "length": None,
-        "shuffle seeds": None,
-        "list of shards": None,
-        "samples (16 were compared)": None,
-    }
+    view = source_view(IterableStream(iterator), "a")
+    assert view == source_view(IterableStream(iter([[9]])), "a")
     assert next(iterator) == ROWS[0]
 
     class Counting(list):
