@@ -29,11 +29,14 @@ from streampack.errors import ConfigError, DataError
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 from streampack.streams.sample_fields import (
     ENCODE_CHATS,
+    PADDING_MASK,
     cast_values,
     invalid_labels,
     invalid_token_ids,
     is_chat,
     is_mask,
+    is_unpadded,
+    padded_range,
     payload_objects,
     payload_spans,
     plain_row,
@@ -236,6 +239,8 @@ class IterableStream:
         if not isinstance(item, Mapping):
             item = {self.tokens: item}
         tokens = token_ids(item, self.tokens, where) if encoded is None else encoded
+        if encoded is None and not is_unpadded(item.get(PADDING_MASK)):
+            item, tokens = self._without_padding(item, tokens, where)
         if len(tokens) == 0:
             raise DataError(f"{where}: 0 tokens, but a sample needs 1 or more; leave it out")
         self.check_ids(number, tokens)
@@ -252,6 +257,26 @@ class IterableStream:
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
         return self._with_extras(sample, item, where) if self.has_extras else sample
+
+    def _without_padding(
+        self, item: Mapping[str, Any], tokens: Int64Array, where: str
+    ) -> tuple[Mapping[str, Any], Int64Array]:
+        """Return an item and its tokens without those that its attention mask marks as padding."""
+        try:
+            kept = padded_range(item[PADDING_MASK], len(tokens))
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+        if kept is None:
+            return item, tokens
+        if kept.start and any(self.payloads.values()):
+            raise DataError(
+                f"{where}: its {PADDING_MASK!r} marks padding before the tokens, which the spans "
+                "of payloads would count; pad on the right, or not at all"
+            )
+        names = {self.labels, self.loss_mask, *self.token_fields}
+        rows = {name: np.asarray(item[name]).reshape(-1) for name in item if name in names}
+        cut = {name: row[kept] for name, row in rows.items() if len(row) == len(tokens)}
+        return {**item, **cut}, tokens[kept]
 
     def check_ids(self, number: int, tokens: Int64Array) -> None:
         """Refuse invalid token ids with a DataError that names the first."""
@@ -298,6 +323,8 @@ class IterableStream:
             return None
         tokens = plain_row(self._field_of(item) if is_dict else item)
         if tokens is None or not len(tokens):
+            return None
+        if is_dict and not is_unpadded(item.get(PADDING_MASK)):
             return None
         if self._is_tokens_only:
             return tokens, None, None

@@ -276,6 +276,7 @@ class MdsStream:
         )
         if self.checks_dtypes and not self._has_checked_dtypes():
             checker.check_dtypes(opened)
+            checker.check_padding(opened, self.index.shards[shard])
             _files_of_checked_dtypes[self.cache.folder, self.digest] = file
         checker.check_counts(opened)
         if self.length_file is not None:

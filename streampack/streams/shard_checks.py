@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, Spans
-from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype
+from streampack.mds.columns import Column, Spans, find_column, sample_spans
+from streampack.mds.dtype_check import MAX_SAMPLES, check_labels_dtype, check_tokens_dtype
+from streampack.mds.index import Shard
+from streampack.streams.sample_fields import PADDING_MASK
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import Int64Array
 
@@ -36,6 +38,23 @@ class ShardChecker:
         if shard.labels is not None and self.columns["labels"].is_untyped:
             where = f"stream {self.stream_name!r}, column {self.columns['labels'].name!r}"
             check_labels_dtype(shard.data, *_byte_ranges(shard.labels), shard.labels.dtype, where)
+
+    def check_padding(self, shard: OpenShard, info: Shard) -> None:
+        """Refuse padded samples, whose padding would be packed, by a column of attention masks."""
+        if PADDING_MASK not in info.layout.names:
+            return
+        try:
+            column = find_column(info.layout, (PADDING_MASK,), None, "", "loss_mask")
+            masks = sample_spans(shard.data, info.num_samples, info.layout, column, "")
+        except DataError:  # a column of something else
+            return
+        for sample in np.flatnonzero(masks.counts == shard.tokens.counts)[:MAX_SAMPLES].tolist():
+            if not masks.read(shard.data, sample).all():
+                raise DataError(
+                    f"{self._sample(sample)}: its {PADDING_MASK!r} has zeros, so it is padded, and "
+                    "padding would be packed and learned; write the stream again without it: "
+                    "write_stream(streaming.StreamingDataset(...), out) leaves padding out"
+                )
 
     def check_counts(self, shard: OpenShard) -> None:
         """Refuse samples without tokens, and columns that differ in length from the tokens."""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from streampack.mds.columns import DTYPES
 from streampack.mds.encoder import EncodedShard, ShardEncoder, ShardLayout
 from streampack.mds.length_file import NO_TOKEN
+from streampack.streams.sample_fields import PADDING_MASK, padded_range
 from streampack.types import IntArray, UInt32Array
 from streampack.write.inputs.values import BadValueError
 
@@ -64,6 +65,8 @@ class SampleSchema:
     def fit(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return a sample with its token ids and lists as arrays; None: it has no tokens.
 
+        Padding by an `attention_mask` is left out.
+
         A ValueError says that it has other fields, or values that do not fit.
 
         >>> schema = SampleSchema(column="t", dtype="uint16", columns={"t": "ndarray:uint16"})
@@ -76,6 +79,12 @@ class SampleSchema:
                 "set column= to one of them"
             )
         tokens = as_tokens(row[self.column], np.dtype(self.dtype))
+        num = len(tokens)
+        if (kept := padded_range(row.get(PADDING_MASK), num)) is not None:
+            arrays = {k: v for k, v in row.items() if getattr(v, "shape", None) == (num,)}
+            arrays |= {k: v for k, v in row.items() if is_per_token(v, num)}
+            row = {**row, **{name: value[kept] for name, value in arrays.items()}}
+            tokens = tokens[kept]
         if len(tokens) == 0:
             return None
         if row.keys() != self.columns.keys():

@@ -453,6 +453,14 @@ def stale(folder: Path) -> Path:
     return out
 
 
+def padded_on(side: str) -> IterableStream:
+    """Return samples with padding, and a payload that stands for the first token."""
+    row = {"tokens": [0, 5, 6], "attention_mask": [0, 1, 1], "x": ["image"], "at": [[1, 2]]}
+    if side == "right":
+        row |= {"tokens": [5, 6, 0], "attention_mask": [1, 1, 0], "at": [[0, 1]]}
+    return IterableStream([row] * 9, payloads={"x": "at"})
+
+
 def chats(**options: Any) -> IterableStream:
     rows = [
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]}
@@ -626,6 +634,11 @@ ITERABLES = {
         lambda folder, call, kind: write_stream(
             getattr(pandas.DataFrame({"tokens": ROWS}), call)(kind), folder / "s"
         ),
+    ),
+    "padding before the spans of payloads": Remedy(
+        lambda _: packed([padded_on("left")]),
+        r"pad on the (right), or not at all$",
+        lambda _, side: packed([padded_on(side)]),
     ),
     "an index of a dataset": Remedy(
         lambda _: PackedIterableDataset([IterableStream(ROWS)], packing=PACKING)[0],
