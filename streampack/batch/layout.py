@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from streampack._checks import read_count
 from streampack.batch.batch import FILLED, Batch
 from streampack.batch.kernels import ROW, ROW_LENGTH
 from streampack.errors import ConfigError
@@ -205,10 +206,10 @@ def unpad(batch: Batch) -> Batch:
     }
 
 
-def in_one_row(batch: Batch, multiple: int) -> Batch:
-    """Return a native batch with all samples in one row, padded to a multiple, B = 1.
+def in_one_row(batch: Batch, pad_to: int | None) -> Batch:
+    """Return a native batch with all samples in one row, padded to a multiple of `pad_to`, B = 1.
 
-    The row has at least one slot, and never more than B * S.
+    The row has at least one slot, and never more than B * S. None: the batch as it is.
 
     >>> batch = {"tokens": torch.tensor([[5, 0], [6, 0]]), "labels": torch.full((2, 2), -100),
     ...     "input_pos": torch.zeros(2, 2), "document_ids": torch.tensor([[1, 0], [1, 0]]),
@@ -218,7 +219,9 @@ def in_one_row(batch: Batch, multiple: int) -> Batch:
     >>> row["tokens"].tolist(), row["document_ids"].tolist(), row["cu_seqlens"].tolist()
     ([[5, 6, 0]], [[1, 2, 0]], [0, 1, 2, 3])
     """
-    own = unpad(batch)
+    if pad_to is None:
+        return batch
+    multiple, own = read_count("pad_to", pad_to), unpad(batch)
     used, total, edges = len(own["indices"]), batch["tokens"].numel(), own["cu_seqlens"]
     size = min(-(-max(used, 1) // multiple) * multiple, total)
     padding = (~real_tokens(batch)).flatten().nonzero().flatten()[: size - used]

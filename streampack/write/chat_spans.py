@@ -154,10 +154,9 @@ class Rendering:
 def _warn_of_no_end(template: str) -> None:
     """Warn once of a template."""
     logger.warning(
-        "the chat template %r... prints nothing after a response that is learned, so the model "
-        "will not learn to stop; pass chat_template= with an end-of-turn token after each "
-        "response (inside of its {%% generation %%} markers, if it has them), or add one after "
-        "each conversation with Packing(eos_id=...)",
+        "the chat template %r... ends targets with the response, so the model will not learn to "
+        "stop; pass chat_template= with an end-of-turn token (inside its {%% generation %%} "
+        "markers, if it has any), or add one to each conversation with Packing(eos_id=...)",
         template[:60],
     )
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.batch.layout import (
     CARRIED,
@@ -44,7 +43,8 @@ def to_hf(
     """Return the inputs of transformers' causal models: ``model(**to_hf(batch))``.
 
     Labels are unshifted. For attn_implementation "sdpa", "eager" and "flex_attention", at any B.
-    For flash attention use `to_hf_flash`: it finds the edges of packs only at B = 1.
+    For flash attention use `to_hf_flash`: it finds the edges of packs only at B = 1. Some models
+    do not look for edges in position_ids: docs/formats.md names them.
 
     Args:
         batch: A native batch; other fields, such as images, are passed through.
@@ -112,8 +112,9 @@ def to_hf_flash(
         )
     check_carried(batch, "hf_flash")
     check_restarts(batch, "hf_flash")
-    if pad_to is not None or (drop_padding and len(batch["segments"])):
-        batch = in_one_row(batch, 1 if pad_to is None else read_count("pad_to", pad_to))
+    if pad_to is None and drop_padding and len(batch["segments"]):
+        pad_to = 1
+    batch = in_one_row(batch, pad_to)
     inputs = _inputs(batch, shift_labels=shift_labels)
     cu_seqlens = batch["cu_seqlens"]
     if capacity is not None:

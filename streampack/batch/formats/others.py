@@ -64,8 +64,7 @@ def to_megatron(
         ConfigError: If the batch has a field that this format cannot carry, or is not native.
     """
     check_carried(batch, "megatron", takes_slices=pad_segments_to is None and pad_to is None)
-    if pad_to is not None:
-        batch = in_one_row(batch, read_count("pad_to", pad_to))
+    batch = in_one_row(batch, pad_to)
     if pad_segments_to is not None:
         multiple = read_count("pad_segments_to", pad_segments_to)
         return _with_padded_segments(batch, multiple)

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from streampack._checks import check_choice, read_count
+from streampack._checks import check_choice
 from streampack.batch.batch import Batch
 from streampack.batch.layout import check_carried, check_restarts, in_one_row, unshifted_labels
 from streampack.batch.masks import PaddingMask, block_mask, dense_mask
@@ -100,7 +100,6 @@ def to_torchtitan_flat(batch: Batch, *, pad_to: int | None = None) -> TitanBatch
     """
     check_carried(batch, "torchtitan_flat", takes_slices=pad_to is None)
     check_restarts(batch, "torchtitan_flat")
-    if pad_to is not None:
-        batch = in_one_row(batch, read_count("pad_to", pad_to))
+    batch = in_one_row(batch, pad_to)
     inputs = {"input": batch["tokens"].flatten(), "positions": batch["input_pos"].flatten()}
     return inputs, batch["labels"].flatten()
