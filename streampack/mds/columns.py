@@ -92,13 +92,15 @@ class Spans:
         return values
 
     def edges(self, data: ByteArray) -> Int64Array:
-        """Return each sample's first and last value, shape (num_samples, 2); none may be empty."""
-        itemsize = np.dtype(self.dtype).itemsize
-        lasts = self.begins + (self.counts - 1) * itemsize
-        positions = np.stack([self.begins, lasts], axis=1)  # (num_samples, 2)
-        items = data[positions[:, :, None] + np.arange(itemsize)]  # (num_samples, 2, itemsize)
-        values: IntArray = items.view(self.dtype)[:, :, 0]
-        return values.astype(np.int64)
+        """Return each sample's first and last value, shape (num_samples, 2); -1 if it is empty."""
+        some, itemsize = self.counts > 0, np.dtype(self.dtype).itemsize
+        begins = self.begins[some]
+        lasts = begins + (self.counts[some] - 1) * itemsize
+        positions = np.stack([begins, lasts], axis=1)  # (n, 2)
+        items = data[positions[:, :, None] + np.arange(itemsize)]  # (n, 2, itemsize)
+        edges = np.full((len(some), 2), -1, np.int64)
+        edges[some] = items.view(self.dtype)[:, :, 0]
+        return edges
 
 
 def find_column(

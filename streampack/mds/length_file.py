@@ -139,11 +139,6 @@ class LengthFile:
         text = repr(head).encode() + entries.tobytes()
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
-    def find_empty(self) -> int:
-        """Return the first sample without tokens; there must be one (`min_tokens` == 0)."""
-        begin = self._lengths_begin + 4 * self.first_sample
-        return int(self._read(np.uint32, begin, self.num_samples).argmin())
-
     def _entries(self) -> npt.NDArray[np.uint64]:
         """Return first sample and tokens of each shard, shape (num_shards, 2)."""
         begin = self.head_bytes + 16 * self.first_shard

@@ -6,7 +6,7 @@ packer sees lengths, never tokens. Its buffer is bounded by `buffer_tokens` and 
 Cost: 100 to 300 ns a sample, depending on the packer.
 """
 
-from streampack.pack.overflow import count_long, fit_samples
+from streampack.pack.overflow import count_dropped, fit_samples
 from streampack.pack.packer import Packer, make_packer
 
-__all__ = ["Packer", "count_long", "fit_samples", "make_packer"]
+__all__ = ["Packer", "count_dropped", "fit_samples", "make_packer"]

@@ -7,6 +7,8 @@ With max_seq_len=4 and samples A (3 tokens) and B (10)::
     drop        A A A                                 B is never read
     error       A A A   DataError names B
 
+A sample without tokens has no segment.
+
 Cost: about 5 ns a sample.
 """
 
@@ -40,7 +42,7 @@ def _count(samples: Int64Array, max_seq_len: int) -> tuple[int, int, int]:
         tokens = samples[row, TOKENS]
         num_empty += tokens < 1
         num_long += tokens > max_seq_len
-        num_pieces += -(-tokens // max_seq_len) if tokens > max_seq_len else 1
+        num_pieces += -(-tokens // max_seq_len)
     return num_empty, num_long, num_pieces
 
 
@@ -67,7 +69,7 @@ def fit_samples(
     """Convert rows of stream, pass, sample and length to segments that fit a pack, shape (m, 6).
 
     Raises:
-        DataError: If a sample has no tokens, or with overflow="error" more than fit a pack.
+        DataError: If with overflow="error" a sample has more tokens than fit a pack.
 
     >>> fit_samples(np.array([[0, 0, 7, 5]]), 4, "split", ["web"]).tolist()
     [[0, 0, 7, 0, 4, 5], [0, 0, 7, 4, 1, 5]]
@@ -76,8 +78,7 @@ def fit_samples(
         return NO_SEGMENTS
     num_empty, num_long, num_pieces = _count(samples, max_seq_len)
     if num_empty:
-        empty = samples[int(samples[:, TOKENS].argmin())]
-        raise DataError(f"{_named(empty, names)} has no tokens; rewrite the stream")
+        samples = samples[samples[:, TOKENS] > 0]
     if num_long and overflow == "error":
         long = samples[int((samples[:, TOKENS] > max_seq_len).argmax())]
         raise DataError(
@@ -120,10 +121,14 @@ def fit_segments(segments: Int64Array, max_seq_len: int) -> Int64Array:
     return pieces
 
 
-def count_long(samples: Int64Array, max_seq_len: int, num_streams: int) -> Int64Array:
-    """Return the number of samples of each stream that exceed a pack, shape (num_streams,)."""
-    is_long = samples[:, TOKENS] > max_seq_len
-    return np.bincount(samples[is_long, STREAM], minlength=num_streams)
+def count_dropped(
+    samples: Int64Array, max_seq_len: int, overflow: str, num_streams: int
+) -> Int64Array:
+    """Return the number of samples of each stream without a segment, shape (num_streams,)."""
+    is_dropped = samples[:, TOKENS] == 0
+    if overflow == "drop":
+        is_dropped |= samples[:, TOKENS] > max_seq_len
+    return np.bincount(samples[is_dropped, STREAM], minlength=num_streams)
 
 
 def _named(sample: Int64Array, names: Sequence[str]) -> str:

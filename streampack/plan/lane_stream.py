@@ -200,7 +200,8 @@ class LaneStream:
             reached = self.find_tokens(first)[1] if self._shares is not None else last
             return 0, max(last - reached, 0), True
         stop = min(first + end, last)
-        least = 0 if self._recipe.packing.overflow == "drop" else last - stop
+        is_left_out = self._recipe.packing.overflow == "drop" or self.stream.may_be_empty
+        least = 0 if is_left_out else last - stop
         if self._shares is None:
             return 0, least, True  # a shared stream is small: its lengths are not worth loading
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last

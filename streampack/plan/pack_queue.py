@@ -31,14 +31,14 @@ from itertools import pairwise
 import numpy as np
 
 from streampack.errors import DataError, ResumeError
-from streampack.pack import count_long, fit_samples, make_packer
+from streampack.pack import count_dropped, fit_samples, make_packer
 from streampack.plan.pack_order import even_order, take_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import RunSamples
 from streampack.plan.sample_order import Blocks, SampleSequence
 from streampack.plan.slots import ENDLESS
 from streampack.rng import permutation
-from streampack.types import LENGTH, NO_PACKS, Int64Array, Packs, State
+from streampack.types import LENGTH, NO_PACKS, TOKENS, Int64Array, Packs, State
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,8 +92,8 @@ class PackQueue:
         self._snapshots: deque[Snapshot] = deque()
         self.is_complete = False
         self.num_moves = 0
-        # Samples over max_seq_len seen so far, per stream.
-        self.overlong = np.zeros(len(recipe.streams), np.int64)
+        # Samples without segments so far, per stream; "overlong" in a snapshot.
+        self.dropped = np.zeros(len(recipe.streams), np.int64)
 
     def _set_windows(self) -> None:
         """Set the windows in which packs are made and shuffled."""
@@ -137,7 +137,7 @@ class PackQueue:
             "num_packs": self.num_known,
             "arrivals": self._arrivals.state(),
             "packer": packer,
-            "overlong": self.overlong.tolist(),
+            "overlong": self.dropped.tolist(),
         }
 
     def _buffered(self) -> Int64Array:
@@ -229,9 +229,10 @@ class PackQueue:
     def _fit(self, rows: Int64Array) -> Int64Array:
         """Return the segments of samples, in order."""
         max_seq_len = self._packing.max_seq_len
-        self.overlong += count_long(rows, max_seq_len, len(self.overlong))
+        self.dropped += count_dropped(rows, max_seq_len, self._packing.overflow, len(self.dropped))
         segments = fit_samples(rows, max_seq_len, self._packing.overflow, self._recipe.names)
         if len(rows):
+            self._check_empty(rows)
             self._check_drops(rows, segments)
         return segments
 
@@ -239,12 +240,30 @@ class PackQueue:
         self._packs = packs
         self._sizes = np.diff(packs.ends, prepend=0)
 
+    def _check_empty(self, rows: Int64Array) -> None:
+        """Raise a DataError for an empty sample where other lanes count on one token a sample."""
+        recipe = self._recipe
+        if recipe.num_lanes == 1 or rows[:, TOKENS].all():
+            return
+        for number, _, sample, _ in rows[rows[:, TOKENS] == 0].tolist():
+            if not recipe.streams[number].may_be_empty:
+                raise DataError(
+                    f"stream {recipe.names[number]!r}, sample {sample}: 0 tokens; with several "
+                    "lanes (num_lanes, or more than one node), empty samples are skipped only if "
+                    "the stream has a length file: run `streampack index` on it"
+                )
+
     def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
         """Raise a DataError if more samples in a row were dropped than the streams hold."""
         self._num_dropped = 0 if len(segments) else self._num_dropped + len(rows)
         limit = self._recipe.max_consecutive_drops(self._queue)
         if limit is not None and self._num_dropped > limit:
             names = [self._recipe.names[number] for number in np.unique(rows[:, 0])]
+            if not rows[:, TOKENS].any():
+                raise DataError(
+                    f"stream {names}: all of {self._num_dropped} samples in a row have no tokens; "
+                    "leave the stream out, or write it with tokens"
+                )
             raise DataError(
                 f"stream {names}: all of {self._num_dropped} samples in a row are longer than "
                 f"max_seq_len={self._packing.max_seq_len}, and overflow='drop' leaves "
@@ -333,7 +352,7 @@ class PackQueue:
             self.first_known = int(state["num_packs"])
             self._arrivals.restore([int(value) for value in state["arrivals"]])
             self._packer.load_state_dict(state["packer"])
-            self.overlong = np.array(state["overlong"], np.int64).reshape(self.overlong.shape)
+            self.dropped = np.array(state["overlong"], np.int64).reshape(self.dropped.shape)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ResumeError(
                 f"one of the state's snapshots is damaged ({type(error).__name__}: {error}); "

@@ -58,7 +58,7 @@ class PackQueues:
         self._counted_lanes = counted_lanes
         self._num_counted = self._num_summed = -1
         self._high_water = 0
-        self._overlong = np.zeros(len(recipe.streams), np.int64)
+        self._dropped = np.zeros(len(recipe.streams), np.int64)
         self.passed = passed
         self.num_changes = 0
 
@@ -74,15 +74,15 @@ class PackQueues:
         return self._high_water
 
     @property
-    def overlong(self) -> Int64Array:
-        """Samples over max_seq_len seen so far in the counted lanes, shape (num_streams,)."""
+    def dropped(self) -> Int64Array:
+        """Samples left out so far in the counted lanes, shape (num_streams,)."""
         if self._num_counted != self.num_changes:
             self._num_counted = self.num_changes
-            self._overlong = np.zeros(len(self._recipe.streams), np.int64)
+            self._dropped = np.zeros(len(self._recipe.streams), np.int64)
             for (lane, _), pack_queue in self._queues.items():
                 if lane in self._counted_lanes:
-                    self._overlong += pack_queue.overlong
-        return self._overlong.copy()
+                    self._dropped += pack_queue.dropped
+        return self._dropped.copy()
 
     def get(self, lane: int, queue: int) -> PackQueue:
         """Return a queue; create it on the first call."""

@@ -61,6 +61,8 @@ class PlanStream:
     """What happens then: "substitute", "end" or "error"."""
     num_slots: int | None = None
     """Slots of packs that the stream's tokens are expected to take. None: one for each token."""
+    may_be_empty: bool = False
+    """Whether its length file says that samples have no tokens."""
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block before their lengths are needed. None: all are known."""
     slots_per_pack: int = 1

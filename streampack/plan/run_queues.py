@@ -42,17 +42,17 @@ class RunQueues(PackQueues):
             (saved["lane"], saved["column"]): dict(enumerate(saved["begins"], saved["chapter"] + 1))
             for saved in snapshots
         }
-        # Samples over max_seq_len of queues that are parked. Their snapshots may lack the last.
-        self._parked_overlong = {key: saved["overlong"] for key, saved in self._loaded.items()}
+        # Samples left out by queues that are parked. Their snapshots may lack the last.
+        self._parked_dropped = {key: saved["overlong"] for key, saved in self._loaded.items()}
 
     @property
-    def overlong(self) -> Int64Array:
-        """Samples over max_seq_len seen so far in the counted lanes, shape (num_streams,)."""
-        overlong = super().overlong
+    def dropped(self) -> Int64Array:
+        """Samples left out so far in the counted lanes, shape (num_streams,)."""
+        dropped = super().dropped
         for lane, queue in self._loaded:
             if lane in self._counted_lanes:
-                overlong += self._parked_overlong[lane, queue]
-        return overlong
+                dropped += self._parked_dropped[lane, queue]
+        return dropped
 
     @property
     def num_substituted(self) -> int:
@@ -107,7 +107,7 @@ class RunQueues(PackQueues):
     def _park(self, lane: int, queue: int, pack_queue: RunPackQueue) -> None:
         key = lane, queue
         self._loaded[key] = pack_queue.rest(int(self.passed[key]))
-        self._parked_overlong[key] = pack_queue.overlong
+        self._parked_dropped[key] = pack_queue.dropped
         del self._queues[key]
         self._saved.pop(key, None)
         self._changed.discard(key)

@@ -134,12 +134,12 @@ class EpochSequence:
         return self._queues.high_water_tokens
 
     @property
-    def overlong(self) -> Int64Array:
-        """Samples over max_seq_len seen since the epoch began, per stream.
+    def dropped(self) -> Int64Array:
+        """Samples without segments since the epoch began, per stream.
 
         Each lane is counted by one device, although several devices may plan it.
         """
-        return self._queues.overlong
+        return self._queues.dropped
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
         """Return the plan of this device's next batches, or None at the epoch's end.

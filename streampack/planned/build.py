@@ -107,7 +107,8 @@ class _Lengths:
         if not self._adds_ids:
             return lengths
         edges = self._stream.shard_edges(shard)
-        return lengths + num_added(edges[:, 0], edges[:, 1], self._packing)
+        added = num_added(edges[:, 0], edges[:, 1], self._packing)
+        return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
 
 
 def default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
@@ -187,6 +188,7 @@ def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             num_slots=slots_of_equal_cost(stream, lengths_of, packing, total),
             lengths_of=lengths_of,
             quota=quota,
+            may_be_empty=stream.may_be_empty,
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens(quota),
             max_passes=None if stream.max_passes is None else exact_share(stream.max_passes),

@@ -95,10 +95,9 @@ class IterationPlans:
         self.sequence = sequence
         self.ahead = ahead
         self._recipe = recipe
-        self._drops = recipe.packing.overflow == "drop"
         self._starts_epoch = not sequence.position
         # Counts of the epoch before this iteration, if it resumes from a state.
-        self._overlong_before, self._substituted_before = sequence.overlong, sequence.substituted
+        self._dropped_before, self._substituted_before = sequence.dropped, sequence.substituted
         self.waiting: deque[PlannedBatches] = deque()
         self._planned_last: PlannedBatches | None = None
         self._num_asked, self._num_delivered = 0, 0
@@ -120,9 +119,9 @@ class IterationPlans:
             return None
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
-        snapshots, before = sequence.snapshots(), self._overlong_before
+        snapshots, before = sequence.snapshots(), self._dropped_before
         totals = Totals(
-            dropped=sequence.overlong - before if self._drops else 0 * before,
+            dropped=sequence.dropped - before,
             substituted=sequence.substituted - self._substituted_before,
             skipped=sequence.num_skipped,
             omitted=sequence.num_omitted,

@@ -57,7 +57,6 @@ def slots_of_equal_cost(
         return None
     shards = np.unique(np.linspace(0, stream.num_shards - 1, NUM_SHARDS).astype(np.int64))
     lengths = np.concatenate([lengths_of(shard) for shard in shards.tolist()])
-    lengths = lengths[lengths > 0]  # empty samples are refused by name when they are planned
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, 3] = lengths
     overflow = "split" if packing.overflow == "error" else packing.overflow

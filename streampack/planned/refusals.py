@@ -18,7 +18,12 @@ def check_not_empty(recipe: Recipe, epoch: int) -> None:
             f"global_batch_size={recipe.global_batch_size}; lower it, raise epoch_size, "
             "or set epoch_end='pad'"
         )
-    if recipe.mixing.epoch_end == "pad" and recipe.packing.overflow == "drop":
+    if recipe.mixing.epoch_end == "pad":
+        if recipe.packing.overflow != "drop":
+            raise DataError(
+                f"epoch {epoch}: none of its samples has tokens; name other streams, or other "
+                "shards of them"
+            )
         longest = max(packing.max_seq_len for packing in recipe.shapes.packings)
         raise DataError(
             f"epoch {epoch}: all of its samples are longer than max_seq_len="

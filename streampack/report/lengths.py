@@ -35,7 +35,7 @@ def length_quantiles(lengths: Int64Array) -> dict[str, float]:
 
 
 def histogram_table(lengths: Int64Array) -> Table:
-    """Return a histogram of lengths of at least 1 token, with one row per power of two."""
+    """Return a histogram of lengths in tokens, with one row per power of two."""
     # A length of n bits lies in [2 ** (n - 1), 2 ** n); frexp counts the bits exactly.
     bits = np.frexp(lengths.astype(np.float64))[1]
     counts = np.bincount(bits)
@@ -44,7 +44,7 @@ def histogram_table(lengths: Int64Array) -> Table:
     for num_bits in range(int(bits.min()), int(bits.max()) + 1):
         count = int(counts[num_bits])
         table.add_row(
-            f"{2 ** (num_bits - 1):,} - {2**num_bits - 1:,}",
+            f"{2**num_bits // 2:,} - {2**num_bits - 1:,}",
             f"{count:,}",
             HorizontalBar(size=int(counts.max()), begin=0, end=count, width=BAR_WIDTH),
         )

@@ -90,6 +90,11 @@ class MdsStream:
         return self.length_file is not None
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether the length file says that samples have no tokens."""
+        return self.length_file is not None and not self.length_file.min_tokens
+
+    @property
     def full_digest(self) -> str:
         """`digest`, followed by a colon and the length file's digest if there is one.
 
@@ -163,7 +168,10 @@ class MdsStream:
         return lengths
 
     def shard_edges(self, shard: int) -> Int64Array:
-        """Return the first and last token of each sample of a shard, shape (n, 2)."""
+        """Return the first and last token of each sample of a shard, shape (n, 2).
+
+        Those of a sample without tokens mean nothing.
+        """
         if self.length_file is not None:
             return self._read_lengths(self.length_file.shard_edges, *self._samples_of(shard))
         opened = self.open_shard(shard)
@@ -172,8 +180,8 @@ class MdsStream:
     def open_shard(self, shard: int) -> OpenShard:
         """Map a shard and locate its values; fetch and decompress it first if necessary.
 
-        A DataError says that it cannot be fetched or is damaged, that a sample has no tokens, or
-        that its labels or loss mask differ in length from its tokens.
+        A DataError says that it cannot be fetched or is damaged, or that a sample's labels or loss
+        mask differ in length from its tokens.
         """
         info, pool = self.index.shards[shard], shard_pool()
         uri = self.cache.location.uri(info.raw.basename)

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, DataError
 from streampack.mds.index import Shard, index_of, parse_entries
-from streampack.mds.length_file import LENGTH_FILE, LengthFile, index_digest, open_length_file
+from streampack.mds.length_file import LENGTH_FILE, index_digest, open_length_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
@@ -27,7 +27,6 @@ from streampack.streams.column_selection import (
     warn_unused_columns,
 )
 from streampack.streams.mds_stream import MdsStream
-from streampack.streams.shard_checks import empty_sample
 
 
 def open_stream(
@@ -61,13 +60,18 @@ def open_stream(
         if length_file is not None:
             if length_file.hashes:
                 index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
-            length_file = _usable(length_file, column, name)
+            length_file = length_file if length_file.column == column else None
         cache.check(index, may_be_emptied=may_be_emptied)
         if (chosen := getattr(stream, "shards", None)) is not None:
             first, stop = _chosen_shards(chosen, len(index.shards), name)
             index, entries = index.slice(first, stop), entries[first:stop]
             if length_file is not None:
                 length_file = length_file.slice(first, index)
+        if length_file is not None and not length_file.num_tokens:
+            raise DataError(
+                f"stream {name!r}: none of its {index.num_samples} samples has tokens; leave it "
+                "out, or write it with tokens"
+            )
     if has_targets:
         warn_unused_columns(index, columns, name, column)
     own_digest = _digest(_entries_digest(entries), columns)
@@ -149,16 +153,6 @@ def _refuse_shared_folders(locations: Sequence[StreamLocation]) -> None:
 def _default_name(location: StreamLocation) -> str:
     folder = str(location.folder.absolute()) if location.remote is None else location.remote
     return Path(folder).name or folder
-
-
-def _usable(lengths: LengthFile, column: str, name: str) -> LengthFile | None:
-    """Return a length file if it counts this column; None otherwise."""
-    if lengths.column != column:
-        return None
-    if lengths.min_tokens == 0:
-        with attach_uri(lengths.path):
-            raise empty_sample(name, lengths.find_empty())
-    return lengths
 
 
 def _chosen_shards(chosen: slice, num_shards: int, name: str) -> tuple[int, int]:

@@ -57,10 +57,8 @@ class ShardChecker:
                 )
 
     def check_counts(self, shard: OpenShard) -> None:
-        """Refuse samples without tokens, and columns that differ in length from the tokens."""
+        """Refuse columns that differ in length from the tokens."""
         counts = shard.tokens.counts
-        if len(counts) and counts.min() == 0:
-            raise empty_sample(self.stream_name, self.first_sample + int(counts.argmin()))
         for option, spans in (("labels", shard.labels), ("loss_mask", shard.loss_mask)):
             if spans is not None and not np.array_equal(spans.counts, counts):
                 sample = int((spans.counts != counts).argmax())
@@ -94,14 +92,6 @@ class ShardChecker:
                 likely = "int16" if (option, dtype) == ("labels", "uint16") else dtype
                 return f"; as {likely} the numbers agree: if so, set {option}_dtype={likely!r}"
         return ""
-
-
-def empty_sample(stream_name: str, sample: int) -> DataError:
-    """Return the error for a sample without tokens."""
-    return DataError(
-        f"stream {stream_name!r}, sample {sample}: 0 tokens, but a sample needs 1 or more; rewrite "
-        "the stream without empty samples (`streampack write` skips them)"
-    )
 
 
 def _byte_ranges(spans: Spans) -> tuple[Int64Array, Int64Array]:

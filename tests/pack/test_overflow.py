@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
-from streampack.pack import count_long, fit_samples
+from streampack.pack import count_dropped, fit_samples
 from streampack.types import LENGTH, SAMPLE, START, TOTAL
 from tests.helpers import oracles
 
 NAMES = ["web", "code", "chat"]
 
 samples_lists = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 99), st.integers(1, 50)),
+    st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 99), st.integers(0, 50)),
     max_size=40,
 ).map(lambda rows: np.array([list(row) for row in rows], np.int64).reshape(-1, 4))
 
@@ -50,12 +50,18 @@ def test_splits_concatenate_back(samples, max_seq_len):
         assert (pieces[:, TOTAL] == tokens).all()
 
 
-@given(samples=samples_lists, max_seq_len=st.integers(1, 50))
-def test_long_samples_are_counted_by_stream(samples, max_seq_len):
-    counts = count_long(samples, max_seq_len, len(NAMES))
+@given(
+    samples=samples_lists,
+    max_seq_len=st.integers(1, 50),
+    overflow=st.sampled_from(["split", "truncate", "drop"]),
+)
+def test_samples_without_a_segment_are_counted_by_stream(samples, max_seq_len, overflow):
+    counts = count_dropped(samples, max_seq_len, overflow, len(NAMES))
 
-    long = [stream for stream, _, _, tokens in samples.tolist() if tokens > max_seq_len]
-    assert counts.tolist() == [long.count(stream) for stream in range(len(NAMES))]
+    left_out = [
+        row[0] for row in samples.tolist() if not oracles.fit_samples([row], max_seq_len, overflow)
+    ]
+    assert counts.tolist() == [left_out.count(stream) for stream in range(len(NAMES))]
 
 
 def test_overflow_error_names_stream_sample_length_limit_and_way_out():
@@ -71,11 +77,11 @@ def test_overflow_error_names_stream_sample_length_limit_and_way_out():
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop", "error"])
-def test_a_sample_without_tokens_is_refused_by_name(overflow):
-    samples = np.array([[0, 0, 5, 8], [2, 0, 13, 0]])
+def test_a_sample_without_tokens_has_no_segment(overflow):
+    samples = np.array([[2, 0, 13, 0], [0, 0, 5, 8], [2, 0, 14, 0]])
 
-    with pytest.raises(DataError, match=r"stream 'chat', sample 13 of 0 tokens .*rewrite the stre"):
-        fit_samples(samples, 8, overflow, NAMES)
+    assert fit_samples(samples, 8, overflow, NAMES).tolist() == [[0, 0, 5, 0, 8, 8]]
+    assert fit_samples(samples[:1], 8, overflow, NAMES).shape == (0, 6)
 
 
 def test_a_sample_of_a_million_packs_is_split_without_a_loop():

@@ -42,7 +42,7 @@ def seen(r: Recipe, view: DeviceView) -> list:
                 batch.position,
                 json.dumps(own.snapshots()),
                 None if needs is None else [needs.ahead.tolist(), needs.finished.tolist()],
-                [own.substituted, own.buffered_tokens, own.overlong.tolist(), own.num_slots],
+                [own.substituted, own.buffered_tokens, own.dropped.tolist(), own.num_slots],
             ]
         )
     own.close()
@@ -106,7 +106,7 @@ def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devic
             assert rows(one, together.snapshots()) == rows(expected, alone.snapshots())
         assert together.position == alone.position
         assert together.substituted == alone.substituted
-        assert together.overlong.tolist() == alone.overlong.tolist()
+        assert together.dropped.tolist() == alone.dropped.tolist()
     assert alone.next() is None
     assert max(sizes) > 1
     together.close()

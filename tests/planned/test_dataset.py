@@ -276,15 +276,6 @@ def test_an_empty_stream_and_a_stale_length_file_are_refused(written, tmp_path):
         dataset_of(local=str(path))
 
 
-def test_a_sample_without_tokens_is_refused_by_name(tmp_path):
-    path, _ = builders.write_stream_files(
-        tmp_path / "s", [4, 0, 6], encoding="bytes", lengths_file=False
-    )
-    dataset = dataset_of([Stream(local=str(path), tokens_dtype="int32")])
-    with pytest.raises(DataError, match=r"stream 's', sample 1: 0 tokens"):
-        next(iter(dataset))
-
-
 def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     def lanes(max_seq_len: int, num_nodes: int) -> int:
         world = worlds(num_nodes, num_nodes)[0]
