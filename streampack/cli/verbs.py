@@ -60,7 +60,7 @@ class Write:
     ] = "responses"
     columns: Annotated[
         list[str] | None,
-        Option(help="Column to keep, such as url, or a loss mask with an integer per token."),
+        Option(help="Column to keep: url, hash:uint64, or a mask with an integer per token."),
     ] = None
     tokens_dtype: Annotated[
         str | None,

@@ -253,7 +253,15 @@ def _json(value: Any) -> bytes:
 def _scalar(value: Any, dtype: np.dtype[Any]) -> bytes:
     if not isinstance(value, (int, float, np.generic)):
         raise TypeError(f"{value!r} must have type {dtype}, but has {type(value)}")
-    return np.asarray(value, dtype).tobytes()
+    try:
+        stored = np.asarray(value, dtype)
+    except OverflowError as error:
+        raise ValueError(f"{value} does not fit {dtype}") from error
+    given = value.item() if isinstance(value, np.generic) else value
+    is_whole = dtype.kind != "f" or isinstance(given, int)
+    if is_whole and stored.item() != given:  # floats lose digits of integers above 2**53
+        raise ValueError(f"{value} does not fit {dtype}")
+    return stored.tobytes()
 
 
 def _ndarray(value: Any, dtype: str, sides: tuple[int, ...] | None) -> bytes:
@@ -283,6 +291,11 @@ def _of_type(value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise TypeError(f"must have type {kind}, but has {type(value)}")
     return value
+
+
+def scalar_encodings() -> tuple[str, ...]:
+    """Return the encodings of single values, such as str, json and uint64."""
+    return (*SIMPLE, *CODES)
 
 
 SIMPLE: dict[str, tuple[Encode, int | None]] = {

@@ -129,7 +129,7 @@ class _PartWriter:
     def __init__(self, task: PartTask) -> None:
         self._task = task
         schema = task.settings.schema
-        self._rows = RowEncoder(task.rows, schema)
+        self._rows = RowEncoder(task.rows, schema, task.settings.tokenizer)
         self._samples = SampleWriter(schema, task.settings.layout, self._put)
         self._bad_rows: list[dict[str, Any]] = []
         self.counts = self._samples.counts
@@ -148,7 +148,10 @@ class _PartWriter:
                     raise BadValueError(sample)
                 self._samples.add(sample)
             except BadValueError as error:
-                self._refuse(BadRow(uri=part.uri, row=row, reason=str(error)), part)
+                reason = str(error)
+                if not isinstance(sample, str):
+                    reason += "; set extra_fields=NAME:json, in a new folder, to keep any value"
+                self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
 
     def finish(self) -> PartResult:
         """Write the last shard, the lengths, and part.json."""

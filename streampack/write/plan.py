@@ -28,7 +28,7 @@ from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, is_per_token, list_dtype
-from streampack.write.tokenization import load_tokenizer
+from streampack.write.tokenization import compare_added_tokens, load_tokenizer
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 HASHES = ("xxh64",)
@@ -53,6 +53,8 @@ def plan_job(
         hashes=HASHES,
     )
     digest = tokenizer_digest(rows)
+    if rows.tokenizer is not None and rows.backend == "gigatoken":
+        compare_added_tokens(rows.tokenizer)
     slices = split_inputs(paths, part_bytes)
     text = next((one for one in slices if one.format in TEXT_FORMATS), None)
     if text is not None and rows.tokenizer is None:
@@ -63,7 +65,8 @@ def plan_job(
     dtype = _dtype_of(options)
     selection = _selection(rows)
     if known is not None and known.keep == selection.keep:
-        columns, per_token = known.columns, known.per_token
+        stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
+        columns, per_token = {**known.columns, **stated}, known.per_token
     else:
         batch = _first_batch(slices, selection) if selection.keep else RowBatch()
         columns, per_token = _columns(batch, options.column, dtype, rows)
@@ -105,7 +108,7 @@ def _selection(rows: RowFormat) -> RowSelection:
         text=rows.text_field if rows.encodes_text else None,
         tokens=rows.tokens_field if is_tokens else None,
         chat=rows.chat_field,
-        keep=tuple(rows.extra_fields),
+        keep=tuple(rows.kept),
     )
 
 
@@ -123,7 +126,7 @@ def _columns(
     columns = {column: f"ndarray:{dtype}"}
     if rows.chat_field is not None:
         columns[LOSS_MASK] = "ndarray:uint8"
-    taken = [name for name in rows.extra_fields if name in columns]
+    taken = [name for name in rows.kept if name in columns]
     if taken:
         raise ConfigError(
             f"extra_fields: {taken[0]!r} is also the name of a column that is made; set column= to "
@@ -131,11 +134,14 @@ def _columns(
         )
     per_token = []
     for name, values in batch.kept.items():
-        if rows.tokenizer is None and _is_per_token(name, values, batch.values):
+        if encoding := rows.kept[name]:
+            columns[name] = encoding
+        elif rows.tokenizer is None and _is_per_token(name, values, batch.values):
             per_token.append(name)
             columns[name] = f"ndarray:{list_dtype(dtype)}"
         else:
-            columns[name] = _encoding_of(values)
+            has_null = any(value is None for value in values)
+            columns[name] = "json" if has_null else batch.types.get(name) or _encoding_of(values)
     return columns, tuple(per_token)
 
 
@@ -152,9 +158,18 @@ def _encoding_of(values: Sequence[Any]) -> str:
 
     >>> [_encoding_of(values) for values in (["a"], [1, 2], [1, 0.5], [b""], ["a", None], [])]
     ['str', 'int', 'float64', 'bytes', 'json', 'json']
+    >>> [_encoding_of(values) for values in ([1, 2**64 - 1], [1, 2**64], [0.5, 2**53 + 1])]
+    ['uint64', 'json', 'json']
     """
     kinds = {type(value) for value in values}
-    for encoding, fitting in (("str", {str}), ("bytes", {bytes}), ("int", {int})):
+    for encoding, fitting in (("str", {str}), ("bytes", {bytes})):
         if kinds == fitting:
             return encoding
-    return "float64" if kinds and kinds <= {int, float} else "json"
+    integers = [value for value in values if type(value) is int] or [0]
+    least, most = min(integers), max(integers)
+    if kinds == {int}:
+        for encoding, name in (("int", "int64"), ("uint64", "uint64")):
+            if np.iinfo(name).min <= least and most <= np.iinfo(name).max:
+                return encoding
+    is_exact = least >= -(2**53) and most <= 2**53
+    return "float64" if float in kinds <= {int, float} and is_exact else "json"

@@ -24,6 +24,7 @@ import numpy as np
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
+from streampack.mds.encoder import scalar_encodings
 from streampack.mds.length_file import NO_TOKEN
 from streampack.types import UInt32Array
 from streampack.write.chat import ChatEncoder, TrainOn
@@ -31,7 +32,6 @@ from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema
 from streampack.write.tokenization import (
     Backend,
-    load_gigatoken,
     load_tokenizer,
     text_encoder,
     tokenizer_file,
@@ -53,8 +53,9 @@ class RowFormat:
     chat_field: str | None = None
     """Field of the conversation, such as "messages"; the tokenizer must have a chat template."""
     extra_fields: tuple[str, ...] = ()
-    """Fields that are kept, each in a column. A list of one integer per token, such as a loss mask,
-    becomes an array.
+    """Fields that are kept, each in a column: "url", or with an MDS encoding, "hash:uint64". "json"
+    takes any value, null too. A list of one integer per token, such as a loss mask, becomes an
+    array.
     """
     backend: Backend = "huggingface"
     """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
@@ -76,6 +77,16 @@ class RowFormat:
             )
 
     @property
+    def kept(self) -> dict[str, str | None]:
+        """The encodings of the fields that are kept, by name; None: by the first rows."""
+        kept: dict[str, str | None] = {}
+        for field in self.extra_fields:
+            name, _, encoding = field.rpartition(":")
+            is_typed = bool(name) and encoding in scalar_encodings()
+            kept[name if is_typed else field] = encoding if is_typed else None
+        return kept
+
+    @property
     def encodes_text(self) -> bool:
         """Whether a row is a text."""
         return self.tokenizer is not None and self.chat_field is None
@@ -86,8 +97,6 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
     if rows.tokenizer is None:
         return None
     load_tokenizer(rows.tokenizer)  # refused before anything is written
-    if rows.backend == "gigatoken":
-        load_gigatoken(rows.tokenizer)
     file = tokenizer_file(rows.tokenizer)
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16)
     if rows.chat_field is not None:
@@ -98,15 +107,23 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
 
 
 class RowEncoder:
-    """Turns rows into samples of a schema."""
+    """Turns rows into samples of a schema.
 
-    def __init__(self, rows: RowFormat, schema: SampleSchema) -> None:
+    A ConfigError says that the tokenizer is not the one of the job, by its `digest`.
+    """
+
+    def __init__(self, rows: RowFormat, schema: SampleSchema, digest: str | None) -> None:
+        if tokenizer_digest(rows) != digest:
+            raise ConfigError(
+                f"tokenizer={str(rows.tokenizer)!r} has changed since the job began, or differs "
+                "on this machine; restore it, or write into another folder"
+            )
         self._schema = schema
         self._dtype = np.dtype(schema.dtype)
         self._limit = min(int(np.iinfo(self._dtype).max), NO_TOKEN - 1)
         self._texts = self._chat = None
         if rows.chat_field is not None:
-            self._chat = _chat_encoder(rows)
+            self._chat = _chat_encoder(rows, digest)
         elif rows.tokenizer is not None:
             self._texts = text_encoder(rows.tokenizer, rows.backend)
 
@@ -147,8 +164,8 @@ class RowEncoder:
 
 
 @lru_cache(maxsize=2)
-def _chat_encoder(rows: RowFormat) -> ChatEncoder:
-    """Load a tokenizer with a chat template, once per process."""
+def _chat_encoder(rows: RowFormat, digest: str | None) -> ChatEncoder:  # noqa: ARG001 - the key
+    """Load a tokenizer with a chat template, once per process and digest."""
     if rows.tokenizer is None:
         raise ConfigError(
             f"chat_field={rows.chat_field!r} needs a tokenizer with a chat template; set "

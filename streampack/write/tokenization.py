@@ -4,7 +4,8 @@
 
     texts --huggingface--> tokens
           --gigatoken----> tokens, about 20 times as fast, reading included
-                             '--> some texts also through huggingface: other ids end the job
+                             '--> a text of each added token, and some texts of each part, also
+                                  through huggingface: other ids end the job
 
 A document is never truncated or padded, whatever tokenizer.json says, and no special tokens are
 added; `special_ids.py` says where BOS and EOS are.
@@ -43,17 +44,21 @@ def tokenizer_file(path: Path) -> Path:
     return file / TOKENIZER_FILE if file.is_dir() else file
 
 
-@lru_cache(maxsize=2)
 def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    """Load a tokenizer file, once per process; refuse one that does not repeat its ids."""
+    """Load a tokenizer file, once per process and contents; refuse one that varies its ids."""
     file = tokenizer_file(path)
     if not file.is_file():
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded (there is no {file}); give a "
             "tokenizer.json, or the folder that a tokenizer's save_pretrained() wrote"
         )
+    return _loaded(path, file.read_bytes())
+
+
+@lru_cache(maxsize=2)
+def _loaded(path: Path, data: bytes) -> tokenizers.Tokenizer:
     try:
-        loaded = tokenizers.Tokenizer.from_file(str(file))
+        loaded = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"
@@ -61,7 +66,7 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     if getattr(loaded.model, "dropout", None):
         raise ConfigError(
             f"tokenizer={str(path)!r} has dropout={loaded.model.dropout:g}, so a text gets "
-            f"other ids each time; set dropout to null in {file.name}"
+            f"other ids each time; set dropout to null in {TOKENIZER_FILE}"
         )
     loaded.no_truncation()
     loaded.no_padding()
@@ -102,8 +107,7 @@ class _Gigatoken:
         if self._num_batches % COMPARED_EVERY == 0:
             num_compared = 1 if self._num_batches else FIRST_COMPARED
             for text, own in zip(texts[:num_compared], ids, strict=False):
-                if not isinstance(own, str):
-                    self._compare(text, own)
+                self.compare(text, own)
         self._num_batches += 1
         return ids
 
@@ -113,9 +117,10 @@ class _Gigatoken:
         tokens, ends = batch.content.data, batch.offsets.data.tolist()
         return [tokens[begin:end] for begin, end in pairwise(ends)]
 
-    def _compare(self, text: str, own: UInt32Array) -> None:
+    def compare(self, text: str, own: UInt32Array | str) -> None:
+        """Raise a ConfigError if these ids of a text are not those of Hugging Face's tokenizers."""
         exact = self._exact.encode([text])[0]
-        if not np.array_equal(exact, own):
+        if not isinstance(own, str) and not np.array_equal(exact, own):
             raise ConfigError(
                 f"backend='gigatoken' gives {len(own)} ids and Hugging Face's tokenizers "
                 f"{len(exact)}, or other ones, for the text {text!r:.80}; tokenizer="
@@ -123,9 +128,33 @@ class _Gigatoken:
             )
 
 
-@lru_cache(maxsize=2)
+def compare_added_tokens(path: Path) -> None:
+    """Refuse gigatoken where it gives other ids for a text with an added token."""
+    encoder = _Gigatoken(path)
+    texts = _texts_with(load_tokenizer(path))
+    for text, own in zip(texts, encoder.encode(texts), strict=True):
+        encoder.compare(text, own)
+
+
+def _texts_with(tokenizer: tokenizers.Tokenizer) -> list[str]:
+    """Return texts with each added token: alone, beside itself, in words, and over another one."""
+    tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    if tokenizer.normalizer is not None:
+        tokens += [tokenizer.normalizer.normalize_str(token) for token in tokens]
+    begins = {token[:end]: token for token in tokens for end in range(1, len(token))}
+    tails = ((token, end) for token in tokens for end in range(1, len(token)))
+    over = (token[:end] + begins[token[end:]] for token, end in tails if token[end:] in begins)
+    alone = (text for t in tokens for text in (t, t + t, f"a{t}b", f" {t} ", f"a {t}. b"))
+    return list(dict.fromkeys((*alone, *over)))
+
+
 def load_gigatoken(path: Path) -> Any:
-    """Load a tokenizer file with gigatoken, once per process."""
+    """Load a tokenizer file with gigatoken, once per process and contents."""
+    return _loaded_gigatoken(path, tokenizer_file(path).read_bytes())
+
+
+@lru_cache(maxsize=2)
+def _loaded_gigatoken(path: Path, data: bytes) -> Any:
     try:
         library = import_module("gigatoken")
     except ImportError as error:
@@ -133,7 +162,6 @@ def load_gigatoken(path: Path) -> Any:
             f"backend='gigatoken' needs gigatoken ({error}); pip install 'streampack[gigatoken]', "
             "or set backend='huggingface'"
         ) from error
-    data = tokenizer_file(path).read_bytes()
     try:
         return library.Tokenizer.from_json(data)
     except Exception as error:  # it raises several kinds

@@ -8,13 +8,16 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tokenizers
+from streaming.base.format import reader_from_json
 
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.streams import Stream, open_stream
 from streampack.write import RowFormat, WriteOptions, files, merge, verify, write_texts
 from streampack.write.output import LocalOutput
+from tests.helpers.inputs import write_table
 from tests.helpers.preparing import (
     WORDS,
     Crash,
@@ -438,6 +441,82 @@ def test_token_ids_and_their_masks_are_kept_as_they_are(tmp_path, field):
     for i, row in enumerate(rows):
         assert shard.tokens.read(shard.data, i).tolist() == row[field]
         assert shard.loss_mask.read(shard.data, i).tolist() == [int(x) for x in row["loss_mask"]]
+
+
+LARGE = [1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
+
+
+def kept_values(folder: Path) -> tuple[dict[str, str], list[dict]]:
+    """Return the types of the columns but the tokens, and their values, as MosaicML reads them."""
+    shards = json.loads((folder / "index.json").read_text())["shards"]
+    types = dict(zip(shards[0]["column_names"], shards[0]["column_encodings"], strict=True))
+    types.pop("tokens")
+    readers = [reader_from_json(str(folder), None, shard) for shard in shards]
+    samples = [reader[i] for reader in readers for i in range(len(reader))]
+    return types, [{name: row[name] for name in types} for row in samples]
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        (LARGE[:3], "int"),
+        (LARGE, "uint64"),
+        ([-1, *LARGE], "json"),
+        ([0.5, *LARGE], "json"),
+        ([0.5, 2**53], "float64"),
+        ([None, *LARGE], "json"),
+    ],
+)
+def test_kept_numbers_keep_their_digits(tmp_path, values, encoding):
+    path = jsonl_file(tmp_path / "r.jsonl", [{"tokens": [1], "x": value} for value in values])
+    options = WriteOptions(rows=RowFormat(extra_fields=("x",)), compression=None)
+    write_texts([path], tmp_path / "s", options)
+    assert kept_values(tmp_path / "s") == ({"x": encoding}, [{"x": value} for value in values])
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_kept_columns_of_a_table_have_its_types(tmp_path, suffix):
+    later = {"hash": [2**64 - 1], "id": [2**63 - 1], "score": [0.5], "maybe": [2**60 + 1]}
+    first = {"hash": [1], "id": [1], "score": [1.0], "maybe": [None]}
+    columns = {name: first[name] * 300 + later[name] for name in first}
+    types = {"hash": pa.uint64(), "id": pa.int64(), "score": pa.float64(), "maybe": pa.int64()}
+    table = pa.table(
+        {
+            "tokens": [[1]] * 301,
+            **{name: pa.array(values, types[name]) for name, values in columns.items()},
+        }
+    )
+    path = write_table(tmp_path / f"r.{suffix}", table, 400)
+    options = WriteOptions(rows=RowFormat(extra_fields=tuple(columns)), compression=None)
+    write_texts([path], tmp_path / "s", options)
+
+    found, rows = kept_values(tmp_path / "s")
+    assert found == {"hash": "uint64", "id": "int", "score": "float64", "maybe": "json"}
+    assert rows == table.select(list(found)).to_pylist()
+
+
+def test_a_kept_column_with_a_stated_type_has_it(tmp_path):
+    rows = [{"tokens": [1], "a:b": "x", "hash": 1, "any": 1}] * 300
+    rows += [{"tokens": [1], "a:b": "y", "hash": 2**64 - 1, "any": None}]
+    path = jsonl_file(tmp_path / "r.jsonl", rows)
+
+    def write(*fields: str) -> None:
+        options = WriteOptions(rows=RowFormat(extra_fields=fields), compression=None)
+        write_texts([path], tmp_path / "-".join(fields), options)
+
+    with pytest.raises(
+        BadRowsError, match=r"does not fit an int64.*set extra_fields=NAME:json, in"
+    ):
+        write("a:b", "hash", "any:json")
+    with pytest.raises(
+        BadRowsError, match=r"NoneType.*set extra_fields=NAME:json, in a new folder"
+    ):
+        write("a:b", "hash:uint64", "any")
+    write("a:b", "hash:uint64", "any:json")
+
+    found, values = kept_values(tmp_path / "a:b-hash:uint64-any:json")
+    assert found == {"a:b": "str", "hash": "uint64", "any": "json"}
+    assert values == [{name: row[name] for name in found} for row in rows]
 
 
 def test_rows_that_do_not_fit_the_first_ones_are_bad(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,12 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError
 from streampack.streams import Stream, open_stream
 from streampack.write import RowFormat, WriteOptions, write_texts
-from streampack.write.tokenization import COMPARED_EVERY, load_tokenizer, text_encoder
+from streampack.write.tokenization import (
+    COMPARED_EVERY,
+    compare_added_tokens,
+    load_tokenizer,
+    text_encoder,
+)
 from tests.helpers.preparing import files_of, jsonl_file, tokenizer_file
 
 gigatoken = pytest.importorskip("gigatoken", reason="the extra gigatoken is not installed")
@@ -111,6 +117,78 @@ def test_other_ids_end_the_job_and_huggingface_is_the_way_out(bpe, tmp_path):
     with pytest.raises(ConfigError, match=r"other ones, for the text .*backend='huggingface', and"):
         write(tmp_path, whole, "gigatoken")
     assert write(tmp_path, whole, "huggingface")[0].is_complete
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        [{"content": "foo", "single_word": True}],
+        [{"content": "<foo>", "single_word": True, "special": True}],
+        [{"content": "ab", "special": True}, {"content": "abc", "normalized": True}],
+        [{"content": "bc", "special": True}, {"content": "ab", "normalized": True}],
+    ],
+    ids=["single_word", "single_word special", "one begins another", "one overlaps another"],
+)
+def test_added_tokens_that_gigatoken_finds_elsewhere_are_refused_before_anything_is_written(
+    bpe, tmp_path, added
+):
+    # As of gigatoken 0.10. None of the texts has one of the tokens.
+    whole = tokenizers.Tokenizer.from_file(str(bpe))
+    for each in added:
+        token = tokenizers.AddedToken(**{"normalized": False, **each})
+        (whole.add_special_tokens if each.get("special") else whole.add_tokens)([token])
+    whole.save(str(tmp_path / "tokenizer.json"))
+
+    with pytest.raises(ConfigError, match=r"other ones, for the text .*backend='huggingface', and"):
+        write(tmp_path, tmp_path / "tokenizer.json", "gigatoken", ["x"])
+    assert not (tmp_path / "gigatoken").exists()
+    assert write(tmp_path, tmp_path / "tokenizer.json", "huggingface", ["x"])[0].is_complete
+
+
+def test_many_added_tokens_that_gigatoken_finds_are_no_obstacle(bpe, tmp_path):
+    whole = tokenizers.Tokenizer.from_file(str(bpe))
+    whole.add_special_tokens([f"<|reserved_{number}|>" for number in range(6000)])
+    whole.save(str(tmp_path / "tokenizer.json"))
+
+    begin = time.monotonic()
+    compare_added_tokens(tmp_path / "tokenizer.json")
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("backend", ["huggingface", "gigatoken"])
+def test_a_tokenizer_that_is_replaced_between_two_jobs_of_a_process_is_loaded_again(
+    bpe, tmp_path, backend
+):
+    path = changed(bpe, tmp_path / "tokenizer.json")
+    for add_prefix_space in (False, True):
+        changed(bpe, path, pre_tokenizer={"add_prefix_space": add_prefix_space})
+        folder = tmp_path / str(add_prefix_space)
+        folder.mkdir()
+        _, out = write(folder, path, backend, ["The fox"])
+        exact = tokenizers.Tokenizer.from_file(str(path)).encode("The fox").ids
+        shard = open_stream(Stream(local=str(out)), 0).open_shard(0)
+        assert shard.tokens.read(shard.data, 0).tolist() == exact
+
+
+@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.processes)])
+def test_a_tokenizer_that_changes_after_a_job_began_ends_it_until_it_is_restored(
+    bpe, tmp_path, num_processes
+):
+    path = changed(bpe, tmp_path / "tokenizer.json")
+    inputs = [jsonl_file(tmp_path / f"{n}.jsonl", [{"text": "The fox"}]) for n in range(4)]
+    options = WriteOptions(
+        rows=RowFormat(tokenizer=path), num_processes=num_processes, part_bytes=10
+    )
+
+    def change(_progress):  # job.json is written before the first call
+        changed(bpe, path, pre_tokenizer={"add_prefix_space": True})
+
+    with pytest.raises(ConfigError, match="has changed since the job began, or differs on this ma"):
+        write_texts(inputs, tmp_path / "s", options, change)
+    changed(bpe, path)  # the way out
+    write_texts(inputs, tmp_path / "s", options)
+    write_texts(inputs, tmp_path / "whole", options)
+    assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
 
 
 def test_texts_of_later_batches_are_compared_too(bpe, tmp_path):

@@ -88,7 +88,7 @@ def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) 
             return None
     except (orjson.JSONDecodeError, BadValueError, KeyError, TypeError):
         return None
-    return RowBatch(values, kept, list(range(first, first + len(lines))))
+    return RowBatch(values, kept, rows=list(range(first, first + len(lines))))
 
 
 def _batch_of_lines(

@@ -76,6 +76,8 @@ class RowBatch:
     """Texts, integer arrays of shape (num_tokens,), or conversations."""
     kept: dict[str, list[Any]] = field(default_factory=dict)
     """Values of the kept columns, by name."""
+    types: dict[str, str] = field(default_factory=dict)
+    """MDS encodings of those kept columns that have a type in a table, by name."""
     rows: list[int] = field(default_factory=list)
     """Numbers of the rows, counted as in `BadRow`."""
     bad: list[BadRow] = field(default_factory=list)

@@ -185,12 +185,15 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
         return RowBatch(kept={each: [] for each in wanted.keep}, bad=bad)
     values = _values_of(batch.column(name))
     kept = {each: _values_of(batch.column(each)) for each in wanted.keep}
+    encodings = {each: _encoding_of(batch.column(each)) for each in wanted.keep}
+    types = {each: encoding for each, encoding in encodings.items() if encoding}
     are_usable = not any(BadValueError in map(type, column) for column in kept.values())
     if are_usable and _needs_no_conversion(values, wanted):
-        return RowBatch(values, kept, list(range(first, first + num_rows)))
+        return RowBatch(values, kept, types, list(range(first, first + num_rows)))
     columns = {name: values, **kept}
     columns |= {each: _values_of(batch.column(each)) for each in wanted.beside if each in names}
     rows = BatchCollector(uri, wanted)
+    rows.batch.types = types
     for row in range(num_rows):
         try:
             found = {each: _usable(column[row], each) for each, column in columns.items()}
@@ -227,6 +230,16 @@ def _values_of(column: Any) -> list[Any]:
     except (ValueError, OverflowError):  # a text that is not UTF-8, for example
         values = [_value_at(column, row) for row in range(len(column))]
     return values
+
+
+def _encoding_of(column: Any) -> str | None:
+    """Return the MDS encoding of a column's type; None: its values decide."""
+    types, kind = import_module("pyarrow.types"), column.type
+    if types.is_uint64(kind):
+        return "uint64"
+    if types.is_integer(kind):
+        return "int"
+    return "float64" if types.is_floating(kind) else None
 
 
 def _value_at(column: Any, row: int) -> Any:
