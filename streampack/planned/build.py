@@ -12,9 +12,10 @@ Cost: reading each stream's index.json. No shard is read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import cast, get_args
 
 import numpy as np
@@ -41,6 +42,9 @@ from streampack.world import World
 MIN_PACKS_PER_LANE = 4096  # smaller lanes waste fill at their ends
 METHODS: tuple[Method | None, ...] = get_args(Method)
 KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
+LEAST_ROWS = 20  # fewer samples of one length say little
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,11 +108,28 @@ class _Lengths:
         if self.prepare is not None:
             self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
+        size = self._stream.max_seq_len or self._packing.max_seq_len
+        if len(lengths) >= LEAST_ROWS and np.mean(lengths == size) > 0.95:
+            _warn_of_joined_rows(self._stream.name, size)
         if not self._adds_ids:
             return lengths
         edges = self._stream.shard_edges(shard)
         added = num_added(edges[:, 0], edges[:, 1], self._packing)
         return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
+
+
+@cache
+def _warn_of_joined_rows(name: str, size: int) -> None:
+    """Warn, once per process, of samples that seem to be rows of joined documents."""
+    logger.warning(
+        "stream %r: nearly all samples have %d tokens, as many as a pack, as rows of joined "
+        "documents do: the documents of a row then attend to each other, and eos_id= or bos_id= "
+        "mark each cut between rows as the end of a document; write each document as a sample, or "
+        "leave out eos_id and bos_id; if each sample is one document, silence the logger %r",
+        name,
+        size,
+        __name__,
+    )
 
 
 def default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
