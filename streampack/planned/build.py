@@ -155,7 +155,8 @@ def check_shape(shape: tuple[int, int, int], method: str) -> None:
         raise ConfigError(
             f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
             f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1); to "
-            "resume from a state, leave both out, and the run keeps its own"
+            "resume from a state, leave num_lanes out, and without chapters both: the run keeps "
+            "its own"
         )
 
 
@@ -167,7 +168,7 @@ def check_batches(batch_size: int, global_batch_size: int) -> None:
         raise ConfigError(
             f"global_batch_size={global_batch_size} is not a multiple of batch_size={batch_size}; "
             f"set it to {multiple}, or set batch_size to {divisor}, for example; to resume from "
-            "a state, leave it out, and the run keeps its own"
+            "a state without chapters, leave it out, and the run keeps its own"
         )
 
 

@@ -112,8 +112,9 @@ class IterationPlans:
         plan = sequence.next(most)
         if plan is None:
             if last is not None:
-                # Only now it is known where the epoch ends.
-                last.totals = replace(last.totals, omitted=sequence.num_omitted)
+                # Only now it is known where the epoch ends, and what is skipped there.
+                omitted, skipped = sequence.num_omitted, sequence.num_skipped
+                last.totals = replace(last.totals, omitted=omitted, skipped=skipped)
             elif self._starts_epoch:
                 check_not_empty(self._recipe, sequence.epoch)
             return None

@@ -204,6 +204,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                         ahead.finish(delivered.finished)
                     ahead.check()
                 if plans is self._plans:
+                    if self._last is None:  # all steps were skipped
+                        skipped = self._totals.skipped + sequence.num_skipped
+                        self._totals, self._is_new = replace(self._totals, skipped=skipped), False
                     self._settle()
                 is_cut = engine.num_changes != number
                 if not is_cut:

@@ -17,7 +17,7 @@ from streampack.batch.formats.registry import BatchFormat, check_format
 from streampack.chapters import Chapter
 from streampack.config import Mixing
 from streampack.errors import ConfigError
-from streampack.plan.chapter_recipes import chapter_recipes
+from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import check_limits
 from streampack.plan.run_plan import RunPlan
@@ -94,18 +94,22 @@ def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
     )
 
 
-def build_run(
+def chapter_steps(spec: DatasetSpec, chapter: Chapter) -> int | None:
+    """Return the length of a chapter in global batches, as it is written; None: it has no end."""
+    own = chapter_spec(spec, chapter)
+    size = own.mixing.global_batch_size or 1
+    slots = chapter_slots(chapter, own.packing.max_seq_len, size)
+    return None if slots is None else slots // size
+
+
+def run_recipes(
     spec: DatasetSpec,
     chapters: Sequence[Chapter],
     *,
     num_lanes: int | None = None,
     lane_runs: Sequence[int | None] = (),
-) -> RunPlan:
-    """Return the plan of a run.
-
-    `num_lanes` is known of a run that resumes. `lane_runs` are consecutive packs from one lane in
-    each chapter, as far as they are known; else it is the batch size of the chapter.
-    """
+) -> tuple[list[DatasetSpec], list[Recipe]]:
+    """Return the specification and the recipe of each chapter; see `build_run`."""
     streams = plan_streams(spec)
     known = [*lane_runs, *[None] * (len(chapters) - len(lane_runs))]
     specs = [chapter_spec(spec, chapter) for chapter in chapters]
@@ -123,6 +127,22 @@ def build_run(
         num_lanes=lanes,
         lane_runs=runs,
     )
+    return specs, recipes
+
+
+def build_run(
+    spec: DatasetSpec,
+    chapters: Sequence[Chapter],
+    *,
+    num_lanes: int | None = None,
+    lane_runs: Sequence[int | None] = (),
+) -> RunPlan:
+    """Return the plan of a run.
+
+    `num_lanes` is known of a run that resumes. `lane_runs` are consecutive packs from one lane in
+    each chapter, as far as they are known; else it is the batch size of the chapter.
+    """
+    specs, recipes = run_recipes(spec, chapters, num_lanes=num_lanes, lane_runs=lane_runs)
     for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
         _check_sizes(number, own, recipe)
     end = check_limits(recipes)

@@ -68,10 +68,19 @@ class RunChapters:
     def record(self, num_chapters: int) -> State:
         """Return what a state keeps beside the chapters of a run, as many as these."""
         amended = [number for number in sorted(self.amended) if number < num_chapters]
-        return {"origins": list(self.origins[:num_chapters]), "amended": amended}
+        sizes = [chapter.batch_size for chapter in self.chapters[:num_chapters]]
+        origins = list(self.origins[:num_chapters])
+        return {"origins": origins, "amended": amended, "batch_sizes": sizes}
 
-    def as_recorded(self, state: State, records: Sequence[Mapping[str, Any]]) -> RunChapters | None:
-        """Return these written chapters with the amendments of a state; None if it fits none."""
+    def as_recorded(
+        self, state: State, records: Sequence[Mapping[str, Any]], steps: Sequence[int | None]
+    ) -> RunChapters | None:
+        """Return these written chapters with the amendments of a state; None if it fits none.
+
+        `steps` are the lengths of the written chapters. What is left of one when its parts before
+        are taken off is the length of its last part: so it follows an edit, and is nothing where
+        the amendments were written into the chapters.
+        """
         origins = CHECKS.items("origins", state.get("origins"), len(records))
         for origin in origins:
             CHECKS.integer("origins", origin, 0, len(records))
@@ -82,11 +91,17 @@ class RunChapters:
         if not amended or max(origins[n] for n in amended) >= len(written):
             return None
         last = max(amended)
-        replayed = [
-            _as_recorded(written[origin], record) if n in amended else written[origin]
-            for n, (origin, record) in enumerate(zip(origins, records, strict=True))
-            if n <= last
-        ]
+        replayed: list[Chapter] = []
+        for n, origin in enumerate(origins[: last + 1]):
+            length = records[n].get("steps")
+            if origin not in origins[n + 1 :] and (length := steps[origin]) is not None:
+                begun = [records[m].get("steps") for m in range(n) if origins[m] == origin]
+                length -= sum(CHECKS.integer("steps", part, 0, 2**62) for part in begun)
+                if length < 1:
+                    return None
+            is_amended = n in amended
+            chapter = written[origin]
+            replayed.append(_as_recorded(chapter, records[n], length) if is_amended else chapter)
         rest = range(origins[last] + 1, len(written))
         return RunChapters(
             (*replayed, *[written[origin] for origin in rest]),
@@ -95,8 +110,8 @@ class RunChapters:
         )
 
 
-def _as_recorded(chapter: Chapter, record: Mapping[str, Any]) -> Chapter:
-    """Return a written chapter with the weights and the length that a state records."""
+def _as_recorded(chapter: Chapter, record: Mapping[str, Any], steps: int | None) -> Chapter:
+    """Return a written chapter with the weights that a state records, and a length."""
     weights: dict[str, Any] = {}
     try:
         for name, (begin, end) in CHECKS.mapping("weights", record.get("weights")).items():
@@ -104,6 +119,6 @@ def _as_recorded(chapter: Chapter, record: Mapping[str, Any]) -> Chapter:
             weights[name] = first if first == last else Ramp(first, last)
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise CHECKS.error("weights", record.get("weights"), wanted="shares by name") from error
-    steps, ramp_steps = record.get("steps"), record.get("ramp_steps")
-    stop = steps if ramp_steps is not None and ramp_steps != steps else None
-    return replace(chapter, weights=weights, until=None, steps=ramp_steps or steps, stop_after=stop)
+    is_left = record.get("steps") != record.get("ramp_steps") is not None
+    whole, stop = (record["ramp_steps"], steps) if is_left else (steps, None)
+    return replace(chapter, weights=weights, until=None, steps=whole, stop_after=stop)

@@ -24,7 +24,6 @@ from streampack.batch.slices import context_slice
 from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import DevicePlan, EpochSequence, Progress
-from streampack.plan.chapter_recipes import chapter_slots
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
@@ -40,9 +39,9 @@ from streampack.plan.snapshots import MAX_INTEGER
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_at_batch, check_lanes
-from streampack.planned.run_build import build_run, chapter_spec
+from streampack.planned.run_build import build_run, chapter_spec, chapter_steps
 from streampack.planned.run_chapters import RunChapters
-from streampack.planned.run_resume import fitting_run, read_skips, skip_problem
+from streampack.planned.run_resume import fitting_run, read_skips, skip_problem, warn_of_skips
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
 from streampack.types import State
@@ -65,6 +64,7 @@ class RunEngine(PlanEngine):
             max_prefetch(self.buffers, self.footprint(), 1)
             self.check_cache()
         self._check_shards(self.run, len(self.run) - 1)  # no state lies after the last chapter
+        warn_of_skips(self.run, self.skips)
 
     def _check_shards(self, run: RunPlan, first: int) -> None:
         """Refuse a stream without shards that chapters from one on use; names its first shard."""
@@ -259,6 +259,8 @@ class RunEngine(PlanEngine):
         self._check_shards(run, current)
         progress, walk = decode_run_state(state, run)
         check_at_batch(progress.position, progress.position, own.batch_size)
+        # Those that the state knows of were skipped then.
+        warn_of_skips(run, [skip for skip in self.skips if skip not in skips], progress)
         skips = sorted({*self.skips, *skips})
         if (problem := skip_problem(run, progress, view.window, skips)) is not None:
             raise ResumeError(problem)
@@ -310,9 +312,8 @@ class RunEngine(PlanEngine):
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
         # As written: a stream that ends the run may have no share in what is amended.
-        max_seq_len = self.run.recipes[number].packing.max_seq_len
-        slots = chapter_slots(self._chapters.chapters[number], max_seq_len, size)
-        left = None if slots is None else slots // size - steps
+        whole = chapter_steps(self._whole, self._chapters.chapters[number])
+        left = None if whole is None else whole - steps
         if left == 0:
             raise ConfigError(
                 f"chapters[{number}] ends with this global batch; amend in the next chapter"
@@ -341,6 +342,7 @@ class RunEngine(PlanEngine):
         window = self._views[progress.epoch].window
         if (problem := skip_problem(self.run, progress, window, skips)) is not None:
             raise ConfigError(problem)
+        warn_of_skips(self.run, [(first, first + steps)])
         reached = self._reached
         changed = self._copy_at(reached)
         changed.skips = skips

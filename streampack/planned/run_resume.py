@@ -5,11 +5,15 @@
     state, written chapters --> amended as the state records --.
                             '-> as they are written -----------+--> the first that fits, planned
 
+A later chapter takes its lane_run from its batch size where that was edited. Others keep theirs, so
+that they are the same in every world.
+
 Cost: building a plan for each candidate; the walk is resumed, not repeated.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +24,11 @@ from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_state import chapter_record, check_past
 from streampack.plan.state_text import CHECKS
 from streampack.planned.build import DatasetSpec
-from streampack.planned.run_build import build_run
+from streampack.planned.run_build import build_run, chapter_steps, run_recipes
 from streampack.planned.run_chapters import RunChapters
 from streampack.types import State
+
+logger = logging.getLogger(__name__)
 
 Records = Sequence[dict[str, Any]]
 
@@ -34,47 +40,39 @@ def fitting_run(
 
     The ResumeError for a state of other chapters names the first difference.
     """
-    candidates = [written]
-    amended = written.as_recorded(state, records)
-    if amended is not None:
-        last = max(amended.amended) + 1
-        # Or else the amendments were written into the chapters.
-        if not _are_written(spec, written, records[:last], state["num_lanes"]):
-            candidates = [amended, written]
+    steps = [chapter_steps(spec, chapter) for chapter in written.chapters]
+    amended = written.as_recorded(state, records, steps)
+    # Or else no chapter was amended, or what was is written into the chapters.
+    candidates = [written] if amended is None else [amended, written]
     errors = []
     for chapters in candidates:
         try:
-            run = _resumed(spec, chapters.chapters, records, state["num_lanes"])
+            run = _resumed(spec, chapters.chapters, records, state)
             check_past(records, run, state)
         except ResumeError as error:
             errors.append(error)
         else:
             return chapters, run
-    raise errors[-1]
-
-
-def _are_written(spec: DatasetSpec, written: RunChapters, records: Records, lanes: int) -> bool:
-    """Whether the first chapters are written as a state records them, amendments included."""
-    chapters = written.chapters[: len(records)]
-    if len(chapters) < len(records):
-        return False
-    runs = [record["lane_run"] for record in records]
-    run = build_run(spec, chapters, num_lanes=lanes, lane_runs=runs)
-    return [chapter_record(recipe) for recipe in run.recipes] == list(records)
+    raise errors[0]
 
 
 def _resumed(
-    spec: DatasetSpec, chapters: Sequence[Chapter], records: Records, lanes: int
+    spec: DatasetSpec, chapters: Sequence[Chapter], records: Records, state: State
 ) -> RunPlan:
     """Return the plan of a run that resumes: chapters that stay keep their lane_run."""
+    lanes, current = state["num_lanes"], state["epoch"]
+    # As the chapters were written when the state was saved. Earlier releases did not record it.
+    sizes = CHECKS.up_to("batch_sizes", state.get("batch_sizes", []), len(records))
     try:
-        plain = build_run(spec, chapters, num_lanes=lanes)
+        _, recipes = run_recipes(spec, chapters, num_lanes=lanes)
         runs: list[int | None] = []
-        for number, record in enumerate(records[: len(chapters)]):
-            own = chapter_record(plain.recipes[number])
+        for number, (record, recipe) in enumerate(zip(records, recipes, strict=False)):
+            own = chapter_record(recipe)
             is_same = all(
                 own[key] == record.get(key) for key in own if key not in ("lane_run", "steps")
             )
+            is_later = current < number < len(sizes)
+            is_same &= not (is_later and sizes[number] != chapters[number].batch_size)
             runs.append(record["lane_run"] if is_same else None)
         return build_run(spec, chapters, num_lanes=lanes, lane_runs=runs)
     except ConfigError as error:
@@ -111,3 +109,37 @@ def skip_problem(
         f"batch_size * ranks = {window} packs, so it does not read steps {first} to {stop - 1} "
         "whole, which are skipped; set a smaller batch_size, or take a state after a whole step"
     )
+
+
+def warn_of_skips(
+    run: RunPlan, skips: Sequence[tuple[int, int]], progress: Progress | None = None
+) -> None:
+    """Warn of ranges [first, stop) of steps that are not skipped: past, or beyond the run."""
+    begun, at = 0, progress or Progress()
+    if progress is not None:
+        size = run.recipes[at.epoch].global_batch_size
+        begun = run.steps_before(at.epoch) - (-at.position // size)
+    last = len(run) - 1
+    slots = run.num_slots(last)
+    end = (
+        None
+        if slots is None
+        else run.steps_before(last) + slots // run.recipes[last].global_batch_size
+    )
+    for first, stop in skips:
+        if first < begun:
+            logger.warning(
+                "skip has steps %d to %d, and the state was saved when %d had begun: those are not "
+                "skipped; to skip them, resume from an earlier state",
+                first,
+                stop - 1,
+                begun,
+            )
+        if end is not None and stop > end:
+            logger.warning(
+                "skip has steps %d to %d, and the run has %d, counted from 0: those after are not "
+                "there",
+                first,
+                stop - 1,
+                end,
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -648,3 +649,133 @@ def test_targets_are_the_mean_shares_of_the_chapters_delivered(tmp_path, method,
     loader = PackedDataLoader(make(skip=[(20, 49)]))
     list(loader)
     assert target(loader) == pytest.approx(0.7)
+
+
+EDGE = [
+    Chapter(weights={"web": 1}, steps=3),
+    Chapter(weights={"web": 1}, steps=2, packing=Packing(max_seq_len=128)),
+    Chapter(weights={"web": 1}, steps=3),
+]
+
+
+@pytest.mark.parametrize("overflow", ["split", "drop"])
+@pytest.mark.parametrize(
+    "skip", [[(2, 2)], [(3, 4)], [(0, 2)], [(4, 5)], [(6, 7)], [(0, 7)], [(1, 3), (7, 7)]]
+)
+def test_skipped_steps_are_counted_at_edges_and_in_whole_chapters(make, skip, overflow):
+    chapters = [
+        replace(chapter, packing=chapter.packing and replace(chapter.packing, overflow=overflow))
+        for chapter in EDGE
+    ]
+    packing = Packing(max_seq_len=64, overflow=overflow)
+    whole = keys(PackedDataLoader(make(chapters, packing=packing)))
+    loader = PackedDataLoader(make(chapters, packing=packing, skip=skip))
+    gone = {step for first, last in skip for step in range(first, last + 1)}
+    assert keys(loader) == [one for n, one in enumerate(whole) if n // 8 not in gone]
+    assert loader.stats()["skipped"] == len(gone)
+    assert report.simulate(make(chapters, packing=packing, skip=skip), steps=100)["skipped"] == len(
+        gone
+    )
+
+
+def test_skips_of_steps_that_are_over_or_not_there_are_logged(make, caplog):
+    make(skip=[(3, 4), (19, 19)])
+    assert not caplog.text  # the run has 20 steps
+    make(skip=[(18, 20)])
+    assert "skip has steps 18 to 20, and the run has 20, counted from 0" in caplog.text
+    caplog.clear()
+    loader = PackedDataLoader(make(skip=[(1, 1)]))
+    for _ in zip(range(20), loader):  # noqa: B905 - a loop that is left early
+        pass
+    state = json.loads(json.dumps(loader.state_dict()))  # step 3 has begun
+    make(skip=[(1, 1), (4, 5)]).load_state_dict(state)
+    assert not caplog.text
+    late = make(skip=[(1, 1), (3, 4)])
+    late.load_state_dict(state)
+    assert "skip has steps 3 to 4, and the state was saved when 4 had begun" in caplog.text
+    # The way out.
+    earlier = saved(make, 20)
+    caplog.clear()
+    make(skip=[(4, 4)]).load_state_dict(earlier)
+    assert not caplog.text
+    loader.skip(100)
+    assert "and the run has 20" in caplog.text
+
+
+def amended_state(make, chapters, calls, until):
+    """The state after `until` batches of a run that is amended after some of them."""
+    loader = PackedDataLoader(make(chapters))
+    for number, _ in enumerate(loader, start=1):
+        if number in calls:
+            loader.amend(weights=calls[number])
+        if number == until:
+            return json.loads(json.dumps(loader.state_dict()))
+    raise AssertionError(number)
+
+
+WEB, CODE, MATH = {"web": 1}, {"code": 1}, {"math": 1}
+
+
+def plain(*lengths):
+    return [Chapter(weights=weights, steps=steps) for weights, steps in lengths]
+
+
+@pytest.mark.parametrize("until", [37, 40, 64])
+@pytest.mark.parametrize(
+    ("edited", "expected"),
+    [
+        ([(WEB, 20), (MATH, 4)], [5, 15, 4]),
+        ([(WEB, 25), (MATH, 2)], [5, 20, 2]),
+        ([(WEB, 10), (MATH, 4)], [5, 5, 4]),
+        ([(WEB, 5), (CODE, 15), (MATH, 4)], [5, 15, 4]),
+        ([(WEB, 5), (CODE, 6), (MATH, 4)], [5, 6, 4]),
+        ([(WEB, 5), (CODE, 17), (MATH, 4)], [5, 17, 4]),
+        ([(WEB, 5), (CODE, 17)], [5, 17]),
+    ],
+)
+def test_an_amended_run_is_edited_in_the_original_and_in_the_written_chapters(
+    make, edited, expected, until
+):
+    state = amended_state(make, plain((WEB, 20), (MATH, 4)), {37: CODE}, until)
+    loader = PackedDataLoader(make(plain(*edited)))
+    loader.load_state_dict(state)
+    weights = [WEB, CODE, MATH][: len(expected)]
+    whole = keys(PackedDataLoader(make(plain(*zip(weights, expected, strict=True)))))
+    assert keys(loader) == whole[until:]
+
+
+def test_a_run_that_was_amended_twice_is_edited_or_refused_by_name(make):
+    written = plain((WEB, 6), (MATH, 6))
+    state = amended_state(make, written, {16: CODE, 56: WEB}, 60)
+    parts = [(WEB, 2), (CODE, 4), (MATH, 1), (WEB, 5)]
+    for edited, last in ((written, 5), (plain(*parts), 5), (plain(*parts[:3], (WEB, 2)), 2)):
+        loader = PackedDataLoader(make(edited))
+        loader.load_state_dict(state)
+        assert len(keys(loader)) == 8 * (7 + last) - 60
+    with pytest.raises(ResumeError, match=r"chapters\[3\], but this run has 3"):
+        make(plain((WEB, 2), (CODE, 4), (MATH, 6))).load_state_dict(state)
+    with pytest.raises(ResumeError, match=r"chapters\[1\] ran with steps=4"):
+        make(plain((WEB, 7), (MATH, 6))).load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_later_chapter_may_get_another_batch_size(make, method):
+    state = saved(make, 20, method=method)
+    chapters = [CHAPTERS[0], replace(CHAPTERS[1], batch_size=8, global_batch_size=16)]
+    loader = PackedDataLoader(make(chapters, method=method))
+    loader.load_state_dict(state)
+    rest = list(loader)
+    assert keys(rest) == keys(PackedDataLoader(make(chapters, method=method)))[20:]
+    if method in ("device_per_stream", "per_stream"):
+        assert all(len(set(batch["segments"][:, 1].tolist())) == 1 for batch in rest)
+
+
+def test_a_run_of_one_stream_a_batch_resumes_with_larger_batches(make):
+    size = {"global_batch_size": 4, "method": "per_stream"}
+    state = saved(make, 4, batch_size=2, **size)
+    with pytest.raises(ConfigError, match="to resume from a state, leave num_lanes out"):
+        make(batch_size=4, **size)
+    dataset = make(batch_size=4, order={"num_lanes": None}, **size)
+    dataset.load_state_dict(state)
+    rest, whole = (b"".join(key(b)[2] for b in own) for own in (dataset, make(**size)))
+    assert whole.endswith(rest)
