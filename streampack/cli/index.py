@@ -10,6 +10,7 @@ Cost: each stream is read once; shards are decompressed one at a time.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -31,6 +32,11 @@ def run(options: Index) -> None:
             f"{option} is for one remote stream at a time, got {' '.join(paths)}; leave out "
             f"{option}, or call index for each"
         )
+    checks = not options.no_check_dtypes
+    write_here = partial(write_lengths, check_dtypes=checks)
+    write_remote = partial(
+        write_remote_lengths, local=local, keep_local=keep_local, check_dtypes=checks
+    )
     console = output_console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written = []
@@ -39,13 +45,10 @@ def run(options: Index) -> None:
         task = bar.add_task("shards", total=None)
         for path in paths:
             arguments = (options.tokens, options.tokens_dtype, lambda n: bar.advance(task, n))
-            folder = folder_of(path)
-            if folder is None:
-                written.append(
-                    write_remote_lengths(path, *arguments, local=local, keep_local=keep_local)
-                )
+            if (folder := folder_of(path)) is None:
+                written.append(write_remote(path, *arguments))
             else:
-                written += write_lengths(Path(folder), *arguments)
+                written += write_here(Path(folder), *arguments)
     for stream in written:
         console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "

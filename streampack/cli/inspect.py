@@ -60,6 +60,7 @@ def _describe(path: str, options: StreamOptions) -> Stream:
         split=options.split,
         tokens=options.tokens,
         tokens_dtype=options.tokens_dtype,
+        check_dtypes=not options.no_check_dtypes,
     )
 
 

@@ -19,6 +19,9 @@ from typer import Argument, Option
 
 Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
 TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
+NoCheckDtypes = Annotated[
+    bool, Option("--no-check-dtypes", help="Accept a type that values in bytes contradict.")
+]
 Verify = Annotated[
     bool, Option("--verify", help="Read the shards again, and compare their hashes.")
 ]
@@ -112,6 +115,7 @@ class Index:
         str | None, Option(help="Column of the token ids; by default tokens or input_ids.")
     ] = None
     tokens_dtype: TokensDtype = None
+    no_check_dtypes: NoCheckDtypes = False
     local: Annotated[
         Path | None, Option(help="Folder to keep the shards of a remote stream in.")
     ] = None
@@ -129,6 +133,7 @@ class StreamOptions:
         str, Option(help="Column of the token ids; by default input_ids works too.")
     ] = "tokens"
     tokens_dtype: TokensDtype = None
+    no_check_dtypes: NoCheckDtypes = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 # Python arguments whose option has another name.
 ARGUMENTS: Mapping[str, str] = {
+    "check_dtypes": "no_check_dtypes",
     "column": "tokens",
     "dtype": "tokens_dtype",
     "num_ranks": "ranks",
@@ -33,7 +34,7 @@ VALUE = r"""('[^']*'|"[^"]*"|\.\.\.|[^\s,;()'"]*[^\s,;:.()'"])?"""
 # Code that users write in Python is left unchanged.
 CODE = r"\b(?:Iterable)?Stream\([^()]*\)|\b\w+\([^()]*=[^()]*\)"
 ARGUMENT_IN_TEXT = re.compile(rf"({CODE})|(?<![\w.?&/-])([a-z_]+)={VALUE}")
-UNSTATED = (None, "...")  # values; "True" too for an option, as naming a flag turns it on
+UNSTATED = (None, "...")  # values; True and False too for an option, as a flag takes none
 PIPE_COLUMNS = 240  # rich assumes 80, and would cut the numbers of wide tables
 CONFIG = re.compile(r"\b(Packing|Mixing|Order|Buffers)\(([a-z_]+)=([^()]*)\)")
 
@@ -54,7 +55,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def in_words_of_options(
-    text: str, options: Mapping[str, str], unstated: Sequence[str | None] = (*UNSTATED, "True")
+    text: str,
+    options: Mapping[str, str],
+    unstated: Sequence[str | None] = (*UNSTATED, "True", "False"),
 ) -> str:
     """Return a message with arguments replaced by their options, without `unstated` values.
 

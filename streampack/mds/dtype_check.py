@@ -88,13 +88,13 @@ def check_tokens_dtype(
         raise DataError(
             f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
             f"{evidence[1]}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
-            "check_dtypes=False on the Stream"
+            "check_dtypes=False"
         )
     oddity = _oddity(words, dtype)
     if oddity is not None:
         logger.warning(
             "%s: is read as tokens_dtype=%r, but %s; if it was written as another type, set "
-            "tokens_dtype to that; if not, check_dtypes=False on the Stream silences this warning",
+            "tokens_dtype to that; if not, check_dtypes=False silences this warning",
             where,
             dtype,
             oddity,
@@ -125,7 +125,7 @@ def check_labels_dtype(
             f"{where}: is read as labels_dtype={dtype!r}, but was likely written as {likely}: "
             f"{num_wrapped} of the first {len(values)} values are {wrapped}, which is {IGNORED} "
             f"as {likely}; set labels_dtype={likely!r}, or, if {dtype} is right, "
-            "check_dtypes=False on the Stream"
+            "check_dtypes=False"
         )
 
 

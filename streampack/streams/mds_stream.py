@@ -281,14 +281,15 @@ class MdsStream:
             stream_name=self.name,
             columns=columns,
             first_sample=int(self.first_sample[shard]),
+            stated=self.shard_lengths(shard) if self.length_file is not None else None,
+            length_file=None if self.length_file is None else self.length_file.path,
         )
         if self.checks_dtypes and not self._has_checked_dtypes():
             checker.check_dtypes(opened)
             checker.check_padding(opened, self.index.shards[shard])
             _files_of_checked_dtypes[self.cache.folder, self.digest] = file
         checker.check_counts(opened)
-        if self.length_file is not None:
-            checker.check_stated_lengths(opened, self.shard_lengths(shard), self.length_file.path)
+        checker.check_stated_lengths(opened)
 
     def _has_checked_dtypes(self) -> bool:
         """Return whether this process checked a shard that has not been rewritten since."""

@@ -13,7 +13,12 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.columns import Column, Spans, find_column, sample_spans
-from streampack.mds.dtype_check import MAX_SAMPLES, check_labels_dtype, check_tokens_dtype
+from streampack.mds.dtype_check import (
+    MAX_SAMPLES,
+    check_labels_dtype,
+    check_tokens_dtype,
+    dtype_of_sizes,
+)
 from streampack.mds.index import Shard
 from streampack.streams.sample_fields import PADDING_MASK
 from streampack.streams.shard_pool import OpenShard
@@ -29,12 +34,24 @@ class ShardChecker:
     """The columns that are read, by option."""
     first_sample: int
     """Number of the shard's first sample, for messages."""
+    stated: Int64Array | None = None
+    """The lengths in the length file, shape (num_samples,); None without one."""
+    length_file: Path | None = None
 
     def check_dtypes(self, shard: OpenShard) -> None:
         """Check that untyped columns hold the types that the options state."""
         if self.columns["tokens"].is_untyped:
             where = f"stream {self.stream_name!r}, column of the tokens"
-            check_tokens_dtype(shard.data, *_byte_ranges(shard.tokens), shard.tokens.dtype, where)
+            of_tokens = shard.data, *_byte_ranges(shard.tokens), shard.tokens.dtype
+            try:
+                check_tokens_dtype(*of_tokens, where)
+            except DataError as error:
+                if self.stated is not None and np.array_equal(self.stated, shard.tokens.counts):
+                    raise DataError(
+                        f"{error}. {self.length_file} was made with {shard.tokens.dtype} too: "
+                        "then write it again with `streampack index`"
+                    ) from None
+                raise
         if shard.labels is not None and self.columns["labels"].is_untyped:
             where = f"stream {self.stream_name!r}, column {self.columns['labels'].name!r}"
             check_labels_dtype(shard.data, *_byte_ranges(shard.labels), shard.labels.dtype, where)
@@ -68,15 +85,20 @@ class ShardChecker:
                     f"token{self._dtype_hint(spans, counts, option)}"
                 )
 
-    def check_stated_lengths(self, shard: OpenShard, stated: Int64Array, path: Path) -> None:
-        """Refuse a shard whose lengths differ from those in the length file at `path`."""
-        counts = shard.tokens.counts
-        if not np.array_equal(stated, counts):
+    def check_stated_lengths(self, shard: OpenShard) -> None:
+        """Refuse a shard whose lengths differ from those in the length file."""
+        counts, stated = shard.tokens.counts, self.stated
+        if self.length_file is not None and stated is not None and (stated != counts).any():
             sample = int((stated != counts).argmax())
+            hint = self._dtype_hint(shard.tokens, stated, "tokens")
+            likely = dtype_of_sizes(shard.data, *_byte_ranges(shard.tokens))
+            if likely == shard.tokens.dtype:  # so the file is wrong
+                hint = ""
+            typed = f" --tokens-dtype {shard.tokens.dtype}" * self.columns["tokens"].is_untyped
             raise DataError(
-                f"{self._sample(sample)}: {counts[sample]} tokens, but {path} says "
-                f"{stated[sample]}; write it again: streampack index {path.parent}"
-                f"{self._dtype_hint(shard.tokens, stated, 'tokens')}"
+                f"{self._sample(sample)}: {counts[sample]} tokens, but {self.length_file} says "
+                f"{stated[sample]}; write it again: streampack index {self.length_file.parent}"
+                f"{typed}{hint}"
             )
 
     def _sample(self, index: int) -> str:

@@ -29,7 +29,9 @@ from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.filesystem import LocalFilesystem, map_file
-from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.column_selection import ColumnSelection, check_columns
+from streampack.streams.shard_checks import ShardChecker
+from streampack.streams.shard_pool import OpenShard
 from streampack.types import ByteArray, UInt32Array
 
 
@@ -51,6 +53,8 @@ def write_lengths(
     column: str | None = None,
     tokens_dtype: str | None = None,
     progress: Callable[[int], None] | None = None,
+    *,
+    check_dtypes: bool = True,
 ) -> list[Indexed]:
     """Write a length file next to each index.json in a folder and its subfolders.
 
@@ -59,12 +63,14 @@ def write_lengths(
         column: The token column; None: "tokens" or "input_ids".
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
+        check_dtypes: Whether to refuse a type that the values contradict, as `Stream` does.
 
     Returns:
         The length files, in the order of their paths.
 
     Raises:
-        DataError: If index.json is missing, or a stream does not match its index.json.
+        DataError: If index.json is missing, a stream does not match its index.json, or its values
+            contradict their type.
     """
     index_files = sorted(local_path(path, "path", "use write_remote_lengths").rglob(INDEX_FILE))
     if not index_files:
@@ -73,11 +79,14 @@ def write_lengths(
             "`streampack write` makes one of text, rows or token ids"
         )
     columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
-    return [_index_folder(file, columns, progress) for file in index_files]
+    return [_index_folder(file, columns, progress, check_dtypes) for file in index_files]
 
 
 def _index_folder(
-    file: Path, columns: ColumnSelection, progress: Callable[[int], None] | None
+    file: Path,
+    columns: ColumnSelection,
+    progress: Callable[[int], None] | None,
+    checks_dtypes: bool,
 ) -> Indexed:
     text = file.read_bytes()
     index = parse_index(text, str(file))
@@ -89,11 +98,16 @@ def _index_folder(
             if progress is not None:
                 progress(1)
 
-    return count_stream(text, index, columns, shards(), file.with_name(LENGTH_FILE))
+    return count_stream(text, index, columns, shards(), file.with_name(LENGTH_FILE), checks_dtypes)
 
 
 def count_stream(
-    text: bytes, index: MdsIndex, columns: ColumnSelection, shards: Iterable[ByteArray], path: Path
+    text: bytes,
+    index: MdsIndex,
+    columns: ColumnSelection,
+    shards: Iterable[ByteArray],
+    path: Path,
+    checks_dtypes: bool,
 ) -> Indexed:
     """Write the length file of one stream, whose index.json is `text`, to `path`.
 
@@ -109,10 +123,22 @@ def count_stream(
         place = f"{where}, shard {number} ({shard.raw.basename})"
         column = find_column(shard.layout, names, dtype, place, "column")
         spans = sample_spans(data, shard.num_samples, shard.layout, column, place)
+        # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
+        if checks_dtypes and not number & (number - 1):
+            opened = OpenShard(
+                key=None, uri=place, data=data, tokens=spans, labels=None, loss_mask=None
+            )
+            checker = ShardChecker(
+                stream_name=where,
+                columns={"tokens": column},
+                first_sample=int(index.first_sample[number]),
+            )
+            checker.check_dtypes(opened)
+            checker.check_padding(opened, shard)
         lengths.append(spans.counts.astype(np.uint32))
         edges.append(edges_of(data, spans, f"{where}, shard {number}"))
         hashes += [] if is_hashed else [xxhash.xxh64_intdigest(data.data)]
-    name = find_column(index.shards[0].layout, names, dtype, where, "column").name
+    name = check_columns(index, columns, where)
     counts = np.concatenate(lengths)
     write_length_file(path, text, index, name, counts, np.concatenate(edges), hashes)
     return Indexed(

@@ -49,6 +49,7 @@ def write_remote_lengths(
     *,
     local: Path | None = None,
     keep_local: bool = False,
+    check_dtypes: bool = True,
 ) -> Indexed:
     """Write a length file next to the index.json of a stream in an object store.
 
@@ -59,11 +60,13 @@ def write_remote_lengths(
         progress: Called with 1 after each shard.
         local: Folder that keeps the shards and the length file; None: a temporary one.
         keep_local: Keep the length file in `local` and write nothing to the store.
+        check_dtypes: As in `write_lengths`.
 
     Raises:
         ConfigError: If keep_local is set without a folder.
-        DataError: If the stream cannot be read, does not match its index.json, or the store
-            cannot be written. A finished length file is then kept, and the error names it.
+        DataError: If the stream cannot be read, does not match its index.json, its values
+            contradict their type, or the store cannot be written. A finished length file is then
+            kept, and the error names it.
     """
     if keep_local and local is None:
         raise ConfigError(
@@ -93,7 +96,7 @@ def write_remote_lengths(
                 if progress is not None:
                     progress(1)
 
-        indexed = count_stream(text, index, columns, shards(), folder / LENGTH_FILE)
+        indexed = count_stream(text, index, columns, shards(), folder / LENGTH_FILE, check_dtypes)
         if uploader is None:
             return indexed
         _upload(uploader, folder / LENGTH_FILE, remote, is_kept=local is not None)

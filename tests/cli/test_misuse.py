@@ -26,6 +26,7 @@ import yaml
 
 from streampack.cli import app
 from streampack.cli.verbs import VERBS
+from streampack.mds.mosaic import MDSWriter
 from streampack.write import RowFormat, WriteOptions, write_stream, write_texts
 from tests.helpers.inputs import write_table
 from tests.helpers.words import words
@@ -152,7 +153,7 @@ WRITE = (
     ),
     Misuse(
         "write array.json --tokenizer tok.json --out o",
-        r"make lines of it: datasets.Dataset.from_json\('array.json'\).to_json\('rows.jsonl'\)",
+        r"make lines of it: datasets.Dataset.from_json\('\S*array.json'\).to_json\('rows.jsonl'\)",
         'python -c "import datasets; '
         "datasets.Dataset.from_json('array.json').to_json('rows.jsonl')\"",
     ),
@@ -255,6 +256,16 @@ STREAMS = (
     ),
     Misuse("index ids", "set --tokens to 'ids'", "index ids --tokens ids"),
     Misuse("index ids --tokens idz", "did you mean 'ids'", "index ids --tokens ids"),
+    Misuse(
+        "index wide --tokens-dtype int32",
+        "set --tokens-dtype int64, or, if int32 is right, --no-check-dtypes$",
+        "index wide --tokens-dtype int64",
+    ),
+    Misuse(
+        "inspect wide --tokens-dtype int32",
+        "set --tokens-dtype int64, or, if int32 is right, --no-check-dtypes$",
+        "inspect wide --tokens-dtype int32 --no-check-dtypes",
+    ),
     Misuse("index ds --keep-local", "--keep-local is for one remote stream", "index ds"),
     Misuse("inspect dss", "does not exist; give the folder of an MDS stream", "inspect ds"),
     Misuse("inspect tokens.parquet", NO_STREAM, "write tokens.parquet --out tokens"),
@@ -360,6 +371,9 @@ def prepared(tmp_path_factory) -> Path:
     write_stream([[1, 2, 3]] * 50, folder / "ds")
     write_stream([[1, 2, 3]] * 50, folder / "above" / "ds")
     write_stream([{"ids": np.array([1, 2, 3], np.int32)}] * 50, folder / "ids", column="ids")
+    with MDSWriter(out=str(folder / "wide"), columns={"tokens": "bytes"}) as writer:
+        for number in range(50):
+            writer.write({"tokens": np.arange(number, number + 40, dtype=np.int64).tobytes()})
     rows = {"body": ["a text", "more"], "n": [1, 2]}
     for suffix in ("parquet", "arrow"):
         write_table(folder / f"rows.{suffix}", pa.table(rows), 9)

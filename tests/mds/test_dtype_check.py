@@ -178,7 +178,7 @@ def test_data_that_only_looks_so_is_read_if_asked_for(tmp_path):
     rng = np.random.default_rng(9)
     samples = [np.stack([rng.integers(1, 99, 20), np.zeros(20)], 1).ravel() for _ in range(100)]
     write(tmp_path / "s", samples, "int32")
-    with pytest.raises(DataError, match=r"if int32 is right, check_dtypes=False on the Stream"):
+    with pytest.raises(DataError, match=r"if int32 is right, check_dtypes=False$"):
         first_batch(tmp_path / "s", tokens_dtype="int32")
     batch = first_batch(tmp_path / "s", tokens_dtype="int32", check_dtypes=False)
     assert batch["segments"][0, 5] == 40

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 
 import numpy as np
@@ -15,6 +17,7 @@ from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from streampack.write import write_lengths
 from tests.helpers import builders
+from tests.helpers.verbs import call_verb
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 
@@ -179,6 +182,68 @@ def test_a_stream_of_empty_samples_alone_is_indexed_and_then_refused_by_the_read
     path, _ = builders.write_stream_files(tmp_path / "s", [0, 0], encoding="bytes")
     with pytest.raises(DataError, match="stream 's': none of its 2 samples has tokens; leave it"):
         open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
+
+
+def wide_stream(folder) -> None:
+    """Write a stream whose ids are int64, and look so."""
+    builders.write_stream_files(
+        folder, [40] * 100, encoding="bytes", dtype="int64", lengths_file=False
+    )
+
+
+def test_a_type_that_the_values_contradict_is_refused_and_nothing_is_written(tmp_path):
+    wide_stream(tmp_path / "s")
+
+    with pytest.raises(DataError, match=r"likely written as int64: .*set tokens_dtype='int64', or"):
+        write_lengths(tmp_path / "s", tokens_dtype="int32")
+
+    assert not (tmp_path / "s" / LENGTH_FILE).exists()
+    assert write_lengths(tmp_path / "s", tokens_dtype="int64")[0].num_tokens == 4000
+    indexed = write_lengths(tmp_path / "s", tokens_dtype="int32", check_dtypes=False)
+    assert indexed[0].num_tokens == 8000
+
+
+def test_a_reader_names_the_length_file_that_was_made_with_a_wrong_type(tmp_path):
+    wide_stream(tmp_path / "s")
+    write_lengths(tmp_path / "s", tokens_dtype="int32", check_dtypes=False)
+    file = tmp_path / "s" / LENGTH_FILE
+
+    wrong = Stream(local=str(tmp_path / "s"), tokens_dtype="int32")
+    with pytest.raises(DataError, match=rf"tokens_dtype='int64'.*{file} was made with int32 too"):
+        open_stream(wrong, 0).open_shard(0)
+    right = Stream(local=str(tmp_path / "s"), tokens_dtype="int64")
+    message = rf"40 tokens, but {file} says 80; write it again: .* --tokens-dtype int64$"
+    with pytest.raises(DataError, match=message):
+        open_stream(right, 0).open_shard(0)
+    call_verb("index", tmp_path / "s", "--tokens-dtype", "int64")
+    assert open_stream(right, 0).open_shard(0).tokens.counts.tolist()[:2] == [40, 40]
+
+
+def test_a_reader_with_a_wrong_type_is_not_told_to_write_a_right_length_file(tmp_path):
+    wide_stream(tmp_path / "s")
+    write_lengths(tmp_path / "s", tokens_dtype="int64")
+    wrong = Stream(local=str(tmp_path / "s"), tokens_dtype="int32")
+    with pytest.raises(DataError, match=r"likely written as int64.*check_dtypes=False$"):
+        open_stream(wrong, 0).open_shard(0)
+
+
+def test_tokens_in_two_columns_are_refused_before_readers_see_the_length_file(tmp_path):
+    for column in ("tokens", "input_ids"):
+        builders.write_stream_files(tmp_path / column, [3, 4], column=column, lengths_file=False)
+    parts = [
+        json.loads((tmp_path / name / "index.json").read_text()) for name in os.listdir(tmp_path)
+    ]
+    for number, part in enumerate(parts):
+        part["shards"][0]["raw_data"]["basename"] = f"shard.0000{number}.mds"
+    (tmp_path / "both").mkdir()
+    for number, name in enumerate(name for name in os.listdir(tmp_path) if name != "both"):
+        shutil.copy(
+            tmp_path / name / "shard.00000.mds", tmp_path / "both" / f"shard.0000{number}.mds"
+        )
+    both = {"version": 2, "shards": [shard for part in parts for shard in part["shards"]]}
+    (tmp_path / "both" / "index.json").write_text(json.dumps(both))
+    with pytest.raises(DataError, match="tokens in columns 'input_ids' and 'tokens'"):
+        write_lengths(tmp_path / "both")
 
 
 def test_what_is_no_stream_is_refused(tmp_path):
