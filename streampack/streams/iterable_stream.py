@@ -242,7 +242,10 @@ class IterableStream:
         if encoded is None and not is_unpadded(item.get(PADDING_MASK)):
             item, tokens = self._without_padding(item, tokens, where)
         if len(tokens) == 0:
-            raise DataError(f"{where}: 0 tokens, but a sample needs 1 or more; leave it out")
+            raise DataError(
+                f"{where}: 0 tokens, but a sample needs 1 or more; leave it out of the source, or "
+                "set on_bad_sample='skip'"
+            )
         self.check_ids(number, tokens)
         labels, loss_mask = (
             None if name is None else values_per_token(tokens, item, name, where)

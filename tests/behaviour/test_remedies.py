@@ -635,6 +635,14 @@ ITERABLES = {
             getattr(pandas.DataFrame({"tokens": ROWS}), call)(kind), folder / "s"
         ),
     ),
+    "a sample without tokens": Remedy(
+        lambda _: packed([IterableStream([*ROWS, []])]),
+        r"leave it out of the source, or set (on_bad_sample)='(skip)'$",
+        lambda _, name, how: [
+            packed([IterableStream(ROWS)]),
+            packed([IterableStream([*ROWS, []], **{name: how})]),
+        ],
+    ),
     "padding before the spans of payloads": Remedy(
         lambda _: packed([padded_on("left")]),
         r"pad on the (right), or not at all$",
