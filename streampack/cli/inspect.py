@@ -25,6 +25,7 @@ from streampack._paths import folder_of
 from streampack.cli.verbs import Inspect, StreamOptions
 from streampack.cli.wording import ARGUMENTS, counted, in_words_of_options, output_console
 from streampack.config import Packing
+from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
@@ -32,9 +33,10 @@ from streampack.report import colour, histogram_table, length_quantiles, pack_li
 from streampack.streams import MdsStream, Stream, open_stream
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.commit import finished_parts
-from streampack.write.job import read_job
+from streampack.write.job import JobSettings, read_job
 from streampack.write.output import open_output
 from streampack.write.part import shown_row
+from streampack.write.rows import RowFormat, tokenizer_digest
 from streampack.write.tokenization import load_tokenizer
 
 MAX_SHARDS_SHOWN = 10
@@ -103,6 +105,7 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
     job = read_job(output)
     if job is None:
         return [], True
+    _check_tokenizer(options, job.settings)
     results = finished_parts(output, job)
     num_bad = sum(result.counts.num_bad_rows for result in results.values())
     lines = [
@@ -115,11 +118,30 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
         lines.append(f"  {in_words_of_options(shown_row(bad), in_options)}")
     if num_bad > MAX_BAD_ROWS_SHOWN:
         lines.append(f"  and {num_bad - MAX_BAD_ROWS_SHOWN:,} more; part.json names 1,000 a part")
+    if facts := job.settings.tokenizer_facts:
+        lines.append(
+            f"tokenizer {facts['name']}: {facts['size']:,} ids, BOS {facts['bos']} "
+            f"({facts['bos_id']}), EOS {facts['eos']} ({facts['eos_id']})"
+        )
     if len(results) < len(job.parts):
         return [*lines, "the stream is not finished: run the command that began it again"], False
     if output.read(INDEX_FILE) is None:
         return [*lines, f"all parts are done; finish the stream: streampack merge {path}"], False
     return lines, True
+
+
+def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
+    """Refuse another tokenizer than the one that wrote the stream."""
+    if options.tokenizer is None or settings.tokenizer is None:
+        return
+    if tokenizer_digest(RowFormat(tokenizer=options.tokenizer, chat_field=settings.chat)) != (
+        settings.tokenizer
+    ):
+        name = (settings.tokenizer_facts or {}).get("name", "another one")
+        raise ConfigError(
+            f"tokenizer={str(options.tokenizer)!r} differs from the one that wrote "
+            f"{options.path}, {name}; name that one, or leave it out to see the ids"
+        )
 
 
 def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:

@@ -61,6 +61,9 @@ class Write:
     train_on: Annotated[
         str, Option(help="Targets of conversations: responses, last_response or all.")
     ] = "responses"
+    special_tokens: Annotated[
+        str, Option(help="Texts that spell a special token, such as </s>, get its ids, or text.")
+    ] = "ids"
     columns: Annotated[
         list[str] | None,
         Option(help="Column to keep: url, hash:uint64, or a mask with an integer per token."),

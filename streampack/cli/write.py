@@ -55,6 +55,7 @@ def _options(options: Write) -> write.WriteOptions:
             extra_fields=tuple(options.columns or ()),
             backend=cast("Any", options.backend),
             train_on=cast("Any", options.train_on),
+            special_tokens=cast("Any", options.special_tokens),
         ),
         dtype=options.tokens_dtype,
         compression=None if options.compression == "none" else options.compression,
@@ -187,8 +188,27 @@ def show_summary(
         ]
     if num_verified:
         lines.append(f"{counted(num_verified, 'shard')} read again: all hashes are equal")
+    lines += _about_special_tokens(written)
     for line in lines:
         console.out(line, highlight=False)
+
+
+def _about_special_tokens(written: write.Written) -> list[str]:
+    """Return lines on special tokens that are in the stream, and on those that are not."""
+    lines, facts = [], written.tokenizer or {}
+    if written.num_special_tokens:
+        lines.append(
+            f"{counted(written.num_special_tokens, 'special token')} spelled in texts became ids; "
+            "--special-tokens text encodes them as text"
+        )
+    before, after = facts.get("before", []), facts.get("after", [])
+    if before or after:
+        lines.append(
+            f"the tokenizer's template is {' '.join([*before, 'TEXT', *after])}, and only TEXT was "
+            f"written: Packing(bos_id=, eos_id=) adds BOS ({facts['bos_id']}) and EOS "
+            f"({facts['eos_id']})"
+        )
+    return lines
 
 
 def _sizes(written: write.Written) -> str:

@@ -208,6 +208,8 @@ def _summary(output: Output, job: Job, results: dict[str, PartResult]) -> Writte
         num_skipped=counts.num_skipped,
         num_without_targets=counts.num_without_targets,
         num_bad_rows=counts.num_bad_rows,
+        num_special_tokens=counts.num_special_tokens,
+        tokenizer=job.settings.tokenizer_facts,
         num_parts=len(results),
         total_parts=len(job.parts),
     )

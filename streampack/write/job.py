@@ -17,9 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import streampack
 from streampack._paths import is_url
@@ -61,6 +61,9 @@ class JobSettings:
     """Columns of the input that are kept."""
     tokenizer: str | None = None
     """Digest of the tokenizer's files."""
+    tokenizer_facts: dict[str, Any] | None = field(default=None, compare=False)
+    """As in `Written.tokenizer`; not compared, as a path may be spelled in several ways."""
+    special_tokens: str = "ids"
     backend: str | None = None
     """What encodes texts; None: rows are not texts."""
     train_on: str | None = None
@@ -269,11 +272,11 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
 
 def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
     """Refuse settings that differ from a job's."""
-    for field in fields(JobSettings):
-        theirs, ours = getattr(job.settings, field.name), getattr(settings, field.name)
-        if theirs != ours:
+    for each in fields(JobSettings):
+        theirs, ours = getattr(job.settings, each.name), getattr(settings, each.name)
+        if each.compare and theirs != ours:
             raise ConfigError(
-                f"out={output.url!r} holds another job, whose {field.name} is {theirs!r}, but this "
+                f"out={output.url!r} holds another job, whose {each.name} is {theirs!r}, but this "
                 f"one's is {ours!r}; {ANOTHER}"
             )
 
@@ -303,7 +306,7 @@ def _parts_of(slices: Iterable[InputSlice], settings: JobSettings) -> tuple[Part
 
 
 def _part(group: list[InputSlice], settings: JobSettings) -> Part:
-    described = [asdict(settings), [asdict(one) for one in group]]
+    described = [asdict(replace(settings, tokenizer_facts=None)), [asdict(one) for one in group]]
     text = json.dumps(described, sort_keys=True).encode()
     return Part(id=hashlib.blake2b(text, digest_size=10).hexdigest(), slices=tuple(group))
 

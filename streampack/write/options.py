@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError
@@ -48,6 +48,10 @@ class Written:
     """Number of samples whose `loss_mask` is all 0, so that nothing in them is learned."""
     num_bad_rows: int = 0
     """Number of rows left out because they could not become samples."""
+    num_special_tokens: int = 0
+    """Number of special tokens that texts spell, and whose ids were written."""
+    tokenizer: dict[str, Any] | None = None
+    """Its name, size, BOS and EOS, and the tokens that its template adds `before` and `after`."""
     num_parts: int = 1
     """Number of parts that are done."""
     total_parts: int = 1

@@ -139,6 +139,7 @@ class _PartWriter:
         for bad in batch.bad:
             self._refuse(bad, part)
         samples = self._rows.encode(batch)
+        self.counts.num_special_tokens = self._rows.num_special_tokens
         for row, sample in zip(batch.rows, samples, strict=True):
             if sample is None:
                 self.counts.num_skipped += 1

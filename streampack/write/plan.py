@@ -28,7 +28,11 @@ from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, is_per_token, list_dtype
-from streampack.write.tokenization import compare_added_tokens, load_tokenizer
+from streampack.write.tokenization import (
+    compare_added_tokens,
+    describe_tokenizer,
+    load_tokenizer,
+)
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 HASHES = ("xxh64",)
@@ -77,6 +81,8 @@ def plan_job(
         per_token=per_token,
         **asdict(selection),
         tokenizer=digest,
+        tokenizer_facts=None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
+        special_tokens=rows.special_tokens,
         backend=rows.backend if rows.encodes_text else None,
         train_on=None if rows.chat_field is None else rows.train_on,
         compression=options.compression,

@@ -31,13 +31,16 @@ from streampack.write.chat import ChatEncoder, TrainOn
 from streampack.write.inputs.slices import RowBatch
 from streampack.write.samples import SampleSchema
 from streampack.write.tokenization import (
+    CONFIG_FILE,
     Backend,
+    SpecialTokens,
     load_tokenizer,
+    special_ids_of,
     text_encoder,
     tokenizer_file,
 )
 
-CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+CHAT_FILES = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +64,20 @@ class RowFormat:
     """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
     train_on: TrainOn = "responses"
     """Targets of conversations: "responses", "last_response" or "all"."""
+    special_tokens: SpecialTokens = "ids"
+    """What a text that spells a special token gets: its "ids", or those of ordinary "text"."""
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, Backend)
         check_choice("train_on", self.train_on, TrainOn)
+        check_choice("special_tokens", self.special_tokens, SpecialTokens)
+        if self.special_tokens == "text" and not (
+            self.encodes_text and self.backend == "huggingface"
+        ):
+            raise ConfigError(
+                "special_tokens='text' is for texts that backend='huggingface' encodes; leave it "
+                "out, or set tokenizer= without chat_field= and backend="
+            )
         if self.backend != "huggingface" and not self.encodes_text:
             raise ConfigError(
                 f"backend={self.backend!r} encodes texts, and these rows are "
@@ -125,7 +138,9 @@ class RowEncoder:
         if rows.chat_field is not None:
             self._chat = _chat_encoder(rows, digest)
         elif rows.tokenizer is not None:
-            self._texts = text_encoder(rows.tokenizer, rows.backend)
+            self._texts = text_encoder(rows.tokenizer, rows.backend, rows.special_tokens)
+            self._is_special = special_ids_of(load_tokenizer(rows.tokenizer))
+        self.num_special_tokens = 0  # in the texts so far
 
     def encode(self, batch: RowBatch) -> list[dict[str, Any] | str | None]:
         """Return a sample for each row, or why it is bad, or None where it has no tokens.
@@ -147,6 +162,7 @@ class RowEncoder:
             return tokens
         if not len(tokens):
             return None
+        self.num_special_tokens += int(self._is_special.take(tokens, mode="clip").sum())
         most = int(tokens.max())
         if most > self._limit:
             return (

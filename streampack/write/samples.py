@@ -116,6 +116,8 @@ class Counts:
     num_without_targets: int = 0
     """Samples whose `loss_mask` is 0 throughout."""
     num_bad_rows: int = 0
+    num_special_tokens: int = 0
+    """Special tokens that texts spell."""
 
     @classmethod
     def total(cls, counts: Iterable[Counts]) -> Counts:

@@ -8,7 +8,8 @@
                                   through huggingface: other ids end the job
 
 A document is never truncated or padded, whatever tokenizer.json says, and no special tokens are
-added; `special_ids.py` says where BOS and EOS are.
+added; `special_ids.py` says where BOS and EOS are. A text that spells a special token gets its id,
+unless `special_tokens` is "text".
 
 Cost: docs/preparing-data.md has measured rates. The comparison with Hugging Face takes up to 4 % of
 gigatoken's time.
@@ -16,6 +17,7 @@ gigatoken's time.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 
 from streampack._paths import local_path
@@ -32,8 +35,10 @@ from streampack.errors import ConfigError
 from streampack.types import UInt32Array
 
 Backend = Literal["huggingface", "gigatoken"]
+SpecialTokens = Literal["ids", "text"]
 
 TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
 FIRST_COMPARED = 16  # texts of a part's first batch that both backends encode ...
 COMPARED_EVERY = 64  # ... and one text of every so many batches
 
@@ -44,7 +49,7 @@ def tokenizer_file(path: Path) -> Path:
     return file / TOKENIZER_FILE if file.is_dir() else file
 
 
-def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
+def load_tokenizer(path: Path, special_tokens: SpecialTokens = "ids") -> tokenizers.Tokenizer:
     """Load a tokenizer file, once per process and contents; refuse one that varies its ids."""
     file = tokenizer_file(path)
     if not file.is_file():
@@ -52,11 +57,11 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
             f"tokenizer={str(path)!r} cannot be loaded (there is no {file}); give a "
             "tokenizer.json, or the folder that a tokenizer's save_pretrained() wrote"
         )
-    return _loaded(path, file.read_bytes())
+    return _loaded(path, file.read_bytes(), special_tokens)
 
 
 @lru_cache(maxsize=2)
-def _loaded(path: Path, data: bytes) -> tokenizers.Tokenizer:
+def _loaded(path: Path, data: bytes, special_tokens: SpecialTokens) -> tokenizers.Tokenizer:
     try:
         loaded = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception
@@ -70,19 +75,50 @@ def _loaded(path: Path, data: bytes) -> tokenizers.Tokenizer:
         )
     loaded.no_truncation()
     loaded.no_padding()
+    loaded.encode_special_tokens = special_tokens == "text"
     return loaded
 
 
-def text_encoder(path: Path, backend: Backend) -> _HuggingFace | _Gigatoken:
+def describe_tokenizer(path: Path) -> dict[str, Any]:
+    """Return a tokenizer's name, size, BOS and EOS, and the tokens that its template adds."""
+    tokenizer = load_tokenizer(path)
+    encoded = tokenizer.encode("a")
+    is_added = [*map(bool, encoded.special_tokens_mask), False]
+    first = is_added.index(False)
+    before = encoded.tokens[:first]
+    after = [token for token, added in zip(encoded.tokens, is_added, strict=False) if added][first:]
+    file = tokenizer_file(path).with_name(CONFIG_FILE)
+    config = json.loads(file.read_bytes()) if file.is_file() else {}
+    described = {"name": str(path), "size": tokenizer.get_vocab_size()}
+    for name, added in (("bos", before[:1]), ("eos", after[-1:])):
+        token = config.get(f"{name}_token") or next(iter(added), None)
+        token = token["content"] if isinstance(token, dict) else token
+        described |= {name: token, f"{name}_id": token and tokenizer.token_to_id(token)}
+    return {**described, "before": before, "after": after}
+
+
+def special_ids_of(tokenizer: tokenizers.Tokenizer) -> npt.NDArray[np.bool_]:
+    """Return which ids are special tokens that a text can spell; the last stands for all others."""
+    tokens = tokenizer.get_added_tokens_decoder()
+    unknown = getattr(tokenizer.model, "unk_token", None)  # stands for other words too
+    ids = [i for i, token in tokens.items() if token.special and token.content != unknown]
+    is_special = np.zeros(max(ids, default=0) + 2, np.bool_)
+    is_special[ids] = True
+    return is_special
+
+
+def text_encoder(
+    path: Path, backend: Backend, special_tokens: SpecialTokens = "ids"
+) -> _HuggingFace | _Gigatoken:
     """Return an encoder of texts; it gives the ids of each, shape (num_tokens,), or why not."""
-    return _Gigatoken(path) if backend == "gigatoken" else _HuggingFace(path)
+    return _Gigatoken(path) if backend == "gigatoken" else _HuggingFace(path, special_tokens)
 
 
 class _HuggingFace:
     """Tokenizers' own encoder."""
 
-    def __init__(self, path: Path) -> None:
-        self._tokenizer = load_tokenizer(path)
+    def __init__(self, path: Path, special_tokens: SpecialTokens = "ids") -> None:
+        self._tokenizer = load_tokenizer(path, special_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[UInt32Array | str]:
         return _each_or_why(self._encode, texts)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
@@ -138,6 +139,32 @@ def test_a_store_becomes_a_stream_in_a_store(tmp_path, tokenizer):
         stream = Stream(remote="s3://bucket/s", local=str(tmp_path / "cache"))
         rows = [row for number in range(3) for row in text_rows(100, number)]
         assert packed_words(stream) == word_counts(rows)
+
+
+def test_write_and_inspect_say_which_special_tokens_a_stream_has(tmp_path):
+    folder = tmp_path / "tok"
+    folder.mkdir()
+    made = Tokenizer.from_file(str(tokenizer_file(tmp_path)))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 8), ("</s>", 9)]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    path = jsonl_file(tmp_path / "rows.jsonl", [{"text": "a b </s> c"}])
+
+    said = call_verb("write", path, "--out", tmp_path / "s", "--tokenizer", folder)
+    assert "1 special token spelled in texts became ids; --special-tokens text encodes" in said
+    assert "the tokenizer's template is <s> TEXT </s>, and only TEXT was written" in said
+    assert "adds BOS (8) and EOS (9)" in said
+    command = ("write", path, "--out", tmp_path / "t", "--special-tokens", "text")
+    assert "became ids" not in call_verb(*command, "--tokenizer", folder)
+
+    shown = call_verb("inspect", tmp_path / "s", "--tokenizer", folder / "tokenizer.json")
+    assert f"tokenizer {folder}: 10 ids, BOS <s> (8), EOS </s> (9)" in shown
+    code, message = fails("inspect", tmp_path / "s", "--tokenizer", tmp_path / "tokenizer.json")
+    assert code == 2
+    assert f"differs from the one that wrote {tmp_path / 's'}, {folder}; name that one" in message
+    call_verb("inspect", tmp_path / "s")  # the way out
 
 
 def test_inspect_without_half_of_the_credentials_names_it_and_nothing_of_write(monkeypatch):

@@ -20,6 +20,7 @@ from streampack.write import RowFormat, WriteOptions, write_texts
 from streampack.write.tokenization import (
     COMPARED_EVERY,
     compare_added_tokens,
+    describe_tokenizer,
     load_tokenizer,
     text_encoder,
 )
@@ -189,6 +190,95 @@ def test_a_tokenizer_that_changes_after_a_job_began_ends_it_until_it_is_restored
     write_texts(inputs, tmp_path / "s", options)
     write_texts(inputs, tmp_path / "whole", options)
     assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
+
+
+@pytest.fixture
+def with_template(bpe, tmp_path) -> Path:
+    """The folder of a tokenizer whose template adds BOS, with an EOS in its config."""
+    made = tokenizers.Tokenizer.from_file(str(bpe))
+    made.add_special_tokens(["<s>", "</s>"])
+    made.add_tokens(["<plain>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
+    )
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def ids_of(out: Path, number: int) -> list[int]:
+    shard = open_stream(Stream(local=str(out)), 0).open_shard(0)
+    return shard.tokens.read(shard.data, number).tolist()
+
+
+def test_special_tokens_that_texts_spell_are_ids_and_counted_or_text(with_template, tmp_path):
+    texts = ["a <s> b</s>", "<plain> c", "d"]
+    exact = tokenizers.Tokenizer.from_file(str(with_template / "tokenizer.json"))
+    inputs = [jsonl_file(tmp_path / "rows.jsonl", [{"text": text} for text in texts])]
+    for special_tokens, count in (("ids", 2), ("text", 0)):
+        exact.encode_special_tokens = special_tokens == "text"
+        rows = RowFormat(tokenizer=with_template, special_tokens=special_tokens)
+        written = write_texts(inputs, tmp_path / special_tokens, WriteOptions(rows=rows))
+        assert written.num_special_tokens == count
+        for number, text in enumerate(texts):
+            expected = exact.encode(text, add_special_tokens=False).ids
+            assert ids_of(tmp_path / special_tokens, number) == expected
+            assert (exact.token_to_id("</s>") in expected) == (
+                special_tokens == "ids" and not number
+            )
+    with pytest.raises(
+        ConfigError, match="whose special_tokens is 'text', but this one's is 'ids'"
+    ):
+        write_texts(
+            inputs, tmp_path / "text", WriteOptions(rows=RowFormat(tokenizer=with_template))
+        )
+
+
+def test_a_sign_for_unknown_words_is_not_counted_as_spelled(tmp_path):
+    vocabulary = {"<unk>": 0, "a": 1}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<unk>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    written, out = write(tmp_path, tmp_path / "tokenizer.json", "huggingface", ["a b a"])
+    assert ids_of(out, 0) == [1, 0, 1]
+    assert written.num_special_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [{"backend": "gigatoken", "tokenizer": Path("t")}, {"tokenizer": Path("t"), "chat_field": "m"}],
+)
+def test_special_tokens_are_text_only_where_huggingface_encodes_texts(rows):
+    with pytest.raises(ConfigError, match=r"special_tokens='text' is for texts .*; leave it out"):
+        RowFormat(special_tokens="text", **rows)
+
+
+def test_a_job_describes_its_tokenizer(with_template, bpe, tmp_path):
+    written, out = write(tmp_path, with_template, "huggingface")
+    facts = json.loads((out / "job.json").read_text())["settings"]["tokenizer_facts"]
+    assert facts == written.tokenizer
+    exact = tokenizers.Tokenizer.from_file(str(with_template / "tokenizer.json"))
+    bos, eos = map(exact.token_to_id, ("<s>", "</s>"))
+    assert facts == {
+        "name": str(with_template),
+        "size": exact.get_vocab_size(),
+        "bos": "<s>",
+        "bos_id": bos,
+        "eos": "</s>",
+        "eos_id": eos,
+        "before": ["<s>"],
+        "after": [],
+    }
+    assert {describe_tokenizer(bpe)[name] for name in ("bos", "bos_id", "eos", "eos_id")} == {None}
+    # Another spelling of its path is the same job.
+    rows = RowFormat(tokenizer=with_template / "tokenizer.json")
+    before = files_of(out)
+    write_texts([tmp_path / "rows.jsonl"], out, WriteOptions(rows=rows))
+    assert files_of(out) == before
 
 
 def test_texts_of_later_batches_are_compared_too(bpe, tmp_path):
