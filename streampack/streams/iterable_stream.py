@@ -26,17 +26,15 @@ import numpy as np
 
 from streampack._checks import MAX_ID, check_choice, is_weight, read_integer, show_number
 from streampack.errors import ConfigError, DataError
+from streampack.padding import PADDING_MASK, is_unpadded, padded_range
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 from streampack.streams.sample_fields import (
     ENCODE_CHATS,
-    PADDING_MASK,
     cast_values,
     invalid_labels,
     invalid_token_ids,
     is_chat,
     is_mask,
-    is_unpadded,
-    padded_range,
     payload_objects,
     payload_spans,
     plain_row,

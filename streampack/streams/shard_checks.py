@@ -20,7 +20,7 @@ from streampack.mds.dtype_check import (
     dtype_of_sizes,
 )
 from streampack.mds.index import Shard
-from streampack.streams.sample_fields import PADDING_MASK
+from streampack.padding import PADDING_MASK
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import Int64Array
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from streampack.mds.columns import DTYPES
 from streampack.mds.encoder import EncodedShard, ShardEncoder, ShardLayout
 from streampack.mds.length_file import NO_TOKEN
-from streampack.streams.sample_fields import PADDING_MASK, padded_range
+from streampack.padding import PADDING_MASK, padded_range
 from streampack.types import IntArray, UInt32Array
 from streampack.write.inputs.values import BadValueError
 

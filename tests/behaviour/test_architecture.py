@@ -33,6 +33,7 @@ GROUND = (
     "config",
     "balance",
     "chapters",
+    "padding",
     "special_ids",
     "_checks",
     "_numba",
