@@ -1262,7 +1262,7 @@ COMMANDS = {
     "inspect: a folder of splits": Remedy(
         lambda folder: call_verb("inspect", mds(folder).parent),
         r"set (--split) ([\w-]+), whose folders hold one; or give the folder of an MDS stream as "
-        r"PATH, or set PATH to where it can be fetched$",
+        r"PATH, or set PATH to where it can be fetched; ",
         lambda folder, option, split: call_verb("inspect", folder, option, split),
     ),
     "inspect: another column": Remedy(

@@ -341,6 +341,11 @@ OTHERS = {
         r"none\.yaml: .*name a YAML file$",
         lambda folder: read_config(yaml_of(folder)),
     ),
+    "a config that is not YAML": Remedy(
+        lambda folder: read_config(yaml_of(folder, "batch_size: [")),
+        r"is not YAML: .*; fix it, or name a YAML file$",
+        lambda folder: read_config(yaml_of(folder)),
+    ),
     "a key that is written twice": Remedy(
         lambda folder: read_config(yaml_of(folder, "batch_size: 1", "batch_size: 2")),
         r"'batch_size' .*keep one of them$",

@@ -43,7 +43,9 @@ from streampack.mds import mosaic
 from streampack.write import ChatEncoder, write_stream
 from streampack.write.lengths import write_lengths
 from streampack.write.remote import write_remote_lengths
+from tests.helpers.builders import write_stream_files
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
+from tests.helpers.verbs import call_verb
 from tests.helpers.words import words
 
 COMPLETE = ("loader/loader.py", "planned/dataset.py", "plan/pack_queue.py", "online/loading.py")
@@ -124,6 +126,21 @@ def begun(folder: Path, **options: Any) -> State:
     dataset = of_lengths(folder, **options)
     dataset.set_epoch(0)
     return dataset.state_dict()
+
+
+def lanes_of(folder: Path, lengths: list[int], num_lanes: int = 2, epoch_end: str = "pad") -> Any:
+    """Return the first batch of a stream whose samples repeat these lengths."""
+    path = folder / "-".join(map(str, lengths))
+    if not path.exists():
+        write_stream_files(path, 100 * lengths, encoding="bytes", lengths_file=False)
+    dataset = PackedStreamingDataset(
+        [Stream(local=path, tokens_dtype="int32")],
+        packing=PACKING,
+        mixing=Mixing(epoch_end=epoch_end, epoch_size=200, global_batch_size=2),
+        order=Order(num_lanes=num_lanes),
+        world=World(),
+    )
+    return next(iter(dataset))
 
 
 UNCHANGED = r"state_dict\(\)"
@@ -320,6 +337,19 @@ class InWorker:
 
 
 EPOCHS = {
+    "an empty sample in several lanes": Remedy(
+        lambda folder: lanes_of(folder, [3, 0, 5]),
+        r"num_lanes, .*: run `streampack (\w+)` on it$",
+        lambda folder, verb: [
+            call_verb(verb, folder / "3-0-5", "--tokens-dtype", "int32"),
+            lanes_of(folder, [3, 0, 5]),
+        ],
+    ),
+    "samples that are all empty": Remedy(
+        lambda folder: lanes_of(folder, [0, 0], num_lanes=1, epoch_end="carry"),
+        r"leave the stream out, or write it with tokens$",
+        lambda folder: lanes_of(folder, [2, 3], num_lanes=1, epoch_end="carry"),
+    ),
     "an epoch of samples that are all dropped": Remedy(
         lambda folder: list(planned(folder, packing=Packing(max_seq_len=2, overflow="drop"))),
         r"max_seq_len=2.* raise max_seq_len, or set overflow to (\w+) or (\w+)$",
@@ -740,6 +770,7 @@ MARKED = (
 STRIPS = PLAIN.replace("m.content", "m.content if loop.last or m.role == 'user' else ''")
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "text"}]
 TWICE = [*SAID, *SAID]
+UNWEIGHTED = [SAID[0], {**SAID[1], "weight": 0}, *SAID]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
@@ -845,6 +876,27 @@ CHATS = {
         r"\{% generation %\} .*put them around ",
         lambda _: encoded(SAID, MARKED),
     ),
+    "a message with a weight of its own": Remedy(
+        lambda _: encoded(UNWEIGHTED),
+        r"choose another (train_on)=, or leave '(\w+)' out and set the sample's loss_mask ",
+        lambda _, option, key: [
+            encoded(UNWEIGHTED, **{option: "last_response"}),
+            encoded([{k: v for k, v in m.items() if k != key} for m in UNWEIGHTED]),
+        ],
+    ),
+    "a null inside a message": Remedy(
+        lambda _: encoded([{"role": "user", "content": {"city": "Rome", "x": None}}, *SAID[1:]]),
+        r"store the arguments of calls as JSON text, or remove their nulls before encoding$",
+        lambda _: [
+            encoded([{"role": "user", "content": content}, *SAID[1:]])
+            for content in ('{"city": "Rome", "x": null}', {"city": "Rome"})
+        ],
+    ),
+    "a row with a system text of its own": Remedy(
+        lambda _: encoded({"messages": SAID, "system": "be kind"}),
+        r"make it the first of (\w+): \{'role': '(\w+)', .*\}, and leave out 'system'$",
+        lambda _, name, role: encoded({name: [{"role": role, "content": "be kind"}, *SAID]}),
+    ),
     "a template that changes earlier messages": Remedy(
         lambda _: encoded(TWICE, STRIPS),
         r"pass (chat_template)= with \{% generation %\} markers, or train_on='(\w+)'$",
@@ -911,7 +963,7 @@ def large_ids(folder: Path) -> Path:
 LENGTHS = {
     "a folder without a stream": Remedy(
         lambda folder: write_lengths(folder),
-        r"give an MDS stream$",
+        r"give an MDS stream: ",
         lambda folder: write_lengths(mds(folder)),
     ),
     "a shard that is missing": Remedy(
