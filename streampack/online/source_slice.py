@@ -135,8 +135,8 @@ class SourceSlice:
         self._source: Any = source
         self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
         # Not for one rank: a concatenation that was split cannot load its state in workers.
-        is_split = getattr(source, "_distributed", None) is not None or worker_slice.num_devices < 2
-        if is_hugging_face(source) and not sharded and not is_split:
+        has_others = worker_slice.num_devices > 1 and getattr(source, "_distributed", None) is None
+        if is_hugging_face(source) and not sharded and has_others:
             split = import_module("datasets.distributed").split_dataset_by_node
             self._source = split(
                 source, rank=worker_slice.device, world_size=worker_slice.num_devices
