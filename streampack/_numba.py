@@ -41,6 +41,8 @@ import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.options import DefaultOptions
 
+from streampack.errors import ConfigError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -74,6 +76,11 @@ def kernel_allocating(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _compiled(function: Callable[P, R], more: dict[str, Any]) -> Callable[P, R]:
+    if numba.config.DISABLE_JIT:
+        raise ConfigError(
+            "NUMBA_DISABLE_JIT=1 is set, but without compiled kernels a batch would take minutes; "
+            "unset it"
+        )
     options: dict[str, Any] = {"nogil": True} | more
     kernel: Any = numba.njit(**options)(function)
     try:

@@ -1,21 +1,23 @@
-"""Tell local folders from URLs of object stores.
+"""Tell local folders from URLs of object stores, and files from what is none.
 
 ::
 
     data/code    ~/code    /data/code    file:///data/code      folders
     s3://bucket/code    dbfs:/Volumes/code                      URLs of stores
 
-Cost: none; the file system is not accessed.
+Cost: none; only `open_file` accesses the file system.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
+from io import BufferedReader
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, DataError
 
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
 
@@ -62,3 +64,28 @@ def local_path(
     if folder is None:
         raise ConfigError(f"{name}={text!r} is a URL, but must be a local path; {way_out}")
     return Path(folder)
+
+
+def check_file(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    """Refuse what is no file: reading a pipe would block, and a device may have no end."""
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
+        raise DataError(
+            f"{os.fspath(path)}: is a {kind}, not a file; remove it, or put the stream's file there"
+        )
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file of a stream for reading; refuse what is no file."""
+    return open(path, "rb", opener=_open)
+
+
+def _open(path: str, flags: int) -> int:
+    number = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        check_file(path, os.fstat(number))
+    except DataError:
+        os.close(number)
+        raise
+    return number

@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -31,6 +32,11 @@ from streampack.errors import ConfigError, suggest
 from streampack.world import ContextLayout
 
 Place = Sequence[int | str]
+
+MAX_BYTES = 2**20
+MAX_DEPTH = 50  # mappings and lists within one another; a config has 5
+MAX_DIGITS = 100
+MAX_VALUES = 10**5  # with each alias counted as what it stands for
 
 
 class _Keys(BaseModel):
@@ -190,18 +196,65 @@ PART_MODELS = {"balance": BalanceConfig, "world": WorldConfig, "chapters": Chapt
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys; PyYAML would silently keep the last one."""
+    """A YAML loader that refuses duplicate keys, of which PyYAML would silently keep the last one.
+
+    It also refuses what would take long to read: deep nesting, and aliases of aliases.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}  # values in a node; none until it is complete
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node, after a check of its depth and size."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        is_alias, mark = isinstance(event, yaml.AliasEvent), event.start_mark
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ConfigError(
+                f"line {mark.line + 1}: is nested more than {MAX_DEPTH} deep; no key needs that"
+            )
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and node not in self._sizes:
+            raise ConfigError(
+                f"line {mark.line + 1}: the alias stands for what it is part of; write a value"
+            )
+        if not is_alias:
+            content = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = chain.from_iterable(content) if isinstance(node, yaml.MappingNode) else content
+            self._sizes[node] = 1 + sum(map(self._sizes.__getitem__, parts))
+        if self._sizes[node] > MAX_VALUES:
+            raise ConfigError(
+                f"line {mark.line + 1}: has more than {MAX_VALUES} values, if each alias is "
+                "replaced by what it stands for; write fewer"
+            )
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return a mapping node after checking that its keys are distinct."""
         # Not on construction: by then ``<<: *base`` may have inserted the keys of another mapping.
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        keys = [(key.tag, key.value) for key, _ in node.value]
-        for index, (key, (key_node, _)) in enumerate(zip(keys, node.value, strict=True)):
-            if key in keys[:index]:
-                line = key_node.start_mark.line + 1
-                raise ConfigError(f"line {line}: {key[1]!r} is a duplicate key; keep one of them")
+        known = set()
+        for key, _ in node.value:
+            if (name := (key.tag, str(key.value))) in known:
+                line = key.start_mark.line + 1
+                raise ConfigError(
+                    f"line {line}: {key.value!r} is a duplicate key; keep one of them"
+                )
+            known.add(name)
         return node
+
+    def construct_integer(self, node: Any) -> int:
+        """Return an integer of as many characters as any use needs."""
+        if len(node.value) > MAX_DIGITS:
+            raise ConfigError(
+                f"line {node.start_mark.line + 1}: is an integer of {len(node.value)} characters, "
+                f"more than {MAX_DIGITS}; write a smaller one"
+            )
+        number: int = self.construct_yaml_int(node)
+        return number
 
     def construct_number(self, node: Any) -> int | float:
         """Return a float, or an int if it is integral: 1e3 is a count."""
@@ -215,21 +268,25 @@ _Loader.add_implicit_resolver(
     FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 _Loader.add_constructor(FLOAT, _Loader.construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 
 
 def read_config(path: Path) -> RunConfig:
     """Read and check a run's YAML; a ConfigError has a line for each mistake, with its place."""
     file = local_path(path, "config")  # a shell leaves the `~` of --config=~/x.yaml as it is
     try:
-        text = file.read_text(encoding="utf-8")
-        written = yaml.load(text, Loader=_Loader)
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"has more than {MAX_BYTES} bytes; name the YAML file of a run")
+        written = yaml.load(content.decode(), Loader=_Loader)
         # Validated as JSON: in that mode pydantic refuses text for a number, as the classes do.
         as_json = json.dumps(written, default=str)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{path}: is not YAML: {' '.join(str(error).split())}; fix it, or name a YAML file"
         ) from error
@@ -249,7 +306,7 @@ def _explain(mistake: Any) -> str:
     match mistake["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             hint = suggest(str(place[-1]), _known_keys(place[:-1]))
-            return f"{where}: unknown key (got {given!r}){hint}"
+            return f"{where}: unknown key (got {given!r:.200}){hint}"
         case "missing":
             return f"{where}: is missing; it has no default"
         case "literal_error":
@@ -259,16 +316,17 @@ def _explain(mistake: Any) -> str:
             return f"{where}: {mistake['ctx']['error']}"
         case "list_type":
             # MosaicML's YAML has a mapping here, with the streams' names as keys.
-            return f"{where}: must be a list; write each as - {{name: code, ...}} (got {given!r})"
+            return (
+                f"{where}: must be a list; write each as - {{name: code, ...}} (got {given!r:.200})"
+            )
         case "too_short":
             return f"{where}: is empty; give at least one"
         case "model_type" | "dataclass_type":
             keys = _known_keys(place)[:2]
-            return (
-                f"{where}: must hold keys, such as {': ... and '.join(keys)}: ... (got {given!r})"
-            )
+            keys_text = ": ... and ".join(keys)
+            return f"{where}: must hold keys, such as {keys_text}: ... (got {given!r:.200})"
     what = mistake["msg"][0].lower() + mistake["msg"][1:]
-    return f"{where}: {what} (got {given!r})"
+    return f"{where}: {what} (got {given!r:.200})"
 
 
 def all_keys() -> set[str]:

@@ -25,6 +25,7 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streampack._paths import check_file, open_file
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex
 from streampack.types import Int64Array, UInt32Array
@@ -151,7 +153,7 @@ class LengthFile:
     def _read(self, dtype: Any, begin: int, count: int) -> npt.NDArray[Any]:
         # Read, not mapped: the data is small, may be on a network, and leaves no file open.
         values = np.empty(count, dtype)
-        with self.path.open("rb") as file:  # numpy.fromfile would take a second descriptor
+        with open_file(self.path) as file:  # numpy.fromfile would take a second descriptor
             file.seek(begin)
             num_bytes = file.readinto(values.view(np.uint8).data)
         if num_bytes != values.nbytes:
@@ -171,6 +173,8 @@ def write_length_file(
     hashes: Sequence[int] = (),
 ) -> None:
     """Write a length file atomically; arguments as `length_file_pieces`."""
+    with suppress(FileNotFoundError):
+        check_file(path, os.stat(path))
     pieces = length_file_pieces(text, index, column, lengths, edges, hashes)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
@@ -237,7 +241,7 @@ def _padded(num_bytes: int) -> int:
 def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
     """Open a length file; refuse one that is truncated or not of an index.json of bytes `text`."""
     way_out = _way_out(path)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(HEAD.size)
         file_bytes = os.fstat(file.fileno()).st_size
         if len(head) < HEAD.size or head[: len(MAGIC)] != MAGIC:

@@ -29,7 +29,8 @@ from streampack.types import Int64Array
 
 K = TypeVar("K")
 V = TypeVar("V")
-MAX_PACKS = 1 << 20  # limit on packs in a global batch, packs in a lane's run, and lanes
+MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's run
+MAX_LANES = 1 << 14  # a lane takes about 0.1 ms to set up
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
 # Blocks whose halves are packed as a whole by default. Each half costs about 57 us: one of 128
 # samples makes planning twice as slow, one of a single sample 180 times as slow.

@@ -27,7 +27,7 @@ from typing import Any
 from streampack._state import UNCHANGED, as_text
 from streampack.chapters import SHAPES
 from streampack.errors import ResumeError
-from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
 from streampack.plan.renumber import Renumbering
 from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
@@ -148,7 +148,7 @@ def saved_chapters(state: State) -> tuple[int, list[dict[str, Any]]]:
         CHECKS.mapping("chapters", record)
         CHECKS.integer("chapters' lane_run", record.get("lane_run"), 1, MAX_PACKS)
     current = CHECKS.integer("epoch", state.get("epoch"), 0, max(len(records) - 1, 0))
-    CHECKS.integer("num_lanes", state.get("num_lanes"), 1, MAX_PACKS)
+    CHECKS.integer("num_lanes", state.get("num_lanes"), 1, MAX_LANES)
     return current, records
 
 
@@ -214,7 +214,8 @@ def _share_text(share: Any) -> Any:
     """Return a share as a chapter has it: the same at its begin and its end, or a ramp."""
     if share is None:
         return "no share"
-    return share[0] if isinstance(share, list) and share[:1] * 2 == share else share
+    is_constant = isinstance(share, list) and len(share) == 2 and share[0] == share[1]
+    return share[0] if is_constant else share
 
 
 def _check_length(number: int, position: int, steps: int | None, size: int) -> None:

@@ -26,7 +26,7 @@ from streampack.config import Order, Packing
 from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
-from streampack.plan.recipe import MAX_PACKS, Recipe
+from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
@@ -300,7 +300,7 @@ def run_shape(state: State) -> RunShape:
     """Return what a state's run keeps, after a check."""
     check_version(state)
     num_lanes, lane_run, global_batch_size = (
-        CHECKS.integer(key, state.get(key), 1, MAX_PACKS)
+        CHECKS.integer(key, state.get(key), 1, MAX_LANES if key == "num_lanes" else MAX_PACKS)
         for key in ("num_lanes", "lane_run", "global_batch_size")
     )
     method = saved_fingerprint(state).get("method")

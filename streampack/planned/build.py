@@ -29,7 +29,7 @@ from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe, RunShape
-from streampack.plan.recipe import MAX_PACKS
+from streampack.plan.recipe import MAX_LANES, MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
@@ -144,8 +144,9 @@ def check_shape(shape: tuple[int, int, int], method: str) -> None:
     num_lanes, run, global_batch_size = shape
     sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
     for name, size in sizes.items():
-        if size > MAX_PACKS:
-            raise ConfigError(f"{name}={size} is more than {MAX_PACKS}, the most; lower it")
+        most = MAX_LANES if name == "num_lanes" else MAX_PACKS
+        if size > most:
+            raise ConfigError(f"{name}={size} is more than {most}, the most; lower it")
     if method == "device_per_stream" and global_batch_size % run:
         raise ConfigError(
             f"global_batch_size={global_batch_size} is not a multiple of the run's first "

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.errors import ConfigError, raise_if_limited
 from streampack.types import Int64Array
 
 MAX_WORKERS = 1000
@@ -29,6 +30,17 @@ NEXT, RUN = 0, 1  # words before the workers': the next epoch, and the contents 
 NUM_RUN = 8
 HEAD = RUN + NUM_RUN
 EPOCH_BITS = 31  # MAX_EPOCH + 1 fits
+
+
+def _shared(words: int | list[int]) -> Any:
+    try:
+        return RawArray("q", words)
+    except OSError as error:
+        raise_if_limited(error)
+        raise ConfigError(
+            f"memory that workers share cannot be made ({error}); make /dev/shm writable, or give "
+            "it more room (docker: --shm-size)"
+        ) from error
 
 
 class SharedEpochCounter:
@@ -40,7 +52,7 @@ class SharedEpochCounter:
     """
 
     def __init__(self) -> None:
-        self._words: Any = RawArray("q", HEAD + MAX_WORKERS)
+        self._words: Any = _shared(HEAD + MAX_WORKERS)
         self._view: Int64Array = np.frombuffer(self._words, np.int64)
 
     def __getstate__(self) -> Any:
@@ -50,7 +62,7 @@ class SharedEpochCounter:
         return self._view.tolist()
 
     def __setstate__(self, state: Any) -> None:
-        self._words = RawArray("q", state) if isinstance(state, list) else state
+        self._words = _shared(state) if isinstance(state, list) else state
         self._view = np.frombuffer(self._words, np.int64)
 
     @property

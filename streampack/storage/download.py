@@ -24,11 +24,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
+from streampack._paths import check_file
 from streampack.errors import DataError, StreampackError, naming_limits
 from streampack.storage.client_pool import ask_for_credentials, library_of, process_clients
 from streampack.storage.download_errors import (
@@ -162,6 +164,10 @@ class _Download:
 
     def run(self, check: Callable[[Path], None] | None) -> int:
         """Attempt the download until it succeeds; return and raise as `fetch`."""
+        if (folder := self._location.remote_folder) is not None:
+            path = folder / self._basename
+            with suppress(OSError):  # the attempts tell
+                check_file(path, os.stat(path))
         retrying = Retrying(
             stop=stop_before_delay(self._budget_s),
             wait=self._wait_s,

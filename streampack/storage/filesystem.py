@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
+from streampack._paths import open_file
 from streampack.types import ByteArray
 
 Piece: TypeAlias = bytes | memoryview
@@ -156,8 +157,8 @@ class LocalFilesystem:
             return []
 
     def open(self, path: Path) -> BufferedReader:
-        """Open a file for reading."""
-        return path.open("rb")
+        """Open a file for reading; a DataError if it is a folder, a pipe or a device."""
+        return open_file(path)
 
     def read(self, path: Path) -> bytes | None:
         """Return the contents of a small file; None if it does not exist."""

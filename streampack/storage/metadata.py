@@ -223,7 +223,7 @@ class StreamMetadata:
                 state = self._disk.state(path)
             return read()
         except (DataError, OSError, RuntimeError) as failure:
-            with attach_uri(path):
+            with attach_uri(path), as_data_error(path):
                 if not isinstance(failure, FileNotFoundError) and not (
                     isinstance(failure, DataError) and self._remove_damaged_lengths(state)
                 ):

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from streampack._paths import local_path
+from streampack._paths import local_path, open_file
 from streampack.errors import DataError
 from streampack.mds.columns import Spans, find_column, sample_spans
 from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, ShardFile, parse_index
@@ -29,6 +29,7 @@ from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.filesystem import LocalFilesystem, map_file
+from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection, check_columns
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard
@@ -88,7 +89,8 @@ def _index_folder(
     progress: Callable[[int], None] | None,
     checks_dtypes: bool,
 ) -> Indexed:
-    text = file.read_bytes()
+    with as_data_error(file), open_file(file) as opened:
+        text = opened.read()
     index = parse_index(text, str(file))
 
     def shards() -> Iterator[ByteArray]:

@@ -232,7 +232,7 @@ def test_every_option_takes_or_refuses_every_absurd_number(root, case):
         ("planned max_seq_len", 2**40, "more than the maximum of 2147483647; lower it"),
         ("flow batch_size", 2**40, "set batch_size to 33554431 at most"),
         ("planned batch_size", 2**40, "set batch_size to 8388607 at most"),
-        ("planned num_lanes", 2**40, "more than 1048576, the most"),
+        ("planned num_lanes", 2**40, "more than 16384, the most"),
         ("planned seed", 10**400, "seed is an integer of 1329 bits, too large"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,46 @@ def test_a_file_that_holds_no_keys_is_refused(refuse, text):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file.*name a YAML"):
         read_config(tmp_path / "none.yaml")
+
+
+GOOD = "streams: [{local: a}]\npacking: {max_seq_len: 64}\n"
+# Nine aliases of the line before, in each line.
+LISTS = [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 9) + "]" for n in range(1, 12)]
+MERGES = [f"a{n}: &a{n} {{<<: [" + ", ".join([f"*a{n - 1}"] * 9) + "]}" for n in range(1, 12)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "[" * 5000 + "]" * 5000, "line 1: is nested more than 50 deep"),
+        ("\n".join(" " * n + "a:" for n in range(1000)), "line 50: is nested more than 50 deep"),
+        ("a: &x [*x]", "line 1: the alias stands for what it is part of"),
+        ("a: &x\n  b: {c: *x}", "line 2: the alias stands for what it is part of"),
+        (GOOD + "batch_size: " + "9" * 5000, "line 3: is an integer of 5000 characters"),
+        (GOOD + "batch_size: 0x" + "f" * 5000, "line 3: is an integer of 5002 characters"),
+        (GOOD + "batch_size: " + ":".join("1" * 3000), "line 3: is an integer of 5999"),
+        ("\n".join(["a0: &a0 [x]", *LISTS]), "line 6: has more than 100000 values"),
+        ("\n".join(["a0: &a0 {k: 1}", *MERGES]), "line 6: has more than 100000 values"),
+        ("#" * (2**20 + 1), "has more than 1048576 bytes"),
+        ("{" + "k: 1, " * 30_000 + "}", "line 1: 'k' is a duplicate key"),
+        (GOOD + "batch_size: 2020-13-01", "month must be in 1..12"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_file_that_would_take_long_to_read_is_refused_by_its_line(refuse, text, message):
+    started_s = time.process_time()
+    [line] = refuse(text)
+    assert message in line
+    assert len(line) < 500
+    assert time.process_time() - started_s < 10
+
+
+def test_a_config_that_has_no_end_is_refused():
+    with pytest.raises(ConfigError, match="has more than 1048576 bytes"):
+        read_config(Path("/dev/zero"))
+
+
+def test_aliases_within_the_limits_are_read(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("streams: [&a {local: a}, *a, {<<: *a, repeat: 2}]\npacking: {max_seq_len: 64}")
+    assert [stream.repeat for stream in read_config(path).streams] == [None, None, 2]

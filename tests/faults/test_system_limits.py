@@ -18,6 +18,7 @@ from streampack import ConfigError, PackedDataLoader, PackedStreamingDataset, Pa
 from streampack.storage.filesystem import is_cut, map_file
 from streampack.write import write_stream
 
+ROOT = Path(__file__).parents[2]
 NUM_SAMPLES = 600
 SPARE = (0, 1, 2, 3, 5, 8, 70)  # descriptors that are left
 
@@ -193,3 +194,39 @@ def test_only_a_file_that_lost_bytes_of_its_own_is_cut(tmp_path):
     assert map_file(tmp_path / "empty").shape == (0,)
     with pytest.raises(FileNotFoundError):
         map_file(tmp_path / "none")
+
+
+STREAM = """
+try:
+    from streampack import PackedStreamingDataset, Packing, Stream
+    PackedStreamingDataset([Stream(local=sys.argv[1])], packing=Packing(max_seq_len=256))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_kernels_that_are_switched_off_are_refused_with_the_variable_that_does_it(folders):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys" + STREAM, folders / "plain"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("ConfigError NUMBA_DISABLE_JIT=1 is set"), done
+
+
+def test_a_shared_memory_that_cannot_be_written_is_refused_as_a_dataset_is_made(folders):
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount")
+    command = f'mount -t tmpfs -o ro none /dev/shm && exec "{sys.executable}" -c "$0" "$1"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, "import sys" + STREAM, folders / "plain"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("ConfigError memory that workers share cannot be made"), done
+    assert "make /dev/shm writable" in done.stdout

@@ -510,3 +510,9 @@ def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
     assert wanted.packs.segments.tolist() == found.packs.segments.tolist()
     sequence.close()
     again.close()
+
+
+@pytest.mark.parametrize("lanes", [2**14 + 1, 10**6])
+def test_lanes_that_would_take_long_to_plan_are_refused(lanes):
+    with pytest.raises(ResumeError, match=f"num_lanes is {lanes}, .* at most 16384"):
+        run_shape({"version": 5, "num_lanes": lanes, "lane_run": 1, "global_batch_size": 1})
