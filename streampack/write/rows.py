@@ -139,7 +139,7 @@ class RowEncoder:
             self._chat = _chat_encoder(rows, digest)
         elif rows.tokenizer is not None:
             self._texts = text_encoder(rows.tokenizer, rows.backend, rows.special_tokens)
-            self._is_special = special_ids_of(load_tokenizer(rows.tokenizer))
+            self._special_ids = special_ids_of(load_tokenizer(rows.tokenizer))
         self.num_special_tokens = 0  # in the texts so far
 
     def encode(self, batch: RowBatch) -> list[dict[str, Any] | str | None]:
@@ -162,8 +162,11 @@ class RowEncoder:
             return tokens
         if not len(tokens):
             return None
-        self.num_special_tokens += int(self._is_special.take(tokens, mode="clip").sum())
         most = int(tokens.max())
+        ids = self._special_ids
+        if len(ids) and most >= ids[0]:
+            near = tokens[(tokens >= ids[0]) & (tokens <= ids[-1])]  # so that few are looked up
+            self.num_special_tokens += int(np.isin(near, ids).sum()) if len(near) else 0
         if most > self._limit:
             return (
                 f"token id {most} does not fit {self._dtype} (0 to {self._limit}); leave out dtype="

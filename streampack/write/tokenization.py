@@ -20,14 +20,14 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+from unicodedata import normalize
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 
 from streampack._paths import local_path
@@ -97,14 +97,12 @@ def describe_tokenizer(path: Path) -> dict[str, Any]:
     return {**described, "before": before, "after": after}
 
 
-def special_ids_of(tokenizer: tokenizers.Tokenizer) -> npt.NDArray[np.bool_]:
-    """Return which ids are special tokens that a text can spell; the last stands for all others."""
+def special_ids_of(tokenizer: tokenizers.Tokenizer) -> UInt32Array:
+    """Return the ids of special tokens that a text can spell, sorted."""
     tokens = tokenizer.get_added_tokens_decoder()
     unknown = getattr(tokenizer.model, "unk_token", None)  # stands for other words too
     ids = [i for i, token in tokens.items() if token.special and token.content != unknown]
-    is_special = np.zeros(max(ids, default=0) + 2, np.bool_)
-    is_special[ids] = True
-    return is_special
+    return np.array(sorted(ids), np.uint32)
 
 
 def text_encoder(
@@ -176,7 +174,8 @@ def _texts_with(tokenizer: tokenizers.Tokenizer) -> list[str]:
     """Return texts with each added token: alone, beside itself, in words, and over another one."""
     tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     if tokenizer.normalizer is not None:
-        tokens += [tokenizer.normalizer.normalize_str(token) for token in tokens]
+        changes = (tokenizer.normalizer.normalize_str, partial(normalize, "NFD"))
+        tokens += [change(token) for token in tokens for change in changes]
     begins = {token[:end]: token for token in tokens for end in range(1, len(token))}
     tails = ((token, end) for token in tokens for end in range(1, len(token)))
     over = (token[:end] + begins[token[end:]] for token, end in tails if token[end:] in begins)

@@ -45,7 +45,7 @@ def run(code: str, folder: Path) -> str:
 
 def test_the_lines_that_run_do_run(tmp_path):
     [code] = python_blocks(README)
-    assert sum(bool(line.strip()) for line in code.splitlines()) == 14
+    assert sum(bool(line.strip()) for line in code.splitlines()) == 13
 
     for _ in range(2):  # the second time as the first
         printed = run(code, tmp_path)
