@@ -5,7 +5,8 @@
     parts/*/part.json    ------>  index.json      entries in the order of the input
     parts/*/samples.bin  ------>  lengths.bin
 
-No shard is read or moved. The bytes are a function of the parts, so several processes may commit.
+No shard is read or moved. The bytes are a function of the parts, so several processes may commit,
+one at a time. In a store, one whose job was extended during its commit fails.
 The length file is written first: a reader that finds index.json may rely on everything else.
 
 Cost: two small files a part, 16 at a time; 24 bytes of memory a sample.
@@ -47,12 +48,6 @@ def finished_parts(output: Output, job: Job) -> dict[str, PartResult]:
 def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
     """Write the length file and index.json of a job; refuse one with missing or damaged parts."""
     _check_complete(output, job, results)
-    # Read again now that all parts are done: samples appended meanwhile would be lost.
-    if read_job(output) != job:
-        raise DataError(
-            f"{output.url}: another command has replaced or extended this job meanwhile; run one "
-            "of them again"
-        )
     entries = [
         _placed(entry, part.folder) for part in job.parts for entry in results[part.id].shards
     ]
@@ -64,11 +59,23 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
         read = pool.map(lambda part: _samples(output, part, results[part.id]), job.parts)
     lengths, edges = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
     data = b"".join(length_file_pieces(text, index, job.settings.column, lengths, edges))
-    # A commit that finds its own result writes nothing: readers would see a new version.
-    if output.read(INDEX_FILE) != text or output.read(LENGTH_FILE) != data:
-        output.put(LENGTH_FILE, data)
-        output.put(INDEX_FILE, text)
-    output.clean_up(PARTS, {part.id for part in job.parts})
+    with output.locked():
+        # Samples that another command appended meanwhile would be lost.
+        _check_current(output, job)
+        # A commit that finds its own result writes nothing: readers would see a new version.
+        if output.read(INDEX_FILE) != text or output.read(LENGTH_FILE) != data:
+            output.put(LENGTH_FILE, data)
+            output.put(INDEX_FILE, text)
+            _check_current(output, job)  # a store has no locks
+        output.clean_up(PARTS, lambda: {part.id for part in (read_job(output) or job).parts})
+
+
+def _check_current(output: Output, job: Job) -> None:
+    if read_job(output) != job:
+        raise DataError(
+            f"{output.url}: another command has replaced or extended this job meanwhile; run one "
+            "of them again"
+        )
 
 
 def verify(out: str | os.PathLike[str], progress: Callable[[int], None] = lambda _: None) -> int:

@@ -5,7 +5,8 @@
     put("parts/3f9a.../shard.00000.mds.zstd", data)     whole, or not there
     put_new("parts/3f9a.../part.json", data)            the same, and only if it is not there yet
 
-A folder gets each file by a rename after an fsync. A store gets each file from memory by one PUT
+A folder gets each file by a rename after an fsync. Until then its writer has it locked, so that
+clean-up can tell it from what a killed process left. A store gets each file from memory by one PUT
 with its MD5, so no disk is used and no unfinished upload is left behind. `put_new` is a hard link
 in a folder, and `If-None-Match: *` in a store.
 
@@ -16,15 +17,16 @@ from __future__ import annotations
 
 import base64
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError
@@ -32,6 +34,8 @@ from streampack.write.inputs.places import naming_failures
 from streampack.write.s3_client import bucket_options, list_objects, retrying, s3_client
 
 TEMPORARY = ".partial"
+LOCK = f".commit{TEMPORARY}"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # Codes and statuses of a store's answer: not every store sends both of a pair.
 UNSUPPORTED = {"NotImplemented", "501"}  # stores that do not know If-None-Match
@@ -62,8 +66,15 @@ class Output(Protocol):
     def is_empty(self) -> bool:
         """Return whether nothing is there, hidden files aside."""
 
-    def clean_up(self, parent: str, keep: Set[str]) -> None:
-        """Remove what killed processes left unfinished, and all folders in `parent` but these."""
+    def locked(self) -> AbstractContextManager[object]:
+        """Return a context that one process at a time may enter; in a store, any number may."""
+
+    def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
+        """Remove what killed processes left unfinished, and all folders in `parent` but some.
+
+        `keep` returns their names. It is called when the folders are listed, and so before others
+        may add some.
+        """
 
 
 def open_output(out: str | os.PathLike[str]) -> Output:
@@ -126,12 +137,17 @@ class LocalOutput:
             return not folder.exists()
         return all(path.name.startswith(".") for path in folder.iterdir())
 
-    def clean_up(self, parent: str, keep: Set[str]) -> None:
-        for folder in self._path(parent).iterdir():
-            if folder.name not in keep:
-                shutil.rmtree(folder, ignore_errors=True)
+    def locked(self) -> AbstractContextManager[object]:
+        return _owned(self._path(LOCK))
+
+    def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
         for file in Path(self.url).rglob(f".*{TEMPORARY}"):
-            file.unlink(missing_ok=True)
+            _remove_unowned(file)
+        folders = list(self._path(parent).iterdir())
+        kept = keep()
+        for folder in folders:
+            if folder.name not in kept and not any(folder.rglob(f".*{TEMPORARY}")):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
         return Path(self.url, name)
@@ -142,14 +158,41 @@ class LocalOutput:
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # a name never outlives its bytes, even without power
+        with _owned(temporary) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a name never outlives its bytes, even without power
             yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _owned(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that this process has locked, and remove it afterwards.
+
+    A file system without locks gives none.
+    """
+    while True:
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+            # Another process may have removed the file before it was locked.
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                continue
+            try:
+                yield file
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _remove_unowned(path: Path) -> None:
+    """Remove a file that no living process has locked."""
+    with suppress(OSError), path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +250,15 @@ class S3Output:
     def is_empty(self) -> bool:
         return all(name.startswith(".") for name in self._names(""))
 
-    def clean_up(self, parent: str, keep: Set[str]) -> None:
+    def locked(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
         with self._naming(parent, "cleaned"):  # no object is ever unfinished
-            for name in self.names(f"{parent}/", ""):
-                if name.split("/")[1] not in keep:
+            names = self.names(f"{parent}/", "")
+            kept = keep()
+            for name in names:
+                if name.split("/")[1] not in kept:
                     s3_client().delete_object(**self._address(name))
 
     def _address(self, name: str) -> dict[str, str]:

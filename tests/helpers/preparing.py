@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +110,26 @@ class CrashingOutput:
         self.step += 1
         if self.step - 1 == self.crash_at:
             raise Crash
+
+
+@dataclass
+class StoppedOutput:
+    """A folder whose user stops before a step while `other` runs, or for a second if that waits."""
+
+    inner: LocalOutput
+    stop_at: int
+    other: Callable[[], Any]
+    step: int = 0
+    running: list[Future[Any]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return partial(self._step, found) if callable(found) else found
+
+    def _step(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        self.step += 1
+        if self.step - 1 == self.stop_at:
+            pool = ThreadPoolExecutor(1)
+            self.running = [pool.submit(self.other)]
+            wait(self.running, 1)
+        return call(*arguments)

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +29,7 @@ from tests.helpers.preparing import (
     WORDS,
     Crash,
     CrashingOutput,
+    StoppedOutput,
     files_of,
     jsonl_file,
     options_of,
@@ -213,6 +221,66 @@ def test_a_job_that_another_command_replaced_is_not_committed(tmp_path, inputs, 
     with pytest.raises(DataError, match="another command has replaced or extended this job"):
         write_texts(inputs, tmp_path / "s", options_of(tmp_path))
     assert not (tmp_path / "s" / "index.json").exists()
+
+
+@pytest.mark.parametrize("is_merge", [False, True])
+def test_what_is_appended_beside_another_command_is_in_the_stream(
+    tmp_path, inputs, monkeypatch, is_merge
+):
+    """Wherever the other command is stopped meanwhile."""
+    appending = options_of(tmp_path, append=True)
+    write_texts(inputs[:2], tmp_path / "whole", options_of(tmp_path))
+    shutil.copytree(tmp_path / "whole", tmp_path / "begun")
+    write_texts(inputs, tmp_path / "whole", appending)
+    stop_at, is_stopped = 0, True
+    while is_stopped:
+        out = tmp_path / f"s{stop_at}"
+        shutil.copytree(tmp_path / "begun", out)
+        inner = LocalOutput(url=str(out))
+        stopped = StoppedOutput(inner, stop_at, partial(write_texts, inputs, out, appending))
+        by_thread = {threading.main_thread(): stopped}
+        monkeypatch.setattr(
+            files,
+            "open_output",
+            lambda _, known=by_thread, other=inner: known.get(threading.current_thread(), other),
+        )
+        with suppress(DataError):  # it may have to be run again
+            if is_merge:
+                merge(out)
+            else:
+                write_texts(inputs[:2], out, options_of(tmp_path))
+        is_stopped = bool(stopped.running)
+        if is_stopped:
+            assert stopped.running[0].result().is_complete
+            assert files_of(out) == files_of(tmp_path / "whole"), stop_at
+        stop_at += 1
+    assert stop_at > 8
+
+
+def test_two_equal_commands_both_succeed(tmp_path, inputs, monkeypatch):
+    """Wherever one of them is stopped while it writes a file."""
+    options, fsync = options_of(tmp_path), os.fsync
+    write_texts(inputs, tmp_path / "whole", options)
+    stop_at, is_stopped = 0, True
+    while is_stopped:
+        out = tmp_path / f"s{stop_at}"
+        steps, running = count(), []
+
+        def stopping(number: int, out=out, steps=steps, running=running, stop_at=stop_at) -> None:
+            if threading.current_thread() is threading.main_thread() and next(steps) == stop_at:
+                running.append(ThreadPoolExecutor(1).submit(write_texts, inputs, out, options))
+                wait(running, 1)
+            fsync(number)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("streampack.write.output.os.fsync", stopping)
+            write_texts(inputs, out, options)
+        is_stopped = bool(running)
+        if is_stopped:
+            running[0].result()
+        assert files_of(out) == files_of(tmp_path / "whole"), stop_at
+        stop_at += 1
+    assert stop_at > 10
 
 
 def test_other_inputs_are_refused_and_may_be_appended(tmp_path, inputs):

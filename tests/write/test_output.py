@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -64,7 +65,7 @@ def test_files_are_written_read_listed_and_cleaned_up(output):
     assert [output.read(f"parts/{name}") for name in ("a/x.json", "b/y.bin")] == [b"22", b""]
     assert output.names("parts/", "/x.json") == ["parts/a/x.json", "parts/b/x.json"]
     assert output.names("others/", "") == []
-    output.clean_up("parts", {"a"})
+    output.clean_up("parts", lambda: {"a"})
     assert output.names("parts/", "") == ["parts/a/x.json"]
 
 
@@ -85,7 +86,7 @@ def test_each_request_to_a_bucket_says_who_pays(monkeypatch, buckets, payer):
     payers.clear()
     assert not output.is_empty()
     assert payers == {"GET": payer}
-    output.clean_up("parts", set())
+    output.clean_up("parts", set)
     assert payers == {"GET": payer, "DELETE": payer}
     assert output.is_empty()
 
@@ -97,6 +98,52 @@ def test_of_many_that_write_a_new_file_one_succeeds(tmp_path):
     assert written.count(True) == 1
     assert output.read("job.json") == b"%d" % written.index(True) * 9
     assert files_of(tmp_path).keys() == {"job.json"}
+
+
+def test_clean_up_leaves_what_a_living_process_writes(tmp_path, monkeypatch):
+    output, fsync = LocalOutput(url=str(tmp_path)), os.fsync
+    output.put("parts/a/x.json", b"1")
+    (tmp_path / "parts" / "a" / ".y.json.of-a-killed-process.partial").write_bytes(b"2")
+
+    def clean_up_beside(number: int) -> None:
+        output.clean_up("parts", set)  # as another process that has another job
+        fsync(number)
+
+    monkeypatch.setattr(output_module.os, "fsync", clean_up_beside)
+    assert output.put_new("parts/a/z.json", b"3")
+    assert files_of(tmp_path) == {"parts/a/x.json": b"1", "parts/a/z.json": b"3"}
+    output.clean_up("parts", set)
+    assert files_of(tmp_path) == {}
+
+
+def test_a_folder_is_locked_by_one_at_a_time(tmp_path):
+    output, inside = LocalOutput(url=str(tmp_path)), []
+
+    def enter(number: int) -> None:
+        with output.locked():
+            inside.append(number)
+            assert inside[-1:] == [number]
+            time.sleep(0.001)
+            assert inside.pop() == number
+            assert inside == []
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(enter, range(100)))
+    assert files_of(tmp_path) == {}
+
+
+def test_a_file_system_without_locks_gets_its_files_all_the_same(tmp_path, monkeypatch):
+    def no_lock(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(output_module.fcntl, "flock", no_lock)
+    output = LocalOutput(url=str(tmp_path))
+    with output.locked():
+        assert output.put_new("a", b"1")
+    (tmp_path / ".b.perhaps-alive.partial").write_bytes(b"2")
+    (tmp_path / "parts").mkdir()
+    output.clean_up("parts", set)
+    assert files_of(tmp_path) == {"a": b"1", ".b.perhaps-alive.partial": b"2"}
 
 
 def test_a_file_system_without_hard_links_gets_a_rename(tmp_path, monkeypatch):
