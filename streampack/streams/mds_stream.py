@@ -34,8 +34,8 @@ from streampack.types import Int64Array
 
 logger = logging.getLogger(__name__)
 
-_files_of_checked_dtypes: dict[tuple[Path, str], CachedFile] = {}
-"""The shard whose dtypes this process checked, by its stream's folder and digest."""
+_files_of_checked_values: dict[tuple[Path, str], CachedFile] = {}
+"""The shard whose values this process checked, by its stream's folder and digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,15 +284,16 @@ class MdsStream:
             stated=self.shard_lengths(shard) if self.length_file is not None else None,
             length_file=None if self.length_file is None else self.length_file.path,
         )
-        if self.checks_dtypes and not self._has_checked_dtypes():
-            checker.check_dtypes(opened)
+        if not self._has_checked_values():
+            if self.checks_dtypes:
+                checker.check_dtypes(opened)
             checker.check_padding(opened, self.index.shards[shard])
-            _files_of_checked_dtypes[self.cache.folder, self.digest] = file
+            _files_of_checked_values[self.cache.folder, self.digest] = file
         checker.check_counts(opened)
         checker.check_stated_lengths(opened)
 
-    def _has_checked_dtypes(self) -> bool:
+    def _has_checked_values(self) -> bool:
         """Return whether this process checked a shard that has not been rewritten since."""
-        file = _files_of_checked_dtypes.get((self.cache.folder, self.digest))
+        file = _files_of_checked_values.get((self.cache.folder, self.digest))
         # A shard that is gone was evicted, not rewritten.
         return file is not None and self.cache.file_state(Path(file.path)) in (file.state, None)
