@@ -14,6 +14,10 @@ Little-endian; everything but the name starts at a multiple of 8 bytes::
 A stream whose index.json has hashes gets version 1, which every release reads. Otherwise hashes are
 stored here, because index.json belongs to another program and its digest identifies the stream.
 
+A stream may grow while it is read: a file that replaces this one begins with the same shards, and
+each read looks up in its header where their parts are. The length file is written before
+index.json, so a file with more shards than an index.json is opened as far as that goes.
+
 Cost: 12 bytes per sample on disk. Opening reads the header and the hashes. A shard's lengths are
 one slice.
 """
@@ -47,6 +51,8 @@ MAGIC = b"SPLENGTH"
 VERSION = 1
 VERSION_WITH_HASHES = 2
 HEAD = struct.Struct("<8sQQQQQ32sQ")
+PARTS = {"shards": (np.uint64, 2), "lengths": (np.uint32, 1), "edges": (np.uint32, 2)}
+MAX_OFFSET = 2**62  # of a damaged header
 
 
 def index_digest(text: bytes) -> bytes:
@@ -74,10 +80,6 @@ class LengthFile:
     """Byte offset of the shards' entries."""
     hashes: tuple[str, ...] = ()
     """The xxh64 of each decompressed shard, in hex; empty if the file has none."""
-    file_shards: int
-    """Number of shards that the file describes; more than `num_shards` in a slice."""
-    file_samples: int
-    """Number of samples that the file describes."""
     first_shard: int = 0
     """First shard of a slice."""
     first_sample: int = 0
@@ -91,7 +93,7 @@ class LengthFile:
             num_shards=len(index.shards),
             hashes=self.hashes[first : first + len(index.shards)],
             first_shard=first,
-            first_sample=int(self._read(np.uint64, self.head_bytes + 16 * first, 1)[0]),
+            first_sample=int(self._read("shards", first, 1)[0, 0]),
         )
         return replace(own, num_tokens=int(own._entries()[:, 1].sum()))
 
@@ -102,8 +104,8 @@ class LengthFile:
         """
         first, last = first + self.first_sample, last + self.first_sample
         shard += self.first_shard
-        lengths = self._read(np.uint32, self._lengths_begin + 4 * first, last - first)
-        entry = self._read(np.uint64, self.head_bytes + 16 * shard, 2).tolist()
+        lengths = self._read("lengths", first, last - first)
+        entry = self._read("shards", shard, 1)[0].tolist()
         total = int(lengths.sum(dtype=np.int64))
         if entry != [first, total]:
             raise DataError(
@@ -128,8 +130,7 @@ class LengthFile:
 
     def shard_edges(self, first: int, last: int) -> Int64Array:
         """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
-        begin = self._lengths_begin + 4 * self.file_samples + 8 * (self.first_sample + first)
-        return self._read(np.uint32, begin, 2 * (last - first)).astype(np.int64).reshape(-1, 2)
+        return self._read("edges", self.first_sample + first, last - first).astype(np.int64)
 
     def digest(self) -> str:
         """Return a 16-character digest of the token counts of all shards.
@@ -141,26 +142,38 @@ class LengthFile:
         text = repr(head).encode() + entries.tobytes()
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
+    def before(self, index: MdsIndex) -> LengthFile | None:
+        """Return the lengths of the first shards, if they are those of `index`, else None."""
+        num_shards = len(index.shards)
+        if num_shards >= self.num_shards:
+            return None
+        firsts = self._read("shards", 0, num_shards + 1)[:, 0]
+        if not np.array_equal(firsts.astype(np.int64), index.first_sample):
+            return None
+        own = self.slice(0, index)
+        return replace(own, min_tokens=int(self._read("lengths", 0, own.num_samples).min()))
+
     def _entries(self) -> npt.NDArray[np.uint64]:
         """Return first sample and tokens of each shard, shape (num_shards, 2)."""
-        begin = self.head_bytes + 16 * self.first_shard
-        return self._read(np.uint64, begin, 2 * self.num_shards).reshape(-1, 2)
+        return self._read("shards", self.first_shard, self.num_shards)
 
-    @property
-    def _lengths_begin(self) -> int:
-        return self.head_bytes + 16 * self.file_shards
-
-    def _read(self, dtype: Any, begin: int, count: int) -> npt.NDArray[Any]:
+    def _read(self, part: str, first: int, count: int) -> npt.NDArray[Any]:
+        """Return entries of a part: of shape (count, 2), or (count,) of lengths."""
         # Read, not mapped: the data is small, may be on a network, and leaves no file open.
-        values = np.empty(count, dtype)
-        with open_file(self.path) as file:  # numpy.fromfile would take a second descriptor
-            file.seek(begin)
+        dtype, width = PARTS[part]
+        values = np.empty(count * width, dtype)
+        with self.path.open("rb") as file:  # numpy.fromfile would take a second descriptor
+            head = file.read(HEAD.size).ljust(HEAD.size)
+            _, _, samples, shards, *_ = HEAD.unpack(head)
+            lengths = self.head_bytes + 16 * shards
+            begin = {"shards": self.head_bytes, "lengths": lengths, "edges": lengths + 4 * samples}
+            file.seek(min(begin[part] + values.itemsize * width * first, MAX_OFFSET))
             num_bytes = file.readinto(values.view(np.uint8).data)
         if num_bytes != values.nbytes:
             raise DataError(
                 f"{self.path}: was truncated after it was opened; {_way_out(self.path)}"
             )
-        return values
+        return values.reshape(-1, 2) if width > 1 else values
 
 
 def write_length_file(
@@ -239,7 +252,10 @@ def _padded(num_bytes: int) -> int:
 
 
 def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
-    """Open a length file; refuse one that is truncated or not of an index.json of bytes `text`."""
+    """Open a length file; refuse one that is truncated or not of an index.json of bytes `text`.
+
+    One with more shards after those of the index.json is not refused.
+    """
     way_out = _way_out(path)
     with open_file(path) as file:
         head = file.read(HEAD.size)
@@ -261,15 +277,10 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
             file.seek(hashes_begin)
             hashes = file.read()
     head_bytes = HEAD.size + _padded(name_bytes)
-    if (digest, samples, shards) != (index_digest(text), index.num_samples, len(index.shards)):
-        raise DataError(
-            f"{path}: is stale: it describes {samples} samples in {shards} shards of another "
-            f"index.json than {index.uri} ({index.num_samples} in {len(index.shards)}); {way_out}"
-        )
     expected = head_bytes + 16 * shards + 12 * samples + 8 * num_hashes
     if file_bytes != expected:
         raise DataError(f"{path}: has {file_bytes} bytes, but should have {expected}; {way_out}")
-    return LengthFile(
+    opened = LengthFile(
         path=path,
         column=name.decode(errors="replace"),
         num_samples=samples,
@@ -277,7 +288,13 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
         num_tokens=tokens,
         min_tokens=shortest,
         head_bytes=head_bytes,
-        file_shards=shards,
-        file_samples=samples,
         hashes=tuple(f"{value:016x}" for value in np.frombuffer(hashes, "<u8").tolist()),
+    )
+    if (digest, samples, shards) == (index_digest(text), index.num_samples, len(index.shards)):
+        return opened
+    if (before := opened.before(index)) is not None:
+        return before
+    raise DataError(
+        f"{path}: is stale: it describes {samples} samples in {shards} shards of another "
+        f"index.json than {index.uri} ({index.num_samples} in {len(index.shards)}); {way_out}"
     )

@@ -175,6 +175,58 @@ def test_appended_inputs_come_after_what_was_there(tmp_path, inputs):
     ]
 
 
+def known_of(stream) -> list:
+    """Return all that a reader knows of a stream without reading tokens."""
+    lengths = [stream.shard_lengths(shard).tolist() for shard in range(stream.num_shards)]
+    edges = [stream.shard_edges(shard).tolist() for shard in range(stream.num_shards)]
+    return [
+        lengths,
+        edges,
+        stream.shard_tokens().tolist(),
+        stream.total_tokens(),
+        stream.full_digest,
+    ]
+
+
+@pytest.mark.parametrize("shards", [None, slice(1, 3), slice(0, 2)])
+def test_a_reader_keeps_the_stream_that_it_opened_when_that_grows(tmp_path, inputs, shards):
+    write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
+    opened = open_stream(Stream(local=str(tmp_path / "s"), shards=shards), 0)
+    known = known_of(opened)
+
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
+
+    assert known_of(opened) == known
+    for shard in range(opened.num_shards):
+        assert opened.open_shard(shard).tokens.counts.tolist() == known[0][shard]
+
+
+def test_a_reader_in_the_middle_of_a_commit_sees_the_stream_before_it(tmp_path, inputs):
+    """And after a commit that was killed there: its length file is new, and index.json is not."""
+    write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
+    before = known_of(open_stream(Stream(local=str(tmp_path / "s")), 0))
+    index = (tmp_path / "s" / "index.json").read_bytes()
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
+    after = known_of(open_stream(Stream(local=str(tmp_path / "s")), 0))
+    new_index = (tmp_path / "s" / "index.json").read_bytes()
+
+    (tmp_path / "s" / "index.json").write_bytes(index)
+    opened = open_stream(Stream(local=str(tmp_path / "s")), 0)
+
+    assert known_of(opened) == before
+    (tmp_path / "s" / "index.json").write_bytes(new_index)
+    assert known_of(opened) == before
+    assert known_of(open_stream(Stream(local=str(tmp_path / "s")), 0)) == after != before
+
+
+def test_the_length_file_of_a_longer_stream_that_begins_otherwise_is_stale(tmp_path, inputs):
+    for name, files_in in (("one", inputs[:1]), ("other", [inputs[1], inputs[2], inputs[0]])):
+        write_texts(files_in, tmp_path / name, options_of(tmp_path))
+    shutil.copy(tmp_path / "other" / "lengths.bin", tmp_path / "one" / "lengths.bin")
+    with pytest.raises(DataError, match=r"lengths\.bin: is stale"):
+        open_stream(Stream(local=str(tmp_path / "one")), 0)
+
+
 def test_small_files_share_a_part(tmp_path):
     paths = [jsonl_file(tmp_path / f"{n}.jsonl", text_rows(2, n)) for n in range(30)]
     written = write_texts(paths, tmp_path / "s", options_of(tmp_path, part_bytes="1mb"))
