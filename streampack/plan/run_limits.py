@@ -120,12 +120,19 @@ def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tupl
     stream = recipes[0].streams[number]
     if stream.max_passes is None:
         return None
-    left = stream.max_passes * stream.num_tokens - margin
+    left = Fraction(1)
     for chapter, recipe in enumerate(recipes):
         plan = recipe.chapter
         if plan is None or not plan.uses(number):
             continue
-        used = partial(_used, recipe, number)
+        # The lanes take turns, so the one with the least tokens counts. Less is left where samples
+        # are cut or dropped.
+        lanes = range(recipe.num_lanes)
+        lane_tokens = [LaneStream(recipe, number, lane).most_tokens for lane in lanes]
+        whole = recipe.num_lanes * min(filter(None, lane_tokens), default=1)
+        if margin:
+            left, margin = left - Fraction(margin, whole), 0
+        used = partial(_used, recipe, number, whole)
         if plan.num_slots is None:
             return chapter, max(int(left / used(1)), 0)
         steps = plan.num_slots // recipe.global_batch_size
@@ -136,12 +143,12 @@ def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tupl
     return None
 
 
-def _used(recipe: Recipe, number: int, steps: int) -> Fraction:
-    """Return the tokens that a stream is due in the first steps of a chapter."""
+def _used(recipe: Recipe, number: int, whole: int, steps: int) -> Fraction:
+    """Return the part of `whole` tokens that a stream is due in the first steps of a chapter."""
     slots = steps * recipe.global_batch_size
     if not slots:
         return Fraction(0)
-    return token_share(recipe, number, slots) * slots * recipe.packing.max_seq_len
+    return token_share(recipe, number, slots) * slots * recipe.packing.max_seq_len / whole
 
 
 def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:

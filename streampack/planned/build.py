@@ -234,6 +234,13 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
             f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
             "streams' weights, or by epoch_size; leave stop out"
         )
+    for stream in spec.streams:
+        if stream.max_passes is not None:
+            raise ConfigError(
+                f"stream {stream.name!r} has max_passes={float(stream.max_passes):g}, which limits "
+                "a run of chapters, and this run has epochs; leave it out, or pass "
+                "chapters=[Chapter(weights={...})]"
+            )
     check_equal_cost(packing, spec.streams, spec.world)
     streams = plan_streams(spec)
     if shape is None:
