@@ -18,6 +18,8 @@ class ChapterPlan:
     """Share of each stream after the last slot."""
     num_slots: int | None
     """Packs of the chapter: whole global batches. None: it has no end."""
+    drains: bool = False
+    """Whether the run ends in it with a stream, whose last packs are delivered and padded."""
     ramp_slots: int = 0
     """Packs over which shares change; more than `num_slots` if the chapter was ended early."""
 

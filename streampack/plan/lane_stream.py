@@ -146,8 +146,10 @@ class LaneStream:
         passes = self.stream.max_passes
         if passes is None or self._passes is None:
             return MAX_CURSOR
-        if self._shares is None or self._recipe.is_mixed:
-            return int(passes * self._passes.num_samples) // self._step
+        is_end = self.stream.on_exhausted == "end"
+        if self._shares is None or self._recipe.is_mixed or is_end:
+            num_samples = int(passes * self._passes.num_samples)
+            return max(num_samples - self._first + self._step - 1, 0) // self._step
         # Packs are limited by tokens, see plan/run_limits.py: a part of a pass may take any samples
         # of it.
         return math.ceil(passes) * self._passes.num_samples

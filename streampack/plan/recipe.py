@@ -165,7 +165,7 @@ class Recipe:
         per_epoch = chosen_slots // (size * self.row_tokens) * size
         object.__setattr__(self, "packs_per_carry_epoch", per_epoch)
         slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
-        is_padded = self.mixing.epoch_end == "pad" and self.chapter is None
+        is_padded = self.mixing.epoch_end == "pad" and (self.chapter is None or self.chapter.drains)
         is_uniform = max(slots, default=1) == 1
         # A global batch of one stream may take single packs of lanes, if they have one length.
         is_global = self.mixing.batching_method == "per_stream" and is_uniform
@@ -272,6 +272,12 @@ class Recipe:
     def uses(self, number: int) -> bool:
         """Whether a stream has a share in the chapter at any time; without chapters, none has."""
         return self.chapter is not None and self.chapter.uses(number)
+
+    def ends_with(self, number: int) -> bool:
+        """Whether a stream ends the run in this chapter."""
+        stream, chapter = self.streams[number], self.chapter
+        is_end = stream.max_passes is not None and stream.on_exhausted == "end"
+        return is_end and chapter is not None and chapter.drains and chapter.uses(number)
 
     @property
     def used(self) -> list[int]:

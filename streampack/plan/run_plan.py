@@ -13,6 +13,7 @@ Cost: about 100 ns a slot of the chapters before, and only if a state does not s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,14 +31,21 @@ from streampack.types import Int64Array
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    `ended_by` is the stream that ends the run before its last chapter does; None: none.
+    `ended_by` is the stream that ends the run before its last chapter does; None: none. It drains
+    the chapter, in which queues end at `limits`.
     """
 
-    def __init__(self, recipes: Sequence[Recipe], ended_by: str | None = None) -> None:
+    def __init__(
+        self,
+        recipes: Sequence[Recipe],
+        ended_by: str | None = None,
+        limits: Int64Array | None = None,
+    ) -> None:
         self.ended_by = ended_by
+        self._limits = limits
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
-        self._starts = {0: start_of_run(self.recipes[0])}
+        self._starts = {0: self._limited(0, start_of_run(self.recipes[0]))}
 
     def __len__(self) -> int:
         return len(self.recipes)
@@ -71,7 +79,11 @@ class RunPlan:
         """Record where a chapter ends."""
         if chapter + 1 < len(self.recipes):
             recipes = self.recipes[chapter : chapter + 2]
-            self._starts[chapter + 1] = start_after(end, *recipes)
+            self._starts[chapter + 1] = self._limited(chapter + 1, start_after(end, *recipes))
+
+    def _limited(self, chapter: int, start: WalkState) -> WalkState:
+        is_last = chapter + 1 == len(self.recipes)
+        return start if self._limits is None or not is_last else replace(start, limits=self._limits)
 
 
 def start_of_run(recipe: Recipe) -> WalkState:

@@ -89,7 +89,8 @@ class RunPackQueue(PackQueue):
 
     def know(self, number: int, keep: int = 0) -> bool:
         """Plan until pack `number` is known; raise a DataError if the queue ends before it."""
-        if super().know(number, keep):
+        chapter = self._recipe.chapter
+        if super().know(number, keep) or (chapter is not None and chapter.drains):
             return True
         names = [self._recipe.names[n] for n in self._recipe.streams_in(self._queue)]
         raise DataError(

@@ -129,12 +129,24 @@ class RunSamples:
         own = [
             share if left else Fraction(0) for share, left in zip(here, self._left(), strict=True)
         ]
+        ends = [
+            number
+            for number, (share, left) in enumerate(zip(here, own, strict=True))
+            if share and not left and self._ends(number)
+        ]
+        if ends:
+            return [Fraction(0)] * len(own)
         whole = sum(own, Fraction(0))
         self._exhausted = sum(here, Fraction(0)) - whole
         own = [share / whole for share in own] if whole else own
         if chapter and chapter.begin == chapter.end and (self._most == MAX_CURSOR).all():
             self._fixed = own
         return own
+
+    def _ends(self, number: int) -> bool:
+        """Whether nothing is drawn after a stream."""
+        is_error = self._recipe.streams[number].on_exhausted == "error"
+        return is_error or self._recipe.ends_with(number)
 
     def _left(self) -> Int64Array:
         """Return the samples of each stream that may still be drawn, shape (num_streams,)."""

@@ -79,7 +79,8 @@ class RunSequence(EpochSequence):
         num_slots = self._run.num_slots(chapter)
         if num_slots is not None:
             self._set_total(num_slots)
-        if recipe.is_mixed:
+        drains = self._run.chapters[chapter].drains
+        if recipe.is_mixed and not drains:
             size = recipe.global_batch_size
             self._walk.skip(position // size * size - start.slot)
         self._first_slot = self._asked = self._released = self._walk.state().slot
@@ -97,9 +98,13 @@ class RunSequence(EpochSequence):
         return touched_lanes(recipe, self._views[chapter], position, first_lane * recipe.lane_run)
 
     def _set_total(self, num_packs: int) -> None:
-        if num_packs != self._run.num_slots(self.epoch):
+        drains = self._run.chapters[self.epoch].drains
+        if num_packs != self._run.num_slots(self.epoch) and not drains:
             raise exhausted(self._recipe, num_packs)
         super()._set_total(num_packs)
+
+    def _count(self, end: int) -> int:
+        return end  # a chapter has whole global batches, padding included
 
     def _open_queues(self) -> None:
         for lane in self._own_lanes:

@@ -23,7 +23,7 @@ import numpy as np
 from streampack.mix import LinearShares, Schedule, ScheduleState
 from streampack.plan.lane_stream import is_used
 from streampack.plan.recipe import Recipe
-from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, TURN, walk_slots
+from streampack.plan.slot_kernels import DRY, ENDS, EXPECTED, LEFT, TURN, walk_slots
 from streampack.types import Int64Array
 
 ENDLESS = 1 << 62  # number of packs of a queue that never ends
@@ -104,13 +104,15 @@ class SlotWalker:
     def _set_ends(self) -> None:
         """Note where queues end: at their limits, or before they begin if nothing is used."""
         is_limited = self._limits < ENDLESS
-        run = self._recipe.shapes.run  # slots of a stream that are delivered together
-        whole = self.served + (self._limits - self.served) // run * run
+        shapes = self._recipe.shapes
+        whole = self.served + shapes.whole(self._limits - self.served, shapes.run)
         self.known[:] = np.where(is_limited, whole, ENDLESS)
         self.complete[:] = is_limited
         for lane, queue in np.ndindex(*self.known.shape):
             if not is_used(self._recipe, lane, queue):
                 self.known[lane, queue], self.complete[lane, queue] = 0, 1
+            if not self._recipe.is_mixed and self._recipe.ends_with(queue):
+                self.complete[lane, queue] = ENDS
 
     def go_to_epoch(self, epoch: int) -> None:
         """Walk the epochs before this one (carry): lanes and shares continue where they stopped.

@@ -19,6 +19,7 @@ from streampack.config import Mixing
 from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_drain import drained
 from streampack.plan.run_limits import check_limits
 from streampack.plan.run_plan import RunPlan
 from streampack.planned.build import (
@@ -148,23 +149,12 @@ def build_run(
     end = check_limits(recipes)
     if end is None:
         return RunPlan(recipes)
-    number, steps, name = end
-    return RunPlan(_ended(recipes, number, steps), ended_by=name)
-
-
-def _ended(recipes: list[Recipe], number: int, steps: int) -> list[Recipe]:
-    """Return the chapters of a run that ends at a step of one of them."""
-    last = recipes[number]
-    if last.chapter is None or not (number or steps):
-        raise ConfigError(
-            "a stream with on_exhausted='end' ends the run before its first step (step "
-            f"{steps} of chapter {number}); raise its max_passes, or lower its weight"
-        )
-    kept = recipes[:number]
-    if steps:
-        plan = replace(last.chapter, num_slots=steps * last.global_batch_size)
-        kept.append(replace(last, chapter=plan))
-    return kept
+    # The estimate is early rather than late: a later chapter may be the one that ends.
+    for number in range(end[0], len(recipes)):
+        run = drained(recipes[: number + 1], end[2])
+        if run.ended_by is not None:
+            break
+    return run
 
 
 def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:

@@ -148,12 +148,14 @@ def _exhausted(engine: RunEngine) -> dict[str, int]:
 def chapters_view(described: Mapping[str, Any]) -> Group:
     """Return a run's table, and what to know beside it, for a terminal."""
     notes = ["steps and tokens are exact; passes are expected, for packs that are full"]
+    ended_by = described["ended_by"]
     for name, step in described["exhausted"].items():
-        notes.append(
-            f"stream {name!r} reaches max_passes at about step {step:,}; others take its place"
-        )
-    if described["ended_by"] is not None:
-        notes.append(f"the run ends before stream {described['ended_by']!r} reaches max_passes")
+        if name != ended_by:
+            notes.append(
+                f"stream {name!r} reaches max_passes at about step {step:,}; others take its place"
+            )
+    if ended_by is not None:
+        notes.append(f"the run ends with the last pack of stream {ended_by!r}")
     if described["stands_at"] is not None:
         place = described["stands_at"]
         notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")

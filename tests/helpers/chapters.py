@@ -29,10 +29,16 @@ def run_plan(
     lane_run: int = 1,
     global_batch_size: int = 8,
     max_passes: Mapping[str, Fraction] | None = None,
+    on_exhausted: str = "substitute",
 ) -> RunPlan:
     """The plan of a run over streams of these lengths."""
     streams = [
-        replace(plan_stream(own, number), name=name, max_passes=(max_passes or {}).get(name))
+        replace(
+            plan_stream(own, number),
+            name=name,
+            max_passes=(max_passes or {}).get(name),
+            on_exhausted=on_exhausted,
+        )
         for number, (name, own) in enumerate(lengths.items())
     ]
     return RunPlan(

@@ -556,7 +556,7 @@ def test_an_exhausted_stream_gives_way_and_no_sample_is_used_too_often(folders, 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exhausted_stream_ends_the_run_or_is_refused(folders, method):
     write_lengths(Path(folders["math"]))
-    dataset = limited(folders, 5, method, on_exhausted="end")
+    dataset = limited(folders, 4, method, on_exhausted="end")
     batches = keys(PackedDataLoader(dataset))
     assert 0 < len(batches) == len(dataset) < 160
     with pytest.raises(ConfigError, match=r"stream 'math' reaches max_passes=2 at step \d+ of"):
@@ -589,7 +589,7 @@ def test_a_run_is_described_with_the_steps_at_which_streams_run_out(folders, met
 @pytest.mark.parametrize("method", METHODS)
 def test_an_amendment_without_the_stream_that_ends_a_run_lets_it_go_on(folders, method):
     write_lengths(Path(folders["math"]))
-    loader, got = PackedDataLoader(limited(folders, 5, method, on_exhausted="end")), []
+    loader, got = PackedDataLoader(limited(folders, 4, method, on_exhausted="end")), []
     before = len(loader)
     for batch in loader:
         got.append(key(batch))
@@ -597,7 +597,7 @@ def test_an_amendment_without_the_stream_that_ends_a_run_lets_it_go_on(folders, 
             loader.amend(weights={"web": 1})
             state = json.loads(json.dumps(loader.state_dict()))
     assert before < len(got) == 160
-    resumed = PackedDataLoader(limited(folders, 5, method, on_exhausted="end"))
+    resumed = PackedDataLoader(limited(folders, 4, method, on_exhausted="end"))
     resumed.load_state_dict(state)
     assert keys(resumed) == got[82:]
 
@@ -779,3 +779,92 @@ def test_a_run_of_one_stream_a_batch_resumes_with_larger_batches(make):
     dataset.load_state_dict(state)
     rest, whole = (b"".join(key(b)[2] for b in own) for own in (dataset, make(**size)))
     assert whole.endswith(rest)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lanes):
+    write_lengths(Path(folders["math"]))
+
+    def make(rank=0, num_ranks=1):
+        return PackedStreamingDataset(
+            [
+                Stream(name="web", local=folders["web"]),
+                Stream(name="math", local=folders["math"], max_passes=1, on_exhausted="end"),
+            ],
+            packing=Packing(max_seq_len=64),
+            chapters=[Chapter(weights={"web": 1}, steps=2), Chapter(weights={"math": 1})],
+            mixing=Mixing(global_batch_size=8, batching_method=method),
+            order=Order(seed=17, num_lanes=num_lanes),
+            batch_size=2,
+            world=World(rank=rank, num_ranks=num_ranks),
+        )
+
+    loader = PackedDataLoader(make())
+    got, states = [], []
+    for batch in loader:
+        got.append(batch)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert len(got) == len(make())
+    assert loader.stats()["streams"]["math"]["samples"] == 90
+    assert loader.stats()["substituted"] == 0
+    assert report.describe_run(make())["ended_by"] == "math"
+    for number in (8, len(got) - 3, len(got) - 1, len(got)):
+        resumed = PackedDataLoader(make())
+        resumed.load_state_dict(states[number - 1])
+        assert keys(resumed) == keys(got)[number:]
+    of_ranks = [list(PackedDataLoader(make(rank, 2))) for rank in range(2)]
+    rows = sorted(row.numpy().tobytes() for own in of_ranks for b in own for row in b["tokens"])
+    assert rows == sorted(row.numpy().tobytes() for b in got for row in b["tokens"])
+
+
+def test_a_limit_of_passes_needs_chapters(folders):
+    limited = Stream(local=folders["web"], max_passes=1)
+    options = {"packing": Packing(max_seq_len=64), "world": World()}
+    with pytest.raises(ConfigError, match=r"has max_passes=1, which limits a run of chapters"):
+        PackedStreamingDataset([limited], **options)
+    PackedStreamingDataset([Stream(local=folders["web"])], **options)
+    PackedStreamingDataset(
+        [Stream(name="web", local=folders["web"], max_passes=1)],
+        chapters=[Chapter(weights={"web": 1}, steps=1)],
+        mixing=Mixing(global_batch_size=1),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("method", ["random", "stratified"])
+@pytest.mark.parametrize(
+    ("overflow", "num_lanes", "steps"), [("truncate", 1, 60), ("drop", 1, 60), ("split", 4, 80)]
+)
+def test_a_stream_that_is_cut_or_uneven_over_lanes_is_refused_or_ends(
+    tmp_path, method, overflow, num_lanes, steps
+):
+    cut = [50, 500] * 100  # of 55,000 tokens, 11,400 are left by truncate, and 5,000 by drop
+    uneven = [3000 if n % 30 == 7 else 10 for n in range(120)]  # 3 of 4 lanes have only short ones
+    write_stream_files(tmp_path / "a", uneven if overflow == "split" else cut)
+    write_stream_files(tmp_path / "b", [40] * 400)
+    write_lengths(tmp_path / "a")
+
+    def make(on_exhausted):
+        streams = [
+            Stream(name="a", local=tmp_path / "a", max_passes=1, on_exhausted=on_exhausted),
+            Stream(name="b", local=tmp_path / "b"),
+        ]
+        return PackedStreamingDataset(
+            streams,
+            packing=Packing(max_seq_len=64, overflow=overflow),
+            chapters=[Chapter(weights={"a": 1, "b": 1}, steps=steps)],
+            mixing=Mixing(global_batch_size=8, batching_method=method),
+            order=Order(num_lanes=num_lanes),
+            batch_size=2,
+            world=World(),
+        )
+
+    with pytest.raises(ConfigError, match="stream 'a' reaches max_passes=1 at step"):
+        make("error")
+    loader = PackedDataLoader(make("end"))
+    list(loader)
+    stats = loader.stats()
+    whole = {"truncate": 11_400, "drop": 5_000, "split": 13_160}[overflow]
+    assert stats["streams"]["a"]["tokens"] == whole
+    assert stats["substituted"] == 0
