@@ -39,8 +39,8 @@ class Mixing:
     first run."""
     epoch_end: EpochEnd = "pad"
     """End of an epoch. pad: deliver every chosen token and fill the last batch with padding. drop:
-    omit an incomplete last batch; with per_stream and device_per_stream, also omit the incomplete
-    last batches of each stream. carry: continue into the next epoch without a break."""
+    omit an incomplete last batch. With per_stream and device_per_stream, pad and drop also fill or
+    omit the last batches of each stream. carry: continue into the next epoch without a break."""
     arithmetic: Arithmetic = "exact"
     """Rounding of shares to whole samples. exact: largest remainders. mosaicml: bit-for-bit as in
     MosaicML Streaming."""

@@ -225,9 +225,10 @@ class PackedDataLoader:
         Per stream: samples and tokens delivered; samples split, truncated and dropped; shares and
         targets. In a run of chapters, `target` is the mean of the chapters delivered, in tokens of
         full packs unless packs mix streams. In total: packs, tokens, fill, substituted slots, packs
-        that `epoch_end="drop"` omitted (`omitted_packs`, over all ranks), and high-water marks of
-        the buffers. For shards: how many this process prefetched, or fetched for lengths, and their
-        bytes; how many it waited for, and how long; peak bytes of shards fetched and not finished.
+        that `epoch_end="drop"` omitted (`omitted_packs`, over all ranks), packs of padding
+        (`padding_packs`), and high-water marks of the buffers. For shards: how many this process
+        prefetched, or fetched for lengths, and their bytes; how many it waited for, and how long;
+        peak bytes of shards fetched and not finished.
         Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
         ahead, each on one rank only. `digest` identifies everything that determines the packs.
         `straggler` is the time of a global batch divided by the ideal time, as `planned` and as

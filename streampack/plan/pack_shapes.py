@@ -10,8 +10,7 @@ A pack must lie in one device batch, and a batch holds packs of one length. So t
 are delivered in whole runs. Where a queue ends inside a run, "pad" completes the run with empty
 packs, and "drop" leaves it out.
 
-Where packs have one length, device batches of one stream are whole runs too, except with "pad":
-there the last runs of a queue are filled by other streams.
+Where packs have one length, batches of one stream are whole runs too.
 
 Cost: none where all packs have one length.
 """

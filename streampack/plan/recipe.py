@@ -180,9 +180,7 @@ class Recipe:
         """Whether batches of one stream hold no other, also where streams end."""
         if self.mixing.batching_method not in ("device_per_stream", "per_stream"):
             return False
-        if self.chapter is not None:
-            return True
-        return len(self.streams) > 1 and not self.mixes_last and self.mixing.epoch_end != "pad"
+        return self.chapter is not None or (len(self.streams) > 1 and not self.mixes_last)
 
     @property
     def target_unit(self) -> str:

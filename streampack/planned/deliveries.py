@@ -84,7 +84,7 @@ class PlannedBatches:
         if self.num_counted < self.num_delivered:
             first, last = self.num_counted * num_rows, self.num_delivered * num_rows
             delivered = packs.slice(first, min(last, len(packs)))
-            tally.add(delivered, self.plan.slots_per_pack, self.shares)
+            tally.add(delivered, self.plan.slots_per_pack, self.shares, last - first)
             self.num_counted = self.num_delivered
 
 

@@ -282,6 +282,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             "substituted": totals.substituted,
             "skipped": totals.skipped,
             "omitted_packs": totals.omitted,
+            "padding_packs": self._tally.padding_packs,
             "digest": digest_of(self.engine.fingerprint()),
             "straggler": straggler and dict(zip(("planned", "dealt"), straggler, strict=True)),
             "shards": self._shards(),

@@ -92,15 +92,21 @@ class DeliveryStats:
         self._num_packs = 0
         self.num_slots = 0
         """Slots that the delivered packs took."""
+        self.padding_packs = 0
+        """Slots of padding packs in the batches delivered."""
         self._slot_tokens = 0  # tokens that they could hold
         self._uncounted: list[Packs] = []
         # What each stream was due of the delivered samples or tokens, in a run of chapters.
         self._due = np.zeros(len(recipe.streams))
 
     def add(
-        self, packs: Packs, slots_per_pack: int = 1, shares: Float64Array | None = None
+        self,
+        packs: Packs,
+        slots_per_pack: int = 1,
+        shares: Float64Array | None = None,
+        num_rows: int = 0,
     ) -> None:
-        """Count delivered packs. Empty ones are padding.
+        """Count delivered packs. Empty ones are padding, and so are rows beyond them.
 
         In a run of chapters, `shares` are those of the streams there, shape (num_streams,).
         """
@@ -112,11 +118,10 @@ class DeliveryStats:
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self._count()
         self._uncounted.append(packs)
-        num_packs = len(packs)
-        if not self._recipe.shapes.is_uniform:
-            num_packs = int(np.count_nonzero(np.diff(packs.ends, prepend=0)))
+        num_packs = int(np.count_nonzero(np.diff(packs.ends, prepend=0)))
         self._num_packs += num_packs
         self.num_slots += num_packs * slots_per_pack
+        self.padding_packs += max(num_rows - num_packs, 0) * slots_per_pack
         self._slot_tokens += num_packs * slots_per_pack * self._recipe.packing.row_tokens
 
     def use(self, recipe: Recipe) -> None:

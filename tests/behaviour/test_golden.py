@@ -33,7 +33,10 @@ from tests.helpers.golden.cases import (
 )
 
 GOLDEN = json.loads(EXPECTED.read_text(encoding="utf-8"))
-VERSION_3 = json.loads(EXPECTED.with_name("version3.json").read_text(encoding="utf-8"))
+VERSION_3, VERSION_4 = (
+    json.loads(EXPECTED.with_name(f"version{number}.json").read_text(encoding="utf-8"))
+    for number in (3, 4)
+)
 
 PATHS = [
     "streampack.formats.to_hf",
@@ -86,6 +89,16 @@ def test_a_state_from_before_packs_were_shuffled_resumes_without_a_shuffle(case,
         loader.load_state_dict(VERSION_3[case][str(number)])
         rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
         assert rest == GOLDEN[case]["batches"][number:]
+
+
+@pytest.mark.parametrize("case", VERSION_4)
+def test_a_state_from_before_last_batches_were_padded_resumes_and_keeps_its_version(case, folder):
+    for number in SAVED_AT:
+        loader = PackedDataLoader(CASES[case](folder))
+        loader.load_state_dict(VERSION_4[case][str(number)])
+        rest = list(batches(loader, NUM_BATCHES - number))
+        assert [hashed for hashed, _ in rest] == GOLDEN[case]["batches"][number:]
+        assert {state["version"] for _, state in rest} == {4}
 
 
 def test_a_state_from_before_packs_were_shuffled_names_the_option_that_resumes_it(folder):

@@ -20,7 +20,7 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.plan import EpochSequence, count_slots
+from streampack.plan import DeviceView, EpochSequence, count_slots
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
@@ -56,14 +56,10 @@ def streams_of(packs: list[list]) -> set[int]:
     return {row[STREAM] for pack in packs for row in pack}
 
 
-def chunks(packs: list, size: int) -> list[list]:
-    return [packs[first : first + size] for first in range(0, len(packs), size)]
-
-
 @examples(40)
 @given(
     method=methods,
-    epoch_end=st.sampled_from(["drop", "carry"]),
+    epoch_end=st.sampled_from(["pad", "drop", "carry"]),
     num_lanes=lanes,
     num_devices=st.integers(1, 5),
     batch_size=st.sampled_from([1, 2, 3, 4, 6, 12]),
@@ -83,10 +79,11 @@ def test_no_batch_mixes_streams_in_any_world(
     )
     packs = all_packs(r, world_views(1, RUN), epoch)
     assert packs
-    assert len(packs) % r.global_batch_size == 0
+    assert epoch_end == "pad" or len(packs) % r.global_batch_size == 0
 
     unit = RUN if method == "device_per_stream" else r.global_batch_size
-    assert all(len(streams_of(batch)) == 1 for batch in chunks(packs, unit))
+    for batch in device_batches(r, DeviceView(batch_size=unit), epoch):
+        assert len(streams_of([batch.packs[n].tolist() for n in range(len(batch.packs))])) <= 1
     for view in world_views(num_devices, batch_size):
         for plan in device_batches(r, view, epoch):
             rows = [plan.packs[pack].tolist() for pack in range(len(plan.packs))]
@@ -136,7 +133,7 @@ def test_carry_takes_each_stream_from_where_the_epoch_before_stopped(method, num
 
 
 @examples(15)
-@given(method=methods, epoch_end=st.sampled_from(["drop", "carry"]), num_lanes=lanes)
+@given(method=methods, epoch_end=st.sampled_from(["pad", "drop", "carry"]), num_lanes=lanes)
 def test_a_run_resumes_near_the_ends_of_its_streams(method, epoch_end, num_lanes):
     r = make(method, epoch_end, num_lanes)
     view = world_views(1, RUN)[0]
@@ -267,7 +264,10 @@ def test_a_run_that_began_before_version_5_goes_on_as_it_did(folders, num_worker
 
     assert {len(streams_in(batch)) for batch in batches} == {1, 2}
     # Before, "drop" delivered what "pad" does, without the last global batch.
-    padded = list(PackedDataLoader(dataset(folders, epoch_end="pad")))
+    filled = PackedDataLoader(dataset(folders, epoch_end="pad"))
+    filled.load_state_dict({**filled.state_dict(), "version": 4})
+    padded = list(filled)
+    assert filled.stats()["substituted"] >= sum(len(streams_in(batch)) > 1 for batch in padded) > 0
     assert len(batches) == sum(len(batch["tokens"]) for batch in padded[:-1]) // 8 * 2
     for batch, other in zip(batches, padded, strict=False):
         assert batch["tokens"].tolist() == other["tokens"].tolist()
@@ -282,12 +282,23 @@ def test_a_run_that_began_before_version_5_has_another_digest(folders, method):
     assert loader.stats()["digest"] != digest
 
 
-def test_a_padded_epoch_mixes_last_batches_and_counts_them(folders):
-    loader = PackedDataLoader(dataset(folders, epoch_end="pad"))
-    num_mixed = sum(len(streams_in(batch)) > 1 for batch in loader)
-    stats = loader.stats()
-    assert 0 < num_mixed <= stats["substituted"]
-    assert stats["omitted_packs"] == 0
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "options", [{"prefetch_threads": 0}, {"prefetch_threads": 2}, {"num_workers": 2}]
+)
+def test_a_padded_epoch_holds_every_token_and_counts_the_packs_of_padding(folders, method, options):
+    loader = PackedDataLoader(dataset(folders, method, "pad"), **options)
+    batches = list(loader)
+    padding = sum(int((batch["document_ids"] == 0).all(axis=1).sum()) for batch in batches)
+    stats, expected = loader.stats(), simulate(dataset(folders, method, "pad"))
+
+    assert {len(streams_in(batch)) for batch in batches} <= {0, 1}
+    assert stats["tokens"] == expected["tokens"] == int(sum(own.sum() for own in LENGTHS[:2]))
+    assert stats["padding_packs"] == expected["padding_packs"] == padding
+    # Less than a batch of each lane and stream, and the epoch's last global batch.
+    lanes = 2 if method == "device_per_stream" else 1
+    assert 0 < padding < 2 * lanes * (4 if method == "device_per_stream" else 8) + 8
+    assert stats["packs"] + padding == sum(len(batch["tokens"]) for batch in batches)
 
 
 def test_a_stream_that_would_never_appear_is_refused_with_the_way_out(folders):

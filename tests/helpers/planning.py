@@ -87,7 +87,7 @@ def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -
 
 
 def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs) -> list[list]:
-    """The packs of the canonical sequence, read by all devices of a world, in order."""
+    """The packs of the canonical sequence, read by all devices of a world, in order; no padding."""
     per_device = [device_batches(recipe, view, epoch, **kwargs) for view in views]
     steps = {len(batches) for batches in per_device}
     assert len(steps) == 1, f"devices take {steps} steps"
@@ -98,7 +98,7 @@ def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs)
         assert len({batch.position for batch in step}) == 1
         for batch in step:
             packs += [batch.packs[i].tolist() for i in range(len(batch.packs))]
-    return packs
+    return [pack for pack in packs if pack]
 
 
 def world_views(num_devices: int, batch_size: int) -> list[DeviceView]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import DeviceView, EpochSequence, Recipe, count_slots
 from streampack.plan.lane_ends import LaneEndFinder
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
@@ -83,10 +83,10 @@ def test_an_epoch_of_whole_global_batches_is_neither_padded_nor_cut(method):
 
 @examples(20)
 @given(method=st.sampled_from(METHODS), world=worlds)
-def test_positions_count_real_packs_over_all_ranks_and_never_go_back(method, world):
+def test_positions_count_slots_over_all_ranks_and_never_go_back(method, world):
     num_devices, batch_size = world
     r = make(method, "pad", size=24)
-    num_packs = len(all_packs(r, world_views(1, 1)))
+    num_packs = count_slots(r, 0)  # packs, and padding where streams end
     view = world_views(num_devices, batch_size)[0]
     positions = [batch.position for batch in device_batches(r, view)]
 

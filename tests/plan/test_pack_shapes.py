@@ -96,15 +96,17 @@ def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **
     overflow=st.sampled_from(["split", "truncate", "drop"]),
     pack_shuffle=st.sampled_from([0, 64]),
     unit=st.sampled_from(["samples", "tokens"]),
+    slots=st.sampled_from([SLOTS, [1, 1, 1]]),
 )
 def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
-    method, epoch_end, num_lanes, world, epoch, overflow, pack_shuffle, unit
+    method, epoch_end, num_lanes, world, epoch, overflow, pack_shuffle, unit, slots
 ):
     num_devices, batch_size = world
     r = make(
         method,
         epoch_end,
         num_lanes=num_lanes,
+        slots=slots,
         lane_run=16,
         packing={"overflow": overflow},
         mixing={"weight_unit": unit},
@@ -114,7 +116,7 @@ def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
 
     assert sequence_of(r, num_devices, batch_size, epoch) == expected
     if overflow != "drop":
-        assert {slots for slots, _ in expected} == set(SLOTS)
+        assert {length for length, _ in expected} == set(slots)
 
 
 @examples(150)
@@ -169,9 +171,14 @@ def test_every_world_gets_the_same_packs_of_streams_of_one_to_five(
 
 
 @examples(30)
-@given(method=methods, num_lanes=st.sampled_from([1, 2, 3]), seed=st.integers(0, 9))
-def test_a_padded_epoch_holds_every_token_once(method, num_lanes, seed):
-    r = make(method, "pad", num_lanes=num_lanes, order=Order(seed=seed))
+@given(
+    method=methods,
+    num_lanes=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 9),
+    slots=st.sampled_from([SLOTS, [1, 1, 1]]),
+)
+def test_a_padded_epoch_holds_every_token_once(method, num_lanes, seed, slots):
+    r = make(method, "pad", num_lanes=num_lanes, slots=slots, order=Order(seed=seed))
 
     packs = [pack for _, pack in sequence_of(r, 2, RUN)]
 
@@ -198,7 +205,8 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream(method, num_lan
 @examples(20)
 @given(method=methods, epoch_end=epoch_ends, num_lanes=st.sampled_from([1, 2]), data=st.data())
 def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num_lanes, data):
-    r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16)
+    slots = data.draw(st.sampled_from([SLOTS, [1, 1, 1]]))
+    r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16, slots=slots)
     sequence = EpochSequence(r, DeviceView(batch_size=8))
     plans, states = [], []
     while (plan := sequence.next()) is not None:
@@ -240,8 +248,9 @@ def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method)
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("epoch_end", ["pad", "drop"])
-def test_slots_are_counted_as_they_are_walked(method, epoch_end):
-    r = make(method, epoch_end, num_lanes=3)
+@pytest.mark.parametrize("slots", [SLOTS, [1, 1, 1]])
+def test_slots_are_counted_as_they_are_walked(method, epoch_end, slots):
+    r = make(method, epoch_end, num_lanes=3, slots=slots)
     sequence = EpochSequence(r, DeviceView(batch_size=RUN))
     while sequence.next() is not None:
         pass

@@ -29,7 +29,7 @@ from streampack.plan import (
     run_shape,
     saving_worker,
 )
-from streampack.plan.state import STATE_VERSION
+from streampack.plan.state import APART, STATE_VERSION
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, recipe, world_views
 
@@ -239,15 +239,19 @@ PINNED = [
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("num_lanes", "pack_shuffle", "expected"),
+    ("num_lanes", "pack_shuffle", "mixes_last", "expected"),
     [
-        (1, 0, "8c99ead19c8e3cb8"),  # as in versions 2 and 3
-        (3, 0, "54583c8938ae0408"),  # as in version 3
-        (1, None, "bbccd55a6fa4ae79"),
-        (3, 20, "d13e627aba17a64f"),
+        (1, 0, True, "8c99ead19c8e3cb8"),  # as in versions 2 and 3
+        (3, 0, True, "54583c8938ae0408"),  # as in version 3
+        (1, None, True, "bbccd55a6fa4ae79"),
+        (3, 20, True, "d13e627aba17a64f"),
+        (1, None, False, "05ce274fda534111"),
+        (3, 20, False, "cee37c912d5a7c10"),
     ],
 )
-def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuffle, expected):
+def test_this_version_of_the_state_belongs_to_this_sequence(
+    num_lanes, pack_shuffle, mixes_last, expected
+):
     """Whoever changes the packs that a config gives counts STATE_VERSION up, and this with it."""
     seen = hashlib.blake2b(digest_size=8)
     lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
@@ -262,9 +266,10 @@ def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuf
             lane_run=2,
             global_batch_size=12,
         )
+        r = replace(r, mixes_last=mixes_last)
         for pack in all_packs(r, world_views(1, 4), epoch):
             seen.update(np.array(pack, "<i8").tobytes())
-    assert (STATE_VERSION, seen.hexdigest()) == (4, expected)
+    assert (STATE_VERSION, APART, seen.hexdigest()) == (4, 5, expected)
 
 
 @pytest.mark.parametrize(
