@@ -129,7 +129,9 @@ def slice_batch(batch: Batch, context: ContextSlice) -> Batch:
     at = places({CHUNKS: chunks.to(batch["tokens"].device)})
     rows = (shape[0], shape[1] // context.num_ranks)
     cut = {
-        key: value.flatten(0, 1)[at].unflatten(0, rows) if _has_shape(value, shape) else value
+        key: value.flatten(0, 1)[at].unflatten(0, rows)
+        if _is_per_token(key, value, shape)
+        else value
         for key, value in batch.items()
     }
     return {**cut, CHUNKS: chunks}
@@ -171,7 +173,7 @@ def merge_slices(slices: Sequence[Mapping[str, Any]]) -> Batch:
     merged: Batch = {}
     for key, value in first.items():
         merged[key] = value
-        if _has_shape(value, shape):
+        if _is_per_token(key, value, shape):
             parts = torch.cat([own[key].flatten(0, 1) for own in slices])
             whole = torch.empty_like(parts)
             whole[at] = parts
@@ -180,9 +182,10 @@ def merge_slices(slices: Sequence[Mapping[str, Any]]) -> Batch:
     return merged
 
 
-def _has_shape(value: Any, shape: torch.Size) -> bool:
+def _is_per_token(key: str, value: Any, shape: torch.Size) -> bool:
     """Return whether a field has a value for each token of rows of this shape."""
-    return torch.is_tensor(value) and value.ndim >= 2 and value.shape[:2] == shape
+    is_common = key in (*COMMON, CHUNKS)  # they may have that shape by chance
+    return not is_common and torch.is_tensor(value) and value.shape[:2] == shape
 
 
 def _check_slices(slices: Sequence[Mapping[str, Any]]) -> None:

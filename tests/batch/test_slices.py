@@ -38,6 +38,28 @@ def slices() -> list[dict[str, Any]]:
     return [slice_batch(batch, ContextSlice(rank=rank, num_ranks=2)) for rank in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "size", "num_ranks"),
+    [([[12]], 12, 2), ([[6], [6]], 6, 3)],  # segments, of six columns, are as large as tokens
+)
+def test_what_slices_have_in_common_is_not_cut_or_merged_where_it_has_the_shape_of_tokens(
+    lengths, size, num_ranks
+):
+    batch = native_batch(lengths, size)
+    cuts = [
+        slice_batch(batch, ContextSlice(rank=rank, num_ranks=num_ranks))
+        for rank in range(num_ranks)
+    ]
+    assert all(torch.equal(own["segments"], batch["segments"]) for own in cuts)
+    merged = merge_slices(cuts)
+    assert list(merged) == list(batch)
+    assert all(
+        torch.equal(torch.as_tensor(merged[key]), torch.as_tensor(batch[key]))
+        for key in batch
+        if not isinstance(batch[key], str)
+    )
+
+
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_each_format_takes_slices_or_is_refused_by_name(name):
     if name in TAKEN:
