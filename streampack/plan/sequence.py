@@ -283,10 +283,13 @@ class EpochSequence:
     def _edge(self, slot: int) -> int:
         """Return the slot before which everything is delivered once `slot` slots are.
 
-        With balance, the packs of a global batch are needed together until its last step.
+        With balance, the packs of a global batch are needed together until its last step, unless
+        it is padded: then it is not dealt.
         """
         size = self._recipe.global_batch_size
-        return slot if self._dealer is None else slot // size * size
+        edge = slot // size * size
+        is_padded = self._total is not None and edge + size > self._total
+        return slot if self._dealer is None or is_padded else edge
 
     def _batches_to_deliver(self, most: int) -> AlikeBatches:
         """Return the next batches, dealt if they are; at least one."""
@@ -385,6 +388,9 @@ class EpochSequence:
             if reached == self._released:
                 break
             self._release(reached)
+        if edge < position:  # inside a global batch: only its walk shows whether it is padded
+            self._walk_to(position)
+            self._release(min(self._edge(position), self._num_walked))
         if self._total is not None and position >= self._total:
             # Only padding is left: continue with the step after the one that held the last packs.
             self.position = -(-position // self._window) * self._window

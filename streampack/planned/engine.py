@@ -44,6 +44,7 @@ from streampack.plan import (
     run_shape,
     slots_in,
 )
+from streampack.plan.lane_ends import packs_in
 from streampack.plan.lane_stream import skips_lanes
 from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape
 from streampack.planned.cache_budget import (
@@ -343,8 +344,13 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
     def next_epoch(self) -> int:
         """The epoch of the next iteration, without beginning it."""
         start = self._worker_start or self._start_of(self.counter.next_epoch)
-        is_over = start.position > 0 and start.position >= self._slots_in(start.epoch)
-        return start.epoch + is_over
+        position, window = start.position, self._view.window
+        if not position:
+            return start.epoch
+        slots = self._slots_in(start.epoch)
+        if position >= packs_in(self.recipe, self._totals[start.epoch]):
+            position = -(-position // window) * window  # padding completes the step
+        return start.epoch + (position >= slots)
 
     def state_after(self, batch: Mapping[str, Any]) -> State:
         """Return the state of a run that has trained on `batch`, delivered by any loader."""
