@@ -6,12 +6,12 @@
     torchrun --nproc-per-node 2 examples/train_hf_trainer.py          resumes, on two ranks
 
     PackedDataLoader --> get_train_dataloader, as it is --> Trainer --> OUT/checkpoint-15/
-                <------- load_state_dict --- LoaderState <--- loader.json ---'
+                <------ load_state_dict --- PackedTrainer <-- loader.json ---'
 
 Three things keep it exact. Trainer gets the loader itself, not a dataset that it would shard again.
 `batch_format="hf"` says ``use_cache=False``, without which samples of a pack see each other.
-`LoaderState` keeps the loader's state in each checkpoint, and Trainer from skipping those batches
-once more. Trainer itself divides the loss by the targets of all micro-batches on all ranks.
+`LoaderState` saves the loader's state in each checkpoint, and keeps Trainer from skipping those
+batches once more. Trainer itself divides the loss by the targets of all micro-batches on all ranks.
 
 Cost: 80 to 100 ms a step on one core, after about 10 s of importing.
 """
@@ -68,33 +68,52 @@ class PackedTrainer(Trainer):
             )
         return self.loader
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return a loader of the dataset that is evaluated, which begins with the same packs."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        dataset.set_epoch(0)
+        return PackedDataLoader(dataset)
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        """Train; every rank loads what rank 0 saved in the folder that is resumed."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_checkpoint(Path(str(self.args.output_dir)))
+        if resume_from_checkpoint:
+            path = Path(resume_from_checkpoint, LOADER_STATE)
+            if not path.exists():
+                raise ValueError(
+                    f"{path} does not exist: the run was killed while it wrote this checkpoint; "
+                    f"resume from {last_checkpoint(path.parent.parent)}"
+                )
+            self.loader.load_state_dict(json.loads(path.read_text()))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
 
 class LoaderState(TrainerCallback):
-    """Keeps the loader's state in every checkpoint folder, and loads it from the one resumed."""
+    """Keeps the loader's state in every checkpoint folder."""
 
     def __init__(self, loader: PackedDataLoader) -> None:
+        dataset = loader.dataset
+        if dataset.world.num_ranks > 1 and not isinstance(dataset, PackedStreamingDataset):
+            raise ValueError(
+                f"rank 0's state does not fit the other ranks of a {type(dataset).__name__}; save "
+                "loader.state_dict() of every rank under the rank's number, and load it there"
+            )
         self.loader = loader
 
     def on_init_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
         """Let Trainer skip nothing: the loader resumes by itself."""
         args.ignore_data_skip = True
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
-    ) -> None:
-        """Continue where the checkpoint was taken; every rank loads what rank 0 saved."""
-        if state.global_step:
-            self.loader.load_state_dict(json.loads(self._path(args, state).read_text()))
-
     def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         """Write the state, last of all: a folder that has it is complete."""
         if state.is_world_process_zero:
-            path = self._path(args, state)
+            folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+            path = folder / LOADER_STATE
             path.with_suffix(".new").write_text(json.dumps(self.loader.state_dict()))
             os.replace(path.with_suffix(".new"), path)
-
-    def _path(self, args: TrainingArguments, state: TrainerState) -> Path:
-        return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / LOADER_STATE
 
 
 def last_checkpoint(out: Path) -> str | None:

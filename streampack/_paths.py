@@ -1,4 +1,4 @@
-"""Tell local folders from URLs of object stores, and files from what is none.
+"""Tell local folders from URLs of object stores, and files from pipes and devices.
 
 ::
 

@@ -220,6 +220,10 @@ def _guess_style(model: Callable[..., Any]) -> Style:
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
+    passes_on = any(each.kind is each.VAR_KEYWORD for each in names.values())
+    inner = _inner(model) if passes_on and "position_ids" not in names else None
+    if inner is not None:
+        return _guess_style(inner)
     if "input_ids" in names:
         if "position_ids" not in names:
             raise ConfigError(
@@ -236,6 +240,13 @@ def _guess_style(model: Callable[..., Any]) -> Style:
         f"assert_no_leak does not know how to call a model with the arguments {', '.join(names)}; "
         "pass a function that takes the batch and returns logits"
     )
+
+
+def _inner(model: Any) -> Any:
+    """Return the model in a wrapper of peft, DistributedDataParallel or torch.compile; or None."""
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return getattr(model, "module", getattr(model, "_orig_mod", None))
 
 
 def _tokens_of_segments(batch: dict[str, Any]) -> list[torch.Tensor]:

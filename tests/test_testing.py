@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,37 @@ class HasNoPositions(nn.Module):
 def test_a_model_of_transformers_without_position_ids_is_told_so() -> None:
     with pytest.raises(ConfigError, match="HasNoPositions takes input_ids but no position_ids, so"):
         assert_no_leak(HasNoPositions(), packed("restart"))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.processes
+@pytest.mark.parametrize("wrapper", ["peft", "peft without a task", "compiled", "DDP"])
+def test_a_model_of_transformers_is_known_within_its_wrappers(tmp_path: Path, wrapper: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    model: Any = transformers.LlamaForCausalLM(config).eval()
+    if "peft" in wrapper:
+        peft = pytest.importorskip("peft")
+        task = None if "without" in wrapper else "CAUSAL_LM"
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type=task)).eval()
+    is_distributed = "DDP" in wrapper
+    if is_distributed:
+        store = f"file://{tmp_path}/store"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        model = torch.nn.parallel.DistributedDataParallel(model).eval()
+    if "compiled" in wrapper:
+        model = torch.compile(model, backend="eager")
+    try:
+        assert_no_leak(model, packed("restart"))
+    finally:
+        if is_distributed:
+            torch.distributed.destroy_process_group()
 
 
 def test_a_model_that_nobody_knows_how_to_call_is_refused() -> None:

@@ -14,13 +14,14 @@ Cost: see `planned.loading` and `online.loading`.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import get_all_start_methods
 from typing import Any
 
 from streampack._checks import is_weight, read_integer, read_optional_count, show_number
 from streampack.batch.batch import Batch
-from streampack.errors import ConfigError, suggest
+from streampack.errors import ConfigError, ResumeError, suggest
 from streampack.loader.distributed_state import join_states
 from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
@@ -158,7 +159,20 @@ class PackedDataLoader:
         yield from batches
 
     def state_dict(self) -> State:
-        """Return the state after the batch last delivered, as JSON."""
+        """Return the state after the batch last delivered, as JSON.
+
+        Raises:
+            ResumeError: If accelerate's `save_state` asks, which saves only rank 0's state, and
+                each rank has its own.
+        """
+        is_own = isinstance(self._loading, OnlineLoading) and self.dataset.world.num_devices > 1
+        # Only the caller's name shows it: accelerate asks all ranks, and saves one answer.
+        if is_own and sys._getframe(1).f_globals.get("__name__") == "accelerate.checkpointing":
+            raise ResumeError(
+                "accelerate's save_state saves rank 0's state alone, but each of "
+                f"{self.dataset.world.num_ranks} ranks has its own; save loader.state_dict() of "
+                "every rank under accelerator.process_index, and load it in the same rank"
+            )
         return self._loading.state_dict()
 
     def gather_state(self, group: Any = None) -> State:
