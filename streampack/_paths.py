@@ -67,7 +67,7 @@ def local_path(
 
 
 def check_file(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Refuse what is no file: reading a pipe would block, and a device may have no end."""
+    """Refuse folders, pipes and devices: a pipe would block, and a device may have no end."""
     if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
         kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
@@ -77,7 +77,7 @@ def check_file(path: str | os.PathLike[str], status: os.stat_result) -> None:
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a file of a stream for reading; refuse what is no file."""
+    """Open a file of a stream for reading; refuse folders, pipes and devices."""
     return open(path, "rb", opener=_open)
 
 

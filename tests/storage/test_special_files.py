@@ -1,4 +1,4 @@
-"""What is no file in place of a stream's files: refused at once, not read without end."""
+"""Folders, pipes and devices in place of a stream's files: refused, not read without end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", PUT)
 @pytest.mark.parametrize("name", [INDEX_FILE, LENGTH_FILE])
-def test_what_is_no_file_is_refused_by_its_kind_and_the_way_out_works(folder, name, kind, way):
+def test_folders_pipes_and_devices_are_refused_by_kind_and_the_way_out_works(
+    folder, name, kind, way
+):
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     PUT[kind](folder / name)
@@ -54,7 +56,7 @@ def test_what_is_no_file_is_refused_by_its_kind_and_the_way_out_works(folder, na
     WAYS[way](folder)
 
 
-def test_a_shard_of_a_remote_folder_that_is_no_file_is_refused(folder, tmp_path):
+def test_a_pipe_in_place_of_a_shard_of_a_remote_folder_is_refused(folder, tmp_path):
     [shard] = folder.glob("shard*")
     shard.unlink()
     os.mkfifo(shard)
