@@ -5,7 +5,8 @@
     StreampackError
     ├── ConfigError   the arguments or the YAML
     ├── DataError     the stored bytes, or access to them
-    │   └── BadRowsError   more bad rows of an input than may be skipped
+    │   ├── BadRowsError   more bad rows of an input than may be skipped
+    │   └── DamagedInputError   an input file that cannot be decoded
     ├── ResumeError   a state and a dataset that do not belong together
     └── WorkerError   a process, thread or rank that died: the machine
 
@@ -67,6 +68,10 @@ class DataError(StreampackError):
 
 class BadRowsError(DataError):
     """More rows of an input that cannot become samples than may be skipped."""
+
+
+class DamagedInputError(DataError):
+    """An input file that cannot be decoded from some byte on."""
 
 
 class ResumeError(StreampackError):

@@ -90,10 +90,11 @@ class ShardChecker:
         counts, stated = shard.tokens.counts, self.stated
         if self.length_file is not None and stated is not None and (stated != counts).any():
             sample = int((stated != counts).argmax())
-            hint = self._dtype_hint(shard.tokens, stated, "tokens")
-            likely = dtype_of_sizes(shard.data, *_byte_ranges(shard.tokens))
-            if likely == shard.tokens.dtype:  # so the file is wrong
-                hint = ""
+            # If the values look like the type that they are read as, the file is wrong.
+            is_likely = shard.tokens.dtype == dtype_of_sizes(
+                shard.data, *_byte_ranges(shard.tokens)
+            )
+            hint = "" if is_likely else self._dtype_hint(shard.tokens, stated, "tokens")
             typed = f" --tokens-dtype {shard.tokens.dtype}" * self.columns["tokens"].is_untyped
             raise DataError(
                 f"{self._sample(sample)}: {counts[sample]} tokens, but {self.length_file} says "

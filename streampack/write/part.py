@@ -114,7 +114,9 @@ def write_part(task: PartTask) -> Iterator[Event]:
         writer = _PartWriter(task)
         for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes
-            for batch in read_rows(one, task.settings.selection, contents=contents):
+            selection, skips_damage = task.settings.selection, task.max_bad_rows > 0
+            batches = read_rows(one, selection, contents=contents, skips_damage=skips_damage)
+            for batch in batches:
                 writer.add(batch, one)
                 writer.counts.num_bytes = before + batch.num_bytes
                 yield Event(task.part.id, replace(writer.counts))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def plan_job(
     digest = tokenizer_digest(rows)
     if rows.tokenizer is not None and rows.backend == "gigatoken":
         compare_added_tokens(rows.tokenizer)
-    slices = split_inputs(paths, part_bytes)
+    skips_damage = options.on_bad_row == "skip"
+    slices = split_inputs(paths, part_bytes, skips_damage=skips_damage)
     text = next((one for one in slices if one.format in TEXT_FORMATS), None)
     if text is not None and rows.tokenizer is None:
         raise ConfigError(
@@ -72,7 +74,7 @@ def plan_job(
         stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
         columns, per_token = {**known.columns, **stated}, known.per_token
     else:
-        batch = _first_batch(slices, selection) if selection.keep else RowBatch()
+        batch = _first_batch(slices, selection, skips_damage) if selection.keep else RowBatch()
         columns, per_token = _columns(batch, options.column, dtype, rows)
     settings = JobSettings(
         column=options.column,
@@ -118,9 +120,10 @@ def _selection(rows: RowFormat) -> RowSelection:
     )
 
 
-def _first_batch(slices: Sequence[InputSlice], selection: RowSelection) -> RowBatch:
+def _first_batch(slices: Sequence[InputSlice], selection: RowSelection, skips: bool) -> RowBatch:
     """Return the first batch that has a good row; an empty one if none has."""
-    batches = (batch for one in slices for batch in read_rows(one, selection))
+    read = partial(read_rows, selection=selection, skips_damage=skips)
+    batches = (batch for one in slices for batch in read(one))
     empty = RowBatch(kept={name: [] for name in selection.keep})
     return next((batch for batch in batches if batch.values), empty)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,6 +36,7 @@ from tests.helpers.preparing import (
     jsonl_file,
     options_of,
     text_rows,
+    tokenizer_file,
 )
 
 NUM_ROWS = 300
@@ -478,6 +481,51 @@ def test_more_bad_rows_than_allowed_end_the_job_until_more_are_allowed(tmp_path,
     assert not (tmp_path / "s" / "index.json").exists()
     options = options_of(tmp_path, on_bad_row="skip", part_bytes="1mb")
     assert write_texts([path], tmp_path / "s", options).num_bad_rows == 3
+
+
+def damage(path: Path) -> None:
+    """Cut a compressed file short, or overwrite the end of a table."""
+    data = path.read_bytes()
+    is_table = path.suffix in (".parquet", ".arrow")
+    path.write_bytes(data[: len(data) // 2] + b"x" * (len(data) // 2 if is_table else 0))
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 10, 1 << 28])
+@pytest.mark.parametrize("suffix", ["jsonl.gz", "csv.gz", "txt.gz", "parquet", "arrow"])
+def test_the_rest_of_a_damaged_file_is_one_bad_row(tmp_path, suffix, part_bytes):
+    random_texts = ["".join(random.Random(n).choices("ab cd", k=90)) for n in range(900)]
+    path, other = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
+    for file in (path, other):
+        if suffix in ("parquet", "arrow"):
+            write_table(file, pa.table({"text": random_texts}), 100)
+        else:
+            lines = {
+                "jsonl.gz": [json.dumps({"text": text}) for text in random_texts],
+                "csv.gz": ["text", *random_texts],
+                "txt.gz": random_texts,
+            }[suffix]
+            file.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
+    damage(path)
+    rows = RowFormat(tokenizer=tokenizer_file(tmp_path))
+    options = options_of(tmp_path, rows=rows, part_bytes=part_bytes)
+
+    with pytest.raises(DataError, match=rf"^{path}: .*copy it\s+again"):
+        write_texts([path, other], tmp_path / "s", options)
+    skipping = replace(options, on_bad_row="skip")
+    written = write_texts([path, other], tmp_path / "s", skipping)
+
+    assert written.is_complete
+    assert written.num_bad_rows == 1
+    [bad] = [
+        bad
+        for file in (tmp_path / "s").rglob("part.json")
+        for bad in json.loads(file.read_text())["bad_rows"]
+    ]
+    assert bad["uri"] == str(path)
+    assert bad["reason"].startswith("the rest of the file is left out: ")
+    num_whole = 1 if suffix == "txt.gz" else len(random_texts)
+    assert bad["row"] == written.num_samples - num_whole
+    assert (bad["row"] > 0) == (suffix == "jsonl.gz" or (suffix == "csv.gz"))
 
 
 def test_the_budget_is_that_of_all_parts_together(tmp_path):

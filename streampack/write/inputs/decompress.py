@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from streampack.errors import DataError
+from streampack.errors import DamagedInputError
 from streampack.write.inputs.slices import Compression
 
 PIECE_BYTES = 1 << 20
@@ -45,13 +45,13 @@ def read_pieces(
             done = file.tell()
             yield piece
     except EOFError as error:
-        raise DataError(
+        raise DamagedInputError(
             f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; copy it "
             "again",
             uri=uri,
         ) from error
     except (zlib.error, zstandard.ZstdError) as error:
-        raise DataError(
+        raise DamagedInputError(
             f"{uri}: cannot be decompressed between byte {done} and byte {file.tell()} ({error}); "
             "copy it again",
             uri=uri,

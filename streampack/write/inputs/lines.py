@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from streampack.errors import DataError
+from streampack.errors import DamagedInputError, DataError
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, Wanted, as_tokens
 
@@ -41,16 +41,21 @@ def line_blocks(pieces: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iter
     """
     pending: list[bytes] = []
     num_bytes = 0
-    for piece in pieces:
-        num_bytes += len(piece)
-        cut = piece.rfind(b"\n") + 1
-        if cut and num_bytes >= block_bytes:
-            yield b"".join((*pending, piece[:cut]))
-            pending.clear()
-            piece = piece[cut:]
-            num_bytes = len(piece)
-        if piece:
-            pending.append(piece)
+    try:
+        for piece in pieces:
+            num_bytes += len(piece)
+            cut = piece.rfind(b"\n") + 1
+            if cut and num_bytes >= block_bytes:
+                yield b"".join((*pending, piece[:cut]))
+                pending.clear()
+                piece = piece[cut:]
+                num_bytes = len(piece)
+            if piece:
+                pending.append(piece)
+    except DamagedInputError:
+        if whole := b"".join(pending).rpartition(b"\n")[0]:
+            yield whole + b"\n"
+        raise
     if pending:
         yield b"".join(pending)
 

@@ -6,8 +6,9 @@
 
 Small objects of a store are fetched whole, several at a time, because each takes a round trip.
 
-Bad rows are never raised. A damaged file, and one that is no longer the version that was listed,
-are. A file that is written to while it is read is noticed by its time, not by its rows.
+Bad rows are never raised. A damaged file is, unless it may be skipped, and so is one that is no
+longer the version that was listed. A file that is written to while it is read is noticed by its
+time, not by its rows.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from itertools import repeat
 
 from streampack._checks import read_count
 from streampack._paths import is_url
-from streampack.errors import DataError
+from streampack.errors import DamagedInputError, DataError
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.write.inputs.decompress import read_pieces
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.places import OpenInput
-from streampack.write.inputs.slices import WHOLE, InputSlice, RowBatch, RowSelection
+from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch, RowSelection
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import Wanted
 
@@ -72,10 +73,13 @@ def read_rows(
     selection: RowSelection,
     batch_rows: int = 256,
     contents: bytes | None = None,
+    *,
+    skips_damage: bool = False,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a slice in order; a batch has at most `batch_rows`, bad ones included.
 
-    `contents` are the bytes of the file, if they were read already.
+    `contents` are the bytes of the file, if they were read already. With `skips_damage`, the rest
+    of a file that cannot be decoded is one bad row.
 
     A row without a selected column, or with a value of another type, is a bad row. A file that is
     damaged, cut short or has changed since it was listed is a DataError. It names the file, and the
@@ -109,12 +113,19 @@ def read_rows(
             batches = LINE_READERS[slice_.format](pieces, slice_, wanted, batch_rows)
         else:
             batches = READERS[slice_.format](file, slice_, wanted, batch_rows)
+        row = 0
         try:
             for batch in batches:
                 if is_lines:
                     batch.num_bytes = min(file.tell() - slice_.start, slice_.num_bytes)
                 opened.check()
+                row = max([*batch.rows, *(bad.row for bad in batch.bad)], default=row - 1) + 1
                 yield batch
-        except DataError:
+        except DataError as error:
             opened.check()  # a change of the file is a better explanation than damage
-            raise
+            if not (skips_damage and isinstance(error, DamagedInputError)):
+                raise
+            reason = str(error).removeprefix(f"{slice_.uri}: ")
+            unit = "file" if slice_.stop == WHOLE else "part"
+            rest = BadRow(slice_.uri, row, f"the rest of the {unit} is left out: {reason}")
+            yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from streampack._checks import read_count
 from streampack._paths import is_url
+from streampack.errors import DamagedInputError
 from streampack.write.inputs.arrow_stream import (
     DICTIONARY,
     RECORD_BATCH,
@@ -34,14 +35,25 @@ from streampack.write.inputs.tables import naming_damage, open_arrow, open_parqu
 SCAN_BYTES = 1 << 16
 
 
-def split_inputs(inputs: Sequence[str], part_bytes: int) -> list[InputSlice]:
+def split_inputs(
+    inputs: Sequence[str], part_bytes: int, *, skips_damage: bool = False
+) -> list[InputSlice]:
     """Return the slices of the files that paths, globs and URLs name.
 
     A slice ends at the first row, row group or batch after `part_bytes` bytes at rest. A DataError
-    says that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile.
+    says that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
+    `skips_damage`, a damaged file is one slice.
     """
     part_bytes = read_count("part_bytes", part_bytes, "write a number of bytes such as 268435456")
-    return [part for file in list_inputs(inputs) for part in split_file(file, part_bytes)]
+    slices: list[InputSlice] = []
+    for file in list_inputs(inputs):
+        try:
+            slices += split_file(file, part_bytes)
+        except DamagedInputError:
+            if not skips_damage:
+                raise
+            slices.append(file)
+    return slices
 
 
 def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from streampack._paths import is_url
-from streampack.errors import ConfigError, DataError, StreampackError
+from streampack.errors import ConfigError, DamagedInputError, DataError, StreampackError
 from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
 from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
@@ -59,7 +59,7 @@ def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> A
     except DataError:
         raise
     except Exception as error:  # ArrowInvalid, OSError and others
-        raise DataError(
+        raise _kind_of(error)(
             f"{uri}: has no valid footer before its end at byte {_size(file)} "
             f"({_first_line(error)}); it was cut short or damaged: copy it again",
             uri=uri,
@@ -150,16 +150,21 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
     except StreampackError:
         raise
     except EOFError as error:
-        raise DataError(
+        raise DamagedInputError(
             f"{uri}: {error}: it was cut short or damaged; copy it again", uri=uri
         ) from error
     except Exception as error:  # ArrowInvalid, OSError and others
         byte = "" if file is None else f" {min(file.tell(), _size(file))} of {_size(file)}"
-        raise DataError(
+        raise _kind_of(error)(
             f"{uri}: {where}{byte} ({_first_line(error)}); it was cut short or damaged: copy "
             "it again",
             uri=uri,
         ) from error
+
+
+def _kind_of(error: Exception) -> type[DataError]:
+    """Return the class for pyarrow's error, which has a number only if the system failed."""
+    return DataError if getattr(error, "errno", None) else DamagedInputError
 
 
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
