@@ -66,7 +66,8 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         max_passes: Passes through the stream that a run of chapters may use, in each lane. None:
             any number.
         on_exhausted: What happens after `max_passes`. "substitute": other streams take its place.
-            "end": the run ends there. "error": a run that would need more is refused at the start.
+            "end": the run ends with the stream's last pack. "error": a run that would need more is
+            refused at the start.
         check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
             from another version of the stream. A remote that is a folder is always compared.
         **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and

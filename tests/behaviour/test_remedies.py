@@ -178,7 +178,7 @@ CONFIGS = {
     "no pass through a stream": Remedy(
         lambda folder: Stream(local=mds(folder), max_passes=0),
         r"max_passes=0 is not a number above 0; write one such as (\d+)$",
-        lambda folder, passes: packed([Stream(local=mds(folder), max_passes=int(passes))]),
+        lambda folder, passes: Stream(local=mds(folder), max_passes=int(passes)),
     ),
     "a fragment of more than half a pack": Remedy(
         lambda _: Packing(max_seq_len=64, min_fragment=40, split_gap=0.01),

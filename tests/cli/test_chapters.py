@@ -82,7 +82,7 @@ def test_a_stream_that_does_not_run_out_has_no_note(config, verb):
 def test_a_run_that_a_stream_ends_says_so_and_has_as_many_steps(config, verb):
     path = config(max_passes=4, on_exhausted="end")
     output, described = call(verb, path), json.loads(call(verb, path, "--json"))
-    assert "the run ends before stream 'math' reaches max_passes" in output
+    assert "the run ends with the last pack of stream 'math'" in output
     assert "others take its place" not in output
     steps = sum(chapter["steps"] for chapter in described["chapters"])
     assert steps < 70
