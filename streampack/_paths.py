@@ -83,9 +83,7 @@ def open_file(path: Path) -> BufferedReader:
 
 def _open(path: str, flags: int) -> int:
     number = os.open(path, flags | os.O_NONBLOCK)
-    try:
-        check_file(path, os.fstat(number))
-    except DataError:
+    if not stat.S_ISREG((status := os.fstat(number)).st_mode):
         os.close(number)
-        raise
+    check_file(path, status)
     return number

@@ -162,7 +162,7 @@ class LengthFile:
         # Read, not mapped: the data is small, may be on a network, and leaves no file open.
         dtype, width = PARTS[part]
         values = np.empty(count * width, dtype)
-        with self.path.open("rb") as file:  # numpy.fromfile would take a second descriptor
+        with open_file(self.path) as file:  # numpy.fromfile would take a second descriptor
             head = file.read(HEAD.size).ljust(HEAD.size)
             _, _, samples, shards, *_ = HEAD.unpack(head)
             lengths = self.head_bytes + 16 * shards
