@@ -147,9 +147,10 @@ def write_packs(rows: Int64Array, place_of: Int64Array, ends: Int64Array, out: I
 class BestFitDecreasingPacker(BufferedPacker):
     """A packer whose calls of `add` are windows, each packed as a whole."""
 
-    def __init__(self, packing: Packing):
+    def __init__(self, packing: Packing, passing_packs: int = PASSING_PACKS):
         super().__init__("best_fit_decreasing", limits_of(packing))
         self._packing = packing
+        self._passing_packs = passing_packs
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple, num_held = self._limits.multiple, len(self._buffered)
@@ -167,7 +168,7 @@ class BestFitDecreasingPacker(BufferedPacker):
         packs = np.empty((len(rows), NUM_PACK_COLUMNS), np.int64)
         packs = packs[: place_segments(self._limits, lengths, order, pack_of, packs)]
         may_pass = np.full(len(packs), not final)
-        may_pass[pack_of[:num_held][self._waited >= PASSING_PACKS]] = False
+        may_pass[pack_of[:num_held][self._waited >= self._passing_packs]] = False
         passes = self._choose(packs, may_pass)
         return self._leave(rows, pack_of, packs[:, OPENER], passes)
 
@@ -214,7 +215,9 @@ class BestFitDecreasingPacker(BufferedPacker):
         return {**super().state_dict(), "waited": self._waited.tolist()}
 
 
-def best_fit_decreasing(packing: Packing) -> BestFitDecreasingPacker:
+def best_fit_decreasing(
+    packing: Packing, passing_packs: int = PASSING_PACKS
+) -> BestFitDecreasingPacker:
     """Return a packer that packs the segments of each call as a whole, longest first.
 
     >>> packer = best_fit_decreasing(Packing(max_seq_len=8, method="best_fit_decreasing"))
@@ -224,4 +227,4 @@ def best_fit_decreasing(packing: Packing) -> BestFitDecreasingPacker:
     >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist(), packer.buffered[:, 2].tolist()
     ([0, 5], [2, 3], [1, 4])
     """
-    return BestFitDecreasingPacker(packing)
+    return BestFitDecreasingPacker(packing, passing_packs)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
-from streampack.pack.best_fit_decreasing import best_fit_decreasing
+from streampack.pack.best_fit_decreasing import PASSING_PACKS, best_fit_decreasing
 from streampack.pack.concat import concat
 from streampack.pack.exact_fit import exact_fit
 from streampack.pack.knapsack import knapsack
@@ -80,7 +80,12 @@ class Packer(Protocol):
         """Resume from a saved state."""
 
 
-def make_packer(packing: Packing) -> Packer:
-    """Return an empty packer for the method of `packing`, or for the default without a shuffle."""
+def make_packer(packing: Packing, *, passes_once: bool = False) -> Packer:
+    """Return an empty packer for the method of `packing`, or for the default without a shuffle.
+
+    `passes_once`: from one window to the next, a sample passes at most once.
+    """
     method = packing.method or packing.resolved(is_windowed=False).method
+    if packing.packs_windows:
+        return best_fit_decreasing(packing, 1 if passes_once else PASSING_PACKS)
     return METHODS[method or DEFAULT_METHOD](packing)

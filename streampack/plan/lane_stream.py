@@ -163,6 +163,11 @@ class LaneStream:
             return int(self.weigh(self.take(0, self.most_samples)[:, TOKENS]).sum())
         return int((self.stream.max_passes or 0) * self._passes.tokens_in_pass())
 
+    @property
+    def tokens_in_pass(self) -> int:
+        """Tokens of one pass in the lane. The first call loads the lengths of its samples."""
+        return 0 if self._passes is None else self._passes.tokens_in_pass()
+
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
         """Cache the result of `find_tokens` for the epoch that begins there."""
         self._recipe.ends[self.number, self._lane] = (tokens, cursor, before)
@@ -207,6 +212,23 @@ class LaneStream:
         if self._shares is None:
             return 0, least, True  # a shared stream is small: its lengths are not worth loading
         return self._passes.tokens_between(min(first + begin, last), stop), least, stop == last
+
+
+def lane_drift(recipe: Recipe, queue: int) -> float | None:
+    """Return the passes by which lanes drift apart while they serve one pass of a queue's streams.
+
+    Lanes serve as many packs, and hold unequal numbers of tokens. None if lengths are not known.
+    """
+    drift = 0.0
+    for number in recipe.streams_in(queue):
+        lanes = [LaneStream(recipe, number, lane) for lane in range(recipe.num_lanes)]
+        if recipe.num_lanes == 1 or recipe.assignment(number)[1] is None:
+            continue  # all lanes take from one sequence
+        if recipe.streams[number].prepare is not None:
+            return None
+        tokens = np.array([lane.tokens_in_pass for lane in lanes if not lane.is_empty])
+        drift = max(drift, float(tokens.mean() / tokens.min() - tokens.mean() / tokens.max()))
+    return drift
 
 
 def is_used(recipe: Recipe, lane: int, queue: int) -> bool:

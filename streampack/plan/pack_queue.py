@@ -31,12 +31,13 @@ from itertools import pairwise
 import numpy as np
 
 from streampack.errors import DataError, ResumeError
-from streampack.pack import count_dropped, fit_samples, make_packer
+from streampack.pack import Packer, count_dropped, fit_samples, make_packer
 from streampack.plan.pack_order import even_order, take_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import RunSamples
 from streampack.plan.sample_order import Blocks, SampleSequence
 from streampack.plan.slots import ENDLESS
+from streampack.plan.small_passes import SmallPass, settle, small_pass, window_starts
 from streampack.rng import permutation
 from streampack.types import LENGTH, NO_PACKS, TOKENS, Int64Array, Packs, State
 
@@ -79,14 +80,13 @@ class PackQueue:
     ) -> None:
         self._recipe = recipe
         self._lane = lane
-        self._packing = recipe.shapes.packings[queue]
         self._queue = queue
         self._seed_path: tuple[int | str, ...] = ("packs", queue, lane, epoch)
         self._is_shuffled = is_shuffled
         self._set_windows()
         self._num_dropped = 0  # consecutive samples that were all dropped
         self._arrivals = arrivals or SampleSequence(recipe, lane, queue, epoch)
-        self._packer = make_packer(self._packing)
+        self._packer = self._new_packer()
         self._hold(NO_PACKS)
         self.first_known = 0
         self._snapshots: deque[Snapshot] = deque()
@@ -96,12 +96,19 @@ class PackQueue:
         self.dropped = np.zeros(len(recipe.streams), np.int64)
 
     def _set_windows(self) -> None:
-        """Set the windows in which packs are made and shuffled."""
+        """Set the packing, and the windows in which packs are made and shuffled."""
         recipe, lane, queue = self._recipe, self._lane, self._queue
-        packs_windows = recipe.packs_windows
+        self._small = small_pass(recipe, lane, queue)
+        self._packing = self._small.packing if self._small else recipe.shapes.packings[queue]
+        packs_windows = self._packing.packs_windows
         self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
+        if self._small:
+            self._max_samples = min(self._max_samples, self._small.num_samples)
+
+    def _new_packer(self) -> Packer:
+        return make_packer(self._packing, passes_once=self._small is not None)
 
     @property
     def num_known(self) -> int:
@@ -146,11 +153,26 @@ class PackQueue:
 
     def _next_window(self) -> Packs:
         """Return the packs of the next chunks, shuffled."""
-        packs, num_windows = self._pack_window()
-        num_packs = len(packs.ends)
-        if not self._is_shuffled or not self._max_packs or not num_packs:
+        parts = self._pack_passes(self._small) if self._small else [self._pack_window()]
+        packs = Packs.join([part for part, _ in parts]) if len(parts) > 1 else parts[0][0]
+        if not self._is_shuffled or not self._max_packs or not len(packs):
             return packs
-        return take_packs(packs, self._order_of(packs, min(num_windows, num_packs)))
+        bounds = [0]
+        for part, num_windows in parts:
+            num, first = min(num_windows, len(part)), bounds[-1]
+            bounds += [first + len(part) * window // num for window in range(1, num + 1)]
+        return take_packs(packs, self._order_of(packs, bounds))
+
+    def _pack_passes(self, small: SmallPass) -> list[tuple[Packs, int]]:
+        """Return the packs of the next chunks, of one pass after the other, as `_pack_window`."""
+        segments = np.concatenate(self._next_chunks()[0])
+        most = self._packing_window or len(segments)
+        packs = []
+        for part in np.split(segments, window_starts(segments, small.least, most)):
+            packs += [settle(self._packer, part)] if small.settles else []
+            packs.append(self._packer.add(part))
+        packs += [self._packer.flush()] if self.is_complete else []
+        return [(part, self._num_windows(len(part), len(part.segments))) for part in packs]
 
     def _pack_window(self) -> tuple[Packs, int]:
         """Return the packs of the next chunks, and the number of windows that share them."""
@@ -158,13 +180,13 @@ class PackQueue:
             self._pack_together() if self._packing_window else self._pack_chunks()
         )
         # A window may be smaller than a chunk.
-        if num_chunks > 1 or not self._max_packs:
-            return packs, 1
-        by_packs, by_samples = (
-            -(-len(packs) // self._max_packs),
-            -(-num_samples // self._max_samples),
-        )
-        return packs, max(by_packs, by_samples)
+        return packs, 1 if num_chunks > 1 else self._num_windows(len(packs), num_samples)
+
+    def _num_windows(self, num_packs: int, num_samples: int) -> int:
+        """Return the windows that share so many packs and samples."""
+        if not self._max_packs:
+            return 1
+        return max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
 
     def _next_rows(self, num_planned: int) -> Int64Array:  # noqa: ARG002 - for runs of chapters
         """Return the next samples, where this many packs of the queue are planned."""
@@ -187,6 +209,17 @@ class PackQueue:
 
     def _pack_together(self) -> tuple[Packs, int, int]:
         """Return the packs, chunks and samples of a window that is packed as a whole."""
+        chunks, num_samples = self._next_chunks()
+        segments = np.concatenate(chunks)
+        # As for the shuffle, a window may be smaller than a chunk.
+        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
+        packs = [self._packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
+        if self.is_complete:
+            packs.append(self._packer.flush())
+        return Packs.join(packs), len(chunks), num_samples
+
+    def _next_chunks(self) -> tuple[list[Int64Array], int]:
+        """Return the segments of the chunks that begin in a window, and their samples."""
         chunks: list[Int64Array] = []
         num_tokens = num_samples = 0
         max_seq_len = self._packing.max_seq_len
@@ -198,18 +231,10 @@ class PackQueue:
             num_samples += len(rows)
             if num_tokens >= max_tokens or num_samples >= self._max_samples:
                 break
-        segments = np.concatenate(chunks)
-        # As for the shuffle, a window may be smaller than a chunk.
-        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
-        packs = [self._packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
-        if self.is_complete:
-            packs.append(self._packer.flush())
-        return Packs.join(packs), len(chunks), num_samples
+        return chunks, num_samples
 
-    def _order_of(self, packs: Packs, num_windows: int) -> Int64Array:
-        """Return the order in which the next packs leave, shape (len(packs),)."""
-        num_packs = len(packs.ends)
-        bounds = [num_packs * window // num_windows for window in range(num_windows + 1)]
+    def _order_of(self, packs: Packs, bounds: list[int]) -> Int64Array:
+        """Return the order in which the packs of windows leave, shape (len(packs),)."""
         seed = self._recipe.order.seed
         windows = [
             first + permutation(stop - first, seed, *self._seed_path, self.num_known + first)

@@ -114,6 +114,8 @@ class Recipe:
     """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
     chapter: ChapterPlan | None = None
     """The chapter of the run that this is the recipe of; None: the run has epochs."""
+    spans_passes: bool = False
+    """Whether windows and packers may span many passes, as in runs begun before version 6."""
     names: list[str] = field(init=False, repr=False)
     """Names of the streams."""
     is_mixed: bool = field(init=False, repr=False)
@@ -188,6 +190,11 @@ class Recipe:
         # Chapters share out packs where each has one stream, and packs are full of tokens.
         counts_packs = self.chapter is not None and not self.is_mixed
         return "tokens" if counts_packs else self.mixing.weight_unit
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether queues continue from epoch to epoch, or through all chapters."""
+        return self.mixing.epoch_end == "carry" or self.chapter is not None
 
     @property
     def order_seed(self) -> int:

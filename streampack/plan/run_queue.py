@@ -22,7 +22,6 @@ from fractions import Fraction
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.pack import make_packer
 from streampack.pack.overflow import count_pieces, fit_segments
 from streampack.plan.pack_queue import PackQueue, Snapshot
 from streampack.plan.recipe import Recipe
@@ -68,12 +67,11 @@ class RunPackQueue(PackQueue):
             return  # a queue without a share rests as it is
         self.know(number - 1, keep=number)
         self._cut(number)
-        before, self._recipe = self._recipe, recipe
-        self._packing = recipe.packing
+        before, self._recipe = self._packing, recipe
         self._begin = number
         self._arrivals.turn(recipe)
         self._set_windows()
-        if recipe.is_mixed or recipe.packing != before.packing:
+        if recipe.is_mixed or self._packing != before:
             self._give_back(number)
         self.is_complete = False
         self.num_moves += 1
@@ -85,7 +83,7 @@ class RunPackQueue(PackQueue):
         self._hold(self._packs.slice(0, kept))
         before = self._arrivals.undelivered.segments
         self._arrivals.give_back(np.concatenate([before, rest, self._packer.buffered]))
-        self._packer = make_packer(self._recipe.packing)
+        self._packer = self._new_packer()
 
     def know(self, number: int, keep: int = 0) -> bool:
         """Plan until pack `number` is known; raise a DataError if the queue ends before it."""
@@ -108,7 +106,7 @@ class RunPackQueue(PackQueue):
             return
         first_known = self.first_known
         self._hold(self._packs.slice(0, first.num_packs - first_known))
-        self._packer = make_packer(self._recipe.packing)
+        self._packer = self._new_packer()
         self._continue_from(first.state)
         self.first_known, self.is_complete = first_known, False
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from streampack._state import FieldChecks
 from streampack.plan.recipe import Recipe
+from streampack.plan.small_passes import small_pass
 from streampack.plan.state_text import text_as_rows
 from streampack.types import (
     LENGTH,
@@ -99,7 +100,9 @@ def _check_common(snapshot: State, recipe: Recipe) -> int:
     CHECKS.integer("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
     for count in CHECKS.items("overlong", snapshot["overlong"], len(recipe.streams)):
         CHECKS.integer("overlong", count, 0, MAX_INTEGER)
-    _check_packer(snapshot["packer"], recipe, queue, recipe.packing.method)
+    small = small_pass(recipe, snapshot["lane"], queue)
+    method = small.packing.method if small else recipe.packing.method
+    _check_packer(snapshot["packer"], recipe, queue, method)
     return queue
 
 

@@ -27,12 +27,14 @@ from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
+from streampack.plan.small_passes import bounds_passes
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
 STATE_VERSION = 4  # incremented when the same config gives different packs
 APART = 5  # of runs in which the last batches of streams do not mix
-READABLE = (2, 3, 4, 5)
+BOUNDED = 6  # of runs in which small passes bound what is planned ahead
+READABLE = (2, 3, 4, 5, 6)
 UNSHUFFLED = (2, 3)  # before packs were shuffled
 NO_WINDOW = [0, 0]
 PACK_LENGTHS = "max_seq_len_of_streams"
@@ -62,8 +64,8 @@ class RunShape(NamedTuple):
     global_batch_size: int
     method: Method | None = None
     """Its packing method, used if the dataset asks for none; None: its state names none."""
-    mixes_last: bool = False
-    """Whether the last batches of streams may mix."""
+    version: int = BOUNDED
+    """The version of its states."""
 
 
 def plan_fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
@@ -121,10 +123,17 @@ def _shares(recipe: Recipe) -> list[int] | None:
     return [stream.chosen_tokens for stream in recipe.streams]
 
 
+def version_of(recipe: Recipe) -> int:
+    """Return the version of a run's states: the first one whose releases make the same packs."""
+    if bounds_passes(recipe):
+        return BOUNDED
+    return APART if recipe.keeps_last_apart else STATE_VERSION
+
+
 def encode_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
     """Return the state of a run at this position."""
     return {
-        "version": APART if recipe.keeps_last_apart else STATE_VERSION,
+        "version": version_of(recipe),
         "epoch": progress.epoch,
         "position": progress.position,
         "num_lanes": recipe.num_lanes,
@@ -291,7 +300,7 @@ def check_version(state: State) -> None:
     version = state["version"]
     if type(version) is not int or version not in READABLE:
         raise ResumeError(
-            f"the state has version {version!r:.80}, this release reads {APART}; "
+            f"the state has version {version!r:.80}, this release reads {BOUNDED}; "
             f"{RETURNED}, with the release that saved it"
         )
 
@@ -310,7 +319,7 @@ def run_shape(state: State) -> RunShape:
         lane_run,
         global_batch_size,
         method=cast(Method, method) if is_known else None,
-        mixes_last=state["version"] < APART,
+        version=state["version"],
     )
 
 

@@ -398,8 +398,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         if not is_set:
             return
         if tuple(kept) != kept_shape(self.recipe):
-            num_lanes, lane_run, size, method, mixes_last = kept
-            shape = RunShape(num_lanes, lane_run, size, METHODS[method], bool(mixes_last))
+            num_lanes, lane_run, size, method, version = kept
+            shape = RunShape(num_lanes, lane_run, size, METHODS[method], version)
             self._use_recipe(build_recipe(self._spec, shape))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)

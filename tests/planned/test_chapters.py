@@ -407,7 +407,9 @@ def test_a_run_is_described_before_it_runs(make, method):
             counts[name] += stream["tokens"]
     delivered = loader.stats()["streams"]
     for name, expected in counts.items():
-        assert delivered[name]["tokens"] == pytest.approx(expected, rel=0.1)
+        # Under random, within the deviation of the few dozen samples that are drawn of each stream.
+        most = 0.2 if method == "random" else 0.1
+        assert delivered[name]["tokens"] == pytest.approx(expected, rel=most)
 
 
 def test_a_run_is_simulated_as_it_is_delivered(make):

@@ -99,6 +99,12 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
     ),
+    "carry-large": planned(  # next to the samples that the packer may buffer
+        packing=Packing(max_seq_len=512, method="exact_fit", buffer_samples=30),
+        weights={"web": 1},
+        mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
+        order=Order(seed=17, num_lanes=3, pack_shuffle=0),
+    ),
     "drop": planned(mixing=Mixing(epoch_end="drop", epoch_size=300)),
     "per_stream-drop": planned(
         mixing=Mixing(batching_method="per_stream", epoch_end="drop", global_batch_size=2)

@@ -1,0 +1,276 @@
+"""Endless runs use the samples of a small stream equally often, at every point."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from streampack.config import Mixing, Order, Packing
+from streampack.config.packing import OPTION_METHODS, Method
+from streampack.errors import ResumeError
+from streampack.plan import (
+    DeviceView,
+    EpochSequence,
+    Progress,
+    Recipe,
+    decode_state,
+    encode_state,
+)
+from streampack.plan.lane_stream import LaneStream, lane_drift
+from streampack.plan.pack_queue import PackQueue
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
+from tests.helpers.examples import examples
+from tests.helpers.planning import device_batches, queue_packs, recipe
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+PACKERS: list[str | None] = [None, *get_args(Method)]
+
+
+def lengths_of(kind: str, number: int, size: int) -> np.ndarray:
+    """Lengths of so many samples, most of them short, all short, nearly a pack, or a few passes."""
+    rng = np.random.default_rng(number)
+    most = {"mixed": 2 * size, "short": max(size // 8, 1), "long": size, "tiny": 3}[kind]
+    least = {"long": size // 2 + 1}.get(kind, 1)
+    return rng.integers(least, most + 1, number)
+
+
+def packing_of(packer: str | None, size: int, extra: dict | None = None, **options) -> Packing:
+    """A packing with those of the extra options that its packer supports."""
+    short = size // 4 if packer == "two_tiers" else None
+    more = {
+        name: value
+        for name, value in (extra or {}).items()
+        if (packer or "best_fit_decreasing")
+        in OPTION_METHODS.get(name, [packer, "best_fit_decreasing"])
+    }
+    return Packing(max_seq_len=size, method=packer, short_seq_len=short, **more, **options)
+
+
+EXTRA = [
+    {},
+    {"split_gap": 0.02, "guard": 4},
+    {"max_samples_per_pack": 3},
+    {"pad_to_multiple": 4, "open_packs": 3},
+    {"buffer_samples": 50},
+]
+
+
+def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
+    """The most by which the uses of two samples of a stream in a lane differ, after any pack."""
+    owns = {}
+    for number in r.streams_in(queue):
+        stream = LaneStream(r, number, lane)
+        if not stream.is_empty and stream.is_used:
+            runs, shares = r.assignment(number)
+            run = runs[0] if shares is None else runs[lane]
+            firsts = r.streams[number].first_sample[run.shards] + run.firsts
+            owns[number] = np.concatenate(
+                [np.arange(a, a + n) for a, n in zip(firsts, run.counts, strict=True)]
+            )
+    uses = {number: np.zeros(r.streams[number].num_samples, int) for number in owns}
+    most = 0
+    for pack in islice(queue_packs(PackQueue(r, lane, queue, 0)), num_packs):
+        for row in pack:
+            if row[START] == 0:
+                uses[row[STREAM]][row[SAMPLE]] += 1
+        for number in {row[STREAM] for row in pack}:
+            own = uses[number][owns[number]]
+            most = max(most, int(own.max() - own.min()))
+    return most
+
+
+@pytest.mark.thorough
+@examples(150)
+@given(
+    packer=st.sampled_from(PACKERS),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([1, 2, 3]),
+    number=st.sampled_from([2, 3, 5, 17, 40, 150, 400, 1300]),
+    kind=st.sampled_from(["mixed", "short", "long", "tiny"]),
+    size=st.sampled_from([64, 512]),
+    pack_shuffle=st.sampled_from([None, 0, 10]),
+    epoch_size=st.sampled_from([None, 700]),
+    overflow=st.sampled_from(["split", "truncate"]),
+    extra=st.sampled_from(EXTRA),
+)
+def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(
+    packer, method, num_lanes, number, kind, size, pack_shuffle, epoch_size, overflow, extra
+):
+    num_lanes = min(num_lanes, max(number // 100, 1))  # all lanes share a smaller stream
+    r = recipe(
+        [lengths_of(kind, number, size)],
+        packing=packing_of(packer, size, extra, overflow=overflow),
+        mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
+        order=Order(seed=3, pack_shuffle=pack_shuffle),
+        num_lanes=num_lanes,
+        global_batch_size=1,
+    )
+    for lane in range(num_lanes):
+        assert most_apart(r, lane, 0, 120) <= 2
+
+
+@pytest.mark.thorough
+@examples(100)
+@given(
+    packer=st.sampled_from(PACKERS),
+    method=st.sampled_from(METHODS),
+    unit=st.sampled_from(["samples", "tokens"]),
+    numbers=st.lists(st.sampled_from([2, 5, 20, 150, 3000]), min_size=2, max_size=3),
+    kinds=st.lists(st.sampled_from(["mixed", "short", "long", "tiny"]), min_size=3, max_size=3),
+    shares=st.sampled_from([(1, 9, 4), (1, 1, 1), (50, 1, 3)]),
+    pack_shuffle=st.sampled_from([None, 0, 10]),
+)
+@example(
+    packer=None, method="random", unit="samples", numbers=[20, 3000], kinds=["short"] * 3,
+    shares=(1, 9, 4), pack_shuffle=None,
+)  # fmt: skip
+def test_with_several_streams_they_differ_by_at_most_3(
+    packer, method, unit, numbers, kinds, shares, pack_shuffle
+):
+    size = 128
+    r = recipe(
+        [lengths_of(kind, n, size) for kind, n in zip(kinds, numbers, strict=False)],
+        weights=[{"proportion": share} for share, _ in zip(shares, numbers, strict=False)],
+        packing=packing_of(packer, size),
+        mixing=Mixing(
+            batching_method=method, weight_unit=unit, epoch_end="carry", epoch_size=20_000
+        ),
+        order=Order(seed=3, pack_shuffle=pack_shuffle),
+        global_batch_size=1,
+    )
+    for queue in range(r.num_queues):
+        assert most_apart(r, 0, queue, 150) <= (3 if r.is_mixed else 2)
+
+
+@pytest.mark.thorough
+@examples(60)
+@given(
+    packer=st.sampled_from(PACKERS),
+    method=st.sampled_from(METHODS),
+    num_lanes=st.sampled_from([2, 3, 8]),
+    number=st.sampled_from([2, 3, 20, 150]),
+    kind=st.sampled_from(["mixed", "short", "long"]),
+)
+def test_a_lane_of_a_stream_that_all_share_has_two_passes_in_progress_at_most(
+    packer, method, num_lanes, number, kind
+):
+    """A lane gets other samples in each pass: their uses are even over all lanes together."""
+    r = recipe(
+        [lengths_of(kind, number, 64)],
+        packing=packing_of(packer, 64),
+        mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=2000),
+        num_lanes=num_lanes,
+        global_batch_size=num_lanes,
+    )
+    rows = LaneStream(r, 0, 1).take(0, 3000)
+    left = {(row[PASS], row[SAMPLE]) for row in rows.tolist()}
+    newest = 0
+    for pack in islice(queue_packs(PackQueue(r, 1, 0, 0)), 60):
+        delivered = {(row[PASS], row[SAMPLE]) for row in pack if row[START] == 0}
+        left -= delivered
+        newest = max([newest, *(number for number, _ in delivered)])
+        assert newest - min(left)[0] <= 1
+
+
+def test_short_samples_beside_some_as_long_as_a_pack_come_in_every_epoch_but_for_a_few():
+    r = recipe(
+        [np.array([40] * 40 + [256] * 2)],
+        packing=Packing(max_seq_len=256),
+        mixing=Mixing(epoch_end="carry"),
+        global_batch_size=2,
+    )
+    for epoch in range(4):
+        batches = device_batches(r, DeviceView(batch_size=2), epoch)
+        seen = {row[SAMPLE] for batch in batches for row in batch.packs.segments.tolist()}
+        assert len(seen) >= 32
+
+
+@pytest.mark.parametrize(
+    ("number", "most"), [(40, 0.13), (360, 0.09), (2000, 0.06), (10_000, 0.025)]
+)
+def test_an_epoch_of_one_pass_misses_few_samples(number, most):
+    lengths = np.exp(np.random.default_rng(0).normal(np.log(90), 0.86, number))
+    r = recipe(
+        [np.clip(lengths, 1, 4000).astype(int)],
+        packing=Packing(max_seq_len=4096),
+        mixing=Mixing(epoch_end="carry"),
+        global_batch_size=1,
+    )
+    for epoch in range(2):
+        batches = device_batches(r, DeviceView(batch_size=1), epoch)
+        seen = np.unique(np.concatenate([batch.packs.segments[:, SAMPLE] for batch in batches]))
+        assert 1 - len(seen) / number <= most
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize(("number", "length"), [(3, 1280), (3, 100), (40, 100)])
+def test_a_packer_buffers_three_passes_or_a_pack_at_most(packer, number, length):
+    r = recipe(
+        [np.full(number, length)],
+        packing=packing_of(packer, 2048),
+        mixing=Mixing(epoch_end="carry", epoch_size=200),
+        global_batch_size=1,
+    )
+    queue = PackQueue(r, 0, 0, 0)
+    assert len(list(islice(queue_packs(queue), 300))) == 300
+    assert queue.high_water_tokens <= max(3 * number * length, 2048)
+
+
+@pytest.mark.parametrize("packer", [None, "exact_fit", "two_tiers"])
+def test_packs_of_whole_samples_stay_as_full(packer):
+    rng = np.random.default_rng(0)
+    r = recipe(
+        [rng.integers(50, 400, 360)],
+        packing=packing_of(packer, 512),
+        mixing=Mixing(epoch_end="carry"),
+        global_batch_size=1,
+    )
+    packs = list(islice(queue_packs(PackQueue(r, 0, 0, 0)), 1600))
+    with_larger_passes = {None: 0.987, "exact_fit": 0.971, "two_tiers": 0.972}[packer]
+    tokens = sum(row[LENGTH] for pack in packs for row in pack)
+    assert tokens / (512 * len(packs)) > with_larger_passes - 0.005
+
+
+def test_a_saved_packer_of_a_small_stream_is_that_of_its_queue():
+    """Where a pass is less than a pack, the packs of any method are filled in order."""
+    r = recipe(
+        [np.full(5, 10)],
+        packing=Packing(max_seq_len=128),
+        mixing=Mixing(epoch_end="carry", epoch_size=400),
+        global_batch_size=1,
+    )
+    sequence = EpochSequence(r, DeviceView(batch_size=1))
+    sequence.next()
+    state = encode_state(r, ["s"], Progress(position=1, snapshots=sequence.snapshots()))
+    sequence.close()
+    [snapshot] = decode_state(state, r, ["s"]).snapshots
+    assert (r.packing.method, snapshot["packer"]["method"]) == ("best_fit_decreasing", "next_fit")
+    wrong = json.dumps([snapshot | {"packer": snapshot["packer"] | {"method": "exact_fit"}}])
+    with pytest.raises(ResumeError, match=r"packer\.method"):
+        decode_state(state | {"snapshots": wrong}, r, ["s"])
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_lanes_drift_apart_by_what_is_told_of_each_pass(num_lanes):
+    lengths = np.exp(np.random.default_rng(0).normal(np.log(90), 0.86, 2000)).astype(int) + 1
+    r = recipe(
+        [lengths],
+        packing=Packing(max_seq_len=4096),
+        mixing=Mixing(epoch_end="carry"),
+        num_lanes=num_lanes,
+        global_batch_size=num_lanes,
+    )
+    uses, num_epochs = np.zeros(2000, int), 60
+    for epoch in range(num_epochs):
+        for batch in device_batches(r, DeviceView(batch_size=num_lanes), epoch):
+            rows = batch.packs.segments
+            np.add.at(uses, rows[rows[:, START] == 0, SAMPLE], 1)
+    drift = lane_drift(r, 0) * num_epochs
+    assert (drift > 0.5) == (num_lanes > 1)
+    assert drift - 2 <= uses.max() - uses.min() <= 2 + drift
