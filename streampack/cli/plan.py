@@ -21,7 +21,7 @@ from streampack.cli.config import read_config
 from streampack.cli.verbs import Plan
 from streampack.cli.wording import output_console
 from streampack.errors import ConfigError
-from streampack.report.chapters import chapters_view
+from streampack.report.chapters import chapters_view, describe_uses, uses_lines
 from streampack.world import World
 
 
@@ -30,6 +30,12 @@ def run(options: Plan) -> None:
     described = read_config(options.config)
     dataset = build_dataset(described, options.config, World())
     state = None if options.state is None else _read_state(options.state)
+    if described.chapters is None and (uses := describe_uses(dataset)):
+        if options.as_json:
+            sys.stdout.write(json.dumps({"config": str(options.config), "uses": uses}) + "\n")
+        else:
+            output_console().print("\n".join(uses_lines(uses)), markup=False, highlight=False)
+        return
     chapters = report.describe_run(dataset, state)
     if options.picture is not None:
         report.plot_run(dataset, options.picture)

@@ -40,7 +40,8 @@ class Mixing:
     epoch_end: EpochEnd = "pad"
     """End of an epoch. pad: deliver every chosen token and fill the last batch with padding. drop:
     omit an incomplete last batch. With per_stream and device_per_stream, pad and drop also fill or
-    omit the last batches of each stream. carry: continue into the next epoch without a break."""
+    omit the last batches of each stream. carry: continue into the next epoch without a break;
+    an epoch may miss samples of a small stream and have others twice. For evaluation, use pad."""
     arithmetic: Arithmetic = "exact"
     """Rounding of shares to whole samples. exact: largest remainders. mosaicml: bit-for-bit as in
     MosaicML Streaming."""

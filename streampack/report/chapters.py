@@ -24,6 +24,7 @@ from rich.text import Text
 
 from streampack.errors import ConfigError
 from streampack.plan.chapter import ChapterPlan
+from streampack.plan.lane_stream import lane_drift
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import exhausted_at, token_share
 from streampack.plan.run_state import chapter_record
@@ -84,8 +85,43 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         "exhausted": _exhausted(engine),
         "ended_by": engine.run.ended_by,
         "stands_at": stands_at,
+        "uses": describe_uses(dataset),
         "is_exact": {"steps": True, "tokens": True, "passes": False, "exhausted": False},
     }
+
+
+def describe_uses(dataset: PackedStreamingDataset) -> dict[str, dict[str, Any]]:
+    """Return how unequally the samples of each stream may be used, at any point of an endless run.
+
+    Args:
+        dataset: A dataset with chapters or ``epoch_end="carry"``. It stays as it is.
+
+    Returns:
+        By name of stream: `in_lane`, the most by which the uses of two samples in a lane differ,
+        and `per_pass`, the passes by which lanes drift apart in each pass. None: the lengths of a
+        remote stream are not known. Empty if epochs end with all that they take delivered.
+    """
+    recipe = engine_of(dataset).recipe
+    if not recipe.is_endless:
+        return {}
+    in_lane = 3 if recipe.is_mixed and len(recipe.streams) > 1 else 2
+    return {
+        name: {"in_lane": in_lane, "per_pass": lane_drift(recipe, 0 if recipe.is_mixed else number)}
+        for number, name in enumerate(recipe.names)
+    }
+
+
+def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what `describe_uses` found as sentences, one for each stream."""
+    lines = []
+    for name, found in uses.items():
+        drift = found["per_pass"]
+        between = f", and {drift:.3f} more between lanes for each pass" if drift else ""
+        if drift is None:
+            between = ", and more between lanes, by lengths that no length file tells"
+        least = found["in_lane"]
+        lines.append(f"stream {name!r}: uses of two samples differ by at most {least}{between}")
+    return lines
 
 
 def run_engine_of(dataset: PackedStreamingDataset) -> RunEngine:
@@ -159,7 +195,7 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
     if described["stands_at"] is not None:
         place = described["stands_at"]
         notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")
-    return Group(chapter_table(described), Text("\n".join(notes)))
+    return Group(chapter_table(described), Text("\n".join(notes + uses_lines(described["uses"]))))
 
 
 def _changes(before: Recipe, after: Recipe) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from streampack import PackedDataLoader, World
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
+from streampack.write import write_stream
 from tests.helpers.datasets import write_chapter_streams
 from tests.helpers.verbs import call_verb
 
@@ -96,3 +98,29 @@ def test_a_plan_says_where_a_state_stands(config, tmp_path):
         pass
     state.write_text(json.dumps(loader.state_dict()))
     assert "the state stands in chapter 1, at its step 3" in call("plan", path, "--state", state)
+
+
+def test_a_plan_says_how_unequally_samples_are_used(config):
+    path = config(max_passes=1000)
+    uses = json.loads(call("plan", path, "--json"))["uses"]
+    assert uses["math"] == {"in_lane": 2, "per_pass": 0.0}
+    assert "stream 'math': uses of two samples differ by at most 2" in call("plan", path)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "between"), [(1, ""), (2, r", and \d\.\d+ more between lanes for each pass")]
+)
+def test_a_plan_of_epochs_that_carry_on_says_so_too(tmp_path, lanes, between):
+    write_stream(([1] * (number // 8 + 1) for number in range(400)), tmp_path / "web")
+    path = tmp_path / "run.yaml"
+    config = {
+        "streams": [{"local": str(tmp_path / "web")}],
+        "packing": {"max_seq_len": 64},
+        "mixing": {"epoch_end": "carry"},
+        "order": {"num_lanes": lanes},
+        "batch_size": 2,
+    }
+    path.write_text(yaml.safe_dump(config))
+    uses = json.loads(call("plan", path, "--json"))["uses"]
+    assert [found["in_lane"] for found in uses.values()] == [2]
+    assert re.search(f"uses of two samples differ by at most 2{between}$", call("plan", path))
