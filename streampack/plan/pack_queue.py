@@ -202,7 +202,7 @@ class PackQueue:
             chunks.append(self._packer.flush() if self.is_complete else self._packer.add(segments))
             num_packs += len(chunks[-1])
             num_samples += len(rows)
-            if num_packs >= self._max_packs or num_samples >= self._max_samples:
+            if self._ends_window(num_packs >= self._max_packs, num_samples):
                 break
         packs = Packs.join(chunks) if len(chunks) > 1 else chunks[0]
         return packs, len(chunks), num_samples
@@ -229,9 +229,13 @@ class PackQueue:
             chunks.append(self._next_segments(rows))
             num_tokens += int(chunks[-1][:, LENGTH].sum())
             num_samples += len(rows)
-            if num_tokens >= max_tokens or num_samples >= self._max_samples:
+            if self._ends_window(num_tokens >= max_tokens, num_samples):
                 break
         return chunks, num_samples
+
+    def _ends_window(self, is_full: bool, num_samples: int) -> bool:
+        # What was drawn before a stream ran out is not shuffled with what takes its place.
+        return is_full or num_samples >= self._max_samples or self._arrivals.ran_out
 
     def _order_of(self, packs: Packs, bounds: list[int]) -> Int64Array:
         """Return the order in which the packs of windows leave, shape (len(packs),)."""

@@ -54,6 +54,8 @@ class RunSamples:
         self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
         self.undelivered = Undelivered(streams=numbers)
         """Samples that are drawn before new ones."""
+        self.ran_out = False
+        """Whether a stream gave its last sample just now, so that others take its place."""
         self.fraction = Fraction(0)
         """The fraction of the change of shares that is over."""
         self.turn(recipe)
@@ -75,7 +77,7 @@ class RunSamples:
         They are at most `most`. A row of an undelivered sample has the pass `UNDELIVERED`, and its
         number instead of the sample's.
         """
-        most = min(most, self._chunk_size)
+        most, had = min(most, self._chunk_size), self._left() > 0
         if not self._recipe.is_mixed:  # of one stream; not where others may be listed later
             counts = np.minimum(self._left(), most)
             places = np.arange(counts[0])
@@ -102,6 +104,7 @@ class RunSamples:
             self.streams[number].put(int(self._cursors[number]), rows, places[first:last])
             self._cursors[number] += last - first
             first = last
+        self.ran_out = bool((had & (self._left() == 0)).any())
         return rows
 
     def tokens_per_draw(self) -> Fraction:
@@ -183,7 +186,7 @@ class RunSamples:
         looks = np.minimum(lookaheads([float(share) for share in shares], sizes), left)
         looks[scaled == 0] = 0
         lengths = [self._lengths(number, look) for number, look in enumerate(looks.tolist())]
-        return draw_known(scaled, self._due, lengths, (scaled == 0) | (looks == left), most)
+        return draw_known(scaled, self._due, lengths, scaled == 0, most)
 
     def _lengths(self, number: int, look: int) -> Int64Array:
         """Return the tokens of the next samples of a stream, shape (look,)."""

@@ -247,6 +247,8 @@ class TokenDraw:
 class SampleSequence:
     """The samples of a queue of a lane from one epoch on; with carry, of all later ones too."""
 
+    ran_out = False  # of streams of a run
+
     def __init__(self, recipe: Recipe, lane: int, queue: int, epoch: int) -> None:
         self._recipe = recipe
         self._lane = lane
