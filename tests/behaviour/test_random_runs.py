@@ -1,0 +1,261 @@
+"""Random runs over real files, against an oracle in plain Python that knows only what was written.
+
+A case is a random number of streams, lengths, weights, lanes, packers, methods and worlds. What one
+process delivers is checked sample by sample; another world, and a resume there in the middle, must
+deliver the same packs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack import (
+    Balance,
+    Chapter,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Ramp,
+    Stream,
+    World,
+)
+from tests.helpers.conformance import Written, check_tokens, rows, segments_of, write_streams
+
+METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
+PACKERS = [None, None, "exact_fit", "best_fit", "next_fit", "concat", "knapsack"]
+NUM_PARTS = 10
+
+
+class Case:
+    """A random run: how to make its dataset in any world."""
+
+    def __init__(self, folder: Path, kind: str, number: int) -> None:
+        self.dice = dice = random.Random(f"{kind} {number}")
+        self.kind = kind
+        # With "carry", an epoch is at least one global batch.
+        self.size = 4 if kind == "carry" else 24
+        some = [40, 150] if kind == "carry" else [2, 9, 40, 150]
+        sizes = [dice.choice(some) for _ in range(dice.randint(1, 3))]
+        lengths = [[dice.randint(1, dice.choice([20, 60, 150])) for _ in range(n)] for n in sizes]
+        self.written: Written = write_streams(folder / f"{kind}{number}", lengths)
+        self.names = [f"s{number}" for number in range(len(sizes))]
+        self.method = dice.choice(METHODS)
+        self.max_seq_len = dice.choice([32, 64])
+        # How often an epoch takes each sample, and the ways to say so.
+        self.times = [dice.choice([1, 1, 2, 3]) for _ in sizes]
+        self.weights: list[dict[str, Any]] = [
+            dice.choice([{"repeat": times}, {"choose": times * num}])
+            for times, num in zip(self.times, sizes, strict=True)
+        ]
+        self.options = {
+            "packing": Packing(max_seq_len=self.max_seq_len, method=dice.choice(PACKERS)),
+            "order": Order(
+                seed=number,
+                num_lanes=1 if kind == "carry" else dice.choice([1, 2, 3]),
+                shuffle_block_size=dice.choice([None, 16, 500]),
+                pack_shuffle=dice.choice([None, None, 0, 32]),
+            ),
+            "batch_size": 2,
+        }
+        if self.method != "per_stream" and dice.random() < 0.3:
+            self.options["balance"] = Balance()
+        self.chapters = [self.chapter() for _ in range(dice.randint(1, 3))]
+
+    def chapter(self) -> Chapter:
+        used = self.dice.sample(self.names, self.dice.randint(1, len(self.names)))
+        weights: dict[str, Any] = {name: self.dice.randint(1, 5) for name in used}
+        if len(used) > 1 and self.dice.random() < 0.4:
+            first, second = weights[used[0]], weights[used[1]]
+            weights[used[0]], weights[used[1]] = Ramp(first, second), Ramp(second, first)
+        longer = Packing(max_seq_len=96, method=self.options["packing"].method)
+        return Chapter(
+            weights=weights,
+            steps=self.dice.randint(1, 6),
+            packing=longer if self.dice.random() < 0.3 else None,
+        )
+
+    def dataset(self, world: World, chapters: list[Chapter] | None = None) -> Any:
+        weights: Iterable[dict[str, Any]] = self.weights
+        mixing = {"batching_method": self.method, "global_batch_size": self.size}
+        options: dict[str, Any] = {"chapters": chapters or self.chapters}
+        if self.kind != "chapters":
+            options = {}
+            mixing["epoch_end"] = self.kind
+        if self.kind == "chapters":
+            weights = [{}] * len(self.names)
+        streams = [
+            Stream(name=name, local=str(path), **own)
+            for name, path, own in zip(self.names, self.written.paths, weights, strict=True)
+        ]
+        return PackedStreamingDataset(
+            streams, mixing=Mixing(**mixing), world=world, **self.options, **options
+        )
+
+    def loader(self, rank: int = 0, num_ranks: int = 1, **options: Any) -> PackedDataLoader:
+        return PackedDataLoader(self.dataset(World(rank=rank, num_ranks=num_ranks), **options))
+
+
+def batches_of(loader: PackedDataLoader, num_epochs: int) -> list[dict[str, Any]]:
+    return [batch for _ in range(num_epochs) for batch in loader]
+
+
+def packs_of(case: Case, batches: list[dict[str, Any]]) -> Counter:
+    """The packs of some batches by global batch; balance moves packs only inside of one."""
+    packs: Counter = Counter()
+    for batch in batches:
+        last = max(batch["position"] - 1, 0) // case.size
+        packs.update((batch["epoch"], last, *row) for row in rows(batch))
+    return packs
+
+
+def check_another_world(
+    case: Case, whole: list[dict[str, Any]], num_epochs: int, **options
+) -> None:
+    """Two ranks, of which each begins anew from a state of one rank, deliver the rest."""
+    loader = case.loader(**options)
+    stop = case.dice.randrange(len(whole))
+    stop -= stop % (case.size // 2)  # at a global batch: whole steps of the other world are left
+    state = json.dumps(loader.state_dict())
+    taken = 0
+    while taken < stop:
+        for _ in islice(loader, stop - taken):
+            taken += 1
+        state = json.dumps(loader.state_dict())
+    rest: list[dict[str, Any]] = []
+    for rank in range(2):
+        other = case.loader(rank, 2, **options)
+        other.load_state_dict(json.loads(state))
+        left = num_epochs - json.loads(state)["epoch"] if case.kind != "chapters" else 1
+        own = batches_of(other, left)
+        rest += [batch for batch in own if batch["epoch"] < num_epochs or case.kind == "chapters"]
+    assert packs_of(case, rest) == packs_of(case, whole[stop:])
+
+
+def check_rows(case: Case, batches: list[dict[str, Any]]) -> None:
+    """Every token and label is the sample's own; a batch of one stream holds no other."""
+    for batch in batches:
+        check_tokens(batch, case.written)
+        streams = set(batch["segments"][:, 1].tolist())
+        assert case.method in ("random", "stratified") or len(streams) <= 1
+
+
+def check_pieces(case: Case, batches: list[dict[str, Any]], *, is_whole: bool) -> Counter:
+    """Pieces of a sample in a pass follow each other without a gap or an overlap.
+
+    Return how often each sample was begun, by stream and sample.
+    """
+    pieces = defaultdict(list)
+    for stream, number, sample, start, length in segments_of(
+        row for batch in batches for row in rows(batch)
+    ).tolist():
+        pieces[stream, number, sample].append((start, length))
+    uses: Counter = Counter()
+    for (stream, _, sample), own in pieces.items():
+        own.sort()
+        ends = [start + length for start, length in own]
+        assert all(end <= nxt for end, (nxt, _) in zip(ends, own[1:], strict=False)), "twice"
+        if is_whole:
+            assert [0, *ends] == [
+                *(start for start, _ in own),
+                case.written.lengths[stream][sample],
+            ]
+        uses[stream, sample] += 1
+    return uses
+
+
+def play_epochs(folder: Path, number: int) -> None:
+    """Each sample of a stream comes as often as any other, and as often as was asked."""
+    case = Case(folder, "pad", number)
+    whole = batches_of(case.loader(), 2)
+    check_rows(case, whole)
+    uses = check_pieces(case, whole, is_whole=True)
+    for stream, (times, lengths) in enumerate(zip(case.times, case.written.lengths, strict=True)):
+        assert {uses[stream, sample] for sample in range(len(lengths))} == {2 * times}
+    check_another_world(case, whole, 2)
+
+
+def play_carry(folder: Path, number: int) -> None:
+    """At any time, uses of two samples of a stream differ by 2 at most; 3 with several streams."""
+    case = Case(folder, "carry", number)
+    whole = batches_of(case.loader(), 4)
+    check_rows(case, whole)
+    most = 2 if len(case.names) == 1 else 3
+    for part in range(1, NUM_PARTS + 1):
+        uses = check_pieces(case, whole[: len(whole) * part // NUM_PARTS], is_whole=False)
+        for stream, lengths in enumerate(case.written.lengths):
+            own = [uses[stream, sample] for sample in range(len(lengths))]
+            assert max(own) - min(own) <= most
+    check_another_world(case, whole, 4)
+
+
+def play_chapters(folder: Path, number: int) -> None:
+    """A chapter delivers its own streams, amended or not, and a resume repeats what was changed."""
+    case = Case(folder, "chapters", number)
+    loader, whole = case.loader(), []
+    at = case.dice.randrange(len(loader))
+    own = {case.dice.choice(case.names): 1}
+    mixtures = [set(chapter.weights) for chapter in case.chapters]
+    state = None
+    for batch in loader:
+        whole.append(batch)
+        if len(whole) == at + 1 and not is_last_step(case, batch):
+            loader.amend(weights=own)
+            state = json.dumps(loader.state_dict())
+    check_rows(case, whole)
+    check_pieces(case, whole, is_whole=False)
+    steps = [chapter["steps"] for chapter in loader.state_dict()["chapters"]]
+    if state is not None:
+        running = whole[at]["epoch"]
+        is_replaced = len(steps) == len(case.chapters)
+        mixtures[running + (not is_replaced) : running + 1] = [set(own)]
+    for batch in whole:
+        used = {case.names[stream] for stream in batch["segments"][:, 1].tolist()}
+        assert used <= mixtures[batch["epoch"]]
+    if state is None:
+        check_another_world(case, whole, 1)
+        return
+    edited = [*case.chapters, case.chapter()]
+    resumed = [case.loader(chapters=edited), case.loader(chapters=edited)]
+    for other in resumed:
+        other.load_state_dict(json.loads(state))
+    first, second = (list(other) for other in resumed)
+    assert packs_of(case, first) == packs_of(case, second)
+    assert packs_of(case, first[: len(whole) - at - 1]) == packs_of(case, whole[at + 1 :])
+    used = {case.names[n] for batch in first[len(whole) - at - 1 :] for n in streams_in(batch)}
+    assert used <= set(edited[-1].weights)
+
+
+def streams_in(batch: dict[str, Any]) -> set[int]:
+    return set(batch["segments"][:, 1].tolist())
+
+
+def is_last_step(case: Case, batch: dict[str, Any]) -> bool:
+    """Whether a chapter ends with the global batch of a batch, so that it cannot be amended."""
+    return -(-batch["position"] // case.size) == case.chapters[batch["epoch"]].steps
+
+
+PLAYS = {"epochs": play_epochs, "carry": play_carry, "chapters": play_chapters}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("kind", PLAYS)
+def test_a_random_run_is_what_the_oracle_says(kind, number, tmp_path):
+    PLAYS[kind](tmp_path, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PLAYS)
+def test_so_are_five_hundred(kind, tmp_path):
+    for number in range(100, 600):
+        PLAYS[kind](tmp_path, number)
