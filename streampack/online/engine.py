@@ -129,9 +129,12 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         recipe = {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}
         recipe["context_parallel"] = [self.world.context_parallel, self.world.context_layout]
         recipe["steps"] = self.plan.steps
-        streams = zip(self.plan.streams, self.plan.names, strict=True)
-        views = [source_view(stream, name) for stream, name in streams if not stream.sharded]
-        return {"streams": views, "recipe": recipe}
+        own = [number for number, stream in enumerate(self.plan.streams) if not stream.sharded]
+        sources = {"number of streams": len(own)}
+        for number in own:
+            where = f"stream {self.plan.names[number]!r} (streams[{number}])"
+            sources |= source_view(self.plan.streams[number], where)
+        return {"streams": [], "sources": sources, "recipe": recipe}
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
         """Return a rank's memory use with `num_workers` workers."""

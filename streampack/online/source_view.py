@@ -14,43 +14,35 @@ from typing import Any
 
 import numpy as np
 
-from streampack.runtime.rank_digest import digest_of
+from streampack.runtime.rank_digest import UNKNOWN, digest_of
 from streampack.streams import IterableStream
-from streampack.streams.source_traits import has_index, is_hugging_face, num_items
+from streampack.streams.source_traits import has_index, hugging_face_steps, num_items
 from streampack.types import State
 
 NUM_COMPARED = 16
 
 
-def source_view(stream: IterableStream, name: str) -> State:
-    """Return what ranks compare of a stream, as JSON.
+def source_view(stream: IterableStream, where: str) -> State:
+    """Return what ranks compare of a stream, as JSON; `where` names it in the keys.
 
     Of a Hugging Face iterable, that is the list of its shards and what seeds its shuffles. Files
     count by name, because nodes may keep copies in different folders.
     """
-    source, parts = stream.source, []
-    if is_hugging_face(source):
-        parts = [
-            getattr(source, "_shuffling", None),
-            *_parts(getattr(source, "_ex_iterable", None)),
-        ]
-    seeds = [getattr(getattr(part, "generator", None), "bit_generator", None) for part in parts]
-    arguments = [list(getattr(part, "kwargs", {}).values()) for part in parts]
-    shards = [value for values in arguments for value in values if isinstance(value, list)]
+    source = stream.source
+    steps = [getattr(source, "_shuffling", None), *hugging_face_steps(source)]
+    seeds = [getattr(getattr(step, "generator", None), "bit_generator", None) for step in steps]
+    arguments = [value for step in steps for value in getattr(step, "kwargs", {}).values()]
+    shards = [value for value in arguments if isinstance(value, list)]
     names = re.sub(r'"[^"]*/', '"', json.dumps(shards, default=_brief))
-    compared = {
-        "length": num_items(source),
-        "shuffle seeds": digest_of([seed.state for seed in seeds if seed is not None]),
-        "list of shards": digest_of(names),
-        f"samples ({NUM_COMPARED} were compared)": digest_of(_samples(stream)),
+    samples, again = (digest_of(_samples(stream)) for _ in range(2))
+    if samples != again:  # augmented at random
+        samples = UNKNOWN
+    return {
+        f"length of {where}": num_items(source),
+        f"shuffle seeds of {where}": digest_of([seed.state for seed in seeds if seed is not None]),
+        f"list of shards of {where}": digest_of(names),
+        f"samples ({NUM_COMPARED} were compared) of {where}": samples,
     }
-    return {"name": name, "source": compared}
-
-
-def _parts(inner: Any) -> list[Any]:
-    """Return the steps of a Hugging Face iterable, from the last to its sources."""
-    before = [getattr(inner, "ex_iterable", None), *getattr(inner, "ex_iterables", ())]
-    return [inner, *(part for each in before if each is not None for part in _parts(each))]
 
 
 def _brief(value: Any) -> Any:
@@ -60,14 +52,10 @@ def _brief(value: Any) -> Any:
 
 
 def _samples(stream: IterableStream) -> list[Any]:
-    """Return samples spread over a source that has an index.
-
-    None stands for a sample that differs when it is read a second time, as after augmentation.
-    """
-    num = num_items(stream.source) if has_index(stream.source) else 0
-    numbers = np.unique(np.linspace(0, max((num or 0) - 1, 0), NUM_COMPARED).astype(int)).tolist()
-    read, again = ([_contents(stream, number) for number in numbers if num] for _ in range(2))
-    return [one if one == other else None for one, other in zip(read, again, strict=True)]
+    """Return samples spread over a source that has an index."""
+    num = num_items(stream.source) or 0 if has_index(stream.source) else 0
+    numbers = np.unique(np.linspace(0, num - 1, min(num, NUM_COMPARED)).astype(int)).tolist()
+    return [_contents(stream, number) for number in numbers]
 
 
 def _contents(stream: IterableStream, number: int) -> Any:

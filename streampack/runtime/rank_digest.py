@@ -24,15 +24,15 @@ from typing import Any
 
 from torch import distributed
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.world import World, process_group
 
 logger = logging.getLogger(__name__)
 
 RankView = dict[str, Any]
-"""A rank's inputs, as JSON: `streams`, each with `name`, `folder`, `index` and `lengths`, or online
-with `name` and `source`; and `recipe`. The last two are compared by field."""
-COMPARED = ("index", "lengths", "source")
+"""A rank's inputs, as JSON: `streams`, each with `name`, `folder`, `index` and `lengths`; and by
+field, `recipe` and, online, `sources`."""
+UNKNOWN = "others each time"  # a value that is equal to any
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
 
@@ -57,10 +57,7 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
     if others < 1 or threading.current_thread() is not threading.main_thread():
         return
     view = get_view()
-    compared = {
-        "streams": [[each.get(key) for key in COMPARED] for each in view["streams"]],
-        "recipe": view["recipe"],
-    }
+    compared = view | {"streams": [[each["index"], each["lengths"]] for each in view["streams"]]}
     group = None
     if "cpu:" not in str(distributed.get_backend_config()):
         # A GPU backend would need each rank to have selected its device already.
@@ -104,15 +101,6 @@ def _refuse(views: Sequence[RankView]) -> None:
         raise ConfigError(f"ranks have different numbers of streams: {counts}; {WAY_OUT}")
     for number, stream in enumerate(first["streams"]):
         own = [view["streams"][number] for view in views]
-        if "source" in stream:
-            way_out = (
-                "they would miss and repeat samples; give every rank the same ones in the same "
-                "order, with a seed for each shuffle, or shard them yourself and set sharded=True; "
-                f"{WAY_OUT}"
-            )
-            of = f" of stream {stream['name']!r} (streams[{number}])"
-            _check_equal([each["source"] for each in own], way_out, of)
-            continue
         for key, what in (("index", "index.json, or other columns"), ("lengths", "lengths.bin")):
             ranks = [rank for rank, each in enumerate(own) if each[key] != stream[key]]
             if ranks:
@@ -123,16 +111,23 @@ def _refuse(views: Sequence[RankView]) -> None:
                     "would plan other packs, and miss and repeat samples; delete the copy that is "
                     f"out of date, or give it another local=; {WAY_OUT}"
                 )
+    way_out = (
+        "they would miss and repeat samples; give every rank the same ones in the same order, with "
+        f"a seed for each shuffle, or shard them yourself and set sharded=True; {WAY_OUT}"
+    )
+    _check_equal([view.get("sources", {}) for view in views], way_out, DataError)
     way_out = f"they would plan other packs, so give every rank the same; {WAY_OUT}"
     _check_equal([view["recipe"] for view in views], way_out)
 
 
-def _check_equal(views: Sequence[Mapping[str, Any]], way_out: str, of: str = "") -> None:
+def _check_equal(
+    views: Sequence[Mapping[str, Any]], way_out: str, error: type[StreampackError] = ConfigError
+) -> None:
     for key in views[0]:
         values = [view.get(key) for view in views]
-        if any(value != values[0] for value in values):
-            error = DataError if of else ConfigError
-            raise error(f"ranks have different {key}{of}: {_by_value(values)}; {way_out}")
+        known = [value for value in values if value != UNKNOWN]
+        if any(value != known[0] for value in known):
+            raise error(f"ranks have different {key}: {_by_value(values)}; {way_out}")
 
 
 def _by_value(values: Sequence[Any]) -> str:

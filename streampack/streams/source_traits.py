@@ -115,14 +115,16 @@ def supports_batched_getitem(source: object) -> bool:
     return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")
 
 
+def hugging_face_steps(source: object) -> list[Any]:
+    """Return the steps of a Hugging Face iterable, from the last to its sources; else none."""
+    inner = [getattr(source, name, None) for name in ("_ex_iterable", "ex_iterable")]
+    inner += getattr(source, "ex_iterables", ())
+    return [step for one in inner if one is not None for step in (one, *hugging_face_steps(one))]
+
+
 def has_unsaved_shuffle_buffer(source: object) -> bool:
     """Return whether a Hugging Face iterable has a shuffle buffer that its state leaves out."""
-    inner = getattr(source, "_ex_iterable", None)
-    while inner is not None:
-        if "BufferShuffled" in type(inner).__name__:
-            return True
-        inner = getattr(inner, "ex_iterable", None)
-    return False
+    return any("BufferShuffled" in type(step).__name__ for step in hugging_face_steps(source))
 
 
 def own_copy(item: Any) -> Any:

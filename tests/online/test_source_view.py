@@ -44,13 +44,16 @@ def files(folder: Path, rank: int, names: list[str]):
 
 
 class Augmented(Dataset):
-    """Gives other tokens whenever a sample is read."""
+    """Gives one of some tokens, another whenever a sample is read."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
 
     def __len__(self) -> int:
         return len(ROWS)
 
     def __getitem__(self, index: int) -> list[int]:
-        return [*ROWS[index], random.SystemRandom().randrange(1000, 2000)]
+        return [*ROWS[index], random.SystemRandom().randrange(1000, 1000 + self._num_tokens)]
 
 
 def table():
@@ -106,7 +109,8 @@ SAME = {
         seed=3, buffer_size=20
     ),
     "copies of files": lambda rank, folder: files(folder, rank, ["a.json", "b.json"]),
-    "augmented samples": lambda *_: Augmented(),
+    "augmented samples": lambda *_: Augmented(1000),
+    "samples that are augmented by the toss of a coin": lambda *_: Augmented(2),
     "an iterator": lambda *_: iter(ROWS),
     "an iterable": lambda *_: Again(ROWS),
 }

@@ -97,12 +97,15 @@ def test_a_hugging_face_iterable_splits_itself_over_ranks_and_workers(num_worker
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("together", [None, datasets.concatenate_datasets])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuffled):
+def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuffled, together):
     def make():
         source = hugging_face(rows_of(0, [5, 9, 20] * 70))
         if shuffled:
             source = source.shuffle(seed=3, buffer_size=16)
+        if together is not None:
+            source = together([source, hugging_face(rows_of(1, [7] * 20))])
         return dataset(IterableStream(source))
 
     original, batches, states = make(), [], []
@@ -113,7 +116,7 @@ def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuf
         resumed = make()
         resumed.load_state_dict(json.loads(json.dumps(states[at - 1])))
         assert all(map(same, list(resumed), batches[at:])), at
-    has_state = "source" in states[100]["flow"]["sources"][0]["base"]
+    has_state = "source" in states[110]["flow"]["sources"][0]["base"]
     assert has_state != shuffled
 
 
