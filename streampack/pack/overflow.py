@@ -77,8 +77,6 @@ def fit_samples(
     if not len(samples):
         return NO_SEGMENTS
     num_empty, num_long, num_pieces = _count(samples, max_seq_len)
-    if num_empty:
-        samples = samples[samples[:, TOKENS] > 0]
     if num_long and overflow == "error":
         long = samples[int((samples[:, TOKENS] > max_seq_len).argmax())]
         raise DataError(
@@ -86,8 +84,8 @@ def fit_samples(
             "set overflow to split, truncate or drop, or raise max_seq_len"
         )
     splits = overflow == "split"
-    if num_long and overflow == "drop":
-        samples = samples[samples[:, TOKENS] <= max_seq_len]
+    if num_empty or (num_long and overflow == "drop"):
+        samples = samples[count_pieces(samples, max_seq_len, overflow) > 0]
     segments = np.empty((num_pieces if splits else len(samples), NUM_COLUMNS), np.int64)
     _write(samples, max_seq_len, splits, segments)
     return segments
@@ -125,9 +123,7 @@ def count_dropped(
     samples: Int64Array, max_seq_len: int, overflow: str, num_streams: int
 ) -> Int64Array:
     """Return the number of samples of each stream without a segment, shape (num_streams,)."""
-    is_dropped = samples[:, TOKENS] == 0
-    if overflow == "drop":
-        is_dropped |= samples[:, TOKENS] > max_seq_len
+    is_dropped = count_pieces(samples, max_seq_len, overflow) == 0
     return np.bincount(samples[is_dropped, STREAM], minlength=num_streams)
 
 
