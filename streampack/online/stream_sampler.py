@@ -177,17 +177,6 @@ class StreamSampler:
             again,
         )
 
-    def _warn_of_empty(self, num_passes: int) -> None:
-        own = self._slice.worker_slice
-        log.warning(
-            "stream %r: worker %d of rank %d got no sample in %d passes, so it takes none in this "
-            "epoch; use fewer workers, or give the source more shards",
-            self._name,
-            own.worker,
-            own.device,
-            num_passes,
-        )
-
     # From items to samples.
 
     def _read(self, *, is_needed: bool) -> bool:
@@ -226,7 +215,12 @@ class StreamSampler:
             if not wants_more or num_empty >= self._slice.most_empty_passes:
                 self._has_ended = True
                 if wants_more and self._slice.most_empty_passes > 1:
-                    self._warn_of_empty(num_empty)
+                    own = self._slice.worker_slice
+                    log.warning(
+                        f"stream {self._name!r}: worker {own.worker} of rank {own.device} got no "
+                        f"sample in {num_empty} passes, so it takes none in this epoch; use fewer "
+                        "workers, or give the source more shards"
+                    )
                 break
             self._slice.begin(self._slice.pass_ + 1)
         return None

@@ -162,12 +162,8 @@ def _leave_signals() -> None:
     for number in signal.valid_signals():
         if number in SENT or callable(signal.getsignal(number)):
             # A function, because programs that a source starts would inherit SIG_IGN.
-            signal.signal(number, signal.SIG_DFL if number in FAULTS else _ignore)
+            signal.signal(number, signal.SIG_DFL if number in FAULTS else lambda *_: None)
     signal.set_wakeup_fd(-1)  # of the trainer's event loop
-
-
-def _ignore(_number: int, _frame: Any) -> None:
-    pass
 
 
 def _introduce(dataset: Any, number: int, num_workers: int, base_seed: int) -> None:

@@ -46,12 +46,12 @@ class ShardChecker:
             try:
                 check_tokens_dtype(*of_tokens, where)
             except DataError as error:
-                if self.stated is not None and np.array_equal(self.stated, shard.tokens.counts):
-                    raise DataError(
-                        f"{error}. {self.length_file} was made with {shard.tokens.dtype} too: "
-                        "then write it again with `streampack index`"
-                    ) from None
-                raise
+                if self.stated is None or (self.stated != shard.tokens.counts).any():
+                    raise
+                raise DataError(
+                    f"{error}. {self.length_file} was made with {shard.tokens.dtype} too: then "
+                    "write it again with `streampack index`"
+                ) from None
         if shard.labels is not None and self.columns["labels"].is_untyped:
             where = f"stream {self.stream_name!r}, column {self.columns['labels'].name!r}"
             check_labels_dtype(shard.data, *_byte_ranges(shard.labels), shard.labels.dtype, where)
@@ -90,11 +90,9 @@ class ShardChecker:
         counts, stated = shard.tokens.counts, self.stated
         if self.length_file is not None and stated is not None and (stated != counts).any():
             sample = int((stated != counts).argmax())
-            # If the values look like the type that they are read as, the file is wrong.
-            is_likely = shard.tokens.dtype == dtype_of_sizes(
-                shard.data, *_byte_ranges(shard.tokens)
-            )
-            hint = "" if is_likely else self._dtype_hint(shard.tokens, stated, "tokens")
+            hint = self._dtype_hint(shard.tokens, stated, "tokens")
+            if dtype_of_sizes(shard.data, *_byte_ranges(shard.tokens)) == shard.tokens.dtype:
+                hint = ""  # the file is wrong
             typed = f" --tokens-dtype {shard.tokens.dtype}" * self.columns["tokens"].is_untyped
             raise DataError(
                 f"{self._sample(sample)}: {counts[sample]} tokens, but {self.length_file} says "
