@@ -17,12 +17,12 @@ import numpy as np
 PADDING_MASK = "attention_mask"  # 0 marks padding, as tokenizers write it
 
 
-def is_unpadded(mask: Any) -> bool:
-    """Return whether an attention mask certainly pads no token; None: there is none."""
-    if type(mask) is np.ndarray:
-        return bool(mask.all())
+def is_padded(mask: Any) -> bool:
+    """Return whether an attention mask may pad a token; None: there is none."""
+    if mask is None or type(mask) is np.ndarray:
+        return mask is not None and not mask.all()
     # Compares by identity first, so it is faster than a search for 0.
-    return mask is None or (type(mask) is list and mask.count(1) == len(mask))
+    return type(mask) is not list or mask.count(1) < len(mask)
 
 
 def padded_range(mask: Any, num_tokens: int) -> slice | None:
@@ -34,7 +34,7 @@ def padded_range(mask: Any, num_tokens: int) -> slice | None:
     >>> padded_range([0, 1, 1, 0], 4), padded_range([1, 1], 2)
     (slice(1, 3, None), None)
     """
-    values = np.asarray(None if is_unpadded(mask) else mask)
+    values = np.asarray(mask if is_padded(mask) else None)
     if values.size != num_tokens or values.dtype.kind not in "biuf" or values.all():
         return None
     kept = np.flatnonzero(values)

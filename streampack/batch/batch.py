@@ -127,15 +127,11 @@ class _Layout:
         lay_out(segments, ends, row_tokens, rows.multiple, numbered, edges, bounds)
         layout = _Layout(numbered, edges, bounds)
         if rows.labels is not None and rows.context is None:
-            layout.check_targets(rows.labels)
+            labels = rows.labels.reshape(num_batches, -1)
+            for each, own in zip(labels, layout.split(numbered), strict=True):
+                if len(own) and each.max() == IGNORED:  # not padding alone
+                    _warn_of_no_target(int(own[0, ROW + 1]))
         return layout
-
-    def check_targets(self, labels: Any) -> None:
-        """Warn if a batch has samples, but no target."""
-        own = labels.reshape(len(self.bounds), -1)
-        for each, segments in zip(own, self.split(self.numbered), strict=True):
-            if len(segments) and each.max() == IGNORED:  # not padding alone
-                _warn_of_no_target(int(segments[0, ROW + 1]))
 
     def split(self, values: Int64Array) -> list[Tensor]:
         """Return each batch's part of a per-segment array of shape (n, ...), as tensors."""
@@ -150,9 +146,9 @@ class _Layout:
 def _warn_of_no_target(stream: int) -> None:
     """Warn once of a stream."""
     logger.warning(
-        "stream %d: a batch has its samples but no target, so its mean loss is NaN; samples whose "
-        "first targets come after max_seq_len tokens leave such packs: raise max_seq_len, set "
-        "overflow='drop', or divide the sum of the losses by the targets of the global batch",
+        "stream %d: a batch has its samples but no target, so its mean loss is NaN; where prompts "
+        "are longer than max_seq_len, raise it or set overflow='drop'; or divide the sum of the "
+        "losses by the targets of the global batch",
         stream,
     )
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from streampack._checks import MAX_ID, check_choice, is_weight, read_integer, show_number
 from streampack.errors import ConfigError, DataError
-from streampack.padding import PADDING_MASK, is_unpadded, padded_range
+from streampack.padding import PADDING_MASK, is_padded, padded_range
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 from streampack.streams.sample_fields import (
     ENCODE_CHATS,
@@ -237,7 +237,7 @@ class IterableStream:
         if not isinstance(item, Mapping):
             item = {self.tokens: item}
         tokens = token_ids(item, self.tokens, where) if encoded is None else encoded
-        if encoded is None and not is_unpadded(item.get(PADDING_MASK)):
+        if encoded is None and is_padded(item.get(PADDING_MASK)):
             item, tokens = self._without_padding(item, tokens, where)
         if len(tokens) == 0:
             raise DataError(
@@ -274,8 +274,8 @@ class IterableStream:
                 f"{where}: its {PADDING_MASK!r} marks padding before the tokens, which the spans "
                 "of payloads would count; pad on the right, or not at all"
             )
-        names = {self.labels, self.loss_mask, *self.token_fields}
-        rows = {name: np.asarray(item[name]).reshape(-1) for name in item if name in names}
+        names = item.keys() & {self.labels, self.loss_mask, *self.token_fields}
+        rows = {name: np.asarray(item[name]).reshape(-1) for name in names}
         cut = {name: row[kept] for name, row in rows.items() if len(row) == len(tokens)}
         return {**item, **cut}, tokens[kept]
 
@@ -323,9 +323,7 @@ class IterableStream:
         if self.has_extras or not (is_dict or self._is_tokens_only):
             return None
         tokens = plain_row(self._field_of(item) if is_dict else item)
-        if tokens is None or not len(tokens):
-            return None
-        if is_dict and not is_unpadded(item.get(PADDING_MASK)):
+        if tokens is None or not len(tokens) or (is_dict and is_padded(item.get(PADDING_MASK))):
             return None
         if self._is_tokens_only:
             return tokens, None, None
