@@ -50,7 +50,6 @@ def run(options: ComparePackers) -> None:
 def _all_lengths(
     num_samples: int, streams: Sequence[MdsStream], kinds: Sequence[str] | None
 ) -> Iterator[tuple[str, Int64Array]]:
-    """Yield the name and the lengths in tokens of each kind and stream."""
     for kind in kinds or ([] if streams else KINDS):
         check_choice("kind", kind, KINDS)
         yield kind, synthetic_lengths(kind, num_samples)

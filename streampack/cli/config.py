@@ -17,7 +17,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -196,39 +195,32 @@ PART_MODELS = {"balance": BalanceConfig, "world": WorldConfig, "chapters": Chapt
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys, of which PyYAML would silently keep the last one.
-
-    It also refuses what would take long to read: deep nesting, and aliases of aliases.
-    """
+    """A YAML loader that refuses duplicate keys, and what would take long to read."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._depth = 0
+        self._depth = self._num_values = 0
         self._sizes: dict[yaml.Node, int] = {}  # values in a node; none until it is complete
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the next node, after a check of its depth and size."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        is_alias, mark = isinstance(event, yaml.AliasEvent), event.start_mark
+        before = self._num_values
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ConfigError(
-                f"line {mark.line + 1}: is nested more than {MAX_DEPTH} deep; no key needs that"
-            )
+            raise _at(event, f"is nested more than {MAX_DEPTH} deep; no key needs that")
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
-        if is_alias and node not in self._sizes:
-            raise ConfigError(
-                f"line {mark.line + 1}: the alias stands for what it is part of; write a value"
-            )
-        if not is_alias:
-            content = node.value if isinstance(node, yaml.CollectionNode) else ()
-            parts = chain.from_iterable(content) if isinstance(node, yaml.MappingNode) else content
-            self._sizes[node] = 1 + sum(map(self._sizes.__getitem__, parts))
-        if self._sizes[node] > MAX_VALUES:
-            raise ConfigError(
-                f"line {mark.line + 1}: has more than {MAX_VALUES} values, if each alias is "
-                "replaced by what it stands for; write fewer"
+        if not isinstance(event, yaml.AliasEvent):
+            self._num_values += 1
+            self._sizes[node] = self._num_values - before
+        elif node in self._sizes:
+            self._num_values += self._sizes[node]
+        else:
+            raise _at(event, "the alias stands for what it is part of; write a value")
+        if self._num_values > MAX_VALUES:
+            raise _at(
+                event, f"has more than {MAX_VALUES} values with aliases replaced; write fewer"
             )
         return node
 
@@ -239,19 +231,15 @@ class _Loader(yaml.SafeLoader):
         known = set()
         for key, _ in node.value:
             if (name := (key.tag, str(key.value))) in known:
-                line = key.start_mark.line + 1
-                raise ConfigError(
-                    f"line {line}: {key.value!r} is a duplicate key; keep one of them"
-                )
+                raise _at(key, f"{key.value!r} is a duplicate key; keep one of them")
             known.add(name)
         return node
 
     def construct_integer(self, node: Any) -> int:
-        """Return an integer of as many characters as any use needs."""
+        """Return an integer, unless it is too long to convert quickly."""
         if len(node.value) > MAX_DIGITS:
-            raise ConfigError(
-                f"line {node.start_mark.line + 1}: is an integer of {len(node.value)} characters, "
-                f"more than {MAX_DIGITS}; write a smaller one"
+            raise _at(
+                node, f"is an integer of {len(node.value)} characters; {MAX_DIGITS} are allowed"
             )
         number: int = self.construct_yaml_int(node)
         return number
@@ -260,6 +248,10 @@ class _Loader(yaml.SafeLoader):
         """Return a float, or an int if it is integral: 1e3 is a count."""
         number: float = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
+
+
+def _at(place: Any, text: str) -> ConfigError:
+    return ConfigError(f"line {place.start_mark.line + 1}: {text}")
 
 
 FLOAT = "tag:yaml.org,2002:float"
@@ -303,10 +295,11 @@ def _explain(mistake: Any) -> str:
     """Word one of pydantic's errors in the style of the package's messages."""
     place, given = mistake["loc"], mistake["input"]
     where = ".".join(str(part) for part in place) or "the file"
+    got = f"(got {given!r:.200})"
     match mistake["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             hint = suggest(str(place[-1]), _known_keys(place[:-1]))
-            return f"{where}: unknown key (got {given!r:.200}){hint}"
+            return f"{where}: unknown key {got}{hint}"
         case "missing":
             return f"{where}: is missing; it has no default"
         case "literal_error":
@@ -316,17 +309,14 @@ def _explain(mistake: Any) -> str:
             return f"{where}: {mistake['ctx']['error']}"
         case "list_type":
             # MosaicML's YAML has a mapping here, with the streams' names as keys.
-            return (
-                f"{where}: must be a list; write each as - {{name: code, ...}} (got {given!r:.200})"
-            )
+            return f"{where}: must be a list; write each as - {{name: code, ...}} {got}"
         case "too_short":
             return f"{where}: is empty; give at least one"
         case "model_type" | "dataclass_type":
-            keys = _known_keys(place)[:2]
-            keys_text = ": ... and ".join(keys)
-            return f"{where}: must hold keys, such as {keys_text}: ... (got {given!r:.200})"
+            keys = ": ... and ".join(_known_keys(place)[:2])
+            return f"{where}: must hold keys, such as {keys}: ... {got}"
     what = mistake["msg"][0].lower() + mistake["msg"][1:]
-    return f"{where}: {what} (got {given!r:.200})"
+    return f"{where}: {what} {got}"
 
 
 def all_keys() -> set[str]:
@@ -336,7 +326,6 @@ def all_keys() -> set[str]:
 
 
 def _class_at(place: Place) -> Any:
-    """Return the model or config class at a place in the file."""
     if not place:
         return RunConfig
     annotation = RunConfig.model_fields[str(place[0])].annotation
@@ -348,6 +337,5 @@ def _class_at(place: Place) -> Any:
 
 
 def _known_keys(place: Place) -> list[str]:
-    """Return the valid keys at a place in the file."""
     holder = _class_at(place)
     return [f.name for f in fields(holder)] if is_dataclass(holder) else list(holder.model_fields)

@@ -10,8 +10,8 @@ Cost: each stream is read once; shards are decompressed one at a time.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -32,11 +32,6 @@ def run(options: Index) -> None:
             f"{option} is for one remote stream at a time, got {' '.join(paths)}; leave out "
             f"{option}, or call index for each"
         )
-    checks = not options.no_check_dtypes
-    write_here = partial(write_lengths, check_dtypes=checks)
-    write_remote = partial(
-        write_remote_lengths, local=local, keep_local=keep_local, check_dtypes=checks
-    )
     console = output_console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written = []
@@ -44,11 +39,17 @@ def run(options: Index) -> None:
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in paths:
-            arguments = (options.tokens, options.tokens_dtype, lambda n: bar.advance(task, n))
-            if (folder := folder_of(path)) is None:
-                written.append(write_remote(path, *arguments))
-            else:
-                written += write_here(Path(folder), *arguments)
+            arguments: dict[str, Any] = {
+                "column": options.tokens,
+                "tokens_dtype": options.tokens_dtype,
+                "progress": lambda n: bar.advance(task, n),
+                "check_dtypes": not options.no_check_dtypes,
+            }
+            if (folder := folder_of(path)) is not None:
+                written += write_lengths(Path(folder), **arguments)
+                continue
+            arguments |= {"local": local, "keep_local": keep_local}
+            written.append(write_remote_lengths(path, **arguments))
     for stream in written:
         console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "

@@ -51,12 +51,8 @@ CHARACTERS_SHOWN = 160  # of each segment
 
 def open_path(path: str, options: StreamOptions) -> MdsStream:
     """Open the stream in a folder or at a URL."""
-    return open_stream(_describe(path, options), 0, has_targets=False)
-
-
-def _describe(path: str, options: StreamOptions) -> Stream:
     folder = folder_of(path)
-    return Stream(
+    described = Stream(
         remote=path if folder is None else None,
         local=folder,
         split=options.split,
@@ -64,6 +60,7 @@ def _describe(path: str, options: StreamOptions) -> Stream:
         tokens_dtype=options.tokens_dtype,
         check_dtypes=not options.no_check_dtypes,
     )
+    return open_stream(described, 0, has_targets=False)
 
 
 def run(options: Inspect) -> None:
@@ -72,13 +69,12 @@ def run(options: Inspect) -> None:
     Of a stream that is not finished, only the parts are printed.
     """
     console = output_console()
-    described = _describe(options.path, options)
     lines, is_complete = _job_progress(options)
     for line in lines:
         console.out(line, highlight=False)
     if not is_complete:
         return
-    stream = open_stream(described, 0, has_targets=False)
+    stream = open_path(options.path, options)
     console.print(_shard_table(stream))
     num_read = min(stream.num_shards, _num_shards_to_read(stream))
     lengths = lengths_of(stream, num_read)
@@ -131,12 +127,10 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
 
 
 def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
-    """Refuse another tokenizer than the one that wrote the stream."""
     if options.tokenizer is None or settings.tokenizer is None:
         return
-    if tokenizer_digest(RowFormat(tokenizer=options.tokenizer, chat_field=settings.chat)) != (
-        settings.tokenizer
-    ):
+    rows = RowFormat(tokenizer=options.tokenizer, chat_field=settings.chat)
+    if tokenizer_digest(rows) != settings.tokenizer:
         name = (settings.tokenizer_facts or {}).get("name", "another one")
         raise ConfigError(
             f"tokenizer={str(options.tokenizer)!r} differs from the one that wrote "
@@ -160,7 +154,6 @@ def _num_shards_to_read(stream: MdsStream) -> int:
 
 
 def _shard_table(stream: MdsStream) -> Table:
-    """Return a table of the first shards, and the number of others."""
     more, shards = stream.num_shards - MAX_SHARDS_SHOWN, counted(stream.num_shards, "shard")
     title = f"{stream.name}: {shards}, {counted(stream.num_samples, 'sample')}"
     table = Table(
@@ -181,7 +174,6 @@ def _shard_table(stream: MdsStream) -> Table:
 
 
 def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
-    """Return the number of tokens, and the quantiles of the lengths."""
     total = f"{lengths.sum():,} tokens"
     seen = ""
     if num_read < stream.num_shards:
@@ -226,7 +218,6 @@ def _decode(stream: MdsStream, packs: Packs, max_seq_len: int, decoder: Tokenize
 
 
 def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
-    """Return the start of a segment on one line."""
     some = ids[:CHARACTERS_SHOWN].tolist()
     if decoder is None:
         text = " ".join(map(str, some))

@@ -18,6 +18,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
+Tokens = Annotated[str, Option(help="Column of the token ids; by default input_ids works too.")]
 TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
 NoCheckDtypes = Annotated[
     bool, Option("--no-check-dtypes", help="Accept a type that values in bytes contradict.")
@@ -52,9 +53,7 @@ class Write:
         str, Option(help="huggingface, or gigatoken: faster, and compared with it.")
     ] = "huggingface"
     text: Annotated[str, Option(help="Column of the text.")] = "text"
-    tokens: Annotated[
-        str, Option(help="Column of the token ids; by default input_ids works too.")
-    ] = "tokens"
+    tokens: Tokens = "tokens"
     chat: Annotated[
         str | None, Option(help="Column of conversations, for a tokenizer with a chat template.")
     ] = None
@@ -132,9 +131,7 @@ class StreamOptions:
     """Options of the verbs that open streams."""
 
     split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
-    tokens: Annotated[
-        str, Option(help="Column of the token ids; by default input_ids works too.")
-    ] = "tokens"
+    tokens: Tokens = "tokens"
     tokens_dtype: TokensDtype = None
     no_check_dtypes: NoCheckDtypes = False
 
@@ -164,9 +161,7 @@ class Run:
     workers: Annotated[
         int | None, Option(min=0, help="Reading processes, in place of the config's num_workers.")
     ] = None
-    as_json: Annotated[
-        bool, Option("--json", help="Print one JSON line at the end, and no table.")
-    ] = False
+    as_json: JsonOnly = False
 
 
 @dataclass(frozen=True, kw_only=True)

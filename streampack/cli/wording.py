@@ -91,5 +91,4 @@ def in_words_of_config(text: str, keys: set[str]) -> str:
 
 
 def _plain(value: str) -> str:
-    """Remove the quotes of a word that needs none."""
     return value[1:-1] if re.fullmatch(r"'[\w./:-]+'", value) else value

@@ -195,18 +195,17 @@ def show_summary(
 
 def _about_special_tokens(written: write.Written) -> list[str]:
     """Return lines on special tokens that are in the stream, and on those that are not."""
-    lines, facts = [], written.tokenizer or {}
+    lines, facts = [], written.tokenizer
     if written.num_special_tokens:
         lines.append(
             f"{counted(written.num_special_tokens, 'special token')} spelled in texts became ids; "
             "--special-tokens text encodes them as text"
         )
-    before, after = facts.get("before", []), facts.get("after", [])
-    if before or after:
+    if facts and (facts["before"] or facts["after"]):
+        template = " ".join([*facts["before"], "TEXT", *facts["after"]])
         lines.append(
-            f"the tokenizer's template is {' '.join([*before, 'TEXT', *after])}, and only TEXT was "
-            f"written: Packing(bos_id=, eos_id=) adds BOS ({facts['bos_id']}) and EOS "
-            f"({facts['eos_id']})"
+            f"the tokenizer's template is {template}, and only TEXT was written: Packing(bos_id=, "
+            f"eos_id=) adds BOS ({facts['bos_id']}) and EOS ({facts['eos_id']})"
         )
     return lines
 

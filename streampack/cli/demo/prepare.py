@@ -76,7 +76,6 @@ def docstrings() -> Iterator[str]:
 
 
 def _docstrings_in(text: str) -> Iterator[str]:
-    """Yield the docstrings of one source file."""
     with warnings.catch_warnings():
         # Old modules contain escape sequences that newer Pythons warn about.
         warnings.simplefilter("ignore")

@@ -101,7 +101,6 @@ def write_streams(described: RunConfig, out: Path, console: Console) -> None:
 
 
 def _stream_table(described: RunConfig) -> Table:
-    """Return a table of the streams' samples, tokens and typical lengths."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("stream", "samples", "tokens", "median", "p95", "longest"):
         table.add_column(name, justify="left" if name == "stream" else "right")
