@@ -5,7 +5,7 @@
     data/code    ~/code    /data/code    file:///data/code      folders
     s3://bucket/code    dbfs:/Volumes/code                      URLs of stores
 
-Cost: none; only `open_file` accesses the file system.
+Cost: none; only `check_file` and `open_file` access the file system.
 """
 
 from __future__ import annotations
@@ -66,24 +66,18 @@ def local_path(
     return Path(folder)
 
 
-def check_file(path: str | os.PathLike[str], status: os.stat_result) -> None:
+def check_file(path: Path) -> None:
     """Refuse folders, pipes and devices: a pipe would block, and a device may have no end."""
-    if not stat.S_ISREG(status.st_mode):
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
+        kind = kinds.get(stat.S_IFMT(mode), "device")
         raise DataError(
-            f"{os.fspath(path)}: is a {kind}, not a file; remove it, or put the stream's file there"
+            f"{path}: is a {kind}, not a file; remove it, or put the stream's file there"
         )
 
 
 def open_file(path: Path) -> BufferedReader:
     """Open a file of a stream for reading; refuse folders, pipes and devices."""
-    return open(path, "rb", opener=_open)
-
-
-def _open(path: str, flags: int) -> int:
-    number = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG((status := os.fstat(number)).st_mode):
-        os.close(number)
-    check_file(path, status)
-    return number
+    check_file(path)
+    return path.open("rb")

@@ -145,7 +145,6 @@ class Packing:
         convert_fields(self, read_token_id, "bos_id", "eos_id", "padding_id")
 
     def _check_options(self) -> None:
-        """Reject options that the method does not support."""
         method = self.method or (DEFAULT_METHOD if self.max_cost is None else SHUFFLED_METHOD)
         for name, methods in OPTION_METHODS.items():
             value = getattr(self, name)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -253,15 +254,13 @@ def _json(value: Any) -> bytes:
 def _scalar(value: Any, dtype: np.dtype[Any]) -> bytes:
     if not isinstance(value, (int, float, np.generic)):
         raise TypeError(f"{value!r} must have type {dtype}, but has {type(value)}")
-    try:
-        stored = np.asarray(value, dtype)
-    except OverflowError as error:
-        raise ValueError(f"{value} does not fit {dtype}") from error
     given = value.item() if isinstance(value, np.generic) else value
     is_whole = dtype.kind != "f" or isinstance(given, int)
-    if is_whole and stored.item() != given:  # floats lose digits of integers above 2**53
-        raise ValueError(f"{value} does not fit {dtype}")
-    return stored.tobytes()
+    with suppress(OverflowError):
+        stored = np.asarray(value, dtype)
+        if not is_whole or stored.item() == given:  # floats lose digits of integers above 2**53
+            return stored.tobytes()
+    raise ValueError(f"{value} does not fit {dtype}")
 
 
 def _ndarray(value: Any, dtype: str, sides: tuple[int, ...] | None) -> bytes:
@@ -293,14 +292,10 @@ def _of_type(value: Any, kind: type[_T]) -> _T:
     return value
 
 
-def scalar_encodings() -> tuple[str, ...]:
-    """Return the encodings of single values, such as str, json and uint64."""
-    return (*SIMPLE, *CODES)
-
-
 SIMPLE: dict[str, tuple[Encode, int | None]] = {
     "bytes": (lambda value: bytes(_of_type(value, bytes)), None),
     "str": (lambda value: _of_type(value, str).encode(), None),
     "int": (_int, 8),
     "json": (_json, None),
 }
+SCALARS = (*SIMPLE, *CODES)  # encodings of single values

@@ -187,7 +187,7 @@ def write_length_file(
 ) -> None:
     """Write a length file atomically; arguments as `length_file_pieces`."""
     with suppress(FileNotFoundError):
-        check_file(path, os.stat(path))
+        check_file(path)
     pieces = length_file_pieces(text, index, column, lengths, edges, hashes)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

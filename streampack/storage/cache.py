@@ -147,7 +147,6 @@ class ShardCache:
             )
 
     def _has_any(self, index: MdsIndex) -> bool:
-        """Return whether one of the shards is here, in any form."""
         files = (file for shard in index.shards for file in shard.files)
         return any(self._disk.state(self.folder / file.basename) for file in files)
 

@@ -165,9 +165,8 @@ class _Download:
     def run(self, check: Callable[[Path], None] | None) -> int:
         """Attempt the download until it succeeds; return and raise as `fetch`."""
         if (folder := self._location.remote_folder) is not None:
-            path = folder / self._basename
             with suppress(OSError):  # the attempts tell
-                check_file(path, os.stat(path))
+                check_file(folder / self._basename)
         retrying = Retrying(
             stop=stop_before_delay(self._budget_s),
             wait=self._wait_s,

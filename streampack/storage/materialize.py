@@ -170,7 +170,6 @@ class ShardMaterializer:
         self._fetch(shard, packed, lambda path: self._unpack(path, file.basename, shard, raw))
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
-        """Unpack a compressed file into a temporary one, and verify it."""
         # Hashed in the same pass: a second pass over the file would cost half as much as unpacking.
         digest = Digest(self.verifier.expected(shard.raw))
         with self.disk.open(source) as file:
