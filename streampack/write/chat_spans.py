@@ -47,7 +47,6 @@ class Rendering:
         self.text = self._render(len(messages))
 
     def _render(self, num_messages: int, **options: Any) -> str:
-        """Render the first messages."""
         try:
             # As a batch of one: otherwise transformers rejects an empty conversation.
             [text] = self._tokenizer.apply_chat_template(
@@ -75,9 +74,8 @@ class Rendering:
         if MARKER.search(template):
             spans = self._marked(MARKER.sub(_with_sign, template), first if last_only else 0)
         else:
-            # The last one first: if it can be located, the others need not be.
-            found = [self._added_by(each) for each in reversed(responses) if each >= first]
-            spans = found[::-1]
+            # The last one first: if it cannot be located, the error must not propose it.
+            spans = [self._added_by(each) for each in reversed(responses) if each >= first][::-1]
         self._check_end(self._messages[responses[-1]], spans[-1], template)
         return spans
 
@@ -112,19 +110,17 @@ class Rendering:
 
     def _added_by(self, response: int) -> tuple[int, int]:
         """Return the span that a message adds after the previous text and its response header."""
-        num_messages = len(self._messages)
         before = self._render(response, add_generation_prompt=True)
-        is_last = response + 1 == num_messages
-        until = self.text if is_last else self._render(response + 1)
+        later = self._messages[response + 1 :]
+        until = self._render(response + 1) if later else self.text
         if not (until.startswith(before) and self.text.startswith(until)):
-            has_later = any(m.get("role") == RESPONSE for m in self._messages[response + 1 :])
-            or_last = ", or train_on='last_response'" if has_later else ""
+            has_later = any(m.get("role") == RESPONSE for m in later)
             raise ConfigError(
-                f"message {response} of {num_messages}: the chat template prints it, or the "
-                "messages before it, differently at the end of a conversation or with a "
-                "generation prompt (as templates do that strip reasoning or begin it), so the "
-                "response's position is unknown; pass chat_template= with {% generation %} "
-                f"markers{or_last}"
+                f"message {response} of {len(self._messages)}: the chat template prints it, or the "
+                "messages before it, differently at the end of a conversation or with a generation "
+                "prompt (as templates do that strip reasoning or begin it), so its position is "
+                "unknown; pass chat_template= with {% generation %} markers"
+                f"{', or train_on=' + repr('last_response') if has_later else ''}"
             )
         added = self.text[len(before) : len(until)]
         self._check_header(response, before, added)
@@ -150,9 +146,8 @@ class Rendering:
         return len(kept if kept.endswith(ends) else added)
 
 
-@cache
+@cache  # once for each template
 def _warn_of_no_end(template: str) -> None:
-    """Warn once of a template."""
     logger.warning(
         "the chat template %r... ends targets with the response, so the model will not learn to "
         "stop; pass chat_template= with an end-of-turn token (inside its {%% generation %%} "

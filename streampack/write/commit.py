@@ -168,7 +168,6 @@ def _samples(output: Output, part: Part, result: PartResult) -> tuple[UInt32Arra
 
 
 def _fault(output: Output, file: ShardFile) -> str:
-    """Return the fault of a file; empty if it has none."""
     data = output.read(file.basename)
     if data is None:
         return "missing"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from streampack._paths import shown_path
@@ -198,17 +199,13 @@ def _check_budget(counts: Counts, most: int, *, is_skipping: bool) -> None:
 
 
 def _summary(output: Output, job: Job, results: dict[str, PartResult]) -> Written:
-    counts = _counts_of(results)
+    counts = asdict(_counts_of(results))
+    del counts["num_bytes"]
     is_url = output.url.startswith("s3://")
     return Written(
+        **counts,
         path=output.url if is_url else Path(output.url),
-        num_samples=counts.num_samples,
-        num_tokens=counts.num_tokens,
         num_shards=sum(len(result.shards) for result in results.values()),
-        num_skipped=counts.num_skipped,
-        num_without_targets=counts.num_without_targets,
-        num_bad_rows=counts.num_bad_rows,
-        num_special_tokens=counts.num_special_tokens,
         tokenizer=job.settings.tokenizer_facts,
         num_parts=len(results),
         total_parts=len(job.parts),

@@ -271,7 +271,6 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
 
 
 def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
-    """Refuse settings that differ from a job's."""
     for each in fields(JobSettings):
         theirs, ours = getattr(job.settings, each.name), getattr(settings, each.name)
         if each.compare and theirs != ours:
@@ -341,9 +340,8 @@ def _check_names(output: Output, slices: Iterable[InputSlice]) -> None:
     for one in slices:
         if not is_url(one.uri) and one.uri != canonical_path(one.uri):
             raise ConfigError(
-                f"out={output.url!r} names its input {one.uri!r}, but not by an absolute path "
-                "without links, so append=True could add it twice; write the new inputs into "
-                "another folder, and mix both streams"
+                f"out={output.url!r} names its input {one.uri!r} by a relative path or a link, so "
+                "append=True could add it twice; write new inputs into another folder, and mix both"
             )
 
 

@@ -72,8 +72,7 @@ class Output(Protocol):
     def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
         """Remove what killed processes left unfinished, and all folders in `parent` but some.
 
-        `keep` returns their names. It is called when the folders are listed, and so before others
-        may add some.
+        `keep` returns their names, and is called once the folders are listed.
         """
 
 
@@ -167,10 +166,7 @@ class LocalOutput:
 
 @contextmanager
 def _owned(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that this process has locked, and remove it afterwards.
-
-    A file system without locks gives none.
-    """
+    """Yield a file that this process has locked, where it can be, and remove it afterwards."""
     while True:
         with path.open("ab") as file:
             try:
@@ -262,11 +258,9 @@ class S3Output:
                     s3_client().delete_object(**self._address(name))
 
     def _address(self, name: str) -> dict[str, str]:
-        """Return the arguments of a request for an object."""
         return {**bucket_options(self.bucket), "Key": f"{self.prefix}/{name}"}
 
     def _names(self, prefix: str) -> Iterator[str]:
-        """Yield the names of objects with this beginning."""
         begin = f"{self.prefix}/"
         with self._naming(prefix, "listed"):
             for entry in list_objects(self.bucket, begin + prefix):
@@ -285,8 +279,6 @@ class S3Output:
             f"check that the bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, "
             "then run the same command again"
         )
-        if action != "read":  # as `inspect` does too
-            way_out += ": finished parts are kept"
         return naming_failures(f"{self.url}/{name}", action, way_out)
 
 

@@ -151,9 +151,8 @@ class _PartWriter:
                     raise BadValueError(sample)
                 self._samples.add(sample)
             except BadValueError as error:
-                reason = str(error)
-                if not isinstance(sample, str):
-                    reason += "; set extra_fields=NAME:json, in a new folder, to keep any value"
+                any_value = "; set extra_fields=NAME:json, in a new folder, to keep any value"
+                reason = f"{error}{'' if isinstance(sample, str) else any_value}"
                 self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
 
     def finish(self) -> PartResult:

@@ -29,11 +29,7 @@ from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, is_per_token, list_dtype
-from streampack.write.tokenization import (
-    compare_added_tokens,
-    describe_tokenizer,
-    load_tokenizer,
-)
+from streampack.write.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 HASHES = ("xxh64",)
@@ -171,9 +167,8 @@ def _encoding_of(values: Sequence[Any]) -> str:
     ['uint64', 'json', 'json']
     """
     kinds = {type(value) for value in values}
-    for encoding, fitting in (("str", {str}), ("bytes", {bytes})):
-        if kinds == fitting:
-            return encoding
+    if kinds in ({str}, {bytes}):
+        return kinds.pop().__name__
     integers = [value for value in values if type(value) is int] or [0]
     least, most = min(integers), max(integers)
     if kinds == {int}:

@@ -24,7 +24,7 @@ import numpy as np
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
-from streampack.mds.encoder import scalar_encodings
+from streampack.mds.encoder import SCALARS
 from streampack.mds.length_file import NO_TOKEN
 from streampack.types import UInt32Array
 from streampack.write.chat import ChatEncoder, TrainOn
@@ -57,9 +57,7 @@ class RowFormat:
     """Field of the conversation, such as "messages"; the tokenizer must have a chat template."""
     extra_fields: tuple[str, ...] = ()
     """Fields that are kept, each in a column: "url", or with an MDS encoding, "hash:uint64". "json"
-    takes any value, null too. A list of one integer per token, such as a loss mask, becomes an
-    array.
-    """
+    takes any value, null too. A list of one integer per token (a loss mask) becomes an array."""
     backend: Backend = "huggingface"
     """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
     train_on: TrainOn = "responses"
@@ -71,9 +69,8 @@ class RowFormat:
         check_choice("backend", self.backend, Backend)
         check_choice("train_on", self.train_on, TrainOn)
         check_choice("special_tokens", self.special_tokens, SpecialTokens)
-        if self.special_tokens == "text" and not (
-            self.encodes_text and self.backend == "huggingface"
-        ):
+        is_exact = self.encodes_text and self.backend == "huggingface"
+        if self.special_tokens == "text" and not is_exact:
             raise ConfigError(
                 "special_tokens='text' is for texts that backend='huggingface' encodes; leave it "
                 "out, or set tokenizer= without chat_field= and backend="
@@ -95,7 +92,7 @@ class RowFormat:
         kept: dict[str, str | None] = {}
         for field in self.extra_fields:
             name, _, encoding = field.rpartition(":")
-            is_typed = bool(name) and encoding in scalar_encodings()
+            is_typed = bool(name) and encoding in SCALARS
             kept[name if is_typed else field] = encoding if is_typed else None
         return kept
 
@@ -120,10 +117,7 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
 
 
 class RowEncoder:
-    """Turns rows into samples of a schema.
-
-    A ConfigError says that the tokenizer is not the one of the job, by its `digest`.
-    """
+    """Turns rows into samples of a schema; refuses another tokenizer than that of `digest`."""
 
     def __init__(self, rows: RowFormat, schema: SampleSchema, digest: str | None) -> None:
         if tokenizer_digest(rows) != digest:
@@ -168,9 +162,7 @@ class RowEncoder:
             near = tokens[(tokens >= ids[0]) & (tokens <= ids[-1])]  # so that few are looked up
             self.num_special_tokens += int(np.isin(near, ids).sum()) if len(near) else 0
         if most > self._limit:
-            return (
-                f"token id {most} does not fit {self._dtype} (0 to {self._limit}); leave out dtype="
-            )
+            return f"token id {most} exceeds {self._limit} of {self._dtype}; leave out dtype="
         return {self._schema.column: tokens.astype(self._dtype), **kept}
 
     def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:

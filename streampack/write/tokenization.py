@@ -89,12 +89,12 @@ def describe_tokenizer(path: Path) -> dict[str, Any]:
     after = [token for token, added in zip(encoded.tokens, is_added, strict=False) if added][first:]
     file = tokenizer_file(path).with_name(CONFIG_FILE)
     config = json.loads(file.read_bytes()) if file.is_file() else {}
-    described = {"name": str(path), "size": tokenizer.get_vocab_size()}
+    facts = {"name": str(path), "size": tokenizer.get_vocab_size()}
     for name, added in (("bos", before[:1]), ("eos", after[-1:])):
         token = config.get(f"{name}_token") or next(iter(added), None)
         token = token["content"] if isinstance(token, dict) else token
-        described |= {name: token, f"{name}_id": token and tokenizer.token_to_id(token)}
-    return {**described, "before": before, "after": after}
+        facts |= {name: token, f"{name}_id": token and tokenizer.token_to_id(token)}
+    return {**facts, "before": before, "after": after}
 
 
 def special_ids_of(tokenizer: tokenizers.Tokenizer) -> UInt32Array:
@@ -128,10 +128,8 @@ class _HuggingFace:
 
 
 class _Gigatoken:
-    """Gigatoken, compared with Hugging Face's tokenizer."""
-
     def __init__(self, path: Path) -> None:
-        self._tokenizer = load_gigatoken(path)
+        self._tokenizer = _gigatoken(path, tokenizer_file(path).read_bytes())
         self._exact = _HuggingFace(path)
         self._path = path
         self._num_batches = 0
@@ -164,14 +162,8 @@ class _Gigatoken:
 
 def compare_added_tokens(path: Path) -> None:
     """Refuse gigatoken where it gives other ids for a text with an added token."""
-    encoder = _Gigatoken(path)
-    texts = _texts_with(load_tokenizer(path))
-    for text, own in zip(texts, encoder.encode(texts), strict=True):
-        encoder.compare(text, own)
-
-
-def _texts_with(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """Return texts with each added token: alone, beside itself, in words, and over another one."""
+    # With each token: alone, twice, in words, and over another one.
+    encoder, tokenizer = _Gigatoken(path), load_tokenizer(path)
     tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     if tokenizer.normalizer is not None:
         changes = (tokenizer.normalizer.normalize_str, partial(normalize, "NFD"))
@@ -180,16 +172,14 @@ def _texts_with(tokenizer: tokenizers.Tokenizer) -> list[str]:
     tails = ((token, end) for token in tokens for end in range(1, len(token)))
     over = (token[:end] + begins[token[end:]] for token, end in tails if token[end:] in begins)
     alone = (text for t in tokens for text in (t, t + t, f"a{t}b", f" {t} ", f"a {t}. b"))
-    return list(dict.fromkeys((*alone, *over)))
-
-
-def load_gigatoken(path: Path) -> Any:
-    """Load a tokenizer file with gigatoken, once per process and contents."""
-    return _loaded_gigatoken(path, tokenizer_file(path).read_bytes())
+    texts = list(dict.fromkeys((*alone, *over)))
+    for text, own in zip(texts, encoder.encode(texts), strict=True):
+        encoder.compare(text, own)
 
 
 @lru_cache(maxsize=2)
-def _loaded_gigatoken(path: Path, data: bytes) -> Any:
+def _gigatoken(path: Path, data: bytes) -> Any:
+    """Load a tokenizer file with gigatoken, once per process and contents."""
     try:
         library = import_module("gigatoken")
     except ImportError as error:

@@ -216,7 +216,6 @@ def read_csv(
 
 
 def _header(lines: CsvRows, uri: str, wanted: Wanted) -> list[str] | None:
-    """Return the names of the columns, or None for an empty file."""
     header = lines.next()
     if isinstance(header, str):
         raise DataError(f"{uri}: line 1 does not name the columns ({header}); fix it", uri=uri)

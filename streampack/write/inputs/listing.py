@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import PurePosixPath
 
 from streampack._paths import is_url
@@ -70,11 +71,7 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
         # Only a folder of this machine can exist without a file.
         if not any(one.files or (one.folder and not is_url(path)) for one in listings):
             raise _nothing_found(path)
-        found = [
-            file
-            for one in listings
-            for file in (one.files if one.folder is None else _of_folder(one))
-        ]
+        found = chain.from_iterable(map(_with_rows, listings))
         for file in _input_files(uri, sorted(found, key=lambda file: file.uri)):
             if file.uri in files:
                 raise DataError(
@@ -89,7 +86,6 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
 
 
 def _nothing_found(uri: str) -> DataError:
-    """Return the error of an input that names no file."""
     if MAGIC.search(uri):
         text = "matches 0 files; check the pattern, and quote it against the shell"
     elif is_url(uri):
@@ -132,9 +128,11 @@ def canonical_path(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
-def _of_folder(listing: Listing) -> list[Found]:
-    """Return the files of a folder that hold rows; all of them but in a dataset folder."""
-    folder = str(listing.folder).rstrip("/")
+def _with_rows(listing: Listing) -> list[Found]:
+    """Return the files that hold rows; all of them but in a dataset folder."""
+    if listing.folder is None:
+        return listing.files
+    folder = listing.folder.rstrip("/")
     files = {file.uri[len(folder) + 1 :]: file for file in listing.files}
     if any(name.startswith("snapshots/") for name in files):
         files = _of_revision(folder, files)
@@ -172,7 +170,6 @@ def _of_revision(folder: str, files: dict[str, Found]) -> dict[str, Found]:
 
 
 def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> None:
-    """Refuse a dataset folder that holds more than one split."""
     all_names = {found.uri[len(folder) + 1 :] for found in listing.files}
     globs: dict[str, str] = {}
     for name, file in files.items():

@@ -22,6 +22,7 @@ from streampack.errors import DataError
 from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
 
 MAGIC = re.compile(r"[*?[]")
+SLASH = re.compile("/")
 SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
 
 
@@ -115,26 +116,15 @@ def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) ->
     None ['in/a.txt']
     in/b ['in/b/c.txt', 'in/b/d/e.txt']
     """
-    glob = glob.rstrip("/")
-    pattern = glob_pattern(glob)
+    pattern = glob_pattern(glob.rstrip("/"))
+    below = MAGIC.split(glob)[0].rfind("/") + 1  # after the last folder without wildcards
     listings: dict[str | None, Listing] = {}
     for uri in sorted(set(uris)):
-        below = below_glob(glob, uri)
-        ends = [len(uri) - len(below) + match.start() for match in re.finditer("/", below)]
-        folder = next((uri[:end] for end in ends if pattern.fullmatch(uri[:end])), None)
-        if not is_hidden(below) and (folder is not None or pattern.fullmatch(uri)):
+        parents = (uri[: match.start()] for match in SLASH.finditer(uri, below))
+        folder = next(filter(pattern.fullmatch, parents), None)
+        if not is_hidden(uri[below:]) and (folder is not None or pattern.fullmatch(uri)):
             listings.setdefault(folder, Listing(folder)).files.append(found(uri))
     return list(listings.values())
-
-
-def below_glob(pattern: str, uri: str) -> str:
-    """Return the part of a match after the last folder that its glob names without wildcards.
-
-    >>> below_glob("s3://b/in/x*/*.txt", "s3://b/in/xy/.a.txt")
-    'xy/.a.txt'
-    """
-    magic = MAGIC.search(pattern)
-    return uri[pattern.rfind("/", 0, magic.start() if magic else None) + 1 :]
 
 
 MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}

@@ -58,9 +58,8 @@ def _contents(slice_: InputSlice) -> bytes | None:
     if not _is_small_object(slice_):
         return None
     place, path = place_of(slice_.uri)
-    num_bytes = slice_.num_bytes
-    with place.open(path, slice_.version, num_bytes, is_sequential=False) as opened:
-        return opened.file.read(num_bytes)
+    with place.open(path, slice_.version, slice_.num_bytes, is_sequential=False) as opened:
+        return opened.file.read()
 
 
 def _is_small_object(slice_: InputSlice) -> bool:

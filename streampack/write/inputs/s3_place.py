@@ -96,7 +96,6 @@ def _size_of(uri: str, bucket: str, key: str, version: str) -> int:
 
 
 def _fetch(uri: str, bucket: str, key: str, version: str, start: int, stop: int) -> bytes:
-    """Return a range of one version of an object."""
     if start >= stop:
         return b""
     try:

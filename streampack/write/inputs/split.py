@@ -21,12 +21,7 @@ from typing import Any, BinaryIO
 from streampack._checks import read_count
 from streampack._paths import is_url
 from streampack.errors import DamagedInputError
-from streampack.write.inputs.arrow_stream import (
-    DICTIONARY,
-    RECORD_BATCH,
-    is_arrow_file,
-    messages,
-)
+from streampack.write.inputs.arrow_stream import DICTIONARY, RECORD_BATCH, is_arrow_file, messages
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.slices import WHOLE, InputSlice
@@ -109,7 +104,6 @@ def _line_end(file: BinaryIO, position: int) -> int:
 
 
 def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
-    """Return (end, size) of each row group."""
     metadata = open_parquet(file, of.uri).metadata
     return [
         (number + 1, _packed_bytes(metadata.row_group(number)))

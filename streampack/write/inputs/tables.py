@@ -27,6 +27,8 @@ from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, Wanted, as_text, as_tokens
 
+CONVERTED: dict[Any, type] = {as_text: str, as_tokens: np.ndarray}  # values to keep as they are
+
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
     """Return a module of pyarrow, or raise a ConfigError with the command that installs it."""
@@ -78,19 +80,12 @@ def read_parquet(
     row = first = sum(counts[: slice_.start])
     num_rows = max(sum(counts[slice_.start :]), 1)
     for group in range(slice_.start, stop):
-        most_rows = (
-            MAX_BATCH_BYTES * counts[group] // _raw_bytes(metadata.row_group(group), columns)
-        )
-        groups = parquet.iter_batches(
-            max(1, min(batch_rows, most_rows)),
-            row_groups=[group],
-            columns=columns,
-            use_threads=False,
-        )
-        where = (
-            f"row group {group} cannot be read, from byte {_first_byte(metadata.row_group(group))}"
-        )
-        for batch in naming_damage(groups, slice_.uri, where):
+        described = metadata.row_group(group)
+        most_rows = MAX_BATCH_BYTES * counts[group] // _raw_bytes(described, columns)
+        size = max(1, min(batch_rows, most_rows))
+        batches = parquet.iter_batches(size, [group], columns, use_threads=False)
+        where = f"row group {group} cannot be read, from byte {_first_byte(described)}"
+        for batch in naming_damage(batches, slice_.uri, where):
             for piece in pieces_of(batch, batch_rows):
                 rows = convert_batch(piece, row, slice_.uri, wanted)
                 row += piece.num_rows
@@ -170,33 +165,26 @@ def _kind_of(error: Exception) -> type[DataError]:
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
     """Return the columns to read; None: all, and each row is bad, as it lacks one."""
     try:
-        columns = [wanted.column_in(names), *wanted.keep]
-        wanted.kept_in(dict.fromkeys(names))
+        return wanted.columns_in(names)
     except BadValueError:
         return None
-    columns += [each for each in wanted.beside if each in names]
-    return list(dict.fromkeys(columns))
 
 
 def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     """Return the rows of a record batch of pyarrow, numbered from `first` on."""
     num_rows = batch.num_rows
-    names = batch.schema.names
     try:
-        name = wanted.column_in(names)
-        wanted.kept_in(dict.fromkeys(names))
+        names = wanted.columns_in(batch.schema.names)
     except BadValueError as error:
         bad = [BadRow(uri, first + row, str(error)) for row in range(num_rows)]
         return RowBatch(kept={each: [] for each in wanted.keep}, bad=bad)
-    values = _values_of(batch.column(name))
-    kept = {each: _values_of(batch.column(each)) for each in wanted.keep}
-    encodings = {each: _encoding_of(batch.column(each)) for each in wanted.keep}
-    types = {each: encoding for each, encoding in encodings.items() if encoding}
+    columns = {name: _values_of(batch.column(name)) for name in names}
+    values, kept = columns[names[0]], {name: columns[name] for name in wanted.keep}
+    encodings = {name: _encoding_of(batch.column(name)) for name in wanted.keep}
+    types = {name: encoding for name, encoding in encodings.items() if encoding}
     are_usable = not any(BadValueError in map(type, column) for column in kept.values())
-    if are_usable and _needs_no_conversion(values, wanted):
+    if are_usable and set(map(type, values)) == {CONVERTED.get(wanted.convert)}:
         return RowBatch(values, kept, types, list(range(first, first + num_rows)))
-    columns = {name: values, **kept}
-    columns |= {each: _values_of(batch.column(each)) for each in wanted.beside if each in names}
     rows = BatchCollector(uri, wanted)
     rows.batch.types = types
     for row in range(num_rows):
@@ -206,13 +194,6 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
         except BadValueError as error:
             rows.refuse(first + row, error)
     return rows.batch
-
-
-def _needs_no_conversion(values: list[Any], wanted: Wanted) -> bool:
-    kinds = set(map(type, values))
-    return (wanted.convert is as_text and kinds == {str}) or (
-        wanted.convert is as_tokens and kinds == {np.ndarray}
-    )
 
 
 def _usable(value: Any, name: str) -> Any:
@@ -291,7 +272,6 @@ def _raw_bytes(group: Any, columns: list[str] | None) -> int:
 
 
 def _first_byte(group: Any) -> int:
-    """Return the first byte of a row group."""
     columns = [group.column(number) for number in range(group.num_columns)]
     first_pages = [column.dictionary_page_offset for column in columns]
     first_pages += [column.data_page_offset for column in columns]

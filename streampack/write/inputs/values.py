@@ -18,8 +18,8 @@ from streampack.types import IntArray
 from streampack.write.inputs.slices import RowSelection
 
 TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
-TOOLS = "tools"  # beside a conversation, as in transformers
-BESIDE = (TOOLS, "system")  # columns that a ChatEncoder reads, or refuses
+TOOLS = "tools"
+BESIDE = (TOOLS, "system")  # columns next to a conversation that a ChatEncoder reads, or refuses
 
 
 class BadValueError(Exception):
@@ -127,6 +127,13 @@ class Wanted:
             beside[TOOLS] = _from_json(beside[TOOLS])
         return {"messages": value, **beside} if beside else value
 
+    def columns_in(self, names: Sequence[str]) -> list[str]:
+        """Return the columns to read, that of the value first."""
+        columns = [self.column_in(names), *self.keep]
+        self.kept_in(dict.fromkeys(names))
+        columns += [name for name in self.beside if name in names]
+        return list(dict.fromkeys(columns))
+
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
         """Return the kept values of a row."""
         missing = next((name for name in self.keep if name not in row), None)
@@ -138,8 +145,7 @@ class Wanted:
 def no_column(name: str, known: Sequence[str], option: str) -> str:
     """Return the reason of a row that lacks a column."""
     has = ", ".join(map(repr, known)) or "none"
-    for_text = "; for text, set tokenizer= and text_field=" if option == "tokens_field" else ""
-    return (
-        f"no column {name!r}; it has {has}{suggest(name, known)}; set {option}= to one of them"
-        f"{for_text}"
-    )
+    way_out = f"set {option}= to one of them"
+    if option == "tokens_field":
+        way_out += "; for text, set tokenizer= and text_field="
+    return f"no column {name!r}; it has {has}{suggest(name, known)}; {way_out}"
