@@ -51,8 +51,12 @@ CHARACTERS_SHOWN = 160  # of each segment
 
 def open_path(path: str, options: StreamOptions) -> MdsStream:
     """Open the stream in a folder or at a URL."""
+    return open_stream(_describe(path, options), 0, has_targets=False)
+
+
+def _describe(path: str, options: StreamOptions) -> Stream:
     folder = folder_of(path)
-    described = Stream(
+    return Stream(
         remote=path if folder is None else None,
         local=folder,
         split=options.split,
@@ -60,7 +64,6 @@ def open_path(path: str, options: StreamOptions) -> MdsStream:
         tokens_dtype=options.tokens_dtype,
         check_dtypes=not options.no_check_dtypes,
     )
-    return open_stream(described, 0, has_targets=False)
 
 
 def run(options: Inspect) -> None:
@@ -69,12 +72,13 @@ def run(options: Inspect) -> None:
     Of a stream that is not finished, only the parts are printed.
     """
     console = output_console()
+    described = _describe(options.path, options)
     lines, is_complete = _job_progress(options)
     for line in lines:
         console.out(line, highlight=False)
     if not is_complete:
         return
-    stream = open_path(options.path, options)
+    stream = open_stream(described, 0, has_targets=False)
     console.print(_shard_table(stream))
     num_read = min(stream.num_shards, _num_shards_to_read(stream))
     lengths = lengths_of(stream, num_read)

@@ -340,7 +340,7 @@ def _check_names(output: Output, slices: Iterable[InputSlice]) -> None:
     for one in slices:
         if not is_url(one.uri) and one.uri != canonical_path(one.uri):
             raise ConfigError(
-                f"out={output.url!r} names its input {one.uri!r} by a relative path or a link, so "
+                f"out={output.url!r} names its input {one.uri!r}, which is relative or a link, so "
                 "append=True could add it twice; write new inputs into another folder, and mix both"
             )
 

@@ -764,7 +764,26 @@ def loaded(folder: Path, load: str, kind: str, split: str) -> Any:
     return getattr(datasets, load)(kind, data_files=path, split=split, cache_dir=str(folder))
 
 
+def folder_as_index(folder: Path) -> Path:
+    index = mds(folder) / "index.json"
+    index.rename(folder / index.name)
+    index.mkdir()
+    return index.parent
+
+
+def put_index(folder: Path) -> int:
+    index = mds(folder) / "index.json"
+    index.rmdir()
+    (folder / index.name).rename(index)
+    return packed([Stream(local=str(index.parent))])
+
+
 FILES = {
+    "a folder in place of index.json": Remedy(
+        lambda folder: packed([Stream(local=str(folder_as_index(folder)))]),
+        r"index\.json: is a folder, not a file; remove it, or put the stream's file there$",
+        put_index,
+    ),
     "a URL to write to": Remedy(
         lambda _: write_stream(ROWS, Path("s3://bucket/code")),
         r"out='s3://bucket/code' is a URL, but must be a local path; name a folder, then upload it",
