@@ -219,9 +219,7 @@ class _Loader(yaml.SafeLoader):
         else:
             raise _at(event, "the alias stands for what it is part of; write a value")
         if self._num_values > MAX_VALUES:
-            raise _at(
-                event, f"has more than {MAX_VALUES} values with aliases replaced; write fewer"
-            )
+            raise _at(event, f"has more than {MAX_VALUES} values, aliases included; write fewer")
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -238,11 +236,8 @@ class _Loader(yaml.SafeLoader):
     def construct_integer(self, node: Any) -> int:
         """Return an integer, unless it is too long to convert quickly."""
         if len(node.value) > MAX_DIGITS:
-            raise _at(
-                node, f"is an integer of {len(node.value)} characters; {MAX_DIGITS} are allowed"
-            )
-        number: int = self.construct_yaml_int(node)
-        return number
+            raise _at(node, f"is an integer of {len(node.value)} characters; write fewer digits")
+        return int(self.construct_yaml_int(node))
 
     def construct_number(self, node: Any) -> int | float:
         """Return a float, or an int if it is integral: 1e3 is a count."""

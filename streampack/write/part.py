@@ -112,9 +112,9 @@ def write_part(task: PartTask) -> Iterator[Event]:
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
+        selection, skips_damage = task.settings.selection, task.max_bad_rows > 0
         for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes
-            selection, skips_damage = task.settings.selection, task.max_bad_rows > 0
             batches = read_rows(one, selection, contents=contents, skips_damage=skips_damage)
             for batch in batches:
                 writer.add(batch, one)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,8 +117,7 @@ def _selection(rows: RowFormat) -> RowSelection:
 
 def _first_batch(slices: Sequence[InputSlice], selection: RowSelection, skips: bool) -> RowBatch:
     """Return the first batch that has a good row; an empty one if none has."""
-    read = partial(read_rows, selection=selection, skips_damage=skips)
-    batches = (batch for one in slices for batch in read(one))
+    batches = (batch for one in slices for batch in read_rows(one, selection, skips_damage=skips))
     empty = RowBatch(kept={name: [] for name in selection.keep})
     return next((batch for batch in batches if batch.values), empty)
 

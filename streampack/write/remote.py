@@ -45,7 +45,7 @@ def write_remote_lengths(
     remote: str,
     column: str | None = None,
     tokens_dtype: str | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
     *,
     local: Path | None = None,
     keep_local: bool = False,
@@ -87,19 +87,19 @@ def write_remote_lengths(
         cache.check(index)
 
         def shards() -> Iterator[ByteArray]:
-            """Yield the bytes of each raw shard, and remove it afterwards if `local` is None."""
+            """Yield the bytes of each raw shard; its file is removed if `local` is None."""
             for shard in index.shards:
                 path = Path(cache.file(shard).path)
-                yield map_file(path)
+                data = map_file(path)
                 if local is None:
-                    path.unlink()
-                if progress is not None:
-                    progress(1)
+                    path.unlink()  # the mapping stays
+                yield data
 
-        indexed = count_stream(text, index, columns, shards(), folder / LENGTH_FILE, check_dtypes)
+        to = folder / LENGTH_FILE
+        indexed = count_stream(text, index, columns, shards(), to, progress, check_dtypes)
         if uploader is None:
             return indexed
-        _upload(uploader, folder / LENGTH_FILE, remote, is_kept=local is not None)
+        _upload(uploader, to, remote, is_kept=local is not None)
     return replace(indexed, path=f"{remote.rstrip('/')}/{LENGTH_FILE}")
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from streampack._checks import read_count
 from streampack._paths import is_url
@@ -25,7 +25,7 @@ from streampack.write.inputs.arrow_stream import DICTIONARY, RECORD_BATCH, is_ar
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.slices import WHOLE, InputSlice
-from streampack.write.inputs.tables import naming_damage, open_arrow, open_parquet
+from streampack.write.inputs.tables import columns_of, naming_damage, open_arrow, open_parquet
 
 SCAN_BYTES = 1 << 16
 
@@ -105,15 +105,8 @@ def _line_end(file: BinaryIO, position: int) -> int:
 
 def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
     metadata = open_parquet(file, of.uri).metadata
-    return [
-        (number + 1, _packed_bytes(metadata.row_group(number)))
-        for number in range(metadata.num_row_groups)
-    ]
-
-
-def _packed_bytes(group: Any) -> int:
-    columns = (group.column(number) for number in range(group.num_columns))
-    return sum(column.total_compressed_size for column in columns)
+    groups = enumerate(map(metadata.row_group, range(metadata.num_row_groups)), 1)
+    return [(end, sum(c.total_compressed_size for c in columns_of(group))) for end, group in groups]
 
 
 def _record_batches(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -263,19 +263,21 @@ def _integer_lists(column: Any) -> list[Any]:
 
 def _raw_bytes(group: Any, columns: list[str] | None) -> int:
     """Return the bytes of a row group's columns without compression; at least 1."""
-    of_group = (group.column(number) for number in range(group.num_columns))
     return 1 + sum(
         int(column.total_uncompressed_size)
-        for column in of_group
+        for column in columns_of(group)
         if columns is None or column.path_in_schema.partition(".")[0] in columns
     )
 
 
 def _first_byte(group: Any) -> int:
-    columns = [group.column(number) for number in range(group.num_columns)]
-    first_pages = [column.dictionary_page_offset for column in columns]
-    first_pages += [column.data_page_offset for column in columns]
-    return int(min(page for page in first_pages if page))
+    pages = ((c.dictionary_page_offset, c.data_page_offset) for c in columns_of(group))
+    return int(min(filter(None, chain.from_iterable(pages))))
+
+
+def columns_of(group: Any) -> Iterator[Any]:
+    """Yield the metadata of a row group's columns."""
+    return map(group.column, range(group.num_columns))
 
 
 def _size(file: BinaryIO) -> int:
