@@ -134,6 +134,11 @@ class SourceSlice:
         self._replay = replay
         self._source: Any = source
         self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
+        if is_hugging_face(source):
+            # Workers would share the epoch, which is in torch's shared memory. Not copy.copy, whose
+            # result would have the same __dict__.
+            self._source = object.__new__(type(source))
+            self._source.__dict__ = source.__dict__ | {"_epoch": 0}
         # Not for one rank: a concatenation that was split cannot load its state in workers.
         has_others = worker_slice.num_devices > 1 and getattr(source, "_distributed", None) is None
         if is_hugging_face(source) and not sharded and has_others:

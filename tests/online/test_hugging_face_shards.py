@@ -17,7 +17,7 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.source_slice import MOST_EMPTY_PASSES
+from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice, WorkerSlice
 from tests.helpers.iterables import pieces, same
 
 
@@ -78,6 +78,25 @@ def test_a_rank_that_gets_no_sample_in_any_pass_is_told(caplog):
     with caplog.at_level(logging.WARNING):
         assert list(loader(stream, mixing=Mixing(epoch_size=40))) == []
     assert f"stream 'web': worker 0 of rank 0 got no sample in {MOST_EMPTY_PASSES}" in caplog.text
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_workers_are_in_passes_of_their_own(sharded):
+    # The epoch of a source is in memory that its forked copies share.
+    shared = source()
+    slices = [
+        SourceSlice(shared, "a", WorkerSlice(worker=worker, num_workers=2), sharded=sharded)
+        for worker in range(2)
+    ]
+    for number, slice_ in enumerate(slices):
+        slice_.begin(number)
+    read = [[items.values[0]["input_ids"] for items in iter(s.read, None)] for s in slices]
+
+    for number, rows in enumerate(read):
+        alone = source()
+        alone.set_epoch(number)
+        assert rows == [row["input_ids"] for row in alone]
+    assert read[0] != read[1]
 
 
 def concatenated(num_shards, **options):
