@@ -205,7 +205,6 @@ class PackedDataLoader:
 
         The running chapter ends there, and a chapter with these weights takes the rest of it.
         Prefetched batches are discarded. The state records the change, and a resume repeats it.
-        Under ``batching_method="random"``, packs of the window that is already planned come first.
         Every rank must call this method after the same batch.
 
         Raises:
