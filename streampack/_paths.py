@@ -1,23 +1,21 @@
-"""Tell local folders from URLs of object stores, and files from pipes and devices.
+"""Tell local folders from URLs of object stores.
 
 ::
 
     data/code    ~/code    /data/code    file:///data/code      folders
     s3://bucket/code    dbfs:/Volumes/code                      URLs of stores
 
-Cost: none; only `check_file` and `open_file` access the file system.
+Cost: none; the file system is not accessed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
-from io import BufferedReader
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
 
@@ -64,20 +62,3 @@ def local_path(
     if folder is None:
         raise ConfigError(f"{name}={text!r} is a URL, but must be a local path; {way_out}")
     return Path(folder)
-
-
-def check_file(path: Path) -> None:
-    """Refuse folders, pipes and devices: a pipe would block, and a device may have no end."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        kind = kinds.get(stat.S_IFMT(mode), "device")
-        raise DataError(
-            f"{path}: is a {kind}, not a file; remove it, or put the stream's file there"
-        )
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a file of a stream for reading; refuse folders, pipes and devices."""
-    check_file(path)
-    return path.open("rb")

@@ -27,9 +27,9 @@ def join_states(states: Sequence[State]) -> State:
     Raises:
         ResumeError: If any other key differs, named in the message, or a state has no snapshots.
 
-    >>> ranks = [{"position": 8, "snapshots": f'[{{"lane":{n},"column":0}}]'} for n in (1, 0)]
+    >>> ranks = [{"position": 8, "snapshots": f'[{{"lane":{n},"queue":0}}]'} for n in (1, 0)]
     >>> join_states(ranks)["snapshots"]
-    '[{"lane":0,"column":0},{"lane":1,"column":0}]'
+    '[{"lane":0,"queue":0},{"lane":1,"queue":0}]'
     """
     first = states[0]
     snapshots: dict[tuple[int, int], State] = {}
@@ -47,6 +47,6 @@ def join_states(states: Sequence[State]) -> State:
                     f"{state.get(key)!r:.80}; gather states after the same step on every rank"
                 )
         for snapshot in json.loads(state["snapshots"]):
-            snapshots.setdefault((snapshot["lane"], snapshot["column"]), snapshot)
+            snapshots.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
     joined = [snapshots[key] for key in sorted(snapshots)]
     return first | {"snapshots": json.dumps(joined, separators=(",", ":"))}

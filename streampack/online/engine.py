@@ -201,7 +201,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         num_moves = self.num_moves
         with closing(batches):
             for batch in batches:
-                self.check_unmoved(num_moves)
+                if num_moves != self.num_moves:
+                    raise self.moved()
                 yield batch
                 del batch  # free it before the next one is made
 

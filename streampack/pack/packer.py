@@ -86,6 +86,6 @@ def make_packer(packing: Packing, *, passes_once: bool = False) -> Packer:
     `passes_once`: from one window to the next, a sample passes at most once.
     """
     method = packing.method or packing.resolved(is_windowed=False).method
-    if packing.packs_windows:
+    if method == "best_fit_decreasing":
         return best_fit_decreasing(packing, 1 if passes_once else PASSING_PACKS)
     return METHODS[method or DEFAULT_METHOD](packing)

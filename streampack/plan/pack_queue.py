@@ -92,7 +92,7 @@ class PackQueue:
         self._snapshots: deque[Snapshot] = deque()
         self.is_complete = False
         self.num_moves = 0
-        # Samples without segments so far, per stream; "overlong" in a snapshot.
+        # Samples without segments so far, per stream.
         self.dropped = np.zeros(len(recipe.streams), np.int64)
 
     def _set_windows(self) -> None:
@@ -100,7 +100,7 @@ class PackQueue:
         recipe, lane, queue = self._recipe, self._lane, self._queue
         self._small = small_pass(recipe, lane, queue)
         self._packing = self._small.packing if self._small else recipe.shapes.packings[queue]
-        packs_windows = self._packing.packs_windows
+        packs_windows = self._packing.packs_windows if self._small else recipe.packs_windows
         self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
@@ -144,7 +144,7 @@ class PackQueue:
             "num_packs": self.num_known,
             "arrivals": self._arrivals.state(),
             "packer": packer,
-            "overlong": self.dropped.tolist(),
+            "dropped": self.dropped.tolist(),
         }
 
     def _buffered(self) -> Int64Array:
@@ -155,12 +155,13 @@ class PackQueue:
         """Return the packs of the next chunks, shuffled."""
         parts = self._pack_passes(self._small) if self._small else [self._pack_window()]
         packs = Packs.join([part for part, _ in parts]) if len(parts) > 1 else parts[0][0]
-        if not self._is_shuffled or not self._max_packs or not len(packs):
+        if not self._is_shuffled or not self._max_packs or not len(packs.ends):
             return packs
         bounds = [0]
         for part, num_windows in parts:
-            num, first = min(num_windows, len(part)), bounds[-1]
-            bounds += [first + len(part) * window // num for window in range(1, num + 1)]
+            num_packs, first = len(part.ends), bounds[-1]
+            num = min(num_windows, num_packs)
+            bounds += [first + num_packs * window // num for window in range(1, num + 1)]
         return take_packs(packs, self._order_of(packs, bounds))
 
     def _pack_passes(self, small: SmallPass) -> list[tuple[Packs, int]]:
@@ -180,7 +181,7 @@ class PackQueue:
             self._pack_together() if self._packing_window else self._pack_chunks()
         )
         # A window may be smaller than a chunk.
-        return packs, 1 if num_chunks > 1 else self._num_windows(len(packs), num_samples)
+        return packs, 1 if num_chunks > 1 else self._num_windows(len(packs.ends), num_samples)
 
     def _num_windows(self, num_packs: int, num_samples: int) -> int:
         """Return the windows that share so many packs and samples."""
@@ -381,7 +382,7 @@ class PackQueue:
             self.first_known = int(state["num_packs"])
             self._arrivals.restore([int(value) for value in state["arrivals"]])
             self._packer.load_state_dict(state["packer"])
-            self.dropped = np.array(state["overlong"], np.int64).reshape(self.dropped.shape)
+            self.dropped = np.array(state["dropped"], np.int64).reshape(self.dropped.shape)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ResumeError(
                 f"one of the state's snapshots is damaged ({type(error).__name__}: {error}); "

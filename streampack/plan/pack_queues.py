@@ -49,7 +49,7 @@ class PackQueues:
         self._shapes = recipe.shapes
         passed = served // recipe.shapes.slots_per_pack
         self._first_epoch = first_epoch
-        self._loaded = {(saved["lane"], saved["column"]): saved for saved in snapshots}
+        self._loaded = {(saved["lane"], saved["queue"]): saved for saved in snapshots}
         self._queues: dict[tuple[int, int], PackQueue] = {}
         self._planned = np.zeros_like(passed)  # known packs of each queue
         self._crossings = np.full_like(passed, ENDLESS)  # packs at which the next snapshot applies
@@ -154,7 +154,7 @@ class PackQueues:
         return [snapshot for key in self._queues for snapshot in self._saved[key]]
 
     def _labelled(self, lane: int, queue: int, snapshot: State) -> State:
-        return {"lane": lane, "column": queue, **snapshot}
+        return {"lane": lane, "queue": queue, **snapshot}
 
     def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:
         """Return the packs of some slots, in order, as batches of `batch_size` slots.

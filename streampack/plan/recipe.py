@@ -114,8 +114,6 @@ class Recipe:
     """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
     chapter: ChapterPlan | None = None
     """The chapter of the run that this is the recipe of; None: the run has epochs."""
-    spans_passes: bool = False
-    """Whether windows and packers may span many passes, as in runs begun before version 6."""
     names: list[str] = field(init=False, repr=False)
     """Names of the streams."""
     is_mixed: bool = field(init=False, repr=False)
@@ -130,8 +128,6 @@ class Recipe:
     """Samples shuffled together."""
     pack_window: tuple[int, int] = field(init=False, repr=False)
     """Packs and samples of a window of shuffled packs, of all lanes and queues together."""
-    mixes_last: bool = False
-    """Whether the last batches of streams mix, as in runs begun before version 5 of states."""
     row_tokens: int = field(init=False, repr=False)
     """Token slots of a pack."""
     packs_windows: bool = field(init=False, repr=False)
@@ -182,7 +178,7 @@ class Recipe:
         """Whether batches of one stream hold no other, also where streams end."""
         if self.mixing.batching_method not in ("device_per_stream", "per_stream"):
             return False
-        return self.chapter is not None or (len(self.streams) > 1 and not self.mixes_last)
+        return self.chapter is not None or len(self.streams) > 1
 
     @property
     def target_unit(self) -> str:

@@ -38,17 +38,17 @@ class Renumbering:
             renumbered = [self._snapshot(snapshot, is_mixed) for snapshot in snapshots]
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise CHECKS.failure(f"{type(error).__name__}: {error}") from error
-        return [snapshot for snapshot in renumbered if snapshot["column"] >= 0]
+        return [snapshot for snapshot in renumbered if snapshot["queue"] >= 0]
 
     def _snapshot(self, snapshot: State, is_mixed: bool) -> State:
         new = dict(snapshot)
         if not is_mixed:
-            new["column"] = self._new[snapshot["column"]]
+            new["queue"] = self._new[snapshot["queue"]]
         else:
             chunk, yielded, *values = snapshot["arrivals"]
             due, cursors = values[: len(self._before)], values[len(self._before) :]
             new["arrivals"] = [chunk, yielded, *self._values(due), *self._values(cursors)]
-        new["overlong"] = self._values(snapshot["overlong"])
+        new["dropped"] = self._values(snapshot["dropped"])
         new["packer"] = self._packer(snapshot["packer"])
         rows = text_as_rows(snapshot["undelivered"])
         rows[:, STREAM] = [self._new[stream] for stream in rows[:, STREAM].tolist()]

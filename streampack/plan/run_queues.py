@@ -39,11 +39,11 @@ class RunQueues(PackQueues):
         self._chapter = chapter
         # Packs of a queue before each chapter from one on, as the state says.
         self._starts = {
-            (saved["lane"], saved["column"]): dict(enumerate(saved["begins"], saved["chapter"] + 1))
+            (saved["lane"], saved["queue"]): dict(enumerate(saved["begins"], saved["chapter"] + 1))
             for saved in snapshots
         }
         # Samples left out by queues that are parked. Their snapshots may lack the last.
-        self._parked_dropped = {key: saved["overlong"] for key, saved in self._loaded.items()}
+        self._parked_dropped = {key: saved["dropped"] for key, saved in self._loaded.items()}
 
     @property
     def dropped(self) -> Int64Array:

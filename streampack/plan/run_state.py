@@ -33,11 +33,10 @@ from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
-from streampack.plan.state import Progress, is_same_stream
+from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
 from streampack.plan.state_text import CHECKS, text_as_walk, walk_as_text
 from streampack.types import State
 
-STATE_VERSION = 6  # incremented when the same chapters give different packs
 KIND = "chapters"
 MAX_CHAPTERS = 10_000
 MAX_STREAMS = 1_000_000

@@ -57,7 +57,7 @@ class SmallPass:
 
 def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
     """Return the bounds of a queue; None if it has an end, or passes too large to need any."""
-    if not recipe.is_endless or recipe.spans_passes:
+    if not recipe.is_endless:
         return None
     in_pass = {
         number: recipe.samples_in(number, lane)
@@ -84,14 +84,6 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         least[:] = 0
     packing = _bounded(packing, num_samples * mean_tokens)
     return SmallPass(packing=packing, num_samples=int(num_samples), least=least)
-
-
-def bounds_passes(recipe: Recipe) -> bool:
-    """Return whether small passes bound any queue."""
-    if "bounds_passes" not in recipe.facts:
-        queues = np.ndindex(recipe.num_lanes, recipe.num_queues)
-        recipe.facts["bounds_passes"] = any(small_pass(recipe, *queue) for queue in queues)
-    return recipe.facts["bounds_passes"]
 
 
 def _mixtures(recipe: Recipe, queue: int) -> Iterator[dict[int, float]]:

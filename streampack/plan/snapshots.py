@@ -2,7 +2,7 @@
 
 ::
 
-    {"lane": 0, "column": 0, "num_packs": 512, "overlong": [0, 3],
+    {"lane": 0, "queue": 0, "num_packs": 512, "dropped": [0, 3],
      "arrivals": [epoch, cursors, ...],                        as many as the queue's draw has
      "packer": {"method": "exact_fit", "high_water": [9, 2],
                 "buffered": [[stream, pass, sample, start, length, total], ...]}}
@@ -43,7 +43,7 @@ CHECKS = FieldChecks(
 )
 MAX_INTEGER = 2**42  # packs or samples in any run; times the number of lanes they fit 64 bits
 MAX_TOKENS = 2**62  # also for deficits, in fractions of a token
-KEYS = {"lane", "column", "num_packs", "arrivals", "packer", "overlong"}
+KEYS = {"lane", "queue", "num_packs", "arrivals", "packer", "dropped"}
 RUN_KEYS = {"chapter", "begin", "begins", "undelivered"}
 PACKER_KEYS = {"method", "buffered", "high_water"}
 ALL_PACKER_KEYS = PACKER_KEYS | {"waited", "packs", "short", "items", "high_water_long"}
@@ -87,19 +87,19 @@ def _with_keys(snapshots: Any, keys: set[str]) -> list[State]:
 
 
 def _check_distinct(snapshots: Sequence[State]) -> None:
-    counts = Counter((snapshot["lane"], snapshot["column"]) for snapshot in snapshots)
+    counts = Counter((snapshot["lane"], snapshot["queue"]) for snapshot in snapshots)
     for (lane, queue), count in counts.items():
         if count > 1:
-            raise CHECKS.failure(f"two are of lane {lane}, column {queue}")
+            raise CHECKS.failure(f"two are of lane {lane}, queue {queue}")
 
 
 def _check_common(snapshot: State, recipe: Recipe) -> int:
     """Check what every snapshot has; return its queue."""
     CHECKS.integer("lane", snapshot["lane"], 0, recipe.num_lanes - 1)
-    queue = CHECKS.integer("column", snapshot["column"], 0, recipe.num_queues - 1)
+    queue = CHECKS.integer("queue", snapshot["queue"], 0, recipe.num_queues - 1)
     CHECKS.integer("num_packs", snapshot["num_packs"], 0, MAX_INTEGER)
-    for count in CHECKS.items("overlong", snapshot["overlong"], len(recipe.streams)):
-        CHECKS.integer("overlong", count, 0, MAX_INTEGER)
+    for count in CHECKS.items("dropped", snapshot["dropped"], len(recipe.streams)):
+        CHECKS.integer("dropped", count, 0, MAX_INTEGER)
     small = small_pass(recipe, snapshot["lane"], queue)
     method = small.packing.method if small else recipe.packing.method
     _check_packer(snapshot["packer"], recipe, queue, method)

@@ -2,7 +2,7 @@
 
 ::
 
-    {"version": 3, "epoch": 0, "position": 4096,
+    {"version": 6, "epoch": 0, "position": 4096,
      "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
      "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   every field must match
      "snapshots": "[...]"}                                                  optional, for speed
@@ -27,18 +27,11 @@ from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
-from streampack.plan.small_passes import bounds_passes
 from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
-STATE_VERSION = 4  # incremented when the same config gives different packs
-APART = 5  # of runs in which the last batches of streams do not mix
-BOUNDED = 6  # of runs in which small passes bound what is planned ahead
-READABLE = (2, 3, 4, 5, 6)
-UNSHUFFLED = (2, 3)  # before packs were shuffled
-NO_WINDOW = [0, 0]
+STATE_VERSION = 6  # incremented when the same config gives different packs
 PACK_LENGTHS = "max_seq_len_of_streams"
-LAST_BATCHES = "last_batches"
 RETURNED = "load what state_dict() or state_after(batch) returned"
 CHECKS = FieldChecks("the state's ", f"{RETURNED}, unchanged")
 # Fields that do not change which segments lie in which pack. They are not in the fingerprint.
@@ -64,8 +57,6 @@ class RunShape(NamedTuple):
     global_batch_size: int
     method: Method | None = None
     """Its packing method, used if the dataset asks for none; None: its state names none."""
-    version: int = BOUNDED
-    """The version of its states."""
 
 
 def plan_fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
@@ -85,7 +76,6 @@ def plan_fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
         **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
         **_defaults(recipe.packing, recipe.order),
         **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: lengths}),
-        **({LAST_BATCHES: "apart"} if recipe.keeps_last_apart else {}),
         **_cost(recipe.packing, recipe.order),
         "shares": _shares(recipe),
     }
@@ -123,17 +113,10 @@ def _shares(recipe: Recipe) -> list[int] | None:
     return [stream.chosen_tokens for stream in recipe.streams]
 
 
-def version_of(recipe: Recipe) -> int:
-    """Return the version of a run's states: the first one whose releases make the same packs."""
-    if bounds_passes(recipe):
-        return BOUNDED
-    return APART if recipe.keeps_last_apart else STATE_VERSION
-
-
 def encode_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
     """Return the state of a run at this position."""
     return {
-        "version": version_of(recipe),
+        "version": STATE_VERSION,
         "epoch": progress.epoch,
         "position": progress.position,
         "num_lanes": recipe.num_lanes,
@@ -154,8 +137,6 @@ def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
     own = plan_fingerprint(recipe, digests)
     if PACK_LENGTHS in saved:
         own.setdefault(PACK_LENGTHS, None)  # compare it, although no stream has a length of its own
-    if state.get("version") in UNSHUFFLED:
-        saved = {"pack_shuffle": NO_WINDOW, **saved}
     for key, value in own.items():
         if key == "streams" and _are_same_streams(saved.get(key), value):
             continue
@@ -163,12 +144,6 @@ def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
             raise ResumeError(_difference(key, saved.get(key), value, recipe))
     epoch = CHECKS.integer("epoch", state.get("epoch"), 0, MAX_EPOCH)
     position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
-    if state.get("version") == 2 and not _is_as_in_version_2(recipe, epoch, position):
-        raise ResumeError(
-            f"the state has version 2, epoch {epoch} and position {position}: this release gives "
-            "each stream's packs to lanes more evenly, so that other packs lie before it; resume "
-            "with the release that saved it, or start again without the state"
-        )
     return Progress(
         epoch=epoch,
         position=position,
@@ -192,21 +167,6 @@ def is_same_stream(saved: Any, own: str) -> bool:
     contents, _, lengths = str(saved).partition(":")
     own_contents, _, own_lengths = own.partition(":")
     return contents == own_contents and (not lengths or not own_lengths or lengths == own_lengths)
-
-
-def _is_as_in_version_2(recipe: Recipe, epoch: int, position: int) -> bool:
-    """Whether the packs before a position are the same as in version 2."""
-    if not epoch and not position:
-        return True
-    method, num_lanes = recipe.mixing.batching_method, recipe.num_lanes
-    is_plain = recipe.is_mixed or len(recipe.streams) == 1  # no choice of streams
-    if recipe.mixing.epoch_end != "carry":
-        return is_plain or num_lanes == 1 or method == "per_stream" or not position
-    if epoch:
-        # In version 2, each epoch began with the first lane and with new shares.
-        cycle = num_lanes * recipe.lane_run
-        return is_plain and (num_lanes == 1 or recipe.packs_per_carry_epoch % cycle == 0)
-    return is_plain or num_lanes == 1 or method == "per_stream"
 
 
 def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
@@ -298,9 +258,9 @@ def check_version(state: State) -> None:
             "PackedStreamingDataset; load what its state_dict() or state_after(batch) returned"
         )
     version = state["version"]
-    if type(version) is not int or version not in READABLE:
+    if type(version) is not int or version != STATE_VERSION:
         raise ResumeError(
-            f"the state has version {version!r:.80}, this release reads {BOUNDED}; "
+            f"the state has version {version!r:.80}, this release reads {STATE_VERSION}; "
             f"{RETURNED}, with the release that saved it"
         )
 
@@ -319,7 +279,6 @@ def run_shape(state: State) -> RunShape:
         lane_run,
         global_batch_size,
         method=cast(Method, method) if is_known else None,
-        version=state["version"],
     )
 
 

@@ -30,7 +30,6 @@ from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe, RunShape
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS
-from streampack.plan.state import APART, BOUNDED, version_of
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
@@ -251,7 +250,7 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         shape = RunShape(lanes, spec.batch_size, mixing.global_batch_size or default_batch)
         # A run can resume with any batch size that divides its position.
         check_batches(spec.batch_size, shape.global_batch_size)
-    num_lanes, lane_run, global_batch_size, _, version = shape
+    num_lanes, lane_run, global_batch_size, _ = shape
     check_shape(shape[:3], mixing.batching_method)
     _check_ends(spec, num_lanes)
     recipe = Recipe(
@@ -262,8 +261,6 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         num_lanes=num_lanes,
         lane_run=lane_run,
         global_batch_size=global_batch_size,
-        mixes_last=version < APART,
-        spans_passes=version < BOUNDED,
     )
     check_pack_lengths(recipe, spec.batch_size)
     check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
@@ -277,8 +274,8 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
     return recipe
 
 
-def kept_shape(recipe: Recipe) -> tuple[int, int, int, int, int]:
+def kept_shape(recipe: Recipe) -> tuple[int, int, int, int]:
     """Return what a run keeps, as integers for its workers."""
     method = METHODS.index(recipe.packing.method)
     sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
-    return *sizes, method, version_of(recipe)
+    return *sizes, method

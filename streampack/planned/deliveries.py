@@ -121,6 +121,7 @@ class IterationPlans:
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
         snapshots, before = sequence.snapshots(), self._dropped_before
+        shares = sequence.shares_of(plan)
         totals = Totals(
             dropped=sequence.dropped - before,
             substituted=sequence.substituted - self._substituted_before,
@@ -133,7 +134,7 @@ class IterationPlans:
             plan=plan,
             snapshots=snapshots,
             totals=totals,
-            shares=sequence.shares_of(plan),
+            shares=shares,
             finished=self.ahead.look(),
         )
         self.waiting.append(self._planned_last)

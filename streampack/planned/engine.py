@@ -299,7 +299,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
                         position = base + rounds * window if num_workers else plan.position
                         ahead.need_for(plan)
                         batch = transferable(read(plan))
-                        self.check_unmoved(num_moves)
+                        if num_moves != self.num_moves:
+                            raise self.moved()
                         self.note(sequence, Progress(epoch=plan.epoch, position=position))
                         yield batch
                         del batch
@@ -398,8 +399,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         if not is_set:
             return
         if tuple(kept) != kept_shape(self.recipe):
-            num_lanes, lane_run, size, method, version = kept
-            shape = RunShape(num_lanes, lane_run, size, METHODS[method], version)
+            num_lanes, lane_run, size, method = kept
+            shape = RunShape(num_lanes, lane_run, size, METHODS[method])
             self._use_recipe(build_recipe(self._spec, shape))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)

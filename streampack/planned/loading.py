@@ -188,7 +188,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
-                    engine.check_unmoved(num_moves)
+                    if num_moves != engine.num_moves:
+                        raise engine.moved()
                     delivered = plans.deliver()
                     # Otherwise a later iteration has begun or a state was loaded; those count.
                     if plans is self._plans:

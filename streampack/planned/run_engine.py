@@ -285,7 +285,7 @@ class RunEngine(PlanEngine):
         self._start = progress
         self.num_moves += 1
         self.go_to(0)
-        self.counter.run = [1, progress.epoch, progress.position, *([0] * 5)]
+        self.counter.run = [1, progress.epoch, progress.position, *([0] * 4)]
 
     # Changes at run time; all ranks must ask for the same. A signal handler may raise at any time,
     # so each is made in a copy, and adopted by one assignment.

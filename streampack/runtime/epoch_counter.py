@@ -27,7 +27,7 @@ from streampack.types import Int64Array
 
 MAX_WORKERS = 1000
 NEXT, RUN = 0, 1  # words before the workers': the next epoch, and the contents of `run`
-NUM_RUN = 8
+NUM_RUN = 7
 HEAD = RUN + NUM_RUN
 EPOCH_BITS = 31  # MAX_EPOCH + 1 fits
 
@@ -78,12 +78,12 @@ class SharedEpochCounter:
 
     @property
     def run(self) -> list[int]:
-        """Eight integers for the workers, such as the position to resume from."""
+        """Seven integers for the workers, such as the position to resume from."""
         return [int(word) for word in self._view[RUN:HEAD]]
 
     @run.setter
     def run(self, values: list[int]) -> None:
-        """Store eight integers for the workers."""
+        """Store seven integers for the workers."""
         self._view[RUN:HEAD] = values
 
     def word(self, worker: int) -> int:

@@ -124,14 +124,13 @@ class ResumableRun(Generic[Iteration, Position]):
         if iteration is self._current:
             self.at = position
 
-    def check_unmoved(self, num_moves: int) -> None:
-        """Refuse the next batch of an iterator that began before the last move."""
-        if num_moves != self.num_moves:
-            raise ConfigError(
-                "since this iterator began, a state was loaded, the epoch was set, or the run was "
-                "amended or skipped; it would continue at its old position, which no state knows, "
-                "so begin a new one: iter(loader)"
-            )
+    def moved(self) -> ConfigError:
+        """Return the error of an iterator that began before `num_moves` grew."""
+        return ConfigError(
+            "since this iterator began, a state was loaded, the epoch was set, or the run was "
+            "amended or skipped; it would continue at its old position, which no state knows, so "
+            "begin a new one: iter(loader)"
+        )
 
     def abandon(self) -> None:
         """Note that an iteration failed; undo it if it has delivered no batch."""

@@ -30,8 +30,8 @@ from typing import Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
-from streampack._paths import check_file
 from streampack.errors import DataError, StreampackError, naming_limits
+from streampack.mds.regular_files import check_file
 from streampack.storage.client_pool import ask_for_credentials, library_of, process_clients
 from streampack.storage.download_errors import (
     DamagedError,

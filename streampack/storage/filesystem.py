@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
-from streampack._paths import open_file
+from streampack.mds.regular_files import check_file
 from streampack.types import ByteArray
 
 Piece: TypeAlias = bytes | memoryview
@@ -158,7 +158,9 @@ class LocalFilesystem:
 
     def open(self, path: Path) -> BufferedReader:
         """Open a file for reading; a DataError if it is a folder, a pipe or a device."""
-        return open_file(path)
+        if not path.is_file():
+            check_file(path)
+        return path.open("rb")
 
     def read(self, path: Path) -> bytes | None:
         """Return the contents of a small file; None if it does not exist."""

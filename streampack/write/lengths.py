@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from streampack._paths import local_path, open_file
+from streampack._paths import local_path
 from streampack.errors import DataError
 from streampack.mds.columns import Spans, find_column, sample_spans
 from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.mds.regular_files import open_file
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.filesystem import LocalFilesystem, map_file

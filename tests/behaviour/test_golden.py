@@ -33,12 +33,6 @@ from tests.helpers.golden.cases import (
 )
 
 GOLDEN = json.loads(EXPECTED.read_text(encoding="utf-8"))
-VERSION_3, VERSION_4, VERSION_5 = (
-    json.loads(EXPECTED.with_name(f"version{number}.json").read_text(encoding="utf-8"))
-    for number in (3, 4, 5)
-)
-# Before version 6, runs were planned further ahead than a pass.
-BEFORE = GOLDEN | VERSION_5
 
 PATHS = [
     "streampack.formats.to_hf",
@@ -82,42 +76,6 @@ def test_a_state_of_the_release_before_resumes(case, folder):
         loader.load_state_dict(GOLDEN[case]["states"][str(number)])
         rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
         assert rest == GOLDEN[case]["batches"][number:]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("case", VERSION_5)
-def test_a_run_that_was_planned_further_ahead_than_a_pass_goes_on_so(case, num_workers, folder):
-    for number in SAVED_AT:
-        loader = PackedDataLoader(CASES[case](folder), num_workers=num_workers)
-        loader.load_state_dict(VERSION_5[case]["states"][str(number)])
-        rest = list(batches(loader, NUM_BATCHES - number))
-        assert [hashed for hashed, _ in rest] == VERSION_5[case]["batches"][number:]
-        assert rest[0][1]["version"] == VERSION_5[case]["states"][str(number)]["version"]
-
-
-@pytest.mark.parametrize("case", VERSION_3)
-def test_a_state_from_before_packs_were_shuffled_resumes_without_a_shuffle(case, folder):
-    for number in SAVED_AT:
-        loader = PackedDataLoader(CASES[case](folder))
-        loader.load_state_dict(VERSION_3[case][str(number)])
-        rest = [hashed for hashed, _ in batches(loader, NUM_BATCHES - number)]
-        assert rest == BEFORE[case]["batches"][number:]
-
-
-@pytest.mark.parametrize("case", VERSION_4)
-def test_a_state_from_before_last_batches_were_padded_resumes_and_keeps_its_version(case, folder):
-    for number in SAVED_AT:
-        loader = PackedDataLoader(CASES[case](folder))
-        loader.load_state_dict(VERSION_4[case][str(number)])
-        rest = list(batches(loader, NUM_BATCHES - number))
-        assert [hashed for hashed, _ in rest] == GOLDEN[case]["batches"][number:]
-        assert {state["version"] for _, state in rest} == {4}
-
-
-def test_a_state_from_before_packs_were_shuffled_names_the_option_that_resumes_it(folder):
-    loader = PackedDataLoader(CASES["spread"](folder))
-    with pytest.raises(ResumeError, match=r"resume with Order\(pack_shuffle=0\)"):
-        loader.load_state_dict(VERSION_3["random"]["16"])
 
 
 @pytest.mark.parametrize("case", ["spread", "spread-carry"])

@@ -254,34 +254,6 @@ def test_ranks_with_balance_get_batches_of_one_stream(folders, within):
         assert {len(streams_in(batch)) for batch in PackedDataLoader(data)} == {1}
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_run_that_began_before_version_5_goes_on_as_it_did(folders, num_workers):
-    state = dataset(folders).state_dict()
-    assert state["version"] == 5
-    loader = PackedDataLoader(dataset(folders), num_workers=num_workers)
-    loader.load_state_dict({**state, "version": 4})
-    batches = list(loader)
-
-    assert {len(streams_in(batch)) for batch in batches} == {1, 2}
-    # Before, "drop" delivered what "pad" does, without the last global batch.
-    filled = PackedDataLoader(dataset(folders, epoch_end="pad"))
-    filled.load_state_dict({**filled.state_dict(), "version": 4})
-    padded = list(filled)
-    assert filled.stats()["substituted"] >= sum(len(streams_in(batch)) > 1 for batch in padded) > 0
-    assert len(batches) == sum(len(batch["tokens"]) for batch in padded[:-1]) // 8 * 2
-    for batch, other in zip(batches, padded, strict=False):
-        assert batch["tokens"].tolist() == other["tokens"].tolist()
-    assert loader.state_dict()["version"] == 4
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_began_before_version_5_has_another_digest(folders, method):
-    loader = PackedDataLoader(dataset(folders, method))
-    digest = loader.stats()["digest"]
-    loader.load_state_dict({**dataset(folders, method).state_dict(), "version": 4})
-    assert loader.stats()["digest"] != digest
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "options", [{"prefetch_threads": 0}, {"prefetch_threads": 2}, {"num_workers": 2}]

@@ -48,7 +48,7 @@ worlds = st.sampled_from([(1, 12), (1, 1), (2, 2), (3, 2), (4, 3), (6, 2), (12, 
 @pytest.mark.thorough
 @examples(25)
 @given(
-    method=st.sampled_from(METHODS),
+    method=st.sampled_from(["random", "stratified"]),  # the others: test_last_batches
     num_lanes=st.sampled_from([1, 2, 3]),
     world=worlds,
     epoch_end=st.sampled_from(["pad", "drop"]),
@@ -58,8 +58,7 @@ def test_pad_fills_the_last_global_batch_up_and_drop_leaves_it_out(
 ):
     num_devices, batch_size = world
     size = num_lanes * 12
-    # Of runs in which the last batches of streams may mix; the others: test_last_batches.
-    r = replace(make(method, epoch_end, num_lanes, size), mixes_last=True)
+    r = make(method, epoch_end, num_lanes, size)
     every = all_packs(make(method, "pad", num_lanes, size), world_views(1, 1))
     whole = len(every) // size * size
     assert whole < len(every), "choose lengths that leave a remainder"

@@ -227,7 +227,7 @@ def test_snapshots_are_json_and_hold_no_numbers_but_integers(method, epoch_end, 
     snapshots = sequence.snapshots()
 
     assert json.loads(json.dumps(snapshots)) == snapshots
-    assert {(own["lane"], own["column"]) for own in snapshots} <= {
+    assert {(own["lane"], own["queue"]) for own in snapshots} <= {
         (lane, queue) for lane in range(2) for queue in range(r.num_queues)
     }
     assert snapshots

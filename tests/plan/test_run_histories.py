@@ -185,7 +185,7 @@ class History(RuleBasedStateMachine):
                 end = batch.epoch, batch.position
             ends.add(end)
             for snapshot in sequence.snapshots():
-                joined.setdefault((snapshot["lane"], snapshot["column"]), snapshot)
+                joined.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
             walk_there = sequence.walk_state(*end)
             sequence.close()
         [(epoch, position)] = ends

@@ -29,7 +29,7 @@ from streampack.plan import (
     run_shape,
     saving_worker,
 )
-from streampack.plan.state import APART, STATE_VERSION
+from streampack.plan.state import STATE_VERSION
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, recipe, world_views
 
@@ -239,19 +239,10 @@ PINNED = [
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("num_lanes", "pack_shuffle", "mixes_last", "expected"),
-    [
-        (1, 0, True, "8c99ead19c8e3cb8"),  # as in versions 2 and 3
-        (3, 0, True, "54583c8938ae0408"),  # as in version 3
-        (1, None, True, "bbccd55a6fa4ae79"),
-        (3, 20, True, "d13e627aba17a64f"),
-        (1, None, False, "05ce274fda534111"),
-        (3, 20, False, "cee37c912d5a7c10"),
-    ],
+    ("num_lanes", "pack_shuffle", "expected"),
+    [(1, None, "05ce274fda534111"), (3, 20, "cee37c912d5a7c10")],
 )
-def test_this_version_of_the_state_belongs_to_this_sequence(
-    num_lanes, pack_shuffle, mixes_last, expected
-):
+def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuffle, expected):
     """Whoever changes the packs that a config gives counts STATE_VERSION up, and this with it."""
     seen = hashlib.blake2b(digest_size=8)
     lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
@@ -266,53 +257,9 @@ def test_this_version_of_the_state_belongs_to_this_sequence(
             lane_run=2,
             global_batch_size=12,
         )
-        r = replace(r, mixes_last=mixes_last)
         for pack in all_packs(r, world_views(1, 4), epoch):
             seen.update(np.array(pack, "<i8").tobytes())
-    assert (STATE_VERSION, APART, seen.hexdigest()) == (4, 5, expected)
-
-
-@pytest.mark.parametrize(
-    ("method", "epoch_end", "num_lanes", "epoch", "position", "is_read"),
-    [
-        ("stratified", "pad", 1, 3, 8, True),
-        ("stratified", "pad", 2, 0, 0, True),
-        ("stratified", "pad", 2, 3, 0, True),
-        ("stratified", "pad", 2, 0, 8, False),
-        ("device_per_stream", "drop", 2, 1, 8, False),
-        ("per_stream", "pad", 2, 1, 8, True),
-        ("random", "pad", 2, 1, 8, True),
-        ("random", "carry", 1, 3, 8, True),
-        ("random", "carry", 2, 0, 8, True),
-        ("random", "carry", 2, 3, 8, False),
-        ("stratified", "carry", 1, 0, 8, True),
-        ("stratified", "carry", 1, 1, 0, False),
-        ("per_stream", "carry", 2, 1, 0, False),
-    ],
-)
-def test_a_state_of_version_2_is_read_where_the_packs_before_it_are_the_same(
-    method, epoch_end, num_lanes, epoch, position, is_read
-):
-    r = recipe(
-        [np.full(300, 20), np.full(300, 20)],
-        mixing=Mixing(batching_method=method, epoch_end=epoch_end),
-        packing=Packing(max_seq_len=64),
-        order=Order(seed=3, pack_shuffle=0),
-        num_lanes=num_lanes,
-        lane_run=3,
-        global_batch_size=8,
-    )
-    state = encode_state(r, DIGESTS, Progress(epoch=epoch, position=position)) | {"version": 2}
-    del state["fingerprint"]["pack_shuffle"]
-    assert run_shape(state) == (num_lanes, 3, 8, r.packing.method, 2)
-    if is_read:
-        assert decode_state(state, r, DIGESTS) == Progress(epoch=epoch, position=position)
-        return
-    message = (
-        rf"version 2, epoch {epoch} and position {position}: .*release that saved it, or start"
-    )
-    with pytest.raises(ResumeError, match=message):
-        decode_state(state, r, DIGESTS)
+    assert (STATE_VERSION, seen.hexdigest()) == (6, expected)
 
 
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
@@ -354,7 +301,7 @@ def test_a_state_without_fingerprint_is_refused(fingerprint):
         decode_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
 
 
-@pytest.mark.parametrize("version", [None, 0, 1, 7, "4"])
+@pytest.mark.parametrize("version", [None, 0, 1, 5, 7, "6"])
 def test_a_state_of_another_version_is_refused_with_both(version):
     with pytest.raises(ResumeError, match=rf"state has version {version!r}, this release reads 6"):
         run_shape(state_of(make(), version=version))
@@ -494,7 +441,7 @@ def test_what_is_no_state_of_this_version_is_refused(state):
 def test_a_snapshot_twice_or_of_another_lane_is_refused():
     saved = state_of(make())
     state = saved | {"snapshots": json.loads(saved["snapshots"]) * 2}
-    with pytest.raises(ResumeError, match=r"two are of lane 0, column 0"):
+    with pytest.raises(ResumeError, match=r"two are of lane 0, queue 0"):
         decode_state(state, make(), DIGESTS)
     state = saved | {"snapshots": json.loads(saved["snapshots"])}
     state["snapshots"][0]["lane"] = 2
@@ -520,4 +467,4 @@ def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
 @pytest.mark.parametrize("lanes", [2**14 + 1, 10**6])
 def test_lanes_that_would_take_long_to_plan_are_refused(lanes):
     with pytest.raises(ResumeError, match=f"num_lanes is {lanes}, .* at most 16384"):
-        run_shape({"version": 5, "num_lanes": lanes, "lane_run": 1, "global_batch_size": 1})
+        run_shape({"version": 6, "num_lanes": lanes, "lane_run": 1, "global_batch_size": 1})
