@@ -274,6 +274,12 @@ def yaml_of(folder: Path, *lines: str) -> Path:
     return path
 
 
+def multiplied(key: str) -> list[str]:
+    """Return the lines of lists of aliases, each ten of the one before."""
+    lines = [f"{key}: ", "  - &a0 [1]"]
+    return lines + [f"  - &a{n} [{', '.join(10 * [f'*a{n - 1}'])}]" for n in range(1, 7)]
+
+
 def two_remotes(folder: Path, *local: str) -> int:
     remotes = [mds(folder), folder / "other"]
     if not remotes[1].exists():
@@ -339,6 +345,31 @@ OTHERS = {
     "a config that is not there": Remedy(
         lambda folder: read_config(folder / "none.yaml"),
         r"none\.yaml: .*name a YAML file$",
+        lambda folder: read_config(yaml_of(folder)),
+    ),
+    "a config that is nested without end": Remedy(
+        lambda folder: read_config(yaml_of(folder, "batch_size: " + 60 * "[")),
+        r"line 3: is nested more than 50 deep; no key needs that$",
+        lambda folder: read_config(yaml_of(folder, "batch_size: 1")),
+    ),
+    "an alias for what it is part of": Remedy(
+        lambda folder: read_config(yaml_of(folder, "batch_size: &a [*a]")),
+        r"line 3: the alias stands for what it is part of; write a value$",
+        lambda folder: read_config(yaml_of(folder, "batch_size: 1")),
+    ),
+    "aliases of aliases": Remedy(
+        lambda folder: read_config(yaml_of(folder, *multiplied("batch_size"))),
+        r"if each alias is replaced by what it stands for; write fewer$",
+        lambda folder: read_config(yaml_of(folder, "batch_size: 1")),
+    ),
+    "an integer of many digits": Remedy(
+        lambda folder: read_config(yaml_of(folder, f"batch_size: 1{200 * '0'}")),
+        r"more than 100; write a smaller one$",
+        lambda folder: read_config(yaml_of(folder, f"batch_size: {'1' * 3}")),
+    ),
+    "a config of many bytes": Remedy(
+        lambda folder: read_config(yaml_of(folder, "#" * (1 << 20))),
+        r"has more than 1048576 bytes; name the YAML file of a run$",
         lambda folder: read_config(yaml_of(folder)),
     ),
     "a config that is not YAML": Remedy(

@@ -143,10 +143,43 @@ def lanes_of(folder: Path, lengths: list[int], num_lanes: int = 2, epoch_end: st
     return next(iter(dataset))
 
 
+def asked_by_accelerate(rank: int) -> State:
+    """Return what accelerate's save_state gets from one of two ranks of an iterable run."""
+    world = World(rank=rank, num_ranks=2)
+    loader = PackedDataLoader(
+        PackedIterableDataset([IterableStream(ROWS)], packing=PACKING, world=world)
+    )
+    names: dict[str, Any] = {"__name__": "accelerate.checkpointing", "loader": loader}
+    exec("state = loader.state_dict()", names)
+    return names["state"]
+
+
+def saved_by_rank(index: str) -> list[State]:
+    """Save the state of each rank under its process_index, and load it in the same rank."""
+    assert index == "process_index"
+    loaders = [
+        PackedDataLoader(
+            PackedIterableDataset(
+                [IterableStream(ROWS)], packing=PACKING, world=World(rank=rank, num_ranks=2)
+            )
+        )
+        for rank in range(2)
+    ]
+    states = {rank: loader.state_dict() for rank, loader in enumerate(loaders)}
+    for rank, loader in enumerate(loaders):
+        loader.load_state_dict(states[rank])
+    return list(states.values())
+
+
 UNCHANGED = r"state_dict\(\)"
 EACH = Mixing(batching_method="per_stream", global_batch_size=2)
 CARRY = Mixing(epoch_end="carry", global_batch_size=2)
 STATES = {
+    "a state of rank 0 for all": Remedy(
+        lambda _: asked_by_accelerate(1),
+        r"save loader\.state_dict\(\) of every rank under accelerator\.(\w+), and load ",
+        lambda _, index: saved_by_rank(index),
+    ),
     "a damaged position": Remedy(
         changed(position=-1), rf"position.* -1,.*{UNCHANGED} or (state_after)\(batch\)", unchanged
     ),
