@@ -158,7 +158,7 @@ class LocalFilesystem:
 
     def open(self, path: Path) -> BufferedReader:
         """Open a file for reading; a DataError if it is a folder, a pipe or a device."""
-        if not path.is_file():
+        if not path.is_file() and path.exists():
             check_file(path)
         return path.open("rb")
 

@@ -359,12 +359,12 @@ OTHERS = {
     ),
     "aliases of aliases": Remedy(
         lambda folder: read_config(yaml_of(folder, *multiplied("batch_size"))),
-        r"if each alias is replaced by what it stands for; write fewer$",
+        r"values, aliases included; write fewer$",
         lambda folder: read_config(yaml_of(folder, "batch_size: 1")),
     ),
     "an integer of many digits": Remedy(
         lambda folder: read_config(yaml_of(folder, f"batch_size: 1{200 * '0'}")),
-        r"more than 100; write a smaller one$",
+        r"is an integer of 201 characters; write fewer digits$",
         lambda folder: read_config(yaml_of(folder, f"batch_size: {'1' * 3}")),
     ),
     "a config of many bytes": Remedy(
