@@ -144,11 +144,8 @@ class LengthFile:
 
     def before(self, index: MdsIndex) -> LengthFile | None:
         """Return the lengths of the first shards, if they are those of `index`, else None."""
-        num_shards = len(index.shards)
-        if num_shards >= self.num_shards:
-            return None
-        firsts = self._read("shards", 0, num_shards + 1)[:, 0]
-        if not np.array_equal(firsts.astype(np.int64), index.first_sample):
+        firsts = self._entries()[: len(index.shards) + 1, 0].astype(np.int64)
+        if not np.array_equal(firsts, index.first_sample):
             return None
         own = self.slice(0, index)
         return replace(own, min_tokens=int(self._read("lengths", 0, own.num_samples).min()))

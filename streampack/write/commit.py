@@ -173,9 +173,7 @@ def _fault(output: Output, file: ShardFile) -> str:
         return "missing"
     if len(data) != file.num_bytes:
         return f"{len(data)} bytes, not {file.num_bytes}"
-    differing = [
-        name
-        for name, digest in file.hashes.items()
-        if HASHES[name](data).hexdigest() != digest.lower()
-    ]
-    return f"another {differing[0]}" if differing else ""
+    for name, digest in file.hashes.items():
+        if HASHES[name](data).hexdigest() != digest.lower():
+            return f"another {name}"
+    return ""

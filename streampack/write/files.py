@@ -189,12 +189,11 @@ def _counts_of(results: dict[str, PartResult]) -> Counts:
 def _check_budget(counts: Counts, most: int, *, is_skipping: bool) -> None:
     """Refuse more bad rows in all parts together than may be left out."""
     if counts.num_bad_rows > most:
-        way_out = f"set max_bad_rows={10 * counts.num_bad_rows}"
-        if not is_skipping:
-            way_out = f"set on_bad_row='skip' and max_bad_rows={10 * counts.num_bad_rows}"
+        also = "" if is_skipping else "on_bad_row='skip' and "
         raise BadRowsError(
             f"{counts.num_bad_rows} bad rows in all parts, but {most} may be left out; the "
-            f"part.json of each part names them: fix them, or {way_out}"
+            f"part.json of each part names them: fix them, or set {also}"
+            f"max_bad_rows={10 * counts.num_bad_rows}"
         )
 
 

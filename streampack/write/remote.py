@@ -76,10 +76,8 @@ def write_remote_lengths(
     with ExitStack() as stack:
         # First, so that missing write access is noticed before anything is read.
         uploader = None if keep_local else stack.enter_context(_uploader_of(remote))
-        folder = (
-            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")))
-            if local is None
-            else local_path(local, "local")
+        folder = local_path(
+            local or stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")), "local"
         )
         cache = ShardCache(StreamLocation.of(Stream(remote=remote, local=str(folder))))
         text = cache.metadata.index_bytes()

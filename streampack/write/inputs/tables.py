@@ -56,16 +56,8 @@ def open_arrow(file: BinaryIO, uri: str) -> Any:
 
 def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> Any:
     """Open a file by its footer; a DataError names the byte where the footer should end."""
-    try:
-        return open_file(file)
-    except DataError:
-        raise
-    except Exception as error:  # ArrowInvalid, OSError and others
-        raise _kind_of(error)(
-            f"{uri}: has no valid footer before its end at byte {_size(file)} "
-            f"({_first_line(error)}); it was cut short or damaged: copy it again",
-            uri=uri,
-        ) from error
+    where = f"has no valid footer before its end at byte {_size(file)}"
+    return next(naming_damage(map(open_file, [file]), uri, where))
 
 
 def read_parquet(
