@@ -31,6 +31,7 @@ from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
 from streampack.types import State
 
 STATE_VERSION = 6  # incremented when the same config gives different packs
+MAX_WALKED_EPOCHS = 50_000  # each takes up to 1 ms
 PACK_LENGTHS = "max_seq_len_of_streams"
 RETURNED = "load what state_dict() or state_after(batch) returned"
 CHECKS = FieldChecks("the state's ", f"{RETURNED}, unchanged")
@@ -142,7 +143,9 @@ def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
             continue
         if as_text(saved.get(key)) != as_text(value):
             raise ResumeError(_difference(key, saved.get(key), value, recipe))
-    epoch = CHECKS.integer("epoch", state.get("epoch"), 0, MAX_EPOCH)
+    is_walked = recipe.mixing.epoch_end == "carry" and not recipe.is_mixed
+    most = MAX_WALKED_EPOCHS if is_walked else MAX_EPOCH
+    epoch = CHECKS.integer("epoch", state.get("epoch"), 0, most)
     position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
     return Progress(
         epoch=epoch,

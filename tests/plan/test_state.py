@@ -468,3 +468,12 @@ def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
 def test_lanes_that_would_take_long_to_plan_are_refused(lanes):
     with pytest.raises(ResumeError, match=f"num_lanes is {lanes}, .* at most 16384"):
         run_shape({"version": 6, "num_lanes": lanes, "lane_run": 1, "global_batch_size": 1})
+
+
+@pytest.mark.parametrize("method", ["stratified", "per_stream"])
+def test_a_state_of_a_million_epochs_that_would_all_be_walked_is_refused(method):
+    r = make(mixing=Mixing(batching_method=method, epoch_end="carry"))
+    state = encode_state(r, DIGESTS, Progress(epoch=50_000))
+    assert decode_state(state, r, DIGESTS).epoch == 50_000
+    with pytest.raises(ResumeError, match=r"epoch is 1000000, .* at most 50000"):
+        decode_state(state | {"epoch": 10**6}, r, DIGESTS)
