@@ -174,8 +174,12 @@ def _owned(path: Path) -> Iterator[BinaryIO]:
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
-            # Another process may have removed the file before it was locked.
-            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            # Another process may have removed the file before it was locked: its name is another's.
+            try:
+                is_there = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            except FileNotFoundError:
+                is_there = False
+            if not is_there:
                 continue
             try:
                 yield file
