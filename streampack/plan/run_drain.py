@@ -21,7 +21,7 @@ from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_queues import RunQueues
-from streampack.plan.slots import SlotWalker
+from streampack.plan.slots import SlotWalker, extend_nothing
 from streampack.types import Int64Array
 
 MOST_SLOTS = 1 << 50
@@ -41,7 +41,7 @@ def drained(recipes: Sequence[Recipe], ended_by: str) -> RunPlan:
     start = run.start(last)
     start = replace(start, limits=_limits(run, start.limits, start.served))
     most = MOST_SLOTS if plan.num_slots is None else plan.num_slots
-    missing = SlotWalker(recipe, 0, _extend_nothing, start).pass_over(most)
+    missing = SlotWalker(recipe, 0, extend_nothing, start).pass_over(most)
     if not missing:
         return RunPlan([*recipes[:last], recipe], None, start.limits)
     if missing == most and last:
@@ -74,7 +74,3 @@ def _limits(run: RunPlan, limits: Int64Array, served: Int64Array) -> Int64Array:
             pack_queue.release(pack_queue.num_known)
         limits[lane, queue] = pack_queue.num_known
     return limits
-
-
-def _extend_nothing(lane: int, queue: int) -> None:
-    raise AssertionError(f"queue {queue} of lane {lane} has an end")

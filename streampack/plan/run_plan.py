@@ -23,7 +23,7 @@ from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
-from streampack.plan.slots import SlotWalker, WalkState
+from streampack.plan.slots import SlotWalker, WalkState, extend_nothing
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
@@ -67,7 +67,7 @@ class RunPlan:
         if chapter not in self._starts:
             before = chapter - 1
             recipe, num_slots = self.recipes[before], self.num_slots(before) or 0
-            walker = SlotWalker(recipe, 0, _extend_nothing, self.start(before))
+            walker = SlotWalker(recipe, 0, extend_nothing, self.start(before))
             if recipe.is_mixed:
                 walker.skip(num_slots)
             elif walker.pass_over(num_slots):
@@ -129,10 +129,6 @@ def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
     lags[used] -= np.array([int(whole * share) for share in shares], np.int64)
     lags[used[shares.index(max(shares))]] -= int(lags[used].sum())
     return lags
-
-
-def _extend_nothing(lane: int, queue: int) -> None:
-    raise AssertionError(f"queue {queue} of lane {lane} has no end")
 
 
 def exhausted(recipe: Recipe, slot: int) -> DataError:

@@ -27,13 +27,7 @@ from streampack.plan.pack_queue import PackQueue, Snapshot
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_samples import UNDELIVERED, RunSamples
 from streampack.plan.state_text import rows_as_text, text_as_rows
-from streampack.types import (
-    PASS,
-    SAMPLE,
-    STREAM,
-    Int64Array,
-    State,
-)
+from streampack.types import PASS, SAMPLE, STREAM, Int64Array, State
 
 RAMP_PARTS = 32  # a block of draws and a window take at most this part of a change of shares
 

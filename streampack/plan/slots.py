@@ -57,6 +57,11 @@ def expected_packs(recipe: Recipe) -> Int64Array:
     return np.array([-(-stream.chosen_slots // per_lane) for stream in recipe.streams])
 
 
+def extend_nothing(lane: int, queue: int) -> None:
+    """Fail: the walk knows where each queue ends, or that it does not."""
+    raise AssertionError(f"queue {queue} of lane {lane} cannot be extended")
+
+
 class SlotWalker:
     """The slots of one epoch, in order; with carry, those of the whole run, and `epoch` is 0.
 

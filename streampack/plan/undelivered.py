@@ -16,15 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streampack.types import (
-    LENGTH,
-    NO_SEGMENTS,
-    PASS,
-    SAMPLE,
-    START,
-    STREAM,
-    Int64Array,
-)
+from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, Int64Array
 
 
 class Undelivered:

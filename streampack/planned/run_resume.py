@@ -61,8 +61,8 @@ def _resumed(
 ) -> RunPlan:
     """Return the plan of a run that resumes: chapters that stay keep their lane_run."""
     lanes, current = state["num_lanes"], state["epoch"]
-    # As the chapters were written when the state was saved. Earlier releases did not record it.
-    sizes = CHECKS.up_to("batch_sizes", state.get("batch_sizes", []), len(records))
+    # As the chapters were written when the state was saved.
+    sizes = CHECKS.up_to("batch_sizes", state.get("batch_sizes"), len(records))
     try:
         _, recipes = run_recipes(spec, chapters, num_lanes=lanes)
         runs: list[int | None] = []
