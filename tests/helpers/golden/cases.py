@@ -20,12 +20,14 @@ import torch
 from streampack import (
     BucketedIterableDataset,
     Bucketing,
+    Chapter,
     Mixing,
     Order,
     PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
+    Ramp,
     World,
 )
 from streampack.write import write_stream
@@ -54,6 +56,7 @@ def write_streams(folder: Path) -> None:
 
 
 ALONE = World(rank=0, num_ranks=1)
+TWO_RANKS = World(rank=1, num_ranks=2)
 
 
 def planned(weights: dict[str, float] | None = None, **options: Any) -> Callable[[Path], Dataset]:
@@ -68,6 +71,22 @@ def planned(weights: dict[str, float] | None = None, **options: Any) -> Callable
     return lambda folder: planned_dataset(folder, streams, batch_size=2, **{**defaults, **options})
 
 
+def _chapters(
+    *chapters: Chapter, streams: dict[str, Any] | None = None, **options: Any
+) -> Callable[[Path], Dataset]:
+    streams = streams or {name: {} for name in SIZES}
+    defaults = {
+        "packing": Packing(max_seq_len=512),
+        "mixing": Mixing(global_batch_size=8),
+        "order": Order(seed=17, num_lanes=4),
+        "world": TWO_RANKS,
+    }
+    options = {**defaults, **options}
+    return lambda folder: planned_dataset(
+        folder, streams, batch_size=2, chapters=chapters, **options
+    )
+
+
 def _online(streams: dict[str, Any] | None = None, **options: Any) -> Callable[[Path], Dataset]:
     if "bucketing" not in options:
         options = {"packing": Packing(max_seq_len=512), "batch_size": 2, **options}
@@ -75,8 +94,16 @@ def _online(streams: dict[str, Any] | None = None, **options: Any) -> Callable[[
     return lambda _: online_dataset(sources, streams or {}, world=ALONE, **options)
 
 
-TWO_RANKS = World(rank=1, num_ranks=2)
 EXACT_FIT = Packing(max_seq_len=512, method="exact_fit")
+TWO_MIXTURES = (
+    Chapter(weights={"web": 0.7, "code": 0.3}, steps=5),
+    Chapter(weights={"code": 0.5, "chat": 0.5}),
+)
+RAMPS = (
+    Chapter(weights={"web": Ramp(0.8, 0.2), "code": Ramp(0.2, 0.8)}, steps=6),
+    Chapter(weights={"code": 0.6, "chat": 0.4}, steps=4),
+    Chapter(weights={"web": 0.5, "code": 0.3, "chat": 0.2}),
+)
 CASES: dict[str, Callable[[Path], Dataset]] = {
     "random": planned(),
     "random-tokens": planned(mixing=Mixing(weight_unit="tokens")),
@@ -161,6 +188,53 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     "windows-unshuffled": planned(
         packing=Packing(max_seq_len=512, method="best_fit_decreasing"), order=Order(shuffle=False)
     ),
+    "chapters": _chapters(*TWO_MIXTURES),
+    "chapters-alone": _chapters(
+        *TWO_MIXTURES, world=ALONE, order=Order(seed=17, num_lanes=1, pack_shuffle=0)
+    ),
+    "chapters-stratified": _chapters(
+        *TWO_MIXTURES, mixing=Mixing(batching_method="stratified", global_batch_size=8)
+    ),
+    "chapters-tokens": _chapters(
+        *TWO_MIXTURES,
+        mixing=Mixing(weight_unit="tokens", global_batch_size=8),
+        order=Order(seed=17, num_lanes=2, pack_shuffle=0),
+    ),
+    "chapters-per_stream": _chapters(
+        *TWO_MIXTURES, mixing=Mixing(batching_method="per_stream", global_batch_size=8)
+    ),
+    "chapters-device_per_stream": _chapters(
+        *TWO_MIXTURES, mixing=Mixing(batching_method="device_per_stream", global_batch_size=8)
+    ),
+    "chapters-exact_fit": _chapters(*TWO_MIXTURES, packing=EXACT_FIT),
+    "chapters-concat": _chapters(*TWO_MIXTURES, packing=Packing(max_seq_len=512, method="concat")),
+    "chapters-ramps": _chapters(*RAMPS),
+    "chapters-ramps-stratified": _chapters(
+        *RAMPS, mixing=Mixing(batching_method="stratified", global_batch_size=8)
+    ),
+    "chapters-lengths": _chapters(
+        Chapter(weights={"web": 1, "code": 1}, steps=3),
+        Chapter(
+            weights={"code": 1, "chat": 1},
+            steps=4,
+            packing=Packing(max_seq_len=1024, method="next_fit"),
+        ),
+        Chapter(weights={"web": 1}, batch_size=4, global_batch_size=16),
+    ),
+    "chapters-leave": _chapters(
+        Chapter(weights={"web": 3, "chat": 1}),
+        streams={"web": {}, "chat": {"max_passes": 1}},
+    ),
+    "chapters-end": _chapters(
+        Chapter(weights={"web": 1, "chat": 1}),
+        streams={"web": {}, "chat": {"max_passes": 6, "on_exhausted": "end"}},
+    ),
+    "chapters-amended": _chapters(*TWO_MIXTURES),
+    "chapters-amended-stratified": _chapters(
+        *TWO_MIXTURES, mixing=Mixing(batching_method="stratified", global_batch_size=8)
+    ),
+    "chapters-skipped": _chapters(*TWO_MIXTURES),
+    "chapters-edited": _chapters(*RAMPS, packing=EXACT_FIT),
     "online": _online(
         {"web": {"proportion": 0.6}, "code": {"proportion": 0.3}, "chat": {"proportion": 0.1}}
     ),
@@ -171,6 +245,21 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     "bucketed": _online(
         bucketing=Bucketing(max_tokens=4096, max_seq_len=1024), order=Order(seed=17)
     ),
+}
+
+
+# What is called on the loader of a case after a number of batches; the world has two ranks with two
+# batches of two packs each in a global batch.
+Edits = dict[int, tuple[str, dict[str, Any]]]
+EDITS: dict[str, Edits] = {
+    "chapters-amended": {6: ("amend", {"weights": {"chat": 1}})},
+    "chapters-amended-stratified": {6: ("amend", {"weights": {"web": 1, "chat": 1}})},
+    "chapters-skipped": {4: ("skip", {"steps": 3})},
+    "chapters-edited": {
+        4: ("amend", {"weights": {"web": 0.5, "code": 0.5}}),
+        10: ("skip", {"steps": 2}),
+        14: ("amend", {"weights": {"chat": 1}}),
+    },
 }
 
 
@@ -197,17 +286,28 @@ def _leaves(value: Any) -> Iterator[bytes]:
         yield repr(value).encode()
 
 
-def batches(loader: PackedDataLoader, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the hash and the state of so many batches, over as many epochs as they take."""
-    while count > 0:
-        for batch in islice(loader, count):
-            count -= 1
+def batches(
+    loader: PackedDataLoader, edits: Edits | None = None, *, done: int = 0
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the hash and the state of each batch after the first `done`, over several epochs.
+
+    Edits are made after the state was read, so that a loader which resumes there makes them too.
+    """
+    while done < NUM_BATCHES:
+        before = done
+        for batch in islice(loader, NUM_BATCHES - done):
+            done += 1
             yield digest(batch), loader.state_dict()
+            if edits and done in edits:
+                method, options = edits[done]
+                getattr(loader, method)(**options)
+        if done == before:  # a run that ended
+            return
 
 
-def run(make: Callable[[Path], Dataset], folder: Path) -> dict[str, Any]:
-    """Return what `expected.json` holds of a case."""
-    seen = list(batches(PackedDataLoader(make(folder)), NUM_BATCHES))
+def run(case: str, folder: Path) -> dict[str, Any]:
+    """Return what `expected.json` records of a case."""
+    seen = list(batches(PackedDataLoader(CASES[case](folder)), EDITS.get(case)))
     return {
         "batches": [hashed for hashed, _ in seen],
         "states": {str(number): seen[number - 1][1] for number in SAVED_AT},
@@ -217,6 +317,6 @@ def run(make: Callable[[Path], Dataset], folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         write_streams(Path(name))
-        found = {case: run(make, Path(name)) for case, make in CASES.items()}
+        found = {case: run(case, Path(name)) for case in CASES}
     lines = (f"{json.dumps(case)}: {json.dumps(found[case])}" for case in found)
     EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
