@@ -33,16 +33,16 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_d
 from streampack.errors import DataError, StreampackError, naming_limits
 from streampack.mds.regular_files import check_file
 from streampack.storage.client_pool import ask_for_credentials, library_of, process_clients
-from streampack.storage.download_errors import (
+from streampack.storage.location import StreamLocation
+from streampack.storage.store_checksums import checksum_problem
+from streampack.stores.failures import (
     DamagedError,
     FailureKind,
-    NoClientError,
+    NoStoreError,
     classify,
     is_library_missing,
     text_of,
 )
-from streampack.storage.location import StreamLocation
-from streampack.storage.store_checksums import checksum_problem
 
 SLOWEST_BYTES_PER_S = 1_000_000
 FIRST_WAIT_S = 0.1
@@ -329,7 +329,7 @@ class _Attempt:
                 remote, timeout_s, is_new=self._needs_new_client
             )
         except Exception as error:  # store libraries raise anything here
-            raise NoClientError(f"{remote}: {type(error).__name__}: {error}") from error
+            raise NoStoreError(f"{remote}: {type(error).__name__}: {error}") from error
         if not self.is_client_used:
             ask_for_credentials(client)
         client.answers.sums = {}

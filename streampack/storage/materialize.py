@@ -22,7 +22,6 @@ from streampack.mds.index import Shard, ShardFile
 from streampack.storage.checksum import Digest
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
@@ -30,6 +29,7 @@ from streampack.storage.locks import FileLocks
 from streampack.storage.manifest import CacheEntry, Manifest
 from streampack.storage.owner import CacheOwner
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
+from streampack.stores.failures import DamagedError
 
 LEAST_LOCK_S = 30.0  # allowance for unpacking and checks, on top of the download
 

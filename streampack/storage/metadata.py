@@ -21,12 +21,12 @@ from typing import TypeVar
 from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, MdsIndex, parse_index
 from streampack.mds.length_file import LENGTH_FILE, index_digest
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.filesystem import FileState
 from streampack.storage.locks import FileLocks
 from streampack.storage.manifest import Manifest
 from streampack.storage.materialize import ShardMaterializer
 from streampack.storage.verify import as_data_error, attach_uri
+from streampack.stores.failures import DamagedError
 
 NAMED_SPLITS = 8  # in a message
 

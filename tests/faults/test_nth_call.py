@@ -21,8 +21,8 @@ import pytest
 from streampack.errors import DataError
 from streampack.gather.gather import Gatherer
 from streampack.plan import DeviceView, Progress, decode_state, encode_state
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.materialize import Downloader
+from streampack.stores.failures import DamagedError
 from streampack.streams import shard_pool as recent_module
 from streampack.types import ByteArray
 from streampack.world import World

@@ -24,8 +24,8 @@ from streampack.mds import mosaic
 from streampack.storage import client_pool
 from streampack.storage.client_pool import process_clients
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.location import StreamLocation
+from streampack.stores.failures import DamagedError
 from streampack.streams import Stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer

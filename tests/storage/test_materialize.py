@@ -18,9 +18,9 @@ import pytest
 from streampack.errors import DataError
 from streampack.storage import verify as checked_module
 from streampack.storage.download import fetch, fetch_if_there
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.materialize import Downloader
+from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_stream, open_streams
 from tests.helpers import builders
 

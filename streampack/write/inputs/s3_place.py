@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.storage.download_errors import FailureKind, classify, status_of, text_of
+from streampack.stores.failures import FailureKind, classify, status_of, text_of
 from streampack.write.inputs.places import (
     MAGIC,
     Found,

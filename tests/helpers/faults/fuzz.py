@@ -44,8 +44,8 @@ from streampack.errors import DataError, StreampackError
 from streampack.gather.gather import Gatherer
 from streampack.plan import DeviceView, EpochSequence
 from streampack.planned.build import DatasetSpec, build_recipe
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.materialize import Downloader
+from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_streams
 from streampack.streams import shard_pool as recent_module
 from streampack.world import World

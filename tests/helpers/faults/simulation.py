@@ -42,8 +42,8 @@ import numpy as np
 from streampack.errors import DataError, StreampackError, WorkerError
 from streampack.gather.gather import Gatherer
 from streampack.plan import DeviceView, Progress, Recipe, decode_state, encode_state, run_shape
-from streampack.storage.download_errors import DamagedError
 from streampack.storage.materialize import Downloader
+from streampack.stores.failures import DamagedError
 from streampack.streams import MdsStream
 from streampack.streams import shard_pool as recent_module
 from streampack.streams.shard_pool import ShardPool

@@ -1,4 +1,4 @@
-"""Classification of download failures: whether to retry, and what would fix them.
+"""Classification of failures of stores: whether to retry, and what would fix them.
 
 ::
 
@@ -17,6 +17,7 @@ from enum import Enum
 
 DENIED = (401, 403)
 MISSING = (404, 410)
+CHANGED = (412, 416)  # If-Match failed; the range is beyond the end
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 # Error codes mapped to a status, for stores whose exceptions carry no number.
@@ -38,6 +39,16 @@ NO_CREDENTIALS = {
     "PartialCredentialsError",
     "ProfileNotFound",
 }
+PACKAGES = {
+    "s3": "boto3",
+    "r2": "boto3",
+    **dict.fromkeys(("gs", "gcs"), "'streampack[gcs]'"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl", "azure"), "'streampack[azure]'"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hf": "'streampack[hf]'",
+}
+"""What pip installs for a scheme."""
 # Hugging Face's exception for an unreachable hub; a subclass of FileNotFoundError.
 UNREACHABLE = "LocalEntryNotFoundError"
 
@@ -46,8 +57,16 @@ class DamagedError(Exception):
     """Bytes that arrived completely according to the store, but are wrong."""
 
 
-class NoClientError(Exception):
-    """A remote has no client: an unknown kind of store, or a missing library."""
+class ChangedError(Exception):
+    """An object that is not the version that was asked for."""
+
+
+class NoStoreError(Exception):
+    """A URL that no driver serves."""
+
+
+class NoRangesError(Exception):
+    """A server that sends whole objects only."""
 
 
 class FailureKind(Enum):
@@ -57,9 +76,24 @@ class FailureKind(Enum):
     DENIED = "denied"  # the store refuses; a client with newer credentials may be accepted
     NO_CREDENTIALS = "no credentials"  # no request was sent, as this process has none
     DISK = "disk"  # the local disk is full or not writable
-    BROKEN = "broken"  # this installation has no client for the store
+    BROKEN = "broken"  # this installation has no client for the store, or it cannot do this
+    CHANGED = "changed"  # the object is another version than the one that was asked for
     PASSING = "passing"  # any other failure; a retry may succeed
     UNKNOWN = "unknown"  # a built-in one such as KeyError, from a class with its own download
+
+
+WAYS_OUT = {
+    FailureKind.MISSING: "the store has no such object: check the path",
+    FailureKind.DENIED: (
+        "the store refuses: check the path and the rights of this process's credentials; a store "
+        "that denies listing also refuses objects that do not exist"
+    ),
+    FailureKind.NO_CREDENTIALS: (
+        "give this process credentials for the store, in the environment, a file or a role "
+        "of the machine, as the store's own tools read them"
+    ),
+    FailureKind.CHANGED: "run it again when no process writes to it",
+}
 
 
 def classify(error: BaseException, target: str) -> FailureKind:
@@ -71,6 +105,8 @@ def classify(error: BaseException, target: str) -> FailureKind:
     <FailureKind.PASSING: 'passing'>
     """
     chain = list(_chain(error))
+    if any(isinstance(cause, ChangedError) for cause in chain):
+        return FailureKind.CHANGED
     status = status_of(error)
     if status in DENIED:
         return FailureKind.DENIED
@@ -116,6 +152,35 @@ def text_of(error: BaseException) -> str:
     return text if status is None else f"HTTP {status}, {text}"
 
 
+def codes_of(error: BaseException) -> set[str]:
+    """Return the code and the HTTP status of an answer of S3; empty if there was none.
+
+    >>> codes_of(ConnectionResetError("reset by peer"))
+    set()
+    """
+    response = getattr(error, "response", None) or {}
+    code = response.get("Error", {}).get("Code")
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return {str(each) for each in (code, status) if each}
+
+
+def way_out_of(error: BaseException, kind: FailureKind, url: str) -> str:
+    """Return what to do about a failure; empty if that depends on what was done.
+
+    >>> way_out_of(ImportError("No module named 'gcsfs'"), FailureKind.BROKEN, "gs://bucket/en")
+    "install the driver of this store: pip install 'streampack[gcs]'"
+    """
+    if kind is not FailureKind.BROKEN:
+        return WAYS_OUT.get(kind, "")
+    scheme = url.partition(":")[0]
+    if is_library_missing(error):
+        package = PACKAGES.get(scheme, f"the package that fsspec names for {scheme}")
+        return f"install the driver of this store: pip install {package}"
+    if any(isinstance(cause, NoRangesError) for cause in _chain(error)):
+        return "copy the file to this machine, or to a server that sends ranges"
+    return f"nothing reads {scheme}: URLs; install an fsspec driver for it, or copy the files"
+
+
 def is_library_missing(error: BaseException) -> bool:
     """Return whether the store's client library is not installed."""
     return any(isinstance(cause, ImportError) for cause in _chain(error))
@@ -137,7 +202,7 @@ def _status_of(error: BaseException) -> int | None:
         status = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
         word = str((response.get("Error") or {}).get("Code"))
         return status if isinstance(status, int) else STATUS_OF_WORD.get(word)
-    names = ("status_code", "code", "status")
+    names = ("status_code", "status", "code")
     for holder, name in ((response, "status_code"), *((error, name) for name in names)):
         status = getattr(holder, name, None)
         # Google's `code` is an IntEnum; a bool or a small number is not a status.
@@ -147,7 +212,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _kind_of_type(error: BaseException, target: str) -> FailureKind | None:
-    if isinstance(error, ImportError | NoClientError):
+    if isinstance(error, ImportError | NoStoreError | NoRangesError):
         return FailureKind.BROKEN
     if not NO_CREDENTIALS.isdisjoint(base.__name__ for base in type(error).__mro__):
         return FailureKind.NO_CREDENTIALS

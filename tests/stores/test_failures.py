@@ -28,7 +28,7 @@ from google.auth.exceptions import DefaultCredentialsError, TransportError
 from huggingface_hub.errors import LocalEntryNotFoundError
 from oci.exceptions import ConfigFileNotFound, InvalidConfig, ServiceError
 
-from streampack.storage.download_errors import FailureKind, NoClientError, classify
+from streampack.stores.failures import FailureKind, NoStoreError, classify
 
 PLACE = "/local/.streampack/xyz.tmp"
 
@@ -102,7 +102,7 @@ def because(error: Exception, cause: Exception) -> Exception:
         (TimeoutError("slow"), FailureKind.PASSING),
         (RuntimeError("whatever"), FailureKind.UNKNOWN),
         (ImportError("no such library"), FailureKind.BROKEN),
-        (NoClientError("no such store"), FailureKind.BROKEN),
+        (NoStoreError("no such store"), FailureKind.BROKEN),
         (OSError(errno.ENOSPC, "full"), FailureKind.DISK),
         (because(RuntimeError("wrapped"), OSError(errno.EDQUOT, "quota")), FailureKind.DISK),
         (PermissionError(errno.EACCES, "no", f"{PLACE}.1/a"), FailureKind.DISK),

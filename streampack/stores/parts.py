@@ -1,0 +1,54 @@
+"""A large object in parallel ranges.
+
+::
+
+    0 ........ 8 ........ 16 ....... 24 ....... 32 MiB
+    thread 1   thread 2   thread 3   thread 4   thread 1 ...     each its own request
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from streampack.stores.threads import AttemptThread
+
+PART_BYTES = 8 << 20
+NUM_THREADS = 4
+
+
+def is_large(num_bytes: int | None) -> bool:
+    """Return whether parallel ranges are worth their requests.
+
+    >>> is_large(None), is_large(2 * PART_BYTES), is_large(2 * PART_BYTES + 1)
+    (False, False, True)
+    """
+    return num_bytes is not None and num_bytes > 2 * PART_BYTES
+
+
+def fetch_parts(fetch: Callable[[int, int], object], start: int, stop: int) -> None:
+    """Call `fetch(start, stop)` for each part in threads, and raise its first exception.
+
+    Threads that are abandoned end after the part that they are at.
+    """
+    starts = iter(range(start, stop, PART_BYTES))
+    lock, errors = threading.Lock(), list[BaseException]()
+
+    def work() -> None:
+        while True:
+            with lock:
+                begin = None if errors else next(starts, None)
+            if begin is None:
+                return
+            try:
+                fetch(begin, min(begin + PART_BYTES, stop))
+            except BaseException as error:  # re-raised in the waiting thread
+                errors.append(error)
+
+    threads = [AttemptThread(work, is_part=True) for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,225 @@
+"""Objects are listed, read and written the same way in S3 and over HTTP, and by forked children."""
+
+from __future__ import annotations
+
+import http.server
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streampack.errors import ConfigError, DataError
+from streampack.stores.failures import ChangedError, FailureKind
+from streampack.stores.parts import PART_BYTES
+from streampack.stores.retries import kind_of, list_objects, request
+from streampack.stores.store import open_store
+from tests.helpers.faults import servers
+from tests.helpers.faults.faultserver import FaultServer
+
+SMALL = bytes(range(256)) * 4
+LARGE = os.urandom(1 << 20) * 20 + b"rest"
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A folder that a server serves, and the server that can misbehave."""
+
+    folder: Path
+    url: str
+    server: FaultServer
+
+
+@pytest.fixture(params=["s3", "http"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    root = tmp_path / "root"
+    folder = root / "bucket" / "ds"
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        if request.param == "s3":
+            s3 = stack.enter_context(servers.s3_server(root))
+            server = stack.enter_context(FaultServer(upstream=s3.url))
+            stack.enter_context(servers.s3_environment(server.url))
+            url = "s3://bucket/ds"
+        else:
+            server = stack.enter_context(FaultServer(folder=root))
+            url = f"{server.url}/bucket/ds"
+        yield Place(folder=folder, url=url, server=server)
+
+
+def test_an_object_is_read_whole_and_in_part_in_its_version(place):
+    (place.folder / "a").write_bytes(SMALL)
+    url = f"{place.url}/a"
+    store = open_store(url)
+    found = store.stat(url)
+    assert (found.url, found.num_bytes) == (url, len(SMALL))
+    assert store.read(url) == SMALL
+    assert store.read(url, 7, 19, version=found.version) == SMALL[7:19]
+    assert store.read(url, 7, version=found.version) == SMALL[7:]
+    assert store.read(url, 7, 7) == b""
+
+
+def test_a_read_of_a_version_that_was_replaced_is_refused(place):
+    path, url = place.folder / "a", f"{place.url}/a"
+    path.write_bytes(SMALL)
+    store = open_store(url)
+    version = store.stat(url).version
+    path.write_bytes(SMALL[::-1])
+    with pytest.raises(ChangedError, match=r"a: is no longer etag:"):
+        store.read(url, 0, 10, version=version)
+    with pytest.raises(DataError, match=r"cannot be read, 1 attempt .*no process writes") as raised:
+        request(url, "read", lambda store: store.read(url, version=version))
+    assert kind_of(raised.value) is FailureKind.CHANGED
+
+
+def test_a_large_object_arrives_in_parallel_parts_and_a_checked_one_in_one(place, tmp_path):
+    (place.folder / "a").write_bytes(LARGE)
+    url = f"{place.url}/a"
+    store = open_store(url)
+    store.download(url, tmp_path / "parts", len(LARGE), is_checked=False)
+    assert (tmp_path / "parts").read_bytes() == LARGE
+    assert place.server.count("/a") == -(-len(LARGE) // PART_BYTES) == 3
+
+
+def test_a_large_object_that_changes_between_its_parts_is_refused(place, tmp_path):
+    path, url = place.folder / "a", f"{place.url}/a"
+    path.write_bytes(LARGE)
+    store = open_store(url)
+
+    class Replaced(threading.Thread):
+        def run(self) -> None:
+            while not any(request.num_bytes for request in place.server.requests("/a", "GET")):
+                time.sleep(0.01)
+            path.write_bytes(LARGE[::-1])
+
+    place.server.add("trickle", path="/a", bytes_per_s=10_000_000, times=1)
+    replaced = Replaced()
+    replaced.start()
+    with pytest.raises(ChangedError, match="is no longer etag:"):
+        store.download(url, tmp_path / "a", len(LARGE), is_checked=False)
+    replaced.join()
+
+
+def test_a_missing_object_is_known_as_missing(place):
+    url = f"{place.url}/none"
+    for operation in (lambda store: store.stat(url), lambda store: store.read(url)):
+        with pytest.raises(DataError, match=r"none: cannot be read, 1 attempt") as raised:
+            request(url, "read", operation)
+        assert kind_of(raised.value) is FailureKind.MISSING
+
+
+@pytest.mark.parametrize("kind", ["status", "reset", "short"])
+def test_what_passes_is_repeated(place, kind):
+    (place.folder / "a").write_bytes(SMALL)
+    url = f"{place.url}/a"
+    fault = place.server.add(kind, method="GET", status=503, times=3)
+    assert request(url, "read", lambda store: store.read(url)) == SMALL
+    assert fault.given == 3
+
+
+def test_objects_of_a_prefix_are_listed(place):
+    if place.url.startswith("http"):
+        pytest.skip("the server of this test has no index pages")
+    for name in ("b/2", "b/1", "a", "c"):
+        path = place.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(SMALL)
+    assert [found.url for found in list_objects(f"{place.url}/")] == [
+        f"{place.url}/{name}" for name in ("a", "b/1", "b/2", "c")
+    ]
+    assert [found.url for found in list_objects(f"{place.url}/b")] == [
+        f"{place.url}/b/{number}" for number in (1, 2)
+    ]
+    assert list(list_objects(f"{place.url}/none/")) == []
+
+
+def test_a_web_server_without_ranges_serves_a_whole_download_only(tmp_path):
+    (tmp_path / "a").write_bytes(LARGE)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    handler = partial(Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        folder = f"http://127.0.0.1:{server.server_port}/"
+        url = f"{folder}a"
+        open_store(url).download(url, tmp_path / "to", None, is_checked=False)
+        assert (tmp_path / "to").read_bytes() == LARGE
+        assert [found.url for found in list_objects(folder)] == [url, f"{folder}to"]
+        with pytest.raises(DataError, match=r"1 attempt .*whole objects only.*copy the file to"):
+            request(url, "read", lambda store: store.read(url, 1, 3))
+        server.shutdown()
+        thread.join()
+
+
+def test_objects_are_written_replaced_and_removed(tmp_path):
+    root = tmp_path / "root"
+    (root / "bucket").mkdir(parents=True)
+    with servers.s3_server(root, is_written=True) as s3, servers.s3_environment(s3.url):
+        url = "s3://bucket/a"
+        store = open_store(url)
+        store.write(url, b"1")
+        store.write(url, b"2")
+        assert store.read(url) == b"2"
+        assert store.write_if_absent("s3://bucket/b", b"1")
+        store.remove(url)
+        assert [found.url for found in list_objects("s3://bucket/")] == ["s3://bucket/b"]
+
+
+def test_a_driver_that_looks_before_it_writes_is_not_asked_to_create():
+    with pytest.raises(ConfigError, match=r"memory://a/b: the driver of memory: looks whether"):
+        open_store("memory://a/b").write_if_absent("memory://a/b", b"1")
+
+
+@pytest.mark.parametrize(
+    ("url", "way_out"),
+    [
+        ("gs://bucket/a", r"ImportError.*pip install 'streampack\[gcs\]'"),
+        ("az://bucket/a", r"ImportError.*pip install 'streampack\[azure\]'"),
+        ("nonsense://bucket/a", "nothing reads nonsense: URLs; install an fsspec driver for it"),
+    ],
+)
+def test_a_store_without_a_driver_is_an_error_that_names_it(url, way_out, monkeypatch):
+    for module in ("gcsfs", "adlfs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DataError, match=rf"{url}: cannot be read, 1 attempt .*{way_out}"):
+        request(url, "read", lambda store: store.read(url))
+
+
+def _read(url: str, results: multiprocessing.SimpleQueue) -> None:
+    results.put(request(url, "read", lambda store: store.read(url)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_read_after_their_parent_has_used_the_store(place, method):
+    (place.folder / "a").write_bytes(SMALL)
+    url = f"{place.url}/a"
+    assert request(url, "read", lambda store: store.read(url)) == SMALL
+    context = multiprocessing.get_context(method)
+    results = context.SimpleQueue()
+    children = [context.Process(target=_read, args=(url, results)) for _ in range(3)]
+    for child in children:
+        child.start()
+    assert [results.get() for _ in children] == [SMALL] * 3
+    for child in children:
+        child.join(30)
+        assert child.exitcode == 0
+    assert request(url, "read", lambda store: store.read(url)) == SMALL
+    clients = [request.client for request in place.server.requests("/a", "GET")]
+    assert len(set(clients)) == 1 + len(children)
