@@ -16,7 +16,6 @@ Cost: a thread for each attempt, about 0.1 ms; a store's client is created once 
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import random
@@ -321,8 +320,11 @@ class _Attempt:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _download(self) -> None:
-        stream: Any = copy.copy(self._location.stream)
-        remote, timeout_s = stream.remote, float(stream.download_timeout)
+        if self._location.own_download is not None:
+            self._location.own_download(self._basename, self._path)
+            return
+        remote = self._location.remote
+        timeout_s = float(self._location.stream.download_timeout)
         clients = process_clients()
         try:
             client, self.is_client_used = clients.take(
@@ -337,11 +339,8 @@ class _Attempt:
             self._client = None if self._is_abandoned else client
         if self._is_abandoned:
             return
-        stream._downloader = client
-        stream.download_retry = 1  # retries happen in this module
         try:
-            to = os.path.relpath(self._path, self._location.folder)
-            stream._download_file(self._basename, to)
+            client.download(f"{remote}/{self._basename}", str(self._path), timeout_s)
         except BaseException as error:
             clients.drop(client)
             if type(error).__name__ in CLIENT_CHECKSUM_ERRORS:

@@ -11,28 +11,19 @@ import copy
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import getattr_static
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from streampack._paths import folder_of
 from streampack.errors import ConfigError
-from streampack.mds import mosaic
 from streampack.mds.index import INDEX_FILE
 
-# Methods of MosaicML's `Stream` that are never called here, but would change samples or weights.
-NOT_CALLED = (
-    "_decompress_shard_part",
-    "_prepare_shard_part",
-    "apply_default",
-    "apply_weights",
-    "get_shards",
-    "prepare_shard",
-    "set_up_local",
-    "validate_weights",
-)
+# Stores that only MosaicML's downloaders can read.
+MOSAICML_SCHEMES = ("alipan", "azure-dl", "dbfs", "oci")
 DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
@@ -47,26 +38,39 @@ class StreamLocation:
     """Its local folder, including the split."""
     remote: str | None
     """Its remote folder, including the split."""
+    own_download: Callable[[str, Path], None] | None = None
+    """Fetches one file to a path, by its name, in one attempt: the `_download_file` of a class that
+    overrides MosaicML's, or MosaicML's downloader for a store that nothing else reads."""
 
     @classmethod
     def of(cls, stream: Any) -> StreamLocation:
         """Copy the relevant arguments of a `Stream`, ours or MosaicML's, without changing it.
 
-        A ConfigError names the methods that its class overrides, but that are never called here.
+        A ConfigError names the methods that its class overrides, but that are never called here,
+        or the library that its remote needs.
         """
-        _check_overrides(stream)
-        stream = copy.copy(stream)
+        copied = copy.copy(stream)
         for field, default in DEFAULTS.items():
-            if getattr(stream, field, None) is None:
-                setattr(stream, field, default)
+            if getattr(copied, field, None) is None:
+                setattr(copied, field, default)
         # A downloader may hold a client, which must not be shared with another thread or process.
-        stream._downloader = None
-        stream.safe_keep_zip = stream.keep_zip or stream.remote in (None, stream.local)
-        split = stream.split or ""
+        copied._downloader = None
+        copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
+        split = copied.split or ""
+        remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
+        own_download = None
+        if is_mosaicml_stream(stream):
+            compat = mosaicml(f"streams=[{type(stream).__name__}]")
+            compat.check_overrides(stream)
+            own_download = compat.OwnDownload(copied) if compat.has_own_download(stream) else None
+        if own_download is None and urlsplit(remote or "").scheme in MOSAICML_SCHEMES:
+            compat = mosaicml(f"remote={remote!r}")
+            own_download = compat.StoreDownload(remote, float(copied.download_timeout))
         return cls(
-            stream=stream,
-            folder=Path(stream.local, split),
-            remote=stream.remote and os.path.join(stream.remote, split).rstrip("/"),
+            stream=copied,
+            folder=Path(copied.local, split),
+            remote=remote,
+            own_download=own_download,
         )
 
     def uri(self, basename: str) -> str:
@@ -108,23 +112,25 @@ class StreamLocation:
         return root / local.relative_to(root).parts[0] if is_mosaicml else None
 
 
-def _check_overrides(stream: Any) -> None:
-    """Refuse a stream of a user's class whose overrides would be ignored."""
-    downloader = getattr(stream, "_downloader", None)
-    if downloader is not None and type(downloader) not in mosaic.DOWNLOADER_MAPPINGS.values():
-        name = type(downloader).__name__
+def is_mosaicml_stream(stream: object) -> bool:
+    """Return whether this is a `streaming.Stream` or of a subclass, without importing its package.
+
+    >>> is_mosaicml_stream([])
+    False
+    """
+    return any(
+        base.__name__ == "Stream" and base.__module__.partition(".")[0] == "streaming"
+        for base in type(stream).__mro__
+    )
+
+
+def mosaicml(wanted: str) -> Any:
+    """Return `compat.mosaicml`; a ConfigError says that `wanted` needs MosaicML's package."""
+    try:
+        return import_module("streampack.compat.mosaicml")
+    # Importing torchvision, which the package needs, fails so beside another build of torch.
+    except (ImportError, RuntimeError) as error:
         raise ConfigError(
-            f"{type(stream).__name__} sets _downloader to a {name}, which streampack would not "
-            "use: it makes a downloader for each thread by the remote's scheme; register the class "
-            "there, streaming.base.storage.download.DOWNLOADER_MAPPINGS['scheme'] = "
-            f"{name}, or override _download_file"
-        )
-    theirs = vars(mosaic.Stream)
-    overridden = [n for n in NOT_CALLED if getattr_static(stream, n) is not theirs[n]]
-    if overridden:
-        raise ConfigError(
-            f"{type(stream).__name__} overrides {', '.join(overridden)}, which streampack never "
-            "calls: it reads index.json, fetches, checks and weighs by itself. To fetch in another "
-            "way, override _download_file; otherwise let MosaicML read the stream: "
-            "PackedIterableDataset([IterableStream(StreamingDataset(streams=[stream]))])"
-        )
+            f"{wanted} needs MosaicML Streaming, which cannot be imported ({error}); "
+            "pip install 'streampack[mosaicml]'"
+        ) from error

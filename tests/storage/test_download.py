@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import boto3
@@ -372,7 +372,7 @@ def test_an_attempt_that_is_given_up_ends_although_its_bytes_drip_on(bucket):
     join_late_threads()  # fails after a third of that time
 
 
-class _Own(Stream):
+class _Own(mosaic.Stream):
     """Fetches in a way of its own; `failures` are raised one after another before it succeeds."""
 
     def __init__(self, folder: Path, failures: list[Exception] | None = None) -> None:
@@ -485,7 +485,7 @@ def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
         fetch_if_there(bucket.files(0.4), "a.mds", bucket.to)
 
 
-class Keyed(Stream):
+class Keyed(mosaic.Stream):
     """A class that keeps its files in a dict."""
 
     def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
@@ -520,8 +520,7 @@ def test_a_folder_is_a_remote_too(tmp_path, scheme):
 
 def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
     stream = Stream(remote=str(tmp_path), local=str(tmp_path), download_timeout=60)
-    files = StreamLocation.of(stream)
-    files.stream.remote = "nonsense://bucket"
+    files = replace(StreamLocation.of(stream), remote="nonsense://bucket")
     with pytest.raises(DataError, match=r"1 attempt in .*nonsense://bucket"):
         fetch(files, "a.mds", tmp_path / "xyz.tmp")
 

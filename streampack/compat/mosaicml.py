@@ -1,0 +1,137 @@
+"""MosaicML Streaming's classes in streampack: the only module that imports `streaming`.
+
+::
+
+    streams=[streaming.Stream(...)]      check_overrides, OwnDownload
+    remote="oci://..."                   StoreDownload
+    stream_name="..."                    registered_streams
+
+Other modules import this one by name, and only when a stream needs it.
+
+Cost: importing `streaming` takes about three seconds. A file of a class with its own download, or
+of one of these stores, costs a new client, about 10 to 100 ms.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import getattr_static
+from pathlib import Path
+from typing import Any
+
+from streaming.base.storage.download import DOWNLOADER_MAPPINGS, CloudDownloader
+from streaming.base.stream import Stream, streams_registry
+
+from streampack.errors import ConfigError
+
+# Methods of `Stream` that are never called here, but would change samples or weights.
+NOT_CALLED = (
+    "_decompress_shard_part",
+    "_prepare_shard_part",
+    "apply_default",
+    "apply_weights",
+    "get_shards",
+    "prepare_shard",
+    "set_up_local",
+    "validate_weights",
+)
+AZURE_SCOPE = "https://storage.azure.com/.default"
+# Stores whose client libraries MosaicML's package does not install, by its extra that does.
+EXTRAS = {"alipan": "alipan", "dbfs": "databricks"}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDownload:
+    """Fetches one file of a stream by its class's `_download_file`, in one attempt."""
+
+    stream: Any
+    """A copy of the `streaming.Stream`, with defaults set and without a client."""
+
+    def __call__(self, basename: str, to: Path) -> None:
+        """Fetch the file `basename` to a path."""
+        stream = copy.copy(self.stream)
+        stream._downloader = client = CloudDownloader.get(stream.remote)
+        stream.download_retry = 1  # how often to try again is decided by the caller
+        try:
+            folder = os.path.join(stream.local, stream.split or "")
+            stream._download_file(basename, os.path.relpath(to, folder))
+        finally:
+            _close(client)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDownload:
+    """Fetches one file by MosaicML's downloader for a remote's scheme, in one attempt."""
+
+    remote: str
+    """URL of the stream's folder."""
+    timeout_s: float
+    """How long a socket may be silent, for the stores whose clients have such a limit."""
+
+    def __post_init__(self) -> None:
+        try:
+            _close(CloudDownloader.get(self.remote))
+        except Exception as error:  # each client raises its own exceptions
+            extra = EXTRAS.get(self.remote.partition(":")[0])
+            package = f"'mosaicml-streaming[{extra}]'" if extra else "mosaicml-streaming"
+            way_out = f"pip install {package}" if isinstance(error, ImportError) else "set it up"
+            raise ConfigError(
+                f"remote={self.remote!r}: the client of this store cannot be made "
+                f"({type(error).__name__}: {error}); {way_out}"
+            ) from error
+
+    def __call__(self, basename: str, to: Path) -> None:
+        """Fetch the file `basename` to a path."""
+        client = CloudDownloader.get(self.remote)
+        try:
+            if hasattr(credential := getattr(client, "credential", None), "get_token"):
+                # Azure's clients try a request without credentials again for more than a minute.
+                credential.get_token(AZURE_SCOPE)
+            client.download(f"{self.remote}/{basename}", str(to), self.timeout_s)
+        finally:
+            _close(client)
+
+
+def _close(client: Any) -> None:
+    with suppress(Exception):
+        client.clean_up()
+
+
+def check_overrides(stream: Any) -> None:
+    """Refuse a stream of a user's class with a ConfigError if its overrides would be ignored."""
+    kind, downloader = type(stream).__name__, type(getattr(stream, "_downloader", None))
+    if downloader not in (type(None), *DOWNLOADER_MAPPINGS.values()):
+        name = downloader.__name__
+        raise ConfigError(
+            f"{kind} sets _downloader to a {name}, which streampack would not use: it makes a "
+            "downloader for each file by the remote's scheme; register the class there, "
+            f"streaming.base.storage.download.DOWNLOADER_MAPPINGS['scheme'] = {name}, or override "
+            "_download_file"
+        )
+    overridden = [n for n in NOT_CALLED if getattr_static(stream, n) is not vars(Stream)[n]]
+    if overridden:
+        raise ConfigError(
+            f"{kind} overrides {', '.join(overridden)}, which streampack never calls: it reads "
+            "index.json, fetches, checks and weighs by itself. To fetch in another way, override "
+            "_download_file; otherwise let MosaicML read the stream: "
+            "PackedIterableDataset([IterableStream(StreamingDataset(streams=[stream]))])"
+        )
+
+
+def has_own_download(stream: Any) -> bool:
+    """Return whether a `streaming.Stream` fetches by other rules than MosaicML's.
+
+    Its class may override `_download_file`, and a user may have registered a downloader.
+    """
+    client = getattr(stream, "_downloader", None)
+    is_registered = client is not None and not type(client).__module__.startswith("streaming.")
+    own, theirs = getattr_static(stream, "_download_file"), vars(Stream)["_download_file"]
+    return is_registered or own is not theirs
+
+
+def registered_streams() -> dict[str, Any]:
+    """Return the classes in MosaicML's `streams_registry` by name."""
+    return dict(streams_registry.get_all())
