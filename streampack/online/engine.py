@@ -45,7 +45,7 @@ from streampack.runtime.prefetch_thread import prefetched
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map
-from streampack.runtime.torch_transfer import transferable
+from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
 from streampack.types import State
 from streampack.world import World
@@ -210,7 +210,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Read the next epoch, or the rest of the one in a loaded state, unless one has `begun`."""
         with self.iteration(begun) as iteration:
             for native, state in self.native_batches(iteration):
-                batch = transferable(self.convert(native))
+                batch = whole(self.convert(native))
                 self.note(iteration, state)
                 del native
                 yield batch

@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -68,7 +67,7 @@ from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.torch_transfer import read_transferable, transferable
+from streampack.runtime.whole_batch import whole
 from streampack.types import State
 
 
@@ -180,9 +179,9 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             blocks=BufferPool(pinned=pinned),
         )
 
-    def _plain_reader(self, num_workers: int) -> Callable[[DevicePlan], Any]:
+    def _plain_reader(self) -> Callable[[DevicePlan], Any]:
         """Return a reader for iterations without a `PackedDataLoader`."""
-        return partial(read_transferable, self.reader()) if num_workers else self.reader()
+        return self.reader()
 
     def check_cache(self, num_workers: int = 0) -> None:
         """Refuse a cache limit that cannot hold this node's concurrent shards."""
@@ -284,7 +283,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         """
         step, turns = 0, max(num_workers, 1)
         with self.iteration(begun) as sequence:
-            read, base = self._plain_reader(num_workers), sequence.position
+            read, base = self._plain_reader(), sequence.position
             num_moves = self.num_moves
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
             window = self._view.window
@@ -298,7 +297,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
                         rounds = -(-step // turns) * turns
                         position = base + rounds * window if num_workers else plan.position
                         ahead.need_for(plan)
-                        batch = transferable(read(plan))
+                        batch = whole(read(plan))
                         if num_moves != self.num_moves:
                             raise self.moved()
                         self.note(sequence, Progress(epoch=plan.epoch, position=position))

@@ -201,12 +201,12 @@ class RunEngine(PlanEngine):
         finally:
             self._reads_all = False
 
-    def _plain_reader(self, num_workers: int) -> Callable[[DevicePlan], Any]:
+    def _plain_reader(self) -> Callable[[DevicePlan], Any]:
         current = self._reached.epoch
         readers = []
         for number in range(len(self.run)):
             self._use_chapter(number)
-            readers.append(super()._plain_reader(num_workers))
+            readers.append(super()._plain_reader())
         self._use_chapter(current)
         return lambda plan: readers[plan.epoch](plan)
 
