@@ -2,12 +2,12 @@
 
 ::
 
-    written as int64, read as int32     7 0 912 0 33 0      the upper halves are zeros
-    written as uint16, read as int32    59768839 ...        both halves look like ids
-    written as uint16, read as int16    -1203 40 ...        many different negative ids
+    written as int64, read as int32     7 0 912 0 33 0      error: the upper halves are zeros
+    written as int32, read as int64     30 bytes            error: not a multiple of 8
+    written as uint16, read as int32    59768839 ...        warning: large ids
+    written as uint16, read as int16    -1203 40 ...        warning: negative ids
 
-Strong evidence raises an error that names the likely type; weak evidence logs a warning. A stream
-with unusual but correct values can be read with ``Stream(check_dtypes=False)``.
+A stream with unusual but correct values can be read with ``Stream(check_dtypes=False)``.
 
 Cost: once per stream and process, 256 bytes of each of the first 1,000 samples of a shard; 15 ms.
 """
@@ -84,10 +84,10 @@ def check_tokens_dtype(
     words = _Words.of(data, begins, num_bytes)
     evidence = _evidence(words, dtype)
     if evidence is not None:
-        likely = _most_likely(words, evidence[0])
+        likely, text = evidence
         raise DataError(
             f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
-            f"{evidence[1]}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
+            f"{text}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
             "check_dtypes=False"
         )
     oddity = _oddity(words, dtype)
@@ -107,8 +107,8 @@ def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -
     It fits the sizes of all samples. None if only single bytes fit and do not look like ids.
     """
     words = _Words.of(data, begins, num_bytes)
-    likely = _most_likely(words, LIKELY[words.size])
-    return None if likely == "uint8" and words.read(1).max(initial=0) > 250 else likely
+    is_unlikely = words.size == 1 and words.read(1).max(initial=0) > 250
+    return None if is_unlikely else LIKELY[words.size]
 
 
 def check_labels_dtype(
@@ -129,26 +129,12 @@ def check_labels_dtype(
         )
 
 
-def _most_likely(words: _Words, likely: str) -> str:
-    """Return the first type, starting from `likely`, that the values do not contradict."""
-    tried = {likely}
-    while (evidence := _evidence(words, likely)) is not None and evidence[0] not in tried:
-        likely = evidence[0]
-        tried.add(likely)
-    return likely
-
-
 def _evidence(words: _Words, dtype: str) -> tuple[str, str] | None:
     """Return the type that the values suggest instead of `dtype`, and the evidence."""
     width = np.dtype(dtype).itemsize
     for wider in (8, 4, 2):
         if wider > width and words.size % wider == 0 and (text := _of_wider(words, wider, width)):
             return LIKELY[wider], text
-    if width > 1 and (text := _of_narrower(words, width)):
-        return LIKELY[width // 2], text
-    if np.dtype(dtype).kind == "i" and (text := _of_unsigned(words, width)):
-        # Unsigned ids of 4 bytes would exceed 2 billion.
-        return LIKELY[width if width <= 2 else width // 2], text
     return None
 
 
@@ -172,46 +158,6 @@ def _of_wider(words: _Words, wider: int, width: int) -> str | None:
     return (
         f"of {len(words.read(width, inner=True))} values looked at, {fraction} would be the upper "
         f"half of a {LIKELY[wider]}, and these are {upper}"
-    )
-
-
-def _of_narrower(words: _Words, width: int) -> str | None:
-    """Describe evidence that each value is two narrower ones of one vocabulary."""
-    values = words.read(width)
-    lows, highs = words.halves(width)
-    if len(values) < LEAST_VALUES or len(np.unique(values)) < 4 * LEAST_VALUES:
-        return None
-    limit = 0.9 * 2 ** (4 * width)
-    smaller, larger = sorted((int(lows.max()), int(highs.max())))
-    # Upper halves of real ids are small and few; their lower halves can be anything.
-    is_one_range = larger < limit and smaller >= 0.75 * larger
-    # Single bytes prove nothing: all of them occur in both halves of any ids.
-    if not is_one_range and (width == 2 or not _share_a_vocabulary(values, lows, highs)):
-        return None
-    return (
-        f"{len(values)} values looked at are {values.min()} to {values.max()}, and as pairs of "
-        f"{LIKELY[width // 2]} both halves are of one vocabulary, up to {smaller} and {larger}"
-    )
-
-
-def _share_a_vocabulary(values: UIntArray, lows: UIntArray, highs: UIntArray) -> bool:
-    """Return whether both halves come from the same values, far fewer than the whole ones."""
-    halves = np.concatenate([lows, highs])
-    whole_variety = len(np.unique(values)) / len(values)
-    if len(np.unique(halves)) / len(halves) >= whole_variety / 2:
-        return False
-    return bool(np.isin(lows, highs).mean() >= 0.8 and np.isin(highs, lows).mean() >= 0.8)
-
-
-def _of_unsigned(words: _Words, width: int) -> str | None:
-    """Describe evidence that the values are unsigned; a few negative ids may be placeholders."""
-    values = words.read(width).view(f"<i{width}")
-    negative = values[values < 0]
-    if len(negative) < LEAST_VALUES or len(np.unique(negative)) < LEAST_VALUES // 2:
-        return None
-    return (
-        f"{len(negative)} of the {len(values)} values looked at are negative, "
-        f"{negative.min()} to {negative.max()}"
     )
 
 

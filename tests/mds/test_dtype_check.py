@@ -82,24 +82,14 @@ WRONG = [
     ("gpt2", "int64", "uint16"),
     ("gpt2", "int64", "uint32"),
     ("gpt2", "int32", "uint16"),
-    ("gpt2", "uint16", "int32"),
-    ("gpt2", "uint16", "int16"),
-    ("gpt2", "uint16", "int64"),
-    ("gpt2", "int32", "int64"),
-    ("65k", "uint16", "int32"),
-    ("uniform", "uint16", "int32"),
     ("llama3", "int64", "int32"),
     ("llama3", "int32", "uint16"),
-    ("llama3", "int32", "int64"),
     ("gemma", "int64", "uint16"),
     ("gemma", "int32", "uint16"),
-    ("5k", "uint16", "int32"),
     ("5k", "int32", "uint8"),
-    ("letters", "uint8", "uint16"),
     ("letters", "int64", "int32"),
     ("bits", "int64", "int32"),
     ("amino acids", "int32", "uint8"),
-    ("bytes", "uint8", "int8"),
     ("padded", "int64", "int32"),
     ("images", "int64", "int32"),
 ]
@@ -117,7 +107,7 @@ def test_a_wrong_type_is_refused_and_the_type_it_names_is_taken(kind, dtype, wro
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "wrong"),
-    [("gpt2", "uint16", "int32"), ("gpt2", "int32", "int64"), ("llama3", "int32", "int64")],
+    [("gpt2", "uint16", "int32"), ("gpt2", "int32", "int64")],
 )
 def test_sizes_that_do_not_fit_name_the_type_that_does(kind, dtype, wrong):
     rng = np.random.default_rng(6)
@@ -126,17 +116,22 @@ def test_sizes_that_do_not_fit_name_the_type_that_does(kind, dtype, wrong):
     assert dtype_of_sizes(*shard) == dtype
 
 
-def test_what_is_odd_but_proves_nothing_is_warned_of(caplog):
+@pytest.mark.parametrize(
+    ("kind", "dtype", "read", "said"),
+    [
+        ("items", "int32", "int32", "4 million or more"),
+        ("gpt2", "uint16", "int32", "4 million or more"),
+        ("llama3", "int32", "int64", "4 million or more"),
+        ("gpt2", "uint16", "int16", "values looked at are negative"),
+        ("images", "int32", "int32", "values looked at are negative"),
+        ("pairs with an EOS", "int32", "int32", "every other one of the 800 values looked at is 0"),
+    ],
+)
+def test_what_is_odd_but_proves_nothing_is_warned_of(caplog, kind, dtype, read, said):
     rng = np.random.default_rng(7)
-    for kind, dtype, said in (
-        ("items", "int32", "4 million or more"),
-        ("pairs with an EOS", "int32", "every other one of the 800 values looked at is 0"),
-        ("images", "int32", "values looked at are negative"),
-    ):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            check_tokens_dtype(*stored(rng, kind, dtype, [50] * 400), dtype, "stream 'x'")
-        assert said in caplog.text
+    with caplog.at_level(logging.WARNING):
+        check_tokens_dtype(*stored(rng, kind, dtype, [56] * 400), read, "stream 'x'")
+    assert said in caplog.text
 
 
 def test_labels_that_wrap_round_are_refused():
