@@ -263,7 +263,8 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
         known = {one for file in job.files for one in file.slices}
         _check_names(output, known)
         _check_unchanged(output, known, slices)
-        new = [one for one in slices if one not in known]
+        names = {one.uri for one in known}  # a file is added as a whole, however it was split
+        new = [one for one in slices if one.uri not in names]
         if not new:
             return job
         # If another process was first, its additions are compared with ours.

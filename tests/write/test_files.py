@@ -178,6 +178,22 @@ def test_appended_inputs_come_after_what_was_there(tmp_path, inputs):
     ]
 
 
+def test_a_file_that_an_older_version_split_is_not_appended_twice(tmp_path):
+    """streampack 0.2.0 split Arrow files at record batches."""
+    path = write_table(tmp_path / "a.arrow", pa.table({"tokens": [[1, 2]] * 9}), 3)
+    write_texts([path], tmp_path / "s", WriteOptions())
+    job = json.loads((tmp_path / "s" / "job.json").read_text())
+    [part] = job["parts"]
+    [whole] = part["slices"]
+    part["slices"] = [whole | {"start": n, "stop": n + 1} for n in range(3)]
+    (tmp_path / "s" / "job.json").write_text(json.dumps(job))
+    written = files_of(tmp_path / "s")
+
+    write_texts([path], tmp_path / "s", WriteOptions(append=True))
+
+    assert files_of(tmp_path / "s") == written
+
+
 def known_of(stream) -> list:
     """Return all that a reader knows of a stream without reading tokens."""
     lengths = [stream.shard_lengths(shard).tolist() for shard in range(stream.num_shards)]

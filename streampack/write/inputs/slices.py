@@ -31,7 +31,7 @@ class InputSlice:
     compression: Compression | None
     """Compression of the file; a compressed file is never cut."""
     start: int
-    """First byte (JSONL), row group (Parquet) or record batch (Arrow)."""
+    """First byte (JSONL) or row group (Parquet); 0 in other formats, which are not cut."""
     stop: int
     """The one after the last; -1: the end of the file. A byte range ends after a line feed."""
     num_bytes: int

@@ -4,7 +4,6 @@
 
     rows.jsonl       bytes, at the first line end at or after each multiple of part_bytes
     rows.parquet     row groups, until a slice has part_bytes
-    rows.arrow       record batches, the same; in a store, streams are not split
     others           one slice for each file
 
 The slices depend on the files and `part_bytes` alone. A file of up to `part_bytes` is not opened.
@@ -19,13 +18,11 @@ from dataclasses import replace
 from typing import BinaryIO
 
 from streampack._checks import read_count
-from streampack._paths import is_url
 from streampack.errors import DamagedInputError
-from streampack.write.inputs.arrow_stream import DICTIONARY, RECORD_BATCH, is_arrow_file, messages
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.locate import place_of
 from streampack.write.inputs.slices import WHOLE, InputSlice
-from streampack.write.inputs.tables import columns_of, naming_damage, open_arrow, open_parquet
+from streampack.write.inputs.tables import columns_of, open_parquet
 
 SCAN_BYTES = 1 << 16
 
@@ -35,8 +32,8 @@ def split_inputs(
 ) -> list[InputSlice]:
     """Return the slices of the files that paths, globs and URLs name.
 
-    A slice ends at the first row, row group or batch after `part_bytes` bytes at rest. A DataError
-    says that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
+    A slice ends at the first row or row group after `part_bytes` bytes at rest. A DataError says
+    that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
     `skips_damage`, a damaged file is one slice.
     """
     part_bytes = read_count("part_bytes", part_bytes, "write a number of bytes such as 268435456")
@@ -109,26 +106,7 @@ def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]
     return [(end, sum(c.total_compressed_size for c in columns_of(group))) for end, group in groups]
 
 
-def _record_batches(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
-    """Return (end, size) of each record batch; none if the file cannot be cut."""
-    if is_arrow_file(file):
-        count = open_arrow(file, of.uri).num_record_batches
-        # The index has no sizes, so all batches count the same.
-        edges = [of.num_bytes * number // count for number in range(count + 1)]
-        return [(number + 1, edges[number + 1] - edges[number]) for number in range(count)]
-    if is_url(of.uri):
-        return []  # a request for each message would be slower than reading on
-    sizes: list[tuple[int, int]] = []
-    for message in naming_damage(messages(file), of.uri, "has no valid message near byte", file):
-        if message.kind == DICTIONARY:
-            return []  # a batch may need any dictionary before it
-        if message.kind == RECORD_BATCH:
-            sizes.append((len(sizes) + 1, message.stop - message.start))
-    return sizes
-
-
 SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {
     "jsonl": _lines,
     "parquet": _row_groups,
-    "arrow": _record_batches,
 }

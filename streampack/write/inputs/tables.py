@@ -22,11 +22,12 @@ import numpy as np
 
 from streampack._paths import is_url
 from streampack.errors import ConfigError, DamagedInputError, DataError, StreampackError
-from streampack.write.inputs.arrow_stream import check_end, is_arrow_file, read_messages
 from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, Wanted, as_text, as_tokens
 
+FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
+STREAM_END = b"\xff\xff\xff\xff" + bytes(4)  # optional, but every known writer ends with it
 CONVERTED: dict[Any, type] = {as_text: str, as_tokens: np.ndarray}  # values to keep as they are
 
 
@@ -47,11 +48,6 @@ def open_parquet(file: BinaryIO, uri: str) -> Any:
     # Coalesced requests hold a row group in memory, which is worth it for a store only.
     open_file = partial(parquet.ParquetFile, pre_buffer=is_url(uri), buffer_size=1 << 20)
     return _opened(open_file, file, uri)
-
-
-def open_arrow(file: BinaryIO, uri: str) -> Any:
-    """Return a file of Arrow IPC, which has an index."""
-    return _opened(load_pyarrow(uri, "pyarrow.ipc").open_file, file, uri)
 
 
 def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> Any:
@@ -88,12 +84,9 @@ def read_parquet(
 def read_arrow(
     file: BinaryIO, slice_: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
-    """Yield the rows of record batches, in a stream or a file of Arrow IPC."""
-    row = 0
-    for batch in record_batches(file, slice_):
-        if isinstance(batch, int):
-            row += batch
-            continue
+    """Yield the rows of a stream or a file of Arrow IPC, which is always read whole."""
+    row, batches = 0, _record_batches(file, slice_.uri)
+    for batch in naming_damage(batches, slice_.uri, "cannot be read, near byte", file):
         columns = _columns_of(batch.schema.names, wanted)
         for piece in pieces_of(batch if columns is None else batch.select(columns), batch_rows):
             yield convert_batch(piece, row, slice_.uri, wanted)
@@ -110,24 +103,18 @@ def pieces_of(batch: Any, most_rows: int) -> Iterator[Any]:
             yield piece
 
 
-def record_batches(file: BinaryIO, slice_: InputSlice) -> Iterator[Any]:
-    """Yield the record batches of a slice; the number of rows instead for those before it."""
-    ipc = load_pyarrow(slice_.uri, "pyarrow.ipc")
-
-    def _batches() -> Iterator[Any]:
-        if is_arrow_file(file):
-            reader = open_arrow(file, slice_.uri)
-            stop = reader.num_record_batches if slice_.stop == WHOLE else slice_.stop
-            for number in range(stop):
-                batch = reader.get_batch(number)
-                yield batch if number >= slice_.start else batch.num_rows
-        elif slice_.stop == WHOLE:
-            check_end(file)
-            yield from ipc.open_stream(file)
-        else:
-            yield from read_messages(file, load_pyarrow(slice_.uri), slice_.start, slice_.stop)
-
-    yield from naming_damage(_batches(), slice_.uri, "cannot be read, near byte", file)
+def _record_batches(file: BinaryIO, uri: str) -> Iterator[Any]:
+    ipc = load_pyarrow(uri, "pyarrow.ipc")
+    magic, size = file.read(len(FILE_MAGIC)), _size(file)
+    if magic == FILE_MAGIC:
+        reader = _opened(ipc.open_file, file, uri)
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+        return
+    file.seek(max(0, size - len(STREAM_END)))
+    if file.read(len(STREAM_END)) != STREAM_END:  # it may be cut after a batch
+        raise EOFError(f"ends at byte {size} without the mark of its end")
+    file.seek(0)
+    yield from ipc.open_stream(file)
 
 
 def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from streampack.errors import DataError
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import InputSlice
 from streampack.write.inputs.split import split_inputs
-from tests.helpers.inputs import TEXT, jsonl, rows_of, split, texts_of, write_rows, write_table
+from tests.helpers.inputs import TEXT, jsonl, rows_of, split, texts_of, write_rows
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=30)
 SUFFIXES = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "csv.zst", "parquet", "arrow")
@@ -93,9 +93,8 @@ def test_lines_longer_than_part_bytes_get_slices_of_their_own(tmp_path):
     assert texts_of(parts) == texts
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_slices_of_tables_count_rows_in_the_file(tmp_path, suffix):
-    path = write_rows(tmp_path / f"rows.{suffix}", [f"text {n}" for n in range(20)])
+def test_slices_of_tables_count_rows_in_the_file(tmp_path):
+    path = write_rows(tmp_path / "rows.parquet", [f"text {n}" for n in range(20)])
 
     parts = split(path, 1)
 
@@ -103,28 +102,21 @@ def test_slices_of_tables_count_rows_in_the_file(tmp_path, suffix):
     assert [row for row, _ in rows_of(parts)[0]] == list(range(20))
 
 
-def test_arrow_files_with_an_index_split_like_streams(tmp_path):
-    table = pa.table({"text": [f"text {n}" for n in range(20)]})
-    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as writer:
+@pytest.mark.parametrize("kind", ["stream", "file"])
+@pytest.mark.parametrize("has_dictionaries", [False, True])
+def test_an_arrow_stream_or_file_is_one_slice(tmp_path, kind, has_dictionaries):
+    texts = pa.array([f"text {n % 9}" for n in range(20)])
+    table = pa.table({"text": texts.dictionary_encode() if has_dictionaries else texts})
+    with getattr(pa.ipc, f"new_{kind}")(tmp_path / "rows.arrow", table.schema) as writer:
         writer.write_table(table, 3)
 
-    parts = split(tmp_path / "rows.arrow", 500)
+    [part] = split(tmp_path / "rows.arrow", 1)
 
-    assert 1 < len(parts) < 7
-    assert rows_of(parts) == ([(n, f"text {n}") for n in range(20)], [])
-
-
-def test_arrow_streams_with_dictionaries_stay_whole(tmp_path):
-    texts = pa.array(["a", "b", "a", "c"] * 5).dictionary_encode()
-    path = write_table(tmp_path / "rows.arrow", pa.table({"text": texts}), 3)
-
-    parts = split(path, 1)
-
-    assert [(part.start, part.stop) for part in parts] == [(0, -1)]
-    assert texts_of(parts) == texts.to_pylist()
+    assert (part.start, part.stop) == (0, -1)
+    assert rows_of([part]) == (list(enumerate(texts.to_pylist())), [])
 
 
-@pytest.mark.parametrize("suffix", ["jsonl.gz", "jsonl.zst", "csv", "txt", "md"])
+@pytest.mark.parametrize("suffix", ["jsonl.gz", "jsonl.zst", "csv", "txt", "md", "arrow"])
 def test_formats_without_borders_are_one_slice(tmp_path, suffix):
     path = write_rows(tmp_path / f"rows.{suffix}", ["a text"] * 100)
 
@@ -201,8 +193,8 @@ def test_an_arrow_stream_of_damaged_messages_is_an_error_that_names_the_byte(tmp
     path = tmp_path / "rows.arrow"
     path.write_bytes(b"\xff\xff\xff\xff\x10\x00\x00\x00" + b"\xff" * 5000)
 
-    with pytest.raises(DataError, match=rf"{path}: has no valid message near byte 24 of 5008"):
-        split(path, 1000)
+    with pytest.raises(DataError, match=rf"{path}: .* byte 5008.*copy it again"):
+        rows_of(split(path))
 
 
 def test_part_bytes_must_be_a_count(tmp_path: Path):
