@@ -6,7 +6,7 @@
     data/2026-*               the files that match, and those below folders that match
     saved/                    save_to_disk: its .arrow files
     ~/.cache/.../<hash>/      cache of `datasets`: without the cache-*.arrow files of map and filter
-    datasets--org--name/      cache of the hub: the Parquet files of its main revision
+    datasets--org--name/      cache of the hub: refused; the message names the folder of a revision
 
 Files have canonical names, absolute and without links, so that a file is known under any spelling.
 A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -134,8 +134,7 @@ def _with_rows(listing: Listing) -> list[Found]:
         return listing.files
     folder = listing.folder.rstrip("/")
     files = {file.uri[len(folder) + 1 :]: file for file in listing.files}
-    if any(name.startswith("snapshots/") for name in files):
-        files = _of_revision(folder, files)
+    _check_cache(folder, files)
     formats = {name: format_of(name) for name in files}
     if not any(found and found[0] in TABLES for found in formats.values()):
         return list(files.values())
@@ -148,25 +147,15 @@ def _with_rows(listing: Listing) -> list[Found]:
     return list(files.values())
 
 
-def _of_revision(folder: str, files: dict[str, Found]) -> dict[str, Found]:
-    """Return the files of the main revision in a repository's folder of the hub's cache."""
-    revisions = sorted({name.split("/")[1] for name in files if name.startswith("snapshots/")})
-    main = files.get("refs/main")
-    revision = revisions[0]
-    if main is not None:
-        place, path = place_of(main.uri)
-        with place.open(path, main.version, -1, is_sequential=False) as opened:
-            revision = opened.file.read().decode().strip()
-    if revision not in revisions or (main is None and len(revisions) > 1):
+def _check_cache(folder: str, names: Iterable[str]) -> None:
+    """Refuse a repository's folder in the cache of the hub, which has files of all revisions."""
+    snapshots = sorted({name.split("/")[1] for name in names if name.startswith("snapshots/")})
+    if snapshots:
         raise DataError(
-            f"{folder}: has the revisions {', '.join(revisions)}, and none of them is main; name "
-            f"one: {folder}/snapshots/{revisions[0]}",
+            f"{folder}: is a cache of the hub, and has the files of the revisions "
+            f"{', '.join(snapshots)}; name one: '{folder}/snapshots/{snapshots[0]}'",
             uri=folder,
         )
-    prefix = f"snapshots/{revision}/"
-    return {
-        name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)
-    }
 
 
 def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> None:
