@@ -7,7 +7,7 @@
 The public names are defined here. Configs and errors are imported with the package. Names that need
 torch are imported at first use, so that importing streampack stays cheap.
 
-Cost: about 10 ms; torch, streaming and numba are imported with the first dataset or stream.
+Cost: about 10 ms; torch and numba are imported with the first dataset or stream.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "expand",
     "loss_weights",
     "merge_slices",
+    "register_stream",
 ]
 
 __version__ = "0.2.0"
@@ -64,6 +65,7 @@ _LATE = {
     "expand": "streampack.batch.compact",
     "loss_weights": "streampack.batch.loss_weights",
     "merge_slices": "streampack.batch.slices",
+    "register_stream": "streampack.streams.registry",
 }
 
 

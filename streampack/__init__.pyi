@@ -22,6 +22,7 @@ from streampack.online.dataset import PackedIterableDataset as PackedIterableDat
 from streampack.planned.dataset import PackedStreamingDataset as PackedStreamingDataset
 from streampack.streams import IterableStream as IterableStream
 from streampack.streams import Stream as Stream
+from streampack.streams.registry import register_stream as register_stream
 from streampack.world import World as World
 
 __version__: str

@@ -26,18 +26,8 @@ from streaming.base.storage.download import DOWNLOADER_MAPPINGS, CloudDownloader
 from streaming.base.stream import Stream, streams_registry
 
 from streampack.errors import ConfigError
+from streampack.storage.location import NOT_CALLED
 
-# Methods of `Stream` that are never called here, but would change samples or weights.
-NOT_CALLED = (
-    "_decompress_shard_part",
-    "_prepare_shard_part",
-    "apply_default",
-    "apply_weights",
-    "get_shards",
-    "prepare_shard",
-    "set_up_local",
-    "validate_weights",
-)
 AZURE_SCOPE = "https://storage.azure.com/.default"
 # Stores whose client libraries MosaicML's package does not install, by its extra that does.
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks"}
@@ -87,7 +77,8 @@ class StoreDownload:
         """Fetch the file `basename` to a path."""
         client = CloudDownloader.get(self.remote)
         try:
-            if hasattr(credential := getattr(client, "credential", None), "get_token"):
+            credential: Any = getattr(client, "credential", None)
+            if hasattr(credential, "get_token"):
                 # Azure's clients try a request without credentials again for more than a minute.
                 credential.get_token(AZURE_SCOPE)
             client.download(f"{self.remote}/{basename}", str(to), self.timeout_s)

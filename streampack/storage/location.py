@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import re
 import tempfile
@@ -21,9 +22,23 @@ from urllib.parse import urlsplit
 from streampack._paths import folder_of
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
+from streampack.storage.filesystem import private_root
 
+# Methods of MosaicML's `Stream` that are never called here, but would change samples or weights.
+NOT_CALLED = (
+    "_decompress_shard_part",
+    "_prepare_shard_part",
+    "apply_default",
+    "apply_weights",
+    "get_shards",
+    "prepare_shard",
+    "set_up_local",
+    "validate_weights",
+)
 # Stores that only MosaicML's downloaders can read.
 MOSAICML_SCHEMES = ("alipan", "azure-dl", "dbfs", "oci")
+SCHEMES = tuple(sorted((*MOSAICML_SCHEMES, "azure", "gs", "hf", "s3", "sftp")))
+"""The stores that a remote may be in."""
 DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
@@ -38,6 +53,8 @@ class StreamLocation:
     """Its local folder, including the split."""
     remote: str | None
     """Its remote folder, including the split."""
+    temporary_root: Path | None = None
+    """The folder under the system's temporary one that was chosen for an unset `local`."""
     own_download: Callable[[str, Path], None] | None = None
     """Fetches one file to a path, by its name, in one attempt: the `_download_file` of a class that
     overrides MosaicML's, or MosaicML's downloader for a store that nothing else reads."""
@@ -50,19 +67,21 @@ class StreamLocation:
         or the library that its remote needs.
         """
         copied = copy.copy(stream)
+        own_download = None
+        if is_mosaicml_stream(stream):
+            own_download, root = _adopt(stream, copied)
+        else:
+            _check_overrides(stream)
+            root = _private_root() if stream.local is None else None
+            if root is not None:
+                digest = hashlib.blake2s(stream.remote.encode(), digest_size=16).hexdigest()
+                copied.local = str(root / digest)
         for field, default in DEFAULTS.items():
             if getattr(copied, field, None) is None:
                 setattr(copied, field, default)
-        # A downloader may hold a client, which must not be shared with another thread or process.
-        copied._downloader = None
         copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
-        own_download = None
-        if is_mosaicml_stream(stream):
-            compat = mosaicml(f"streams=[{type(stream).__name__}]")
-            compat.check_overrides(stream)
-            own_download = compat.OwnDownload(copied) if compat.has_own_download(stream) else None
         if own_download is None and urlsplit(remote or "").scheme in MOSAICML_SCHEMES:
             compat = mosaicml(f"remote={remote!r}")
             own_download = compat.StoreDownload(remote, float(copied.download_timeout))
@@ -70,6 +89,7 @@ class StreamLocation:
             stream=copied,
             folder=Path(copied.local, split),
             remote=remote,
+            temporary_root=root,
             own_download=own_download,
         )
 
@@ -97,19 +117,42 @@ class StreamLocation:
             return None if path == os.path.realpath(self.folder) else path
         return None if self.remote is None else PASSWORD.sub(r"\1", urlsplit(self.remote).geturl())
 
-    @property
-    def temporary_root(self) -> Path | None:
-        """The folder under the system's temporary one that was chosen for an unset `local`."""
-        stream, root = self.stream, Path(tempfile.gettempdir())
-        ours = getattr(stream, "_temporary_root", None)
-        if ours is not None:
-            return Path(ours)
-        if self.remote is None or getattr(stream, "_local", "") is not None:
-            return None
-        # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
-        chosen, local = Path(stream._get_temporary_directory()), Path(stream.local)
-        is_mosaicml = local == chosen and local.is_relative_to(root)
-        return root / local.relative_to(root).parts[0] if is_mosaicml else None
+
+def _adopt(stream: Any, copied: Any) -> tuple[Callable[[str, Path], None] | None, Path | None]:
+    """Complete the copy of a `streaming.Stream`; return its own download and temporary root."""
+    compat = mosaicml(f"streams=[{type(stream).__name__}]")
+    compat.check_overrides(stream)
+    for name in ("proportion", "repeat", "choose"):
+        # Under the public names, `apply_weights` writes what it computed.
+        setattr(copied, name, getattr(stream, f"_{name}", None))
+    # A downloader may hold a client, which must not be shared with another thread or process.
+    copied._downloader = None
+    own_download = compat.OwnDownload(copied) if compat.has_own_download(stream) else None
+    if stream.remote is None or getattr(stream, "_local", "") is not None:
+        return own_download, None
+    # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
+    root, chosen = Path(tempfile.gettempdir()), Path(stream._get_temporary_directory())
+    local = Path(stream.local)
+    is_mosaicml = local == chosen and local.is_relative_to(root)
+    return own_download, root / local.relative_to(root).parts[0] if is_mosaicml else None
+
+
+def _check_overrides(stream: Any) -> None:
+    """Refuse a subclass of our `Stream` that defines methods which only MosaicML's class has."""
+    defined = [n for n in ("_download_file", *NOT_CALLED) if hasattr(stream, n)]
+    if defined:
+        raise ConfigError(
+            f"{type(stream).__name__} defines {', '.join(defined)}, which streampack never calls "
+            "on a streampack.Stream; derive the class from streaming.Stream, whose _download_file "
+            "may be overridden, or copy the files to where streampack can fetch them"
+        )
+
+
+def _private_root() -> Path:
+    try:
+        return private_root()
+    except PermissionError as error:
+        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
 
 
 def is_mosaicml_stream(stream: object) -> bool:

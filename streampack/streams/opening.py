@@ -78,9 +78,9 @@ def open_stream(
     return MdsStream(
         name=name,
         number=number,
-        proportion=stream._proportion,
-        repeat=stream._repeat,
-        choose=stream._choose,
+        proportion=location.stream.proportion,
+        repeat=location.stream.repeat,
+        choose=location.stream.choose,
         digest=own_digest if chosen is not None else _digest(index_digest(text), columns),
         entries_digest=own_digest,
         is_part=chosen is not None,

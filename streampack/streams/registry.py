@@ -4,21 +4,43 @@
 
     streams=[Stream(...), ...]                                as they are
     remote=..., local=..., split=...                          one Stream
-    stream_name="mine", stream_config={...}, remote=...       one of a class in streams_registry
+    stream_name="mine", stream_config={...}, remote=...       one of a class that was registered
+
+A name is looked up in this process's registry, in the entry points `streampack.streams` of
+installed packages, and in MosaicML's `streams_registry`, in this order.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
 from streampack.errors import ConfigError, short_text, suggest
-from streampack.mds import mosaic
+from streampack.storage.location import is_mosaicml_stream, mosaicml
 from streampack.streams import Stream
 
+ENTRY_POINTS = "streampack.streams"
 DATASETS = {"Stream": "PackedStreamingDataset", "IterableStream": "PackedIterableDataset"}
+
+
+_registered: dict[str, Callable[..., Any]] = {"streampack": Stream}
+
+
+def register_stream(name: str, make: Callable[..., Any]) -> None:
+    """Register a class of streams for `stream_name`; a later one of the same name replaces it.
+
+    Args:
+        name: The name.
+        make: A subclass of `Stream` or `streaming.Stream`, or a function that returns an object of
+            one. It is called with remote, local, split and the arguments in `stream_config`.
+
+    >>> register_stream("web", Stream)
+    """
+    _registered[name] = make
 
 
 def resolve_streams(
@@ -29,9 +51,9 @@ def resolve_streams(
 ) -> Sequence[Any]:
     """Return the streams that a dataset's arguments describe: a list, or a single one.
 
-    `location` holds remote, local and split of a single stream. `stream_name` is its class in
-    MosaicML's `streams_registry` (None: `streampack.Stream`), and `stream_config` holds more
-    arguments of that class. A ConfigError refuses arguments that contradict each other.
+    `location` holds remote, local and split of a single stream. `stream_name` is the registered
+    name of its class (None: `streampack.Stream`), and `stream_config` holds more arguments of that
+    class. A ConfigError refuses arguments that contradict each other.
     """
     single = {**location, "stream_name": stream_name, "stream_config": stream_config}
     if streams is not None:
@@ -44,7 +66,7 @@ def resolve_streams(
                 f"streams and {', '.join(passed)} were passed; these stand for a single stream, "
                 f"so {way_out}"
             )
-        check_streams(streams, mosaic.Stream)
+        check_streams(streams, Stream)
         return streams
     if stream_name is None and stream_config is None:
         return [Stream(**location)]
@@ -52,16 +74,11 @@ def resolve_streams(
 
 
 def make_named_stream(name: str, config: dict[str, Any], location: Mapping[str, Any]) -> Any:
-    """Return a stream of a class in `streams_registry`; `location` adds remote, local and split.
+    """Return a stream of a registered class; `location` adds remote, local and split.
 
     A ConfigError says that the name is unknown, or that the class does not accept the arguments.
     """
-    known = mosaic.streams_registry.get_all()
-    if name not in known:
-        raise ConfigError(
-            f"stream_name={name!r} is not one of {'|'.join(sorted(known))}{suggest(name, known)}; "
-            "register the class: streams_registry.register(name, func=...)"
-        )
+    make = _named(name)
     for key, value in location.items():
         if value is not None and config.get(key) not in (None, value):
             raise ConfigError(
@@ -69,22 +86,44 @@ def make_named_stream(name: str, config: dict[str, Any], location: Mapping[str, 
             )
         config[key] = config.get(key) if value is None else value
     try:
-        stream = known[name](**config)
+        stream = make(**config)
     except (TypeError, ValueError) as error:
         given = ", ".join(sorted(config))
         raise ConfigError(f"stream_name={name!r} cannot be made of {given}: {error}") from error
-    check_streams([stream], mosaic.Stream)
+    check_streams([stream], Stream)
     return stream
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """Return what was registered under a name; a ConfigError lists the names that were."""
+    if name in _registered:
+        return _registered[name]
+    installed = entry_points(group=ENTRY_POINTS)
+    if name in installed.names:
+        make: Callable[..., Any] = installed[name].load()
+        return make
+    theirs: dict[str, Callable[..., Any]] = {}
+    if find_spec("streaming") is not None:
+        theirs = mosaicml(f"stream_name={name!r}").registered_streams()
+    if name in theirs:
+        return theirs[name]
+    known = sorted({*_registered, *installed.names, *theirs})
+    raise ConfigError(
+        f"stream_name={name!r} is not one of {'|'.join(known)}{suggest(name, known)}; "
+        "register the class: streampack.register_stream(name, make)"
+    )
 
 
 def check_streams(streams: object, stream_type: type) -> None:
     """Refuse `streams` unless it is a list or tuple of at least one `stream_type`.
 
+    Where it may be `Stream`, it may also be MosaicML's class of this name.
+
     >>> check_streams((1, 2), int)
     """
     kind = stream_type.__name__
     if not isinstance(streams, list | tuple):
-        if isinstance(streams, stream_type):
+        if _is_a(streams, stream_type):
             way_out = f"pass a list: [{kind}(...)]"
         elif isinstance(streams, str):
             way_out = _way_out(streams, kind)
@@ -96,7 +135,7 @@ def check_streams(streams: object, stream_type: type) -> None:
     if not streams:
         raise ConfigError(f"streams={streams!r} is empty; pass at least one Stream")
     for number, stream in enumerate(streams):
-        if not isinstance(stream, stream_type):
+        if not _is_a(stream, stream_type):
             raise ConfigError(
                 f"streams[{number}]={short_text(stream)} is not of type {kind}; "
                 f"{_way_out(stream, kind)}"
@@ -120,10 +159,15 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return unique
 
 
+def _is_a(value: object, stream_type: type) -> bool:
+    is_theirs = stream_type is Stream and is_mosaicml_stream(value)
+    return isinstance(value, stream_type) or is_theirs
+
+
 def _is_of_samples(streams: object, stream_type: type) -> bool:
     """Return whether this looks like a dataset, not like streams in the wrong container."""
     if isinstance(streams, Mapping):
-        return not any(isinstance(value, stream_type) for value in streams.values())
+        return not any(_is_a(value, stream_type) for value in streams.values())
     return isinstance(streams, Iterable) and not isinstance(streams, type)
 
 

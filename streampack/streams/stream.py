@@ -1,19 +1,17 @@
-"""`Stream`: MosaicML's class, plus the columns of tokens, labels and loss mask.
+"""`Stream`: where a stream's shards are, its weight, and its columns.
 
 ::
 
     Stream(remote=..., local=..., proportion=0.7,      as in MosaicML Streaming
            name="code", tokens="input_ids")            ours
 
-Nothing is read here. The object only holds the arguments, and is never modified.
+Nothing is read here. The object keeps what the user said, and streampack never modifies it.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from inspect import signature
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,16 +26,14 @@ from streampack._checks import (
 from streampack._paths import folder_of, local_path, shown_path
 from streampack.chapters import OnExhausted
 from streampack.errors import ConfigError, suggest
-from streampack.mds import mosaic
 from streampack.mds.columns import DTYPES
-from streampack.storage.client_pool import library_of
-from streampack.storage.filesystem import private_root
+from streampack.storage.location import SCHEMES
 
 MAX_RETRY = 10**6
 MAX_TIMEOUT_S = 10**6
 
 
-class Stream(mosaic.Stream):  # type: ignore[misc]
+class Stream:
     """A weighted source of samples: MDS shards at a remote and/or a local path.
 
     Args:
@@ -47,6 +43,15 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
             temporary folder, derived from `remote` and reused. `~` is this user's home folder,
             here and in a `remote` that is a plain path.
         split: Subfolder of both `remote` and `local`.
+        proportion: Share of an epoch, relative to the other streams. At most one of proportion,
+            repeat and choose may be set; without them, an epoch takes each sample once.
+        repeat: Number of times that an epoch takes each sample.
+        choose: Number of samples (or tokens, by weight_unit) that an epoch takes.
+        download_retry: Further attempts to fetch a file after a failure. None: 2.
+        download_timeout: Seconds for an attempt, plus one second for each MB of the file. None: 60.
+        validate_hash: Hash algorithm to verify shards with, such as "sha1".
+        keep_zip: Whether to keep a compressed file next to the decompressed one. None: only if
+            `local` is the stream itself.
         name: Name of the stream in messages and reports. None: the last part of its path.
         tokens: Column of the tokens; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the tokens if stored as `bytes`, e.g. "uint16".
@@ -70,8 +75,6 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
             refused at the start.
         check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
             from another version of the stream. A remote that is a folder is always compared.
-        **others: MosaicML's other arguments: proportion, repeat or choose (at most one), and
-            download_retry, download_timeout, validate_hash, keep_zip.
 
     Raises:
         ConfigError: If the arguments are invalid or contradict each other.
@@ -86,6 +89,13 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         remote: str | os.PathLike[str] | None = None,
         local: str | os.PathLike[str] | None = None,
         split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
         name: str | None = None,
         tokens: str = "tokens",
         tokens_dtype: str | None = None,
@@ -100,61 +110,41 @@ class Stream(mosaic.Stream):  # type: ignore[misc]
         on_exhausted: OnExhausted = "substitute",
         check_dtypes: bool = True,
         check_remote: bool = False,
-        **others: Any,
+        **unknown: object,
     ) -> None:
-        self.remote = remote = _checked_remote(remote, local)
-        _check_names(others)
-        _check_weights(others)
-        _check_download(others)
+        self.remote = _checked_remote(remote, local)
+        _check_names(unknown)
+        _check_weights(proportion=proportion, repeat=repeat, choose=choose)
+        _check_download(download_retry, download_timeout)
         _check_dtypes(
             tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
         )
         _check_labels(labels, labels_shifted)
         _check_part(shards, max_passes, on_exhausted)
+        self.local: str | None = None
+        if local is not None:
+            self.local = str(
+                local_path(local, "local", "set remote= to it, and local= to a folder")
+            )
         self.split = split or ""
-        # MosaicML refuses to reuse its own temporary folder, but accepts it as local=.
-        self._temporary_root = _private_root() if local is None else None
-        local = self._get_temporary_directory() if local is None else local
-        local_path(local, "local", "set remote= to it, and local= to a folder")
-        local = str(folder_of(shown_path(local)))
-        try:
-            super().__init__(remote=remote, local=local, split=split, **others)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"Stream(remote={remote!r}, local={local!r}): {error}") from error
-        except ImportError as error:
-            scheme = str(remote).partition(":")[0]
-            raise ConfigError(
-                f"Stream(remote={remote!r}): {scheme}: needs a library that is not installed; "
-                f"{library_of(str(remote))}"
-            ) from error
+        self.proportion, self.repeat, self.choose = proportion, repeat, choose
+        self.download_retry, self.download_timeout = download_retry, download_timeout
+        self.validate_hash, self.keep_zip = validate_hash, keep_zip
         self.name = name
         self.tokens, self.tokens_dtype = tokens, tokens_dtype
         self.labels, self.labels_dtype = labels, labels_dtype
         self.labels_shifted = labels_shifted
         self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
-        self.check_dtypes = check_dtypes
-        self.check_remote = check_remote
+        self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
         self.shards = shards
         self.max_passes, self.on_exhausted = max_passes, on_exhausted
-        self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
-
-    def _get_temporary_directory(self) -> str:
-        """Return the folder for an unset `local`: MosaicML's name under a private root."""
-        theirs = Path(super()._get_temporary_directory()).relative_to(tempfile.gettempdir())
-        return os.path.join(self._temporary_root or _private_root(), theirs)
+        self.check_dtypes, self.check_remote = check_dtypes, check_remote
 
     def __repr__(self) -> str:
         keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
-        shown = {key: getattr(self, key, None) for key in keys}
+        shown = {key: getattr(self, key) for key in keys}
         stated = [f"{key}={value!r}" for key, value in shown.items() if value not in (None, "")]
         return f"{type(self).__name__}({', '.join(stated)})"
-
-
-def _private_root() -> str:
-    try:
-        return str(private_root())
-    except PermissionError as error:
-        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
 
 
 def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:
@@ -178,23 +168,17 @@ def _check_part(shards: object, max_passes: Any, on_exhausted: str) -> None:
         )
 
 
-def _check_names(others: dict[str, Any]) -> None:
-    theirs = set(signature(mosaic.Stream.__init__).parameters) - {"self"}
-    known = sorted(theirs | set(signature(Stream.__init__).parameters) - {"self", "others"})
-    for name, value in others.items():
-        if name not in known:
-            raise ConfigError(
-                f"{name}={value!r}: not an argument of Stream{suggest(name, known)}; "
-                f"it takes {', '.join(known)}"
-            )
+def _check_names(unknown: dict[str, object]) -> None:
+    known = sorted(set(signature(Stream).parameters) - {"unknown"})
+    for name, value in unknown.items():
+        raise ConfigError(
+            f"{name}={value!r}: not an argument of Stream{suggest(name, known)}; "
+            f"it takes {', '.join(known)}"
+        )
 
 
-def _check_weights(others: dict[str, Any]) -> None:
-    weights = {
-        name: others[name]
-        for name in ("proportion", "repeat", "choose")
-        if others.get(name) is not None
-    }
+def _check_weights(**weights: object) -> None:
+    weights = {name: value for name, value in weights.items() if value is not None}
     stated = ", ".join(f"{name}={show_number(value)}" for name, value in weights.items())
     if len(weights) > 1:
         raise ConfigError(f"{stated}: a stream has at most one of them; keep one")
@@ -203,8 +187,7 @@ def _check_weights(others: dict[str, Any]) -> None:
             raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
 
 
-def _check_download(others: dict[str, Any]) -> None:
-    retry, timeout = others.get("download_retry"), others.get("download_timeout")
+def _check_download(retry: object, timeout: Any) -> None:
     if retry is not None:
         number = read_integer("download_retry", retry, "write how often to try again, such as 2")
         if number < 0:
@@ -233,14 +216,10 @@ def _checked_remote(remote: str | os.PathLike[str] | None, local: object) -> str
         return None
     remote = folder_of(shown_path(remote)) or shown_path(remote)
     scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon
-    known = sorted(set(mosaic.DOWNLOADER_MAPPINGS) - {"", "dbfs-uc"})  # the last is used as dbfs
-    if scheme and scheme not in known:
+    if scheme and scheme not in SCHEMES:
         raise ConfigError(
             f"remote={remote!r}: nothing can fetch from {scheme}:; a remote is a folder, or a "
-            f"url of {', '.join(f'{name}:' for name in known)} or file:; copy the files to one of "
-            "them"
+            f"url of {', '.join(f'{name}:' for name in SCHEMES)} or file:; copy the files to one "
+            "of them"
         )
     return remote
-
-
-mosaic.streams_registry.register("streampack", func=Stream)

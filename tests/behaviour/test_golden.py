@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from streampack import (
     PackedIterableDataset,
     Packing,
     ResumeError,
-    Stream,
     World,
 )
 from tests.helpers.golden.cases import (
@@ -108,11 +106,6 @@ def test_a_state_of_another_packer_is_refused_where_the_dataset_asks_for_one(fol
 def test_documented_paths_can_be_imported(path):
     module, _, name = path.rpartition(".")
     assert hasattr(import_module(module), name)
-
-
-def test_the_entry_point_for_mosaicml_streaming_is_the_stream():
-    (entry,) = entry_points(group="streaming_streams_registry", name="streampack")
-    assert entry.load() is Stream
 
 
 def test_the_documented_logger_reports_label_columns_that_are_not_used(caplog):

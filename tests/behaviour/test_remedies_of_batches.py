@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import streampack
 from streampack import (
     BucketedIterableDataset,
     Bucketing,
@@ -44,7 +45,6 @@ from streampack.formats import (
     to_llama_factory,
     to_megatron,
 )
-from streampack.mds import mosaic
 from streampack.testing import assert_no_leak
 from streampack.write import write_stream
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
@@ -401,7 +401,7 @@ OTHERS = {
         lambda folder: PackedStreamingDataset(
             local=mds(folder), stream_name="mine", packing=PACKING
         ),
-        r"stream_name='mine' .* streams_registry\.(register)\(",
+        r"stream_name='mine' .* streampack\.(register_stream)\(",
         lambda folder, name: registered(folder, name),
     ),
     "an argument that is said twice": Remedy(
@@ -423,7 +423,7 @@ OTHERS = {
 
 
 def registered(folder: Path, name: str) -> None:
-    getattr(mosaic.streams_registry, name)("mine_of_remedies", func=Stream)
+    getattr(streampack, name)("mine_of_remedies", Stream)
     dataset = PackedStreamingDataset(
         local=mds(folder), stream_name="mine_of_remedies", packing=PACKING
     )

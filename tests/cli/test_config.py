@@ -70,7 +70,7 @@ def test_keys_become_the_configs_of_the_package(tmp_path):
 
 
 def test_a_stream_in_yaml_has_the_arguments_of_a_stream_in_python():
-    own = set(inspect.signature(Stream).parameters) - {"others"}
+    own = set(inspect.signature(Stream).parameters) - {"unknown"}
     theirs = set(inspect.signature(mosaic.Stream).parameters)
     named = {"stream_name", "stream_config"}  # as PackedStreamingDataset takes them
     assert set(StreamConfig.model_fields) == (own | theirs | named)

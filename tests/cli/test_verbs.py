@@ -11,10 +11,9 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.main import get_command
 
-from streampack import ConfigError, DataError, Stream
+from streampack import ConfigError, DataError, Stream, register_stream
 from streampack.cli import inspect
 from streampack.cli.app import build_app
-from streampack.mds import mosaic
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import open_stream
 from streampack.write import write_stream
@@ -173,7 +172,7 @@ class Counting(Stream):
 
 
 def test_a_stream_of_a_config_may_be_of_a_registered_class(call, config):
-    mosaic.streams_registry.register("counting", func=Counting)
+    register_stream("counting", Counting)
     wanted = json.loads(call("simulate", config, "--json"))
     described = yaml.safe_load(config.read_text())
     described["streams"][1] |= {"stream_name": "counting", "stream_config": {"times": 3}}

@@ -30,7 +30,7 @@ ITERABLE = IterableStream([[1, 2]])
 
 @pytest.mark.parametrize(
     ("streams", "kind"),
-    [([OURS], mosaic.Stream), ((PLAIN, OURS), mosaic.Stream), ([ITERABLE], IterableStream)],
+    [([OURS], Stream), ((PLAIN, OURS), Stream), ([ITERABLE], IterableStream)],
 )
 def test_lists_and_tuples_of_streams_pass(streams, kind):
     check_streams(streams, kind)
@@ -39,7 +39,7 @@ def test_lists_and_tuples_of_streams_pass(streams, kind):
 @pytest.mark.parametrize(
     ("streams", "kind", "message"),
     [
-        (OURS, mosaic.Stream, r"streams=<Stream> is not a list of streams; pass a list: \[Stream"),
+        (OURS, Stream, r"streams=<Stream> is not a list of streams; pass a list: \[Stream"),
         (
             ITERABLE,
             IterableStream,
@@ -47,18 +47,18 @@ def test_lists_and_tuples_of_streams_pass(streams, kind):
         ),
         (
             "data/c4",
-            mosaic.Stream,
+            Stream,
             r"streams='data/c4' is not a list .* a path as remote= or local=",
         ),
         ("data/c4", IterableStream, r"streams='data/c4' .*; IterableStream takes samples"),
-        ({"c4": OURS}, mosaic.Stream, r"is not a list of streams; pass a list of Stream"),
-        (iter([OURS]), mosaic.Stream, r"streams=<list_iterator> is not a list of streams"),
-        (7, mosaic.Stream, r"streams=7 is not a list of streams; pass a list of Stream"),
+        ({"c4": OURS}, Stream, r"is not a list of streams; pass a list of Stream"),
+        (iter([OURS]), Stream, r"streams=<list_iterator> is not a list of streams"),
+        (7, Stream, r"streams=7 is not a list of streams; pass a list of Stream"),
         (None, IterableStream, r"streams=None is not a list of streams"),
-        ([], mosaic.Stream, r"streams=\[\] is empty; pass at least one Stream"),
+        ([], Stream, r"streams=\[\] is empty; pass at least one Stream"),
         (
             [OURS, ITERABLE],
-            mosaic.Stream,
+            Stream,
             r"streams\[1\]=<IterableStream> is not of type Stream; PackedIterableDataset takes it, "
             r"PackedStreamingDataset takes Stream objects",
         ),
@@ -69,9 +69,9 @@ def test_lists_and_tuples_of_streams_pass(streams, kind):
             r"PackedIterableDataset takes IterableStream objects",
         ),
         ([PLAIN], IterableStream, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
-        (["data/c4"], mosaic.Stream, r"streams\[0\]='data/c4' is not of type Stream; .*\(local="),
+        (["data/c4"], Stream, r"streams\[0\]='data/c4' is not of type Stream; .*\(local="),
         ([[1, 2]], IterableStream, r"streams\[0\]=<list> .*; wrap it: IterableStream"),
-        ([Stream], mosaic.Stream, r"\[0\]=Stream is not of type Stream; pass an object of a class"),
+        ([Stream], Stream, r"\[0\]=Stream is not of type Stream; pass an object of a class"),
     ],
 )
 def test_streams_of_another_kind_are_refused_with_what_takes_them(streams, kind, message):

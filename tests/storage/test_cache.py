@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from streampack.errors import DataError
 from streampack.mds import mosaic
+from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 
@@ -397,7 +398,7 @@ def test_a_cache_of_another_version_of_the_remote_is_refused(
     shutil.rmtree(path)
     builders.write_stream_files(path, LENGTHS[:-1])
 
-    local = Path(stream.local)
+    local = StreamLocation.of(stream).folder
     message = (
         rf"{local}: was fetched from another version of {path}: index\.json is \w{{8}} here, "
         rf"\w{{8}} there; delete {local}, or name another local="
@@ -405,7 +406,7 @@ def test_a_cache_of_another_version_of_the_remote_is_refused(
     with pytest.raises(DataError, match=message):
         open_stream(stream, 0)
 
-    shutil.rmtree(stream.local)
+    shutil.rmtree(local)
     assert_reads(open_stream(stream, 0), samples[:-1])
 
 

@@ -326,7 +326,7 @@ def test_a_larger_object_gets_more_time(tmp_path):
     assert budget_s(files_of(str(tmp_path), tmp_path / "local", retry=0)) == 1.0
 
 
-class _Late(Stream):
+class _Late(mosaic.Stream):
     """The first attempt hangs until it is freed, and then writes its file all the same."""
 
     def __init__(self, folder: Path) -> None:

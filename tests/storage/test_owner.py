@@ -22,6 +22,7 @@ from streampack import PackedStreamingDataset, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.mds import mosaic
 from streampack.mds.length_file import write_length_file
+from streampack.storage.cache import ShardCache
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER
 from streampack.storage.materialize import Downloader
@@ -517,18 +518,22 @@ def test_an_unset_local_is_closed_to_other_users(tmp_path, temporary):
     assert not list(temporary.iterdir())
     assert_reads(open_stream(stream, 0), samples)
     (root,) = temporary.iterdir()
-    assert Path(stream.local).is_relative_to(root)
+    assert folder_of(stream).is_relative_to(root)
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
-    assert Stream(remote=f"file://{path}", split="").local == stream.local
+    assert folder_of(Stream(remote=f"file://{path}", split="")) == folder_of(stream)
+
+
+def folder_of(stream: Stream) -> Path:
+    return StreamLocation.of(stream).folder
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 
 
-def poisoned(stream: Stream, tmp_path) -> None:
+def poisoned(folder: Path, tmp_path) -> None:
     """Make a stream's folder as another user would, with a stream of theirs in it."""
     theirs, _ = write(tmp_path / "theirs", 1)
-    shutil.copytree(theirs, stream.local)
+    shutil.copytree(theirs, folder)
     top = Path(tempfile.gettempdir())
     for folder in top.iterdir():
         for each in (folder, *folder.rglob("*")):
@@ -540,18 +545,18 @@ def poisoned(stream: Stream, tmp_path) -> None:
 @needs_root
 def test_a_folder_that_another_user_made_first_is_not_used(tmp_path, temporary):
     path, samples = write(tmp_path / "r", 0)
-    taken = Stream(remote=str(path))
-    poisoned(taken, tmp_path)
-    streams = [Stream(remote=str(path)) for _ in range(2)]
-    assert streams[0].local == streams[1].local != taken.local
-    assert_reads(open_stream(streams[0], 0), samples)
-    root = temporary / Path(streams[0].local).relative_to(temporary).parts[0]
+    stream = Stream(remote=str(path))
+    taken = StreamLocation.of(stream)
+    poisoned(taken.folder, tmp_path)
+    assert folder_of(stream) == folder_of(Stream(remote=str(path))) != taken.folder
+    assert_reads(open_stream(stream, 0), samples)
+    root = temporary / folder_of(stream).relative_to(temporary).parts[0]
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
     # What was chosen before the other user came is refused, by name.
     message = r"belongs to another user.*set local="
     with pytest.raises(DataError, match=message):
-        open_stream(taken, 0)
+        _ = ShardCache(taken).metadata.index_bytes()
 
 
 @needs_root
@@ -563,7 +568,7 @@ def test_a_folder_that_mosaicml_chose_is_refused_if_another_user_made_it(tmp_pat
     root = Path(theirs.local)
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     shutil.rmtree(root)
-    poisoned(theirs, tmp_path)
+    poisoned(root, tmp_path)
     monkeypatch.setenv("LOCAL_RANK", "1")  # which does not look whether it is there
     with pytest.raises(DataError, match=rf"{root}.*belongs to another user.*set local="):
         open_stream(mosaic.Stream(remote=str(path)), 0)
@@ -597,7 +602,7 @@ def test_a_user_whose_every_folder_is_taken_is_told_what_to_set(tmp_path, tempor
         folder.mkdir()
         os.chown(folder, 65534, 65534)
     with pytest.raises(ConfigError, match=r"local=None: .* other users.*; set local= or TMPDIR"):
-        Stream(remote=str(path))
+        open_stream(Stream(remote=str(path)), 0)
     named = Stream(remote=str(path), local=str(tmp_path / "l"))
     assert_reads(open_stream(named, 0), samples)
     packed, _ = write(tmp_path / "s", 0, compression="zstd")

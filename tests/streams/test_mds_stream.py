@@ -13,6 +13,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.mds import mosaic
+from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 
@@ -287,9 +288,9 @@ def test_temporary_folder_is_used_again(tmp_path, monkeypatch):
     for _ in range(2):
         stream = Stream(remote=str(path))
         open_stream(stream, 0).open_shard(0)
-        folders.append(stream.local)
+        folders.append(StreamLocation.of(stream).folder)
     assert folders[0] == folders[1]
-    assert Path(folders[0]).is_relative_to(tmp_path / "tmp")
+    assert folders[0].is_relative_to(tmp_path / "tmp")
 
 
 def test_tokens_in_columns_of_two_names_are_refused(tmp_path):

@@ -18,6 +18,7 @@ from streampack.mds import mosaic
 from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import IterableStream, Stream
+from streampack.streams.registry import register_stream
 from streampack.world import World
 from tests.helpers import builders, conformance
 from tests.helpers.conformance import Written, show
@@ -48,7 +49,8 @@ class Choosy(Stream):
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     mosaic.streams_registry.register("prefixed", func=Prefixed)
-    mosaic.streams_registry.register("choosy", func=Choosy)
+    mosaic.streams_registry.register("choosy", func=Prefixed)  # ours comes first
+    register_stream("choosy", Choosy)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,34 @@ def test_a_class_that_fetches_in_its_own_way_works_as_an_object(written, tmp_pat
     loader = PackedDataLoader(dataset_of([stream]), num_workers=num_workers)
     assert [show(batch) for batch in loader] == wanted
     assert "index.json" in FETCHED
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> None:
+    """An installed package that registers a class by its entry point, and a broken one."""
+    folder = tmp_path / "site"
+    (folder / "weather-1.0.dist-info").mkdir(parents=True)
+    (folder / "weather.py").write_text("from streampack import Stream as Rain\n")
+    (folder / "weather-1.0.dist-info" / "METADATA").write_text("Name: weather\nVersion: 1.0\n")
+    (folder / "weather-1.0.dist-info" / "entry_points.txt").write_text(
+        "[streampack.streams]\nrain = weather:Rain\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_class_of_an_installed_package_is_found_by_its_entry_point(written):
+    wanted = [show(batch) for batch in conformance.make(written)]
+    dataset = dataset_of(stream_name="rain", local=str(written.paths[0]))
+    assert [show(batch) for batch in dataset] == wanted
+    with pytest.raises(ConfigError, match=r"stream_name='rian' .*choosy\|.*\|rain\|.*'rain'\?"):
+        dataset_of(stream_name="rian", local=str(written.paths[0]))
+
+
+def test_what_a_name_stands_for_must_make_a_stream(written):
+    register_stream("no_stream", lambda **_: 7)
+    with pytest.raises(ConfigError, match=r"streams\[0\]=7 is not of type Stream"):
+        dataset_of(stream_name="no_stream", local=str(written.paths[0]))
 
 
 def test_an_unknown_name_lists_the_known_ones(written):
@@ -169,11 +199,18 @@ class Counting(mosaic.Stream):
         return int(super().prepare_shard(shard))
 
 
-class Filtered(Stream):
+class Filtered(mosaic.Stream):
     """Leaves out shards."""
 
     def get_shards(self, *args: Any) -> list[Any]:
         return list(super().get_shards(*args))[:1]
+
+
+class Fetches(Stream):
+    """Derives from our class as if it were MosaicML's."""
+
+    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
+        raise NotImplementedError
 
 
 class Inherits(Counting):
@@ -215,6 +252,11 @@ class Speaks(mosaic.Stream):
         (Inherits, "Inherits overrides prepare_shard, which"),
         (Weighs, "Weighs overrides apply_weights, which"),
         (SetsUp, "SetsUp overrides set_up_local, which"),
+        (
+            Fetches,
+            r"Fetches defines _download_file, which streampack never calls on a "
+            r"streampack\.Stream; derive the class from streaming\.Stream",
+        ),
         (Speaks, "Speaks sets _downloader to a OwnDownloader, which streampack would not use"),
     ],
 )

@@ -1,23 +1,24 @@
-"""`Stream` is MosaicML's with a few more arguments, and refuses what cannot work."""
+"""`Stream` has MosaicML's arguments and a few more, and refuses what cannot work."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
+import inspect
+import pickle
+from dataclasses import replace
 from decimal import Decimal
-from importlib.metadata import entry_points
-from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
+from streaming import StreamingDataset
 
 from streampack.errors import ConfigError
 from streampack.mds import mosaic
 from streampack.storage.filesystem import private_root
+from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
 
 
-def test_stream_is_mosaicmls_and_registered(tmp_path):
+def test_a_stream_keeps_what_was_said_and_nothing_else(tmp_path):
     stream = Stream(
         remote=str(tmp_path / "r"),
         local=str(tmp_path / "l"),
@@ -28,12 +29,26 @@ def test_stream_is_mosaicmls_and_registered(tmp_path):
         validate_hash="xxh64",
         keep_zip=True,
     )
-    assert isinstance(stream, mosaic.Stream)
-    assert mosaic.streams_registry.get("streampack") is Stream
+    assert (stream.remote, stream.local) == (str(tmp_path / "r"), str(tmp_path / "l"))
     assert (stream.proportion, stream.split, stream.keep_zip) == (0.5, "train", True)
     assert (stream.download_retry, stream.download_timeout) == (3, 7.5)
     assert stream.validate_hash == "xxh64"
-    assert not hasattr(stream, "repeat")
+    assert stream.repeat is stream.choose is None
+    assert vars(pickle.loads(pickle.dumps(stream))) == vars(stream)
+
+
+def test_the_arguments_of_mosaicmls_stream_have_their_names_and_defaults():
+    ours, theirs = (inspect.signature(kind).parameters for kind in (Stream, mosaic.Stream))
+    assert {name: ours[name].default for name in theirs} == {
+        name: parameter.default for name, parameter in theirs.items()
+    }
+
+
+def test_an_unset_argument_is_what_mosaicmls_dataset_would_make_it(tmp_path):
+    theirs = inspect.signature(StreamingDataset).parameters
+    stream = StreamLocation.of(Stream(local=str(tmp_path))).stream
+    for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
+        assert getattr(stream, name) == theirs[name].default, name
 
 
 @pytest.mark.parametrize(
@@ -99,43 +114,18 @@ def test_impossible_arguments_are_refused(arguments, message):
         Stream(**arguments)
 
 
-@pytest.mark.parametrize("remote", ["dbfs:/data/books", "dbfs:/Volumes/data/books"])
-def test_a_store_whose_library_is_not_installed_is_refused_with_what_to_install(
-    tmp_path, monkeypatch, remote
-):
-    monkeypatch.setitem(sys.modules, "databricks", None)
-    message = (
-        rf"remote='{remote}'\): dbfs: needs a library that is not installed; pip install "
-        r"'mosaicml-streaming\[databricks\]'$"
-    )
-    with pytest.raises(ConfigError, match=message):
-        Stream(remote=remote, local=str(tmp_path))
-
-
 def test_an_unset_local_follows_from_the_remote_in_a_folder_of_this_users_alone(tmp_path):
     remote = str(tmp_path / "r")
-    ours = Stream(remote=remote, split="train").local
-    theirs = mosaic.Stream(remote=remote, local="x", split="train")._get_temporary_directory()
-    root = Path(tempfile.gettempdir())
-    assert Path(ours) == private_root() / Path(theirs).relative_to(root)
-    assert Stream(remote=f"file://{remote}", split="train").local == ours
-
-
-def test_mosaicmls_registry_finds_it_by_its_entry_point():
-    [point] = entry_points(group=mosaic.streams_registry.entry_point_namespace, name="streampack")
-    assert point.load() is Stream
-
-
-@pytest.mark.processes
-def test_mosaicmls_registry_finds_it_where_nobody_imported_it():
-    # The registry alone, as MosaicML makes it: its package would need our door to be imported.
-    code = (
-        "import sys, catalogue; "
-        "registry = catalogue.create('streaming', 'streams_registry', entry_points=True); "
-        "assert 'streampack' in registry; print('streampack.streams' in sys.modules)"
+    stream = Stream(remote=remote, split="train")
+    location = StreamLocation.of(stream)
+    assert stream.local is None
+    assert location.folder.is_relative_to(private_root())
+    assert location.folder.name == "train"
+    assert location.temporary_root == private_root()
+    assert StreamLocation.of(Stream(remote=f"file://{remote}", split="train")) == replace(
+        location, stream=ANY
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert StreamLocation.of(Stream(remote=f"{remote}2", split="train")).folder != location.folder
 
 
 def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypatch):
