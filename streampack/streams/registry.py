@@ -95,7 +95,7 @@ def make_named_stream(name: str, config: dict[str, Any], location: Mapping[str, 
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """Return what was registered under a name; a ConfigError lists the names that were."""
+    """Return the class registered under a name; a ConfigError lists the known names."""
     if name in _registered:
         return _registered[name]
     installed = entry_points(group=ENTRY_POINTS)
