@@ -2,7 +2,8 @@
 
 Drivers know no conditional requests. The version of an object is its tag or checksum, else its size
 and the time of its last write, and it is compared after the bytes were read. A large object is
-read in ranges, where the server knows them.
+read in ranges, where the server knows them. Drivers that use asyncio cancel a request when the time
+of its attempt is over; the thread of another driver is abandoned.
 
 Options of a driver that its URL cannot state come from fsspec's own configuration: files in
 ~/.config/fsspec, or variables such as FSSPEC_GS_TOKEN.
@@ -22,10 +23,10 @@ from streampack.errors import ConfigError
 from streampack.stores.failures import ChangedError, NoRangesError, NoStoreError
 from streampack.stores.found import Found, Page, version_of_tag
 from streampack.stores.parts import fetch_parts, is_large
+from streampack.stores.threads import seconds_left
 
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
 TIMES = ("mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
-LARGEST_S = 60.0  # of an answer of http, on top of its time limit
 CONNECT_S = 10.0
 
 
@@ -50,7 +51,7 @@ class DriverStore:
         self._files.invalidate_cache()
         folder = prefix.rpartition("/")[0]
         try:
-            facts = self._files.find(self._path(folder), detail=True)
+            facts = self._files.find(self._path(folder), detail=True, **self._limit())
         except FileNotFoundError:
             facts = {}
         names = {self._url(name): name for name in facts}
@@ -67,7 +68,9 @@ class DriverStore:
     ) -> bytes:
         if stop is not None and start >= stop:
             return b""
-        data: bytes = self._files.cat_file(self._path(url), start=start or None, end=stop)
+        data: bytes = self._files.cat_file(
+            self._path(url), start=start or None, end=stop, **self._limit()
+        )
         if version is not None:
             self._compare(url, version)
         if stop is not None and len(data) > stop - start:
@@ -87,13 +90,13 @@ class DriverStore:
 
                     fetch_parts(fetch_part, 0, before.num_bytes)
             else:
-                self._files.get_file(self._path(url), str(to))
+                self._get_file(url, to)
         except NoRangesError:
-            self._files.get_file(self._path(url), str(to))
+            self._get_file(url, to)
         self._compare(url, before.version)
 
     def write(self, url: str, data: bytes) -> None:
-        self._files.pipe_file(self._path(url), data)
+        self._files.pipe_file(self._path(url), data, **self._limit())
 
     def write_if_absent(self, url: str, data: bytes) -> bool:  # noqa: ARG002 - it is refused
         raise ConfigError(
@@ -105,6 +108,14 @@ class DriverStore:
     def remove(self, url: str) -> None:
         self._files.rm_file(self._path(url))
 
+    def _get_file(self, url: str, to: Path) -> None:
+        self._files.get_file(self._path(url), str(to), **self._limit())
+
+    def _limit(self) -> dict[str, float]:
+        """Return the time limit of a call, for drivers that can cancel their requests."""
+        left = seconds_left()
+        return {"timeout": left} if self._files.async_impl and left is not None else {}
+
     def _compare(self, url: str, version: str) -> None:
         now = self.stat(url).version
         if now != version:
@@ -112,7 +123,7 @@ class DriverStore:
 
     def _info(self, url: str) -> Mapping[str, Any]:
         try:
-            facts: Mapping[str, Any] = self._files.info(self._path(url))
+            facts: Mapping[str, Any] = self._files.info(self._path(url), **self._limit())
         except FileNotFoundError as error:
             # The driver of http raises this for any failure.
             raise error.__cause__ or error from None
@@ -158,7 +169,7 @@ def _nanoseconds(time: Any) -> int:
 
 def _http_options(timeout_s: float) -> dict[str, Any]:
     timeout = import_module("aiohttp").ClientTimeout(
-        total=timeout_s + LARGEST_S, sock_connect=min(CONNECT_S, timeout_s), sock_read=timeout_s
+        total=None, sock_connect=min(CONNECT_S, timeout_s), sock_read=timeout_s
     )
     return {"client_kwargs": {"timeout": timeout, "trust_env": True}}
 

@@ -134,21 +134,20 @@ def status_of(error: BaseException) -> int | None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text; for an S3 error the store's own message, which the client rewrites.
+    """Return an error's text; for an S3 error the code and the message of the store.
 
     >>> text_of(ConnectionResetError("reset by peer"))
     'ConnectionResetError: reset by peer'
     """
-    status, message = status_of(error), str(error)
+    status, name, message = status_of(error), type(error).__name__, str(error)
     for cause in _chain(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict) and response.get("Error"):
-            # MosaicML's client reports "not found" for denied objects, and suggests permissions for
-            # missing ones.
-            fields = response["Error"]
+            # Some of botocore's classes are named by the code, others are not.
+            name, fields = "ClientError", response["Error"]
             message = f"{fields.get('Code')}, {fields.get('Message')}"
             break
-    text = f"{type(error).__name__}: {message}"
+    text = f"{name}: {message}"
     return text if status is None else f"HTTP {status}, {text}"
 
 
@@ -158,7 +157,9 @@ def codes_of(error: BaseException) -> set[str]:
     >>> codes_of(ConnectionResetError("reset by peer"))
     set()
     """
-    response = getattr(error, "response", None) or {}
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return set()
     code = response.get("Error", {}).get("Code")
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return {str(each) for each in (code, status) if each}
@@ -170,12 +171,14 @@ def way_out_of(error: BaseException, kind: FailureKind, url: str) -> str:
     >>> way_out_of(ImportError("No module named 'gcsfs'"), FailureKind.BROKEN, "gs://bucket/en")
     "install the driver of this store: pip install 'streampack[gcs]'"
     """
+    if "NoSuchBucket" in codes_of(error):
+        return "the store has no such bucket: check its name, and S3_ENDPOINT_URL"
     if kind is not FailureKind.BROKEN:
         return WAYS_OUT.get(kind, "")
     scheme = url.partition(":")[0]
     if is_library_missing(error):
-        package = PACKAGES.get(scheme, f"the package that fsspec names for {scheme}")
-        return f"install the driver of this store: pip install {package}"
+        package = PACKAGES.get(scheme)
+        return f"install the driver of this store{(package and f': pip install {package}') or ''}"
     if any(isinstance(cause, NoRangesError) for cause in _chain(error)):
         return "copy the file to this machine, or to a server that sends ranges"
     return f"nothing reads {scheme}: URLs; install an fsspec driver for it, or copy the files"

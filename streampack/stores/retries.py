@@ -113,6 +113,8 @@ class Retries:
     def error(self, error: Exception, action: str, way_out: str = "", **facts: Any) -> DataError:
         """Return the DataError of an object that cannot be fetched, say, with a way out."""
         kind = classify(error, self._target)
+        if kind is FailureKind.DENIED and self._store and not self._store.has_credentials:
+            kind = FailureKind.NO_CREDENTIALS
         way_out = way_out_of(error, kind, self._url) or way_out
         attempts = f"{self.num_attempts} attempt{'s' if self.num_attempts > 1 else ''}"
         causes = "; ".join(self._causes.values()) or text_of(error)

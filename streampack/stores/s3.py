@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from streampack.stores.failures import CHANGED, ChangedError, codes_of, status_of
+from streampack.stores.failures import CHANGED, ChangedError, DamagedError, codes_of, status_of
 from streampack.stores.found import Found, Page, version_of_tag
 from streampack.stores.parts import PART_BYTES, fetch_parts, is_large
 from streampack.stores.threads import cut_when_abandoned
@@ -182,5 +182,10 @@ def _chunks(body: Any) -> Iterator[bytes]:
     """Yield the bytes of an answer, until the attempt is abandoned."""
     # The library compares checksum and length only if it is read to the end through `read`.
     with closing(body), cut_when_abandoned(body._raw_stream.shutdown):
-        while chunk := body.read(CHUNK_BYTES):
-            yield chunk
+        try:
+            while chunk := body.read(CHUNK_BYTES):
+                yield chunk
+        except Exception as error:
+            if type(error).__name__ == "FlexibleChecksumError":  # botocore is not imported here
+                raise DamagedError(" ".join(str(error).split())) from error
+            raise

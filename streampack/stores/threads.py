@@ -12,6 +12,7 @@ store's own time limit is over. It is a daemon, so no process waits for it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
@@ -30,6 +31,7 @@ def run_attempt(work: Callable[[], _T], timeout_s: float) -> _T:
     """
     results: list[_T] = []
     thread = AttemptThread(lambda: results.append(work()))
+    thread.scope.deadline = time.monotonic() + timeout_s
     with naming_limits():
         thread.start()
     try:
@@ -85,6 +87,7 @@ class _Scope:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.is_abandoned = False
+        self.deadline: float | None = None
         self.cuts: list[Callable[[], object]] = []
 
 
@@ -99,6 +102,12 @@ _current = _Current()
 def is_abandoned() -> bool:
     """Return whether the attempt of this thread is abandoned."""
     return _current.scope.is_abandoned
+
+
+def seconds_left() -> float | None:
+    """Return the time until this thread's attempt is overdue; None if it has no limit."""
+    deadline = _current.scope.deadline
+    return None if deadline is None else max(0.01, deadline - time.monotonic())
 
 
 @contextmanager

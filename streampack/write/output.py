@@ -15,10 +15,8 @@ Cost: one file in memory at a time.
 
 from __future__ import annotations
 
-import base64
 import errno
 import fcntl
-import hashlib
 import os
 import shutil
 import uuid
@@ -26,22 +24,22 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from streampack._paths import folder_of, shown_path
-from streampack.errors import ConfigError
-from streampack.write.inputs.places import naming_failures
-from streampack.write.s3_client import bucket_options, list_objects, retrying, s3_client
+from streampack.errors import ConfigError, DataError
+from streampack.stores.failures import FailureKind, codes_of
+from streampack.stores.retries import kind_of, list_objects, request
+from streampack.stores.store import Store
 
 TEMPORARY = ".partial"
 LOCK = f".commit{TEMPORARY}"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-# Codes and statuses of a store's answer: not every store sends both of a pair.
-UNSUPPORTED = {"NotImplemented", "501"}  # stores that do not know If-None-Match
-EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
-MISSING = {"NoSuchKey", "404"}
 NO_BUCKET = "NoSuchBucket"
+WAY_OUT = "check the URL, S3_ENDPOINT_URL and the network, then run the same command again"
+
+_T = TypeVar("_T")
 
 
 class Output(Protocol):
@@ -77,7 +75,7 @@ class Output(Protocol):
 
 
 def open_output(out: str | os.PathLike[str]) -> Output:
-    """Return the output at a path or URL; refuse a store that cannot be written from memory."""
+    """Return the output at a path or URL; refuse a store that may let two writers create a file."""
     url = shown_path(out).rstrip("/")
     folder = folder_of(url)
     if folder is not None:
@@ -90,7 +88,7 @@ def open_output(out: str | os.PathLike[str]) -> Output:
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if not bucket or not prefix:
         raise ConfigError(f"out={url!r} names no place in a bucket; write it as s3://bucket/path")
-    return S3Output(bucket=bucket, prefix=prefix)
+    return StoreOutput(url=url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,53 +194,26 @@ def _remove_unowned(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S3Output:
-    """An `Output` at a prefix of a bucket in S3 or a compatible store (`S3_ENDPOINT_URL`)."""
+class StoreOutput:
+    """An `Output` at a prefix of a bucket in S3 or a compatible store."""
 
-    bucket: str
-    prefix: str
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}"
+    url: str
+    """The prefix."""
 
     def read(self, name: str) -> bytes | None:
-        # botocore retries a request, but not a body that breaks off.
-        again = retrying(lambda error: not _codes_of(error))
-        with self._naming(name, "read"):
-            try:
-                return again(self._get, name)
-            except Exception as error:
-                codes = _codes_of(error)
-                if codes & MISSING and NO_BUCKET not in codes:
-                    return None
-                raise
-
-    def _get(self, name: str) -> bytes:
-        answer = s3_client().get_object(**self._address(name))
-        data: bytes = answer["Body"].read()
-        return data
+        try:
+            return self._ask(name, "read", lambda store, url: store.read(url))
+        except DataError as error:
+            is_there = NO_BUCKET not in codes_of(error.__cause__ or error)
+            if is_there and kind_of(error) is FailureKind.MISSING:
+                return None
+            raise
 
     def put(self, name: str, data: bytes) -> None:
-        with self._naming(name, "written"):
-            self._put(name, data)
+        self._ask(name, "written", lambda store, url: store.write(url, data))
 
     def put_new(self, name: str, data: bytes) -> bool:
-        with self._naming(name, "written"):
-            try:
-                self._put(name, data, IfNoneMatch="*")
-                return True
-            except Exception as error:
-                codes = _codes_of(error)
-                # A retry may meet the object that its first attempt wrote.
-                if codes & EXISTS:
-                    return False
-                if not codes & UNSUPPORTED:
-                    raise
-            if self.read(name) is not None:
-                return False
-            self._put(name, data)
-            return True
+        return self._ask(name, "written", lambda store, url: store.write_if_absent(url, data))
 
     def names(self, prefix: str, suffix: str) -> list[str]:
         return sorted(name for name in self._names(prefix) if name.endswith(suffix))
@@ -254,41 +225,17 @@ class S3Output:
         return nullcontext()
 
     def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
-        with self._naming(parent, "cleaned"):  # no object is ever unfinished
-            names = self.names(f"{parent}/", "")
-            kept = keep()
-            for name in names:
-                if name.split("/")[1] not in kept:
-                    s3_client().delete_object(**self._address(name))
-
-    def _address(self, name: str) -> dict[str, str]:
-        return {**bucket_options(self.bucket), "Key": f"{self.prefix}/{name}"}
+        names = self.names(f"{parent}/", "")  # no object is ever unfinished
+        kept = keep()
+        for name in names:
+            if name.split("/")[1] not in kept:
+                self._ask(name, "removed", lambda store, url: store.remove(url))
 
     def _names(self, prefix: str) -> Iterator[str]:
-        begin = f"{self.prefix}/"
-        with self._naming(prefix, "listed"):
-            for entry in list_objects(self.bucket, begin + prefix):
-                yield entry["Key"].removeprefix(begin)
+        begin = f"{self.url}/"
+        for found in list_objects(begin + prefix, way_out=WAY_OUT):
+            yield found.url.removeprefix(begin)
 
-    def _put(self, name: str, data: bytes, **conditions: str) -> None:
-        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        options = self._address(name) | conditions
-        if acl := os.environ.get("S3_CANNED_ACL"):  # as MosaicML's uploader
-            options["ACL"] = acl
-        s3_client().put_object(Body=data, ContentMD5=digest, **options)
-
-    def _naming(self, name: str, action: str) -> AbstractContextManager[None]:
-        """Return a context that raises a store's error with the object and a way out."""
-        way_out = (
-            f"check that the bucket {self.bucket!r} exists, the credentials and S3_ENDPOINT_URL, "
-            "then run the same command again"
-        )
-        return naming_failures(f"{self.url}/{name}", action, way_out)
-
-
-def _codes_of(error: BaseException) -> set[str]:
-    """Return the code and the HTTP status of a store's answer; empty if there was none."""
-    response = getattr(error, "response", None) or {}
-    code = response.get("Error", {}).get("Code")
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return {str(each) for each in (code, status) if each}
+    def _ask(self, name: str, action: str, operation: Callable[[Store, str], _T]) -> _T:
+        url = f"{self.url}/{name}"
+        return request(url, action, lambda store: operation(store, url), way_out=WAY_OUT)

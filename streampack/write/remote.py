@@ -12,27 +12,25 @@ Cost: one download of the stream; 12 bytes of memory a sample.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
-from streampack.mds import mosaic
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.cache import ShardCache
+from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.storage.filesystem import map_file
 from streampack.storage.location import StreamLocation
+from streampack.stores.retries import ATTEMPT_S, request
 from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection
 from streampack.types import ByteArray
-from streampack.write.inputs.places import naming_failures
 from streampack.write.lengths import Indexed, count_stream
 
 WAY_OUT = (
@@ -54,7 +52,7 @@ def write_remote_lengths(
     """Write a length file next to the index.json of a stream in an object store.
 
     Args:
-        remote: The stream's URL, of any store that MosaicML Streaming can read.
+        remote: The stream's URL, of any store that can be read and written.
         column: The token column; None: "tokens" or "input_ids".
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
@@ -74,8 +72,9 @@ def write_remote_lengths(
         )
     columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
     with ExitStack() as stack:
-        # First, so that missing write access is noticed before anything is read.
-        uploader = None if keep_local else stack.enter_context(_uploader_of(remote))
+        # First, so that a missing driver is noticed before anything is read.
+        if not keep_local:
+            request(remote, "written", lambda _: None, way_out=WAY_OUT)
         folder = local_path(
             local or stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")), "local"
         )
@@ -95,39 +94,23 @@ def write_remote_lengths(
 
         to = folder / LENGTH_FILE
         indexed = count_stream(text, index, columns, shards(), to, progress, check_dtypes)
-        if uploader is None:
+        if keep_local:
             return indexed
-        _upload(uploader, to, remote, is_kept=local is not None)
-    return replace(indexed, path=f"{remote.rstrip('/')}/{LENGTH_FILE}")
+        url = f"{remote.rstrip('/')}/{LENGTH_FILE}"
+        _upload(to, url, is_kept=local is not None)
+    return replace(indexed, path=url)
 
 
-@contextmanager
-def _uploader_of(remote: str) -> Iterator[Any]:
-    """Create MosaicML's uploader for a stream's URL, and remove its folder afterwards."""
-    # The uploader splits a Hugging Face URL at its 5th slash, which must exist.
-    out = f"{remote.rstrip('/')}/" if remote.startswith("hf://") else remote
-    with naming_failures(remote, "written", WAY_OUT):
-        uploader = mosaic.CloudUploader.get(out, keep_local=True, exist_ok=True)
-    try:
-        yield uploader
-    finally:
-        shutil.rmtree(uploader.local, ignore_errors=True)
-
-
-def _upload(uploader: Any, file: Path, remote: str, *, is_kept: bool) -> None:
+def _upload(file: Path, url: str, *, is_kept: bool) -> None:
     """Upload a length file; on failure keep it, so that the stream need not be read again."""
-    # Hugging Face's uploader puts files at the repository's root unless their names have a path.
-    name = os.path.join(getattr(uploader, "path", ""), LENGTH_FILE)
-    copy = Path(uploader.local, name)
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(file, copy)
+    data = file.read_bytes()
+    limit_s = ATTEMPT_S + len(data) / SLOWEST_BYTES_PER_S
     try:
-        uploader.upload_file(name)
-    except Exception as error:  # each store raises its own exceptions
+        request(url, "written", lambda store: store.write(url, data), attempt_s=limit_s)
+    except DataError as error:
         if not is_kept:
             file = Path(shutil.move(file, tempfile.mkdtemp(prefix="streampack-lengths-")))
         raise DataError(
-            f"{remote}: cannot be written ({type(error).__name__}: {error}); the length file is "
-            f"in {file}: copy it next to index.json, or {WAY_OUT}",
-            uri=remote,
+            f"{error}; the length file is in {file}: copy it next to index.json, or {WAY_OUT}",
+            uri=url,
         ) from error

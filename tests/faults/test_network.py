@@ -12,9 +12,7 @@ import time
 import pytest
 
 from streampack.errors import DataError, StreampackError
-from streampack.gather.shard_prefetch import FETCH_THREADS
 from streampack.mds import mosaic
-from streampack.storage.client_pool import process_clients
 from streampack.streams import Stream
 from tests.helpers.faults import harness, servers
 from tests.helpers.faults.harness import make_loader, run_epoch
@@ -105,27 +103,6 @@ def test_a_bit_that_flips_in_flight_is_caught_by_the_hash_that_was_asked_for(
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-@pytest.mark.parametrize("compression", [None, "br"])
-def test_a_bit_that_flips_in_flight_is_caught_by_the_stores_own_sum(
-    store, dataset, num_workers, compression
-):
-    # Row net_flip_in_flight_once: no hash, no length file, nor a checksum in what is compressed.
-    bare = {"hashes": (), "lengths_file": False, "compression": compression}
-    ds = store.put(dataset(**SMALL, **bare))
-    fault = store.server.add("flip", path=SHARD, times=1)
-    run(store, ds, num_workers).assert_exact()
-    assert fault.given == 1
-    assert store.server.count(SHARD) == 2
-
-
-def test_bits_that_flip_on_every_way_are_an_error_that_names_both_sums(store, dataset):
-    ds = store.put(dataset(**SMALL, hashes=(), lengths_file=False))
-    store.server.add("flip", path=SHARD)
-    error = run(store, ds).assert_refused(store.uri("shard.00003.mds"), "but the store says")
-    assert error.attempts == 4
-
-
-@pytest.mark.parametrize("num_workers", WORKERS)
 def test_503_bursts_back_off_and_cost_at_most_twice_the_requests(store, dataset, num_workers):
     ds = store.put(dataset())
     run(store, ds, num_workers).assert_exact()
@@ -153,7 +130,7 @@ def test_one_request_in_a_hundred_fails_at_random_and_the_epoch_is_exact(
     fault = store.server.add(kind, path="shard", share=0.01, seed=SEED, status=503)
     run(store, ds, num_workers).assert_exact()
     assert fault.given >= 1
-    assert len(store.server.requests()) <= 2 * 2 * (len(ds.shards) + 2)  # HEAD and GET
+    assert len(store.server.requests()) <= 2 * (len(ds.shards) + 2)
 
 
 @pytest.mark.parametrize(
@@ -250,15 +227,9 @@ def test_what_no_retry_can_mend_is_an_error_at_once(store, dataset, status, row,
 
 def test_a_403_in_mid_run_is_tried_once_more_with_new_credentials(store, dataset):
     ds = store.put(dataset())
-    # As many clients as there can be threads are in the pool: the fault meets one that has worked.
-    timeout_s, pool = 60.0, process_clients()
-    of_stream = store.stream().remote, timeout_s
-    clients = [pool.take(*of_stream, is_new=True)[0] for _ in range(2 * FETCH_THREADS)]
-    for client in clients:
-        pool.give_back(*of_stream, client)
-    # HEAD and GET of 16 shards are let through.
-    fault = store.server.add("status", status=403, path="shard", skip=32, times=1)
-    run(store, ds, download_timeout=timeout_s).assert_exact()
+    # The GET of 16 shards is let through.
+    fault = store.server.add("status", status=403, path="shard", skip=16, times=1)
+    run(store, ds).assert_exact()
     assert fault.given == 1
 
 

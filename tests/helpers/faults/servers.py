@@ -80,13 +80,16 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 
 
 @contextmanager
-def s3_server(folder: Path, *, is_written: bool = False) -> Iterator[Server]:
+def s3_server(
+    folder: Path, *, is_written: bool = False, tls: tuple[Path, Path] | None = None
+) -> Iterator[Server]:
     """Serve a folder as S3: its first level are the buckets.
 
     Args:
         folder: What to serve; files that change in it are seen at once.
         is_written: Clients put objects, and nothing else changes the folder. Without a cache of
             folders, rclone 1.7 spins when it makes nested ones.
+        tls: Files of a certificate and its key, for https.
     """
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
     if rclone is None:
@@ -96,7 +99,9 @@ def s3_server(folder: Path, *, is_written: bool = False) -> Iterator[Server]:
     command = [rclone, "serve", "s3", str(folder), "--addr", f"127.0.0.1:{port}"]
     cache = "1h" if is_written else "0s"
     command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", cache, "--config", os.devnull]
-    with _serve(command, port, f"http://127.0.0.1:{port}", log) as server:
+    if tls is not None:
+        command += ["--cert", str(tls[0]), "--key", str(tls[1])]
+    with _serve(command, port, f"http{'s' * bool(tls)}://127.0.0.1:{port}", log) as server:
         yield server
 
 

@@ -1,0 +1,211 @@
+"""S3 as it answers: pages of listings, who pays, checksums, endpoints, and private authorities."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import subprocess
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from streampack.errors import DataError
+from streampack.storage.download import fetch, fetch_if_there
+from streampack.storage.location import StreamLocation
+from streampack.stores.retries import list_objects, request
+from streampack.stores.store import open_store
+from streampack.streams import Stream
+from streampack.write.output import open_output
+from tests.helpers.faults import servers
+from tests.helpers.faults.faultserver import FaultServer
+
+CONTENT = bytes(range(256)) * 400
+LARGE = CONTENT * 180  # more than would be fetched by one request if it had a hash
+KEYS = ("in/", "in/a.txt", "in/deep/", "in/deep/b.txt", "out/", "out/parts/")
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+class Listing(BaseHTTPRequestHandler):
+    """A bucket with an object for each key, listed one by one."""
+
+    def do_GET(self) -> None:
+        query = {name: each[0] for name, each in parse_qs(urlsplit(self.path).query).items()}
+        keys = [key for key in KEYS if key.startswith(query.get("prefix", ""))]
+        at = int(query.get("continuation-token", 0))
+        entries = "".join(
+            f'<Contents><Key>{key}</Key><ETag>"0"</ETag><Size>0</Size></Contents>'
+            for key in keys[at : at + 1]
+        )
+        more = at + 1 < len(keys)
+        token = f"<NextContinuationToken>{at + 1}</NextContinuationToken>" if more else ""
+        body = (
+            f"<ListBucketResult><IsTruncated>{str(more).lower()}</IsTruncated>{token}{entries}"
+            "</ListBucketResult>"
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def listing() -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with servers.s3_environment(f"http://127.0.0.1:{server.server_port}"):
+            yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("listing")
+def test_every_page_is_listed_without_the_folders_that_a_console_made():
+    found = [each.url for each in list_objects("s3://bucket/in/")]
+    assert found == ["s3://bucket/in/a.txt", "s3://bucket/in/deep/b.txt"]
+    output = open_output("s3://bucket/out")
+    assert output.is_empty()
+    assert output.names("", "") == []
+    assert not open_output("s3://bucket/in").is_empty()
+
+
+def b64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+TOLD: dict[str, Callable[[bytes], Mapping[str, str]]] = {
+    "crc32": lambda c: {"x-amz-checksum-crc32": b64(zlib.crc32(c).to_bytes(4, "big"))},
+    "sha1": lambda c: {"x-amz-checksum-sha1": b64(hashlib.sha1(c).digest())},
+    "sha256": lambda c: {"x-amz-checksum-sha256": b64(hashlib.sha256(c).digest())},
+}
+UNTOLD: dict[str, Mapping[str, str]] = {
+    "etag": {"ETag": '"0123456789abcdef0123456789abcdef"'},
+    "composite": {"x-amz-checksum-crc32": "NSRBwg==-3"},
+    "crc64nvme": {"x-amz-checksum-crc64nvme": "AAAAAAAAAAA="},
+    "unknown": {"x-amz-checksum-md17": "NSRBwg=="},
+}
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[FaultServer]:
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    (tmp_path / "root" / "bucket" / "a.mds").write_bytes(CONTENT)
+    (tmp_path / "local").mkdir()
+    server = FaultServer(folder=tmp_path / "root")
+    with server, servers.s3_environment(server.url):
+        yield server
+
+
+def location(tmp_path: Path, retry: int = 2) -> StreamLocation:
+    local = str(tmp_path / "local")
+    stream = Stream(remote="s3://bucket", local=local, download_timeout=20, download_retry=retry)
+    return StreamLocation.of(stream)
+
+
+@pytest.mark.parametrize("content", [CONTENT, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("told", TOLD)
+def test_a_flip_in_flight_is_noticed_by_a_checksum_of_the_store(bucket, tmp_path, told, content):
+    (tmp_path / "root" / "bucket" / "a.mds").write_bytes(content)
+    bucket.tells = TOLD[told]
+    fault = bucket.add("flip", path="a.mds", times=1)
+    to = tmp_path / "local" / "x.tmp"
+    assert fetch(location(tmp_path), "a.mds", to, num_bytes=len(content)) == 2
+    assert to.read_bytes() == content
+    assert fault.given == 1
+    assert bucket.count("a.mds", "HEAD|GET") == 2
+    # A length file has no hash of its own either.
+    bucket.add("flip", path="a.mds", times=1)
+    assert fetch_if_there(location(tmp_path), "a.mds", to)
+    assert to.read_bytes() == content
+
+
+def test_flips_that_stay_are_an_error_that_names_both_checksums(bucket, tmp_path):
+    bucket.tells = TOLD["crc32"]
+    bucket.add("flip", path="a.mds")
+    expected = TOLD["crc32"](CONTENT)["x-amz-checksum-crc32"]
+    message = f"Expected checksum {expected} did not match .*; the same in 4 downloads"
+    with pytest.raises(DataError, match=message) as raised:
+        fetch(location(tmp_path), "a.mds", tmp_path / "local" / "x.tmp")
+    assert raised.value.attempts == 4
+
+
+@pytest.mark.parametrize("untold", UNTOLD)
+def test_what_cannot_be_compared_is_taken(bucket, tmp_path, untold):
+    bucket.tells = lambda _: UNTOLD[untold]
+    assert fetch(location(tmp_path), "a.mds", tmp_path / "local" / "x.tmp") == 1
+
+
+def test_a_hash_of_the_stream_is_enough(bucket, tmp_path):
+    bucket.tells = lambda _: {"x-amz-checksum-crc32": "AAAAAA=="}
+    to = tmp_path / "local" / "x.tmp"
+    assert fetch(location(tmp_path), "a.mds", to, is_hashed=True) == 1
+
+
+@pytest.mark.parametrize("variable", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_each_variable_for_a_compatible_store_is_obeyed(bucket, monkeypatch, variable):
+    monkeypatch.delenv("S3_ENDPOINT_URL")
+    monkeypatch.setenv(variable, bucket.url)
+    assert open_store("s3://bucket/a.mds").read("s3://bucket/a.mds") == CONTENT
+
+
+def test_a_proxy_of_the_environment_is_used(bucket, monkeypatch):
+    monkeypatch.setenv("S3_ENDPOINT_URL", "http://store.invalid")
+    monkeypatch.setenv("HTTP_PROXY", bucket.url)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    assert request("s3://bucket/a.mds", "read", lambda s: s.read("s3://bucket/a.mds")) == CONTENT
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Give a certificate of 127.0.0.1 that signs itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("authority")
+    certificate, key = folder / "ca.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2"]
+    command += ["-subj", "/CN=streampack", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_a_store_with_a_private_authority_is_read_over_tls(tmp_path, authority, monkeypatch):
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    (tmp_path / "root" / "bucket" / "a.mds").write_bytes(CONTENT)
+    (tmp_path / "local").mkdir()
+    to = tmp_path / "local" / "x.tmp"
+    with (
+        servers.s3_server(tmp_path / "root", tls=authority) as server,
+        servers.s3_environment(server.url),
+    ):
+        with pytest.raises(DataError, match=r"cannot be fetched.*SSLError"):
+            fetch(
+                StreamLocation.of(
+                    Stream(
+                        remote="s3://bucket",
+                        local=str(to.parent),
+                        download_timeout=2,
+                        download_retry=0,
+                    )
+                ),
+                "a.mds",
+                to,
+            )
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority[0]))
+        assert fetch(location(tmp_path), "a.mds", to) == 1
+        assert to.read_bytes() == CONTENT
