@@ -37,8 +37,6 @@ NOT_CALLED = (
 )
 # Stores that only MosaicML's downloaders can read.
 MOSAICML_SCHEMES = ("alipan", "azure-dl", "dbfs", "oci")
-SCHEMES = tuple(sorted((*MOSAICML_SCHEMES, "azure", "gs", "hf", "s3", "sftp")))
-"""The stores that a remote may be in."""
 DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 

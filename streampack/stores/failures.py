@@ -15,6 +15,8 @@ import errno
 from collections.abc import Iterator
 from enum import Enum
 
+from streampack.stores.schemes import PACKAGES
+
 DENIED = (401, 403)
 MISSING = (404, 410)
 CHANGED = (412, 416)  # If-Match failed; the range is beyond the end
@@ -39,16 +41,6 @@ NO_CREDENTIALS = {
     "PartialCredentialsError",
     "ProfileNotFound",
 }
-PACKAGES = {
-    "s3": "boto3",
-    "r2": "boto3",
-    **dict.fromkeys(("gs", "gcs"), "'streampack[gcs]'"),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl", "azure"), "'streampack[azure]'"),
-    **dict.fromkeys(("http", "https"), "aiohttp"),
-    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
-    "hf": "'streampack[hf]'",
-}
-"""What pip installs for a scheme."""
 # Hugging Face's exception for an unreachable hub; a subclass of FileNotFoundError.
 UNREACHABLE = "LocalEntryNotFoundError"
 

@@ -23,10 +23,9 @@ from typing import NamedTuple, Protocol
 from streampack.stores.drivers import DriverStore
 from streampack.stores.found import Found, Page
 from streampack.stores.s3 import S3Store
+from streampack.stores.schemes import S3_SCHEMES
 
 TIMEOUT_S = 60.0
-S3_SCHEMES = ("s3", "r2")
-"""Served by boto3."""
 ADDRESSES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 

@@ -27,7 +27,8 @@ from streampack._paths import folder_of, local_path, shown_path
 from streampack.chapters import OnExhausted
 from streampack.errors import ConfigError, suggest
 from streampack.mds.columns import DTYPES
-from streampack.storage.location import SCHEMES
+from streampack.storage.location import MOSAICML_SCHEMES
+from streampack.stores.schemes import PACKAGES, is_known
 
 MAX_RETRY = 10**6
 MAX_TIMEOUT_S = 10**6
@@ -216,10 +217,10 @@ def _checked_remote(remote: str | os.PathLike[str] | None, local: object) -> str
         return None
     remote = folder_of(shown_path(remote)) or shown_path(remote)
     scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon
-    if scheme and scheme not in SCHEMES:
+    if scheme and scheme not in MOSAICML_SCHEMES and not is_known(scheme):
+        known = ", ".join(f"{name}:" for name in sorted((*MOSAICML_SCHEMES, *PACKAGES)))
         raise ConfigError(
             f"remote={remote!r}: nothing can fetch from {scheme}:; a remote is a folder, or a "
-            f"url of {', '.join(f'{name}:' for name in SCHEMES)} or file:; copy the files to one "
-            "of them"
+            f"url of {known} or file:; copy the files to one of them"
         )
     return remote

@@ -327,7 +327,7 @@ STREAMS = {
         lambda folder: packed([Stream(local=mds(folder))]),
     ),
     "a store that nothing here speaks to": Remedy(
-        lambda folder: Stream(remote="ftp://host/code", local=folder),
+        lambda folder: Stream(remote="gopher://host/code", local=folder),
         r"; a remote is a folder, or a url of .*; copy the files to one of them$",
         lambda folder: packed([Stream(remote=str(mds(folder)), local=folder / "l")]),
     ),

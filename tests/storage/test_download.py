@@ -68,9 +68,7 @@ class Bucket:
         return self.remote.startswith("s3:")
 
     def files(self, timeout_s: float = 20.0, retry: int = 2) -> StreamLocation:
-        # STREAM: the constructor of a stream may not know this scheme.
-        files = files_of(str(self.folder), self.local, timeout_s, retry)
-        return replace(files, remote=self.remote)
+        return files_of(self.remote, self.local, timeout_s, retry)
 
     def assert_whole_and_alone(self) -> None:
         assert self.to.read_bytes() == CONTENT

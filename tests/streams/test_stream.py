@@ -136,7 +136,7 @@ def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypa
     assert (stream.remote, stream.local) == ("s3://bucket/~/far", f"{tmp_path}/a~")
 
 
-@pytest.mark.parametrize("remote", ["http://x/y", "https://x/y", "ftp://x/y", "c:/books"])
+@pytest.mark.parametrize("remote", ["gopher://x/y", "http2://x/y", "c:/books"])
 def test_a_url_that_nothing_speaks_is_refused_with_those_that_work(remote):
     scheme = remote.partition(":")[0]
     message = (
