@@ -5,13 +5,13 @@
 # make bench   speed, in six minutes         make bench-peers   the same beside its peers
 #
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
-# is a Python from 3.11 to 3.13; another one than the first found: make PYTHON=/path/to/python
+# is a Python from 3.11 on; another one than the first found: make PYTHON=/path/to/python
 
 # pip leaves out the byte code (it is quicker so); then Python must be free to write it at first use.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
-	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && echo "$$python" && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,10 @@ INSTALLED := $(VENV)/installed
 # Named again beside the constraints: pip must settle on this build of torch before anything that
 # depends on it, and the pin has one home.
 TORCH := $(shell grep '^torch==' constraints.txt)
+# What streampack is measured against. Its own pins (numpy<2.2, transformers<5) fit no environment of
+# today, so that it comes without its dependencies, after the libraries that it imports.
+MOSAICML := $(shell grep '^mosaicml-streaming==' constraints.txt)
+PIP_INSTALL := python -m pip install --quiet --disable-pip-version-check --no-compile
 RESULTS := build/bench
 PEERS := .venv-peers
 DOCS := .venv-docs
@@ -31,12 +35,12 @@ help:
 install: $(INSTALLED)
 
 # The stamp is written last: an install that broke off is done again.
-$(INSTALLED): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
+$(INSTALLED): pyproject.toml constraints.txt requirements-mosaicml.txt
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one: make PYTHON=/path/to/python"; exit 1; }
 	@echo "installing into $(VENV): a minute or two"
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		-c constraints.txt "$(TORCH)" -e '.[dev]'
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -r requirements-mosaicml.txt "$(TORCH)" -e '.[dev]'
+	$(BIN)/$(PIP_INSTALL) --no-deps "$(MOSAICML)"
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || echo \
 		"torchvision does not fit this build of torch: see docs/install.md"
 	@touch $(INSTALLED)
@@ -89,19 +93,21 @@ bench-peers: $(PEERS)/peers.json
 	$(PEERS)/bin/python benchmarks/report.py $(RESULTS)/*.jsonl
 
 # peers.json is written last, with what could not be installed and why. The venv hides itself from git.
-$(PEERS)/peers.json: pyproject.toml constraints.txt benchmarks/requirements-peers.txt benchmarks/peers/install.py
-	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
+$(PEERS)/peers.json: pyproject.toml constraints.txt requirements-mosaicml.txt \
+		benchmarks/requirements-peers.txt benchmarks/peers/install.py
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one: make PYTHON=/path/to/python"; exit 1; }
 	@echo "installing into $(PEERS): two or three minutes"
 	"$(PYTHON)" -m venv $(PEERS)
 	@echo '*' > $(PEERS)/.gitignore
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		-c constraints.txt "$(TORCH)" -e .
+	$(PEERS)/bin/$(PIP_INSTALL) -c constraints.txt -r requirements-mosaicml.txt "$(TORCH)" \
+		-e '.[hf,plots]'
+	$(PEERS)/bin/$(PIP_INSTALL) --no-deps "$(MOSAICML)"
 	$(PEERS)/bin/python benchmarks/peers/install.py $@
 
 # A venv of its own, with nothing but the extra `docs`: the reference is read from the source, so the
 # site needs neither torch nor this package.
 $(DOCS)/installed: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.13 found; name one: make PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one: make PYTHON=/path/to/python"; exit 1; }
 	"$(PYTHON)" -m venv $(DOCS)
 	$(DOCS)/bin/python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 		print(*project['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt

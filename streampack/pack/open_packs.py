@@ -208,7 +208,8 @@ class OpenPacksPacker(BufferedPacker):
         """Return the free tokens of each open pack."""
         taken = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
         ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(self._sizes))]
-        return self._limits.max_seq_len - np.diff(ends)
+        free: Int64Array = self._limits.max_seq_len - np.diff(ends)
+        return free
 
     def _work(self, lengths: Int64Array) -> Work:
         """Return the arrays for rows of these lengths, the buffered ones first."""

@@ -171,7 +171,7 @@ class SampleDraw:
     def next(self) -> Int64Array:
         """Return the rows of the next chunk of draws; none at the end."""
         before, self._drawn = self._drawn, drawn_before(self._quotas, self._chunk + 1)
-        counts = np.array(self._drawn) - before
+        counts = np.array(self._drawn, np.int64) - before
         rows = np.empty((int(counts.sum()), 4), np.int64)
         places = draw_places(counts, self._chunk, self._seed, self._seed_path)
         first = 0

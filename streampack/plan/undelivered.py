@@ -55,7 +55,8 @@ class Undelivered:
     def lengths(self, index: int, most: int) -> Int64Array:
         """Return the tokens left of the next samples of a stream, at most `most`, shape (n,)."""
         first = int(self._nexts[index])
-        return self._tokens[first : min(first + most, int(self._stops[index]))]
+        left: Int64Array = self._tokens[first : min(first + most, int(self._stops[index]))]
+        return left
 
     def take(self, index: int, most: int) -> Int64Array:
         """Take the next samples of a stream, at most `most`; return their numbers, shape (n,)."""
