@@ -92,7 +92,9 @@ def fake_stream(folder: Path, num_shards: int) -> Path:
         return out
     partial = folder / f"start-{num_shards}.partial-{os.getpid()}"
     samples = (np.full(TOKENS, 7, np.int32) for _ in range(SAMPLES))
-    write_stream(samples, partial, dtype="int32", compression=None, size_limit=None, hashes=())
+    write_stream(
+        samples, partial, tokens_dtype="int32", compression=None, size_limit=None, hashes=()
+    )
     [shard] = json.loads((partial / "index.json").read_text())["shards"]
     raw, shards = shard["raw_data"], []
     for number in range(num_shards):

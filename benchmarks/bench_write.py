@@ -59,7 +59,7 @@ def written(
     options = WriteOptions(
         rows=RowFormat(tokenizer=tokenizer, backend=backend),
         compression=compression,
-        num_processes=1,
+        num_workers=1,
     )
     begin = time.process_time()
     num_tokens = write_texts([rows], out, options).num_tokens

@@ -49,7 +49,7 @@ def write(folder: Path, num_samples: int, compression: str | None) -> int:
     tokens = rng.integers(0, 50_000, int(lengths.sum()), dtype=np.int32)
     ends = np.cumsum(lengths)
     samples = (tokens[end - length : end] for end, length in zip(ends, lengths, strict=True))
-    write_stream(samples, folder, dtype="int32", compression=compression)
+    write_stream(samples, folder, tokens_dtype="int32", compression=compression)
     return len(tokens)
 
 

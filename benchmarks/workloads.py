@@ -145,5 +145,5 @@ def write(
     if not out.exists():  # the writer names it once it is whole
         samples = tokens(name, count)
         rows = _masked(samples) if is_masked else samples
-        write_stream(rows, out, dtype="int32", compression=compression)
+        write_stream(rows, out, tokens_dtype="int32", compression=compression)
     return out

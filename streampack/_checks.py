@@ -38,7 +38,8 @@ def check_choice(name: str, value: str, choices: object) -> None:
     words = choices if isinstance(choices, tuple) else get_args(choices)
     if value not in words:
         raise ConfigError(
-            f"{name}={value!r} is not one of {'|'.join(words)}{suggest(value, words)}"
+            f"{name}={value!r} is not one of {'|'.join(words)}{suggest(value, words)}",
+            option=name,
         )
 
 
@@ -46,14 +47,15 @@ def check_at_most(name: str, number: int, most: int) -> None:
     """Check that a number is not larger than the arithmetic here, or any machine, can handle."""
     if number > most:
         raise ConfigError(
-            f"{name}={show_number(number)} is more than the maximum of {most}; lower it"
+            f"{name}={show_number(number)} is more than the maximum of {most}; lower it",
+            option=name,
         )
 
 
 def read_bool(name: str, value: Any) -> bool:
     """Return a bool as it is; refuse other types, 0 and 1 included."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} is not a bool; write True or False")
+        raise ConfigError(f"{name}={value!r} is not a bool; write True or False", option=name)
     return value
 
 
@@ -75,9 +77,11 @@ def read_integer(name: str, value: Any, way_out: str) -> int:
         if number is None and is_real and value % 1 == 0:  # inf % 1 and nan % 1 are nan
             number = int(value)
     if number is None:
-        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}")
+        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}", option=name)
     if number.bit_length() > MAX_INTEGER_BITS:
-        raise ConfigError(f"{name} is {show_number(number)}, too large for any use; {way_out}")
+        raise ConfigError(
+            f"{name} is {show_number(number)}, too large for any use; {way_out}", option=name
+        )
     return number
 
 
@@ -89,7 +93,7 @@ def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:
     """
     count = read_integer(name, value, WRITE_COUNT)
     if count < 1:
-        raise ConfigError(f"{name}={show_number(count)} must be at least 1; {way_out}")
+        raise ConfigError(f"{name}={show_number(count)} must be at least 1; {way_out}", option=name)
     check_at_most(name, count, MAX_COUNT)
     return count
 
@@ -107,7 +111,8 @@ def read_token_id(name: str, value: Any) -> int | None:
     token = read_integer(name, value, f"token ids go from 0 to {MAX_ID}, {way_out}")
     if not 0 <= token <= MAX_ID:
         raise ConfigError(
-            f"{name}={token} is not a token id; they go from 0 to {MAX_ID}, {way_out}"
+            f"{name}={token} is not a token id; they go from 0 to {MAX_ID}, {way_out}",
+            option=name,
         )
     return token
 
@@ -117,10 +122,10 @@ def read_seed(name: str, value: Any) -> int:
     way_out = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
     # read_integer accepts 17.0, but two large float seeds could round to the same integer.
     if isinstance(value, Real) and not hasattr(value, "__index__"):
-        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}")
+        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}", option=name)
     seed = read_integer(name, value, way_out)
     if seed < 0:
-        raise ConfigError(f"{name}={seed} is negative; {way_out}")
+        raise ConfigError(f"{name}={seed} is negative; {way_out}", option=name)
     return seed
 
 
@@ -131,7 +136,8 @@ def read_optional_fraction(name: str, value: Any) -> float | None:
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_real and 0 <= value < 1):
         raise ConfigError(
-            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1, e.g. 0.01"
+            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1, e.g. 0.01",
+            option=name,
         )
     return float(value)
 
@@ -179,7 +185,7 @@ def _parse(
             # Not all through float: an integer of many digits stays exact.
             value = int(digits) * factor if digits.isdigit() else to_int(float(digits) * factor)
         except (OverflowError, ValueError):
-            raise ConfigError(f"{name}={value!r} is not {expected}") from None
+            raise ConfigError(f"{name}={value!r} is not {expected}", option=name) from None
     return read_optional_count(name, value)
 
 

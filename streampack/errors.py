@@ -28,7 +28,23 @@ class StreampackError(Exception):
 
 
 class ConfigError(StreampackError, ValueError):
-    """An argument or config that cannot work. The message names the value, the limit and a fix."""
+    """An argument or config that cannot work. The message names the value, the limit and a fix.
+
+    Args:
+        message: The problem, the limit, and a fix.
+        option: The argument that is wrong, if it is a single one. It has the same name in Python,
+            as a key of a YAML config, and as an option of the command line: `num_workers` is
+            `--num-workers`.
+
+    >>> ConfigError("num_workers=-1 must be at least 0; leave it out", option="num_workers").option
+    'num_workers'
+    """
+
+    def __init__(self, message: str = "", *, option: str | None = None) -> None:
+        # A single positional argument: torch re-creates a worker's error from its text alone, and
+        # pickle restores the attributes from __dict__.
+        super().__init__(message)
+        self.option = option
 
 
 class DataError(StreampackError):
@@ -57,9 +73,7 @@ class DataError(StreampackError):
         attempts: int | None = None,
         elapsed_s: float | None = None,
     ) -> None:
-        # A single positional argument: torch re-creates a worker's error from its text alone, and
-        # pickle restores the attributes from __dict__.
-        super().__init__(message)
+        super().__init__(message)  # a single positional argument, as in ConfigError
         self.uri = uri
         self.shard = shard
         self.attempts = attempts

@@ -27,8 +27,7 @@ from typer.core import TyperGroup
 
 from streampack.cli.signals import Terminated
 from streampack.cli.verbs import VERBS
-from streampack.cli.wording import ARGUMENTS, in_words_of_config, in_words_of_options
-from streampack.errors import BadRowsError, StreampackError
+from streampack.errors import BadRowsError, ConfigError, StreampackError
 
 SYSTEM_ERROR = 1
 USER_ERROR = 2  # the usual exit code for wrong arguments
@@ -38,33 +37,18 @@ TERMINATED = 143  # 128 + SIGTERM
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# Former option names: still accepted, but not shown.
-RENAMED = {
-    "--column": "--tokens",
-    "--dtype": "--tokens-dtype",
-    "--extra": "--columns",
-    "--processes": "--workers",
-    "--text-field": "--text",
-    "--tokens-field": "--tokens",
-}
-# Arguments that are not an option of every verb.
-PATHS = dict.fromkeys(("local", "remote", "path", "paths", "out"), "PATH")
-
 
 class VerbGroup(TyperGroup):
-    """A command group that accepts former options, and rewords errors for the command line."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a verb; options with a former name get the current one."""
-        return super().resolve_command(ctx, [args[0], *map(_current_name, args[1:])])
+    """A command group whose errors name the option, and whose interrupts are one line."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Call a verb; its errors are reworded for the command line, an interrupt is one line."""
+        """Call a verb."""
         try:
             return super().invoke(ctx)
-        except StreampackError as error:
-            command = self.commands[ctx.invoked_subcommand]
-            error.args = (_in_words_of(command, str(error)),)
+        except ConfigError as error:
+            options = {param.name: param.opts[0] for param in _params(self, ctx)}
+            if (name := options.get(error.option)) is not None:
+                error.args = (f"{name}: {error}",)
             raise
         except KeyboardInterrupt as interrupt:
             is_terminated = isinstance(interrupt, Terminated)
@@ -73,19 +57,14 @@ class VerbGroup(TyperGroup):
             raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from interrupt
 
 
-def _current_name(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return f"{RENAMED.get(name, name)}{equals}{value}"
+def _params(group: TyperGroup, ctx: Any) -> list[Any]:
+    """Return the options of the verb that is being called."""
+    return [p for p in group.commands[ctx.invoked_subcommand].params if p.opts[0][0] == "-"]
 
 
-def _in_words_of(command: Any, text: str) -> str:
-    """Reword a message of the package in terms of a verb's options or config keys."""
-    names = {param.name: param.opts[0] for param in command.params}
-    if "config" in names:
-        text = in_words_of_config(text, import_module("streampack.cli.config").all_keys())
-    options = {name: option for name, option in names.items() if option.startswith("--")}
-    options |= {name: options[given] for name, given in ARGUMENTS.items() if given in options}
-    return in_words_of_options(text, PATHS | options)
+def _with_dashes(name: str) -> str:
+    """Return an option's name as it is shown: messages say num_workers for --num-workers."""
+    return name.replace("_", "-")
 
 
 def _runner(name: str, options: type) -> Callable[..., None]:
@@ -115,6 +94,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
+        context_settings={"token_normalize_func": _with_dashes},
     )
 
     @app.callback()

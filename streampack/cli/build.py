@@ -42,7 +42,7 @@ def build_dataset(
             world=world,
         )
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}", option=error.option) from error
 
 
 def _chapter(config: ChapterConfig) -> Chapter:
@@ -71,5 +71,5 @@ def build_streams(config: RunConfig) -> list[Any]:
                 name = described.stream_name or "streampack"
                 streams.append(make_named_stream(name, dict(more or {}), arguments))
         except ConfigError as error:
-            raise ConfigError(f"streams.{number}: {error}") from error
+            raise ConfigError(f"streams.{number}: {error}", option=error.option) from error
     return streams

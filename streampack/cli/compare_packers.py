@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from streampack._checks import check_choice
+from streampack.cli.console import output_console
 from streampack.cli.inspect import lengths_of, open_path
 from streampack.cli.verbs import ComparePackers
-from streampack.cli.wording import output_console
 from streampack.report import (
     KINDS,
     packer_markdown,

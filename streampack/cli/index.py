@@ -16,8 +16,8 @@ from typing import Any
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streampack._paths import folder_of
+from streampack.cli.console import counted, output_console
 from streampack.cli.verbs import Index
-from streampack.cli.wording import counted, output_console
 from streampack.errors import ConfigError
 from streampack.write import write_lengths, write_remote_lengths
 
@@ -27,10 +27,11 @@ def run(options: Index) -> None:
     paths, local, keep_local = options.paths, options.local, options.keep_local
     remotes = [path for path in paths if folder_of(path) is None]
     if (local is not None or keep_local) and (len(remotes) != 1 or len(paths) != 1):
-        option = "--keep-local" if keep_local else "--local"
+        option = "keep_local" if keep_local else "local"
         raise ConfigError(
-            f"{option} is for one remote stream at a time, got {' '.join(paths)}; leave out "
-            f"{option}, or call index for each"
+            f"{option}= is for one remote stream at a time, got {' '.join(paths)}; leave it out, "
+            "or call index for each",
+            option=option,
         )
     console = output_console()
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
@@ -40,10 +41,10 @@ def run(options: Index) -> None:
         task = bar.add_task("shards", total=None)
         for path in paths:
             arguments: dict[str, Any] = {
-                "column": options.tokens,
+                "tokens": options.tokens,
                 "tokens_dtype": options.tokens_dtype,
                 "progress": lambda n: bar.advance(task, n),
-                "check_dtypes": not options.no_check_dtypes,
+                "check_dtypes": options.check_dtypes,
             }
             if (folder := folder_of(path)) is not None:
                 written += write_lengths(Path(folder), **arguments)

@@ -22,8 +22,8 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from streampack._paths import folder_of
+from streampack.cli.console import counted, output_console
 from streampack.cli.verbs import Inspect, StreamOptions
-from streampack.cli.wording import ARGUMENTS, counted, in_words_of_options, output_console
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
@@ -62,7 +62,7 @@ def _describe(path: str, options: StreamOptions) -> Stream:
         split=options.split,
         tokens=options.tokens,
         tokens_dtype=options.tokens_dtype,
-        check_dtypes=not options.no_check_dtypes,
+        check_dtypes=options.check_dtypes,
     )
 
 
@@ -113,9 +113,7 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
         f"{counted(num_bad, 'bad row')} left out"
     ]
     bad_rows = (bad for result in results.values() for bad in result.bad_rows)
-    in_options = {name: f"--{option.replace('_', '-')}" for name, option in ARGUMENTS.items()}
-    for bad in islice(bad_rows, MAX_BAD_ROWS_SHOWN):
-        lines.append(f"  {in_words_of_options(shown_row(bad), in_options)}")
+    lines += [f"  {shown_row(bad)}" for bad in islice(bad_rows, MAX_BAD_ROWS_SHOWN)]
     if num_bad > MAX_BAD_ROWS_SHOWN:
         lines.append(f"  and {num_bad - MAX_BAD_ROWS_SHOWN:,} more; part.json names 1,000 a part")
     if facts := job.settings.tokenizer_facts:
@@ -133,12 +131,13 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
 def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
     if options.tokenizer is None or settings.tokenizer is None:
         return
-    rows = RowFormat(tokenizer=options.tokenizer, chat_field=settings.chat)
+    rows = RowFormat(tokenizer=options.tokenizer, chat=settings.chat)
     if tokenizer_digest(rows) != settings.tokenizer:
         name = (settings.tokenizer_facts or {}).get("name", "another one")
         raise ConfigError(
             f"tokenizer={str(options.tokenizer)!r} differs from the one that wrote "
-            f"{options.path}, {name}; name that one, or leave it out to see the ids"
+            f"{options.path}, {name}; name that one, or leave it out to see the ids",
+            option="tokenizer",
         )
 
 

@@ -18,8 +18,8 @@ from streampack import report
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
+from streampack.cli.console import output_console
 from streampack.cli.verbs import Plan
-from streampack.cli.wording import output_console
 from streampack.errors import ConfigError
 from streampack.report.chapters import chapters_view, describe_uses, uses_lines
 from streampack.world import World

@@ -21,8 +21,8 @@ from rich.live import Live
 
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
+from streampack.cli.console import output_console
 from streampack.cli.verbs import Run
-from streampack.cli.wording import output_console
 from streampack.loader.loader import PackedDataLoader
 from streampack.report import stats_view
 from streampack.runtime.resumable import engine_of
@@ -33,7 +33,7 @@ REDRAW_S = 0.25
 def run(options: Run) -> None:
     """Iterate over the batches of a config, and print their statistics."""
     described = read_config(options.config)
-    num_workers = described.num_workers if options.workers is None else options.workers
+    num_workers = described.num_workers if options.num_workers is None else options.num_workers
     dataset = build_dataset(described, options.config)
     loader = PackedDataLoader(dataset, num_workers=num_workers)
     unit = engine_of(dataset).recipe.target_unit

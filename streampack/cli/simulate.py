@@ -15,8 +15,8 @@ import sys
 from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
+from streampack.cli.console import output_console
 from streampack.cli.verbs import Simulate
-from streampack.cli.wording import output_console
 from streampack.report.chapters import chapters_view
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
@@ -28,7 +28,7 @@ def run(options: Simulate) -> None:
     shared = {} if described.world is None else described.world.model_dump()
     flags = {"replication": options.replication, "context_parallel": options.context_parallel}
     shared |= {key: value for key, value in flags.items() if value is not None}
-    world = World(num_ranks=options.ranks, ranks_per_node=options.ranks_per_node, **shared)
+    world = World(num_ranks=options.num_ranks, ranks_per_node=options.ranks_per_node, **shared)
     dataset = build_dataset(described, options.config, world)
     stats = report.simulate(dataset, steps=options.steps)
     if options.as_json:

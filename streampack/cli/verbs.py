@@ -20,8 +20,8 @@ from typer import Argument, Option
 Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
 Tokens = Annotated[str, Option(help="Column of the token ids; by default input_ids works too.")]
 TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
-NoCheckDtypes = Annotated[
-    bool, Option("--no-check-dtypes", help="Accept a type that values in bytes contradict.")
+CheckDtypes = Annotated[
+    bool, Option(help="Whether to refuse a type that values in a column of bytes contradict.")
 ]
 Verify = Annotated[
     bool, Option("--verify", help="Read the shards again, and compare their hashes.")
@@ -75,7 +75,7 @@ class Write:
     size_limit: Annotated[str, Option(help="Shard size before compression.")] = "64mb"
     part_bytes: Annotated[str, Option(help="Bytes of input in a part.")] = "256mb"
     engine: Annotated[str, Option(help="processes of this machine, or ray.")] = "processes"
-    workers: Annotated[
+    num_workers: Annotated[
         int | None,
         Option(help="Tokenizing processes; by default one per core, or one for small inputs."),
     ] = None
@@ -117,7 +117,7 @@ class Index:
         str | None, Option(help="Column of the token ids; by default tokens or input_ids.")
     ] = None
     tokens_dtype: TokensDtype = None
-    no_check_dtypes: NoCheckDtypes = False
+    check_dtypes: CheckDtypes = True
     local: Annotated[
         Path | None, Option(help="Folder to keep the shards of a remote stream in.")
     ] = None
@@ -133,7 +133,7 @@ class StreamOptions:
     split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
     tokens: Tokens = "tokens"
     tokens_dtype: TokensDtype = None
-    no_check_dtypes: NoCheckDtypes = False
+    check_dtypes: CheckDtypes = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class Run:
     steps: Annotated[
         int | None, Option(min=1, help="Batches to take, over as many epochs as that needs.")
     ] = None
-    workers: Annotated[
+    num_workers: Annotated[
         int | None, Option(min=0, help="Reading processes, in place of the config's num_workers.")
     ] = None
     as_json: JsonOnly = False
@@ -175,7 +175,7 @@ class Simulate:
     steps: Annotated[
         int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
     ] = None
-    ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1
+    num_ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1
     ranks_per_node: Annotated[
         int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
     ] = None

@@ -21,10 +21,9 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from streampack import write
+from streampack.cli.console import counted
 from streampack.cli.signals import terminable
 from streampack.cli.verbs import Write
-from streampack.cli.wording import counted
-from streampack.errors import ConfigError
 
 LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
@@ -49,37 +48,25 @@ def _options(options: Write) -> write.WriteOptions:
     return write.WriteOptions(
         rows=write.RowFormat(
             tokenizer=options.tokenizer,
-            text_field=options.text,
-            tokens_field=options.tokens,
-            chat_field=options.chat,
-            extra_fields=tuple(options.columns or ()),
+            text=options.text,
+            tokens=options.tokens,
+            chat=options.chat,
+            columns=tuple(options.columns or ()),
             backend=cast("Any", options.backend),
             train_on=cast("Any", options.train_on),
             special_tokens=cast("Any", options.special_tokens),
         ),
-        dtype=options.tokens_dtype,
+        tokens_dtype=options.tokens_dtype,
         compression=None if options.compression == "none" else options.compression,
         size_limit=options.size_limit,
-        num_processes=options.workers,
+        num_workers=options.num_workers,
         part_bytes=options.part_bytes,
         engine=cast("Any", options.engine),
-        share=None if options.part is None else _share(options.part),
+        part=options.part,
         append=options.append,
         on_bad_row=cast("Any", options.on_bad_row),
         max_bad_rows=options.max_bad_rows,
     )
-
-
-def _share(text: str) -> tuple[int, int]:
-    """Parse K/N."""
-    number, _, total = text.partition("/")
-    are_counts = number.isdecimal() and total.isdecimal()
-    if not are_counts or not 1 <= int(number) <= int(total):
-        raise ConfigError(
-            f"--part {text!r} is not K/N with K from 1 to N, such as 1/16 on the first of 16 "
-            "machines; leave out --part to write all parts here"
-        )
-    return int(number), int(total)
 
 
 def write_with_progress(

@@ -46,7 +46,7 @@ def write_texts(
         progress: Called about twice a second and process, and after each part.
 
     Returns:
-        A summary of the stream, or with `share` of the parts that are done.
+        A summary of the stream, or with `part` of the parts that are done.
 
     Raises:
         BadRowsError: If there are more bad rows than may be left out. Names one.
@@ -82,7 +82,7 @@ def _check_place(output: Output, inputs: Sequence[str]) -> None:
 
 
 def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Written:
-    """Commit a job whose parts were written by several calls with `share`.
+    """Commit a job whose parts were written by several calls with `part`.
 
     Args:
         out: The stream's folder or s3:// URL.
@@ -125,7 +125,7 @@ class _Run:
         self._total_bytes = sum(part.num_bytes for part in job.parts)
         self._most = options.max_bad_rows if options.on_bad_row == "skip" else 0
         # Every n-th part, so that large and small files are spread over the shares.
-        first, step = options.share or (1, 1)
+        first, step = options.share
         mine = list(job.versions_of())[first - 1 :: step]
         self._tasks = [
             PartTask(
@@ -147,7 +147,7 @@ class _Run:
         self._report()
         if not self._tasks:
             return
-        num_workers = self._options.num_processes
+        num_workers = self._options.num_workers
         if self._options.engine == "ray":
             run_on_ray(self._tasks, num_workers, self._take)
             return

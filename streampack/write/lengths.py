@@ -53,7 +53,7 @@ class Indexed:
 
 def write_lengths(
     path: Path,
-    column: str | None = None,
+    tokens: str | None = None,
     tokens_dtype: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     *,
@@ -63,7 +63,7 @@ def write_lengths(
 
     Args:
         path: A stream's folder, or one that contains such folders.
-        column: The token column; None: "tokens" or "input_ids".
+        tokens: The token column; None: "tokens" or "input_ids".
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
         check_dtypes: Whether to refuse a type that the values contradict, as `Stream` does.
@@ -81,7 +81,7 @@ def write_lengths(
             f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
-    columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
+    columns = ColumnSelection(tokens=tokens or "tokens", tokens_dtype=tokens_dtype)
     indexed = []
     for file in index_files:
         with as_data_error(file), open_file(file) as opened:
@@ -114,7 +114,7 @@ def count_stream(
     names, dtype = columns.token_names, columns.tokens_dtype
     for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
         place = f"{where}, shard {number} ({shard.raw.basename})"
-        column = find_column(shard.layout, names, dtype, place, "column")
+        column = find_column(shard.layout, names, dtype, place, "tokens")
         spans = sample_spans(data, shard.num_samples, shard.layout, column, place)
         # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
         if checks_dtypes and not number & (number - 1):

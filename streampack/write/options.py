@@ -74,20 +74,20 @@ class WriteOptions:
     """Format of a row."""
     column: str = "tokens"
     """Name of the token column."""
-    dtype: str | None = None
+    tokens_dtype: str | None = None
     """Type of the stored tokens; None: uint16 if the tokenizer's ids fit in it, else int32."""
     compression: str | None = "zstd"
     """MosaicML's name of a compression; None: raw shards."""
     size_limit: int | str | None = "64mb"
     """Bytes of a shard before compression."""
-    num_processes: int | None = None
+    num_workers: int | None = None
     """Number of tokenizing processes; None: one per core, or one for small files."""
     part_bytes: int | str = "256mb"
     """Bytes of input in a part, which is what an interrupted job loses at most per process."""
     engine: EngineName = "processes"
     """Where parts are written: "processes" of this machine, or "ray" for a Ray cluster."""
-    share: tuple[int, int] | None = None
-    """(k, n): write every n-th part only, from the k-th on, counted from 1, and do not commit."""
+    part: str | None = None
+    """"K/N": write every N-th part only, from the K-th on, counted from 1, and do not commit."""
     append: bool = False
     """Add inputs that the stream does not have yet."""
     on_bad_row: OnBadRow = "error"
@@ -96,27 +96,44 @@ class WriteOptions:
     """Number of bad rows that may be left out."""
 
     def __post_init__(self) -> None:
-        if self.num_processes is not None and self.num_processes < 1:
+        if self.num_workers is not None and self.num_workers < 1:
             raise ConfigError(
-                f"num_processes={self.num_processes} must be 1 or more; "
-                "leave it out for one process per core"
+                f"num_workers={self.num_workers} must be 1 or more; "
+                "leave it out for one process per core",
+                option="num_workers",
             )
         check_choice("engine", self.engine, EngineName)
         check_choice("on_bad_row", self.on_bad_row, OnBadRow)
         if self.max_bad_rows < 0:
             raise ConfigError(
                 f"max_bad_rows={self.max_bad_rows} must be 0 or more; set it to the number of rows "
-                "that may be left out"
+                "that may be left out",
+                option="max_bad_rows",
             )
         if self.on_bad_row == "skip" and self.max_bad_rows == 0:
             raise ConfigError(
                 "max_bad_rows=0 leaves no row to skip; set max_bad_rows=1000, or leave out "
-                "on_bad_row="
+                "on_bad_row=",
+                option="max_bad_rows",
             )
-        if self.dtype is not None:
-            check_choice("dtype", self.dtype, DTYPES)
-        if self.share is not None and not 1 <= self.share[0] <= self.share[1]:
+        if self.tokens_dtype is not None:
+            check_choice("tokens_dtype", self.tokens_dtype, DTYPES)
+        if self.part is not None:
+            self._parse_part(self.part)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The first part that is written, counted from 1, and the step to the next one."""
+        return (1, 1) if self.part is None else self._parse_part(self.part)
+
+    @staticmethod
+    def _parse_part(text: str) -> tuple[int, int]:
+        number, _, total = text.partition("/")
+        are_counts = number.isdecimal() and total.isdecimal()
+        if not are_counts or not 1 <= int(number) <= int(total):
             raise ConfigError(
-                f"share={self.share} must be (k, n) with k from 1 to n; write (1, 16) to (16, 16) "
-                "on 16 machines"
+                f"part={text!r} is not K/N with K from 1 to N, such as 1/16 on the first of 16 "
+                "machines; leave it out to write all parts here",
+                option="part",
             )
+        return int(number), int(total)

@@ -151,7 +151,7 @@ class _PartWriter:
                     raise BadValueError(sample)
                 self._samples.add(sample)
             except BadValueError as error:
-                any_value = "; set extra_fields=NAME:json, in a new folder, to keep any value"
+                any_value = "; set columns=NAME:json, in a new folder, to keep any value"
                 reason = f"{error}{'' if isinstance(sample, str) else any_value}"
                 self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
 

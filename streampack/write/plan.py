@@ -81,7 +81,7 @@ def plan_job(
         tokenizer_facts=None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
         special_tokens=rows.special_tokens,
         backend=rows.backend if rows.encodes_text else None,
-        train_on=None if rows.chat_field is None else rows.train_on,
+        train_on=None if rows.chat is None else rows.train_on,
         compression=options.compression,
         size_limit=parse_bytes("size_limit", options.size_limit or None),
         hashes=HASHES,
@@ -94,23 +94,25 @@ def _dtype_of(options: WriteOptions) -> str:
     """Return the type of stored tokens, which must hold all ids of the tokenizer."""
     tokenizer = options.rows.tokenizer
     if tokenizer is None:
-        return options.dtype or "int32"
+        return options.tokens_dtype or "int32"
     size = load_tokenizer(tokenizer).get_vocab_size()
-    dtype = options.dtype or ("uint16" if size <= 2**16 else "int32")
+    dtype = options.tokens_dtype or ("uint16" if size <= 2**16 else "int32")
     most = int(np.iinfo(dtype).max)
     if size - 1 > most:  # its texts would be bad rows
         raise ConfigError(
-            f"dtype={dtype!r} holds ids up to {most}, and {tokenizer} has {size}; leave out dtype="
+            f"tokens_dtype={dtype!r} holds ids up to {most}, and {tokenizer} has {size}; "
+            "leave it out",
+            option="tokens_dtype",
         )
     return dtype
 
 
 def _selection(rows: RowFormat) -> RowSelection:
-    is_tokens = rows.tokenizer is None and rows.chat_field is None
+    is_tokens = rows.tokenizer is None and rows.chat is None
     return RowSelection(
-        text=rows.text_field if rows.encodes_text else None,
-        tokens=rows.tokens_field if is_tokens else None,
-        chat=rows.chat_field,
+        text=rows.text if rows.encodes_text else None,
+        tokens=rows.tokens if is_tokens else None,
+        chat=rows.chat,
         keep=tuple(rows.kept),
     )
 
@@ -127,13 +129,14 @@ def _columns(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the encoding of each column, and the columns with one integer per token."""
     columns = {column: f"ndarray:{dtype}"}
-    if rows.chat_field is not None:
+    if rows.chat is not None:
         columns[LOSS_MASK] = "ndarray:uint8"
     taken = [name for name in rows.kept if name in columns]
     if taken:
         raise ConfigError(
-            f"extra_fields: {taken[0]!r} is also the name of a column that is made; set column= to "
-            "another name, or leave it out"
+            f"columns: {taken[0]!r} is also the name of a column that is made; leave it out, or "
+            "rename it in the input",
+            option="columns",
         )
     per_token = []
     for name, values in batch.kept.items():

@@ -41,7 +41,7 @@ WAY_OUT = (
 
 def write_remote_lengths(
     remote: str,
-    column: str | None = None,
+    tokens: str | None = None,
     tokens_dtype: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     *,
@@ -53,7 +53,7 @@ def write_remote_lengths(
 
     Args:
         remote: The stream's URL, of any store that can be read and written.
-        column: The token column; None: "tokens" or "input_ids".
+        tokens: The token column; None: "tokens" or "input_ids".
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
         local: Folder that keeps the shards and the length file; None: a temporary one.
@@ -70,7 +70,7 @@ def write_remote_lengths(
         raise ConfigError(
             f"keep_local={keep_local}, but local={local}; set local= to the folder to keep it in"
         )
-    columns = ColumnSelection(tokens=column or "tokens", tokens_dtype=tokens_dtype)
+    columns = ColumnSelection(tokens=tokens or "tokens", tokens_dtype=tokens_dtype)
     with ExitStack() as stack:
         # First, so that a missing driver is noticed before anything is read.
         if not keep_local:

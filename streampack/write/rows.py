@@ -49,13 +49,13 @@ class RowFormat:
 
     tokenizer: Path | None = None
     """A tokenizer.json, or the folder of a tokenizer of transformers; None: rows hold token ids."""
-    text_field: str = "text"
+    text: str = "text"
     """Field of the text."""
-    tokens_field: str = "tokens"
+    tokens: str = "tokens"
     """Field of the token ids, without a tokenizer. For the default, "input_ids" is accepted too."""
-    chat_field: str | None = None
+    chat: str | None = None
     """Field of the conversation, such as "messages"; the tokenizer must have a chat template."""
-    extra_fields: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     """Fields that are kept, each in a column: "url", or with an MDS encoding, "hash:uint64". "json"
     takes any value, null too. A list of one integer per token (a loss mask) becomes an array."""
     backend: Backend = "huggingface"
@@ -73,24 +73,24 @@ class RowFormat:
         if self.special_tokens == "text" and not is_exact:
             raise ConfigError(
                 "special_tokens='text' is for texts that backend='huggingface' encodes; leave it "
-                "out, or set tokenizer= without chat_field= and backend="
+                "out, or set tokenizer= without chat= and backend="
             )
         if self.backend != "huggingface" and not self.encodes_text:
             raise ConfigError(
                 f"backend={self.backend!r} encodes texts, and these rows are "
-                f"{'token ids' if self.chat_field is None else 'conversations'}; leave it out"
+                f"{'token ids' if self.chat is None else 'conversations'}; leave it out"
             )
-        if self.train_on != "responses" and self.chat_field is None:
+        if self.train_on != "responses" and self.chat is None:
             raise ConfigError(
                 f"train_on={self.train_on!r} is for conversations; name their column with "
-                "chat_field=, or leave it out"
+                "chat=, or leave it out"
             )
 
     @property
     def kept(self) -> dict[str, str | None]:
         """The encodings of the fields that are kept, by name; None: by the first rows."""
         kept: dict[str, str | None] = {}
-        for field in self.extra_fields:
+        for field in self.columns:
             name, _, encoding = field.rpartition(":")
             is_typed = bool(name) and encoding in SCALARS
             kept[name if is_typed else field] = encoding if is_typed else None
@@ -99,7 +99,7 @@ class RowFormat:
     @property
     def encodes_text(self) -> bool:
         """Whether a row is a text."""
-        return self.tokenizer is not None and self.chat_field is None
+        return self.tokenizer is not None and self.chat is None
 
 
 def tokenizer_digest(rows: RowFormat) -> str | None:
@@ -109,7 +109,7 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
     load_tokenizer(rows.tokenizer)  # refused before anything is written
     file = tokenizer_file(rows.tokenizer)
     digest = hashlib.blake2b(file.read_bytes(), digest_size=16)
-    if rows.chat_field is not None:
+    if rows.chat is not None:
         for name in CHAT_FILES:
             path = file.with_name(name)
             digest.update(path.read_bytes() if path.is_file() else b"")
@@ -129,7 +129,7 @@ class RowEncoder:
         self._dtype = np.dtype(schema.dtype)
         self._limit = min(int(np.iinfo(self._dtype).max), NO_TOKEN - 1)
         self._texts = self._chat = None
-        if rows.chat_field is not None:
+        if rows.chat is not None:
             self._chat = _chat_encoder(rows, digest)
         elif rows.tokenizer is not None:
             self._texts = text_encoder(rows.tokenizer, rows.backend, rows.special_tokens)
@@ -162,7 +162,9 @@ class RowEncoder:
             near = tokens[(tokens >= ids[0]) & (tokens <= ids[-1])]  # so that few are looked up
             self.num_special_tokens += int(np.isin(near, ids).sum()) if len(near) else 0
         if most > self._limit:
-            return f"token id {most} exceeds {self._limit} of {self._dtype}; leave out dtype="
+            return (
+                f"token id {most} exceeds {self._limit} of {self._dtype}; leave out tokens_dtype="
+            )
         return {self._schema.column: tokens.astype(self._dtype), **kept}
 
     def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:
@@ -179,7 +181,7 @@ def _chat_encoder(rows: RowFormat, digest: str | None) -> ChatEncoder:  # noqa: 
     """Load a tokenizer with a chat template, once per process and digest."""
     if rows.tokenizer is None:
         raise ConfigError(
-            f"chat_field={rows.chat_field!r} needs a tokenizer with a chat template; set "
+            f"chat={rows.chat!r} needs a tokenizer with a chat template; set "
             "tokenizer= to the folder that its save_pretrained() wrote"
         )
     folder = tokenizer_file(rows.tokenizer).parent

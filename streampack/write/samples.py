@@ -76,7 +76,7 @@ class SampleSchema:
         if self.column not in row:
             raise ValueError(
                 f"no {self.column!r}; it has {', '.join(map(repr, row))}; "
-                "set column= to one of them"
+                "set tokens= to one of them"
             )
         tokens = as_tokens(row[self.column], np.dtype(self.dtype))
         num = len(tokens)
@@ -191,7 +191,7 @@ def as_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
         fitting = next(name for name in TYPES_OF_IDS if most <= np.iinfo(name).max)
         raise ValueError(
             f"token ids {least} to {most} do not fit {dtype} "
-            f"(0 to {limits.max}); set dtype={fitting!r}"
+            f"(0 to {limits.max}); set tokens_dtype={fitting!r}"
         )
     return tokens.astype(dtype, copy=False)
 

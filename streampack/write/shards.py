@@ -47,8 +47,8 @@ def write_stream(
     samples: Iterable[Any],
     out: Path,
     *,
-    column: str = "tokens",
-    dtype: str = "int32",
+    tokens: str = "tokens",
+    tokens_dtype: str = "int32",
     compression: str | None = "zstd",
     size_limit: int | str | None = "64mb",
     hashes: Iterable[str] = ("xxh64",),
@@ -57,12 +57,12 @@ def write_stream(
 
     Args:
         samples: Token ids of each sample, as a list or an array of shape (num_tokens,). Or a dict
-            with the ids under `column` and more fields; the first sample determines the fields of
+            with the ids under `tokens` and more fields; the first sample determines the fields of
             all. Arrays, tensors, str, bytes and int keep their type. A list of one integer per
             token (a loss mask, labels) becomes an array. Everything else is stored as JSON.
         out: The stream's folder, on this machine; must be new or empty.
-        column: Name of the token column; for the default, "input_ids" is accepted too.
-        dtype: Type of the stored tokens; "uint16" suffices for vocabularies up to 65,536.
+        tokens: Name of the token column; for the default, "input_ids" is accepted too.
+        tokens_dtype: Type of the stored ids; "uint16" suffices for vocabularies up to 65,536.
         compression: MosaicML's name of one, such as "zstd" or "zstd:7"; None: raw shards.
         size_limit: Bytes of a shard before compression, as a number or e.g. "64mb".
         hashes: Hash algorithms for index.json.
@@ -77,15 +77,15 @@ def write_stream(
     """
     check_not_table(samples, "samples")
     out = _local_folder(out)
-    check_choice("dtype", dtype, DTYPES)
+    check_choice("tokens_dtype", tokens_dtype, DTYPES)
     layout = ShardLayout(
-        columns={column: f"ndarray:{dtype}"},
+        columns={tokens: f"ndarray:{tokens_dtype}"},
         compression=compression,
         size_limit=size_limit,
         hashes=tuple(hashes),
     )
     with _partial_folder(out) as partial:
-        written = _StreamWriter(partial, column, dtype, layout).write_all(samples, out)
+        written = _StreamWriter(partial, tokens, tokens_dtype, layout).write_all(samples, out)
         _give_name(partial, out)
     return written
 

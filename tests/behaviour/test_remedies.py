@@ -14,7 +14,6 @@ import ast
 import gzip
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +42,6 @@ from streampack import (
 from streampack.balance import Balance
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.compat.torchtune import PackedDataset
-from streampack.errors import StreampackError
 from streampack.formats import to_hf
 from streampack.mds import mosaic
 from streampack.mds.length_file import LENGTH_FILE
@@ -59,7 +57,6 @@ from streampack.write import (
 )
 from streampack.write.lengths import write_lengths
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed, untried
-from tests.helpers.verbs import call_verb
 
 COMPLETE = (
     "config/bucketing.py",
@@ -800,9 +797,9 @@ FILES = {
         lambda folder: write_stream(ROWS, folder / "another"),
     ),
     "ids that are too large": Remedy(
-        lambda folder: write_stream([[70_000]], folder / "a", dtype="uint16"),
-        r"set dtype='(\w+)'$",
-        lambda folder, dtype: write_stream([[70_000]], folder / "a", dtype=dtype),
+        lambda folder: write_stream([[70_000]], folder / "a", tokens_dtype="uint16"),
+        r"set tokens_dtype='(\w+)'$",
+        lambda folder, dtype: write_stream([[70_000]], folder / "a", tokens_dtype=dtype),
     ),
     "a tokenizer that is none": Remedy(
         lambda folder: written(
@@ -1167,8 +1164,8 @@ WRITTEN = {
     ),
     "another column to write": Remedy(
         lambda folder: write_stream([{"ids": [1]}], folder / "a"),
-        r"it has '(\w+)'; set column= to one of them$",
-        lambda folder, name: write_stream([{"ids": [1]}], folder / "a", column=name),
+        r"it has '(\w+)'; set tokens= to one of them$",
+        lambda folder, name: write_stream([{"ids": [1]}], folder / "a", tokens=name),
     ),
     "samples of other fields": Remedy(
         lambda folder: write_stream([{"tokens": [1], "s": "a"}, {"tokens": [1]}], folder / "a"),
@@ -1227,7 +1224,7 @@ WRITTEN = {
         ],
     ),
     "no process": Remedy(
-        lambda _: WriteOptions(num_processes=0),
+        lambda _: WriteOptions(num_workers=0),
         r"leave it out for one process per core$",
         lambda folder: written(folder, rows_file(folder, [1])),
     ),
@@ -1277,120 +1274,13 @@ def config(folder: Path, **stream: Any) -> Path:
     return path
 
 
-COMMANDS = {
-    "inspect: a folder of splits": Remedy(
-        lambda folder: call_verb("inspect", mds(folder).parent),
-        r"set (--split) ([\w-]+), whose folders hold one; or give the folder of an MDS stream as "
-        r"PATH, or set PATH to where it can be fetched; ",
-        lambda folder, option, split: call_verb("inspect", folder, option, split),
-    ),
-    "inspect: another column": Remedy(
-        lambda folder: call_verb("inspect", mds(folder, "ids")),
-        r"set (--tokens) to '(\w+)'$",
-        lambda folder, option, name: call_verb("inspect", mds(folder, "ids"), option, name),
-    ),
-    "inspect: ids in bytes": Remedy(
-        lambda folder: call_verb("inspect", bytes_mds(folder)),
-        r"set (--tokens-dtype) to what it was written with, one of .*(uint16)",
-        lambda folder, *option: call_verb("inspect", bytes_mds(folder), *option),
-    ),
-    "index: another column": Remedy(
-        lambda folder: call_verb("index", mds(folder, "ids")),
-        r"set (--tokens) to '(\w+)'$",
-        lambda folder, option, name: call_verb("index", mds(folder, "ids"), option, name),
-    ),
-    "index: ids in bytes": Remedy(
-        lambda folder: call_verb("index", bytes_mds(folder)),
-        r"set (--tokens-dtype) to what it was written with, one of .*(uint16)",
-        lambda folder, *option: call_verb("index", bytes_mds(folder), *option),
-    ),
-    "compare-packers: another column": Remedy(
-        lambda folder: call_verb("compare-packers", "--stream", mds(folder, "ids")),
-        r"set (--tokens) to '(\w+)'$",
-        lambda folder, *option: call_verb(
-            "compare-packers", "--stream", mds(folder, "ids"), *option
-        ),
-    ),
-    "write: a URL": Remedy(
-        lambda folder: call_verb("write", rows_file(folder, [1]), "--out", "gs://bucket/code"),
-        r"^--out gs://bucket/code is neither a folder nor s3://bucket/path; name a folder",
-        lambda folder: call_verb("write", rows_file(folder, [1]), "--out", folder / "code"),
-    ),
-    "write: a URL of a tokenizer": Remedy(
-        lambda folder: call_verb(
-            *("write", rows_file(folder, [1]), "--out", folder / "code"),
-            *("--tokenizer", "s3://bucket/tokenizer.json"),
-        ),
-        r"--tokenizer s3://bucket/tokenizer\.json is a URL, but must be a local path; name a copy",
-        lambda folder: call_verb("write", rows_file(folder, [1]), "--out", folder / "code"),
-    ),
-    "write: text without a tokenizer": Remedy(
-        lambda folder: call_verb("write", binary(folder, b"one two"), "--out", folder / "a"),
-        r"set (--tokenizer) to a tokenizer\.json, or name JSON lines of token ids$",
-        lambda folder, option: call_verb(
-            "write",
-            binary(folder, b"one two"),
-            "--out",
-            folder / "a",
-            option,
-            tokenizer_file(folder),
-        ),
-    ),
-    "write: ids that are too large": Remedy(
-        lambda folder: call_verb(
-            "write", rows_file(folder, [70_000]), "--out", folder / "a", "--tokens-dtype", "uint16"
-        ),
-        r"set (--tokens-dtype) (\w+); set --on-bad-row skip to leave such rows out$",
-        lambda folder, *option: call_verb(
-            "write", rows_file(folder, [70_000]), "--out", folder / "a", *option
-        ),
-    ),
-    "run: a folder of splits": Remedy(
-        lambda folder: call_verb("run", config(folder, local=str(mds(folder).parent)), "--json"),
-        r"set split: ([\w-]+), whose folders hold one; or give the folder of an MDS stream as "
-        r"local:, or set remote: to",
-        lambda folder, split: call_verb(
-            "run", config(folder, local=str(folder), split=split), "--json"
-        ),
-    ),
-    "run: another column": Remedy(
-        lambda folder: call_verb("run", config(folder, local=str(mds(folder, "ids"))), "--json"),
-        r"set tokens: to '(\w+)'$",
-        lambda folder, name: call_verb(
-            "run", config(folder, local=str(mds(folder, "ids")), tokens=name), "--json"
-        ),
-    ),
-    "run: ids in bytes": Remedy(
-        lambda folder: call_verb("run", config(folder, local=str(bytes_mds(folder))), "--json"),
-        r"set tokens_dtype: to what it was written with, one of .*(uint16)",
-        lambda folder, dtype: call_verb(
-            "run", config(folder, local=str(bytes_mds(folder)), tokens_dtype=dtype), "--json"
-        ),
-    ),
-    "run: a URL of a config": Remedy(
-        lambda _: call_verb("run", "s3://bucket/run.yaml"),
-        r"^config='s3://bucket/run\.yaml' is a URL, but must be a local path; name a copy on this",
-        lambda folder: call_verb("run", config(folder, local=str(mds(folder))), "--json"),
-    ),
-}
-
 TABLE = {**CONFIGS, **WORLDS, **STREAMS, **ITERABLES, **SAMPLES, **MIXES, **FILES, **WRITTEN}
-TABLE |= COMMANDS
 every_remedy = pytest.mark.parametrize("remedy", TABLE.values(), ids=TABLE)
 
 
 @every_remedy
 def test_what_a_message_says_to_do_works(remedy: Remedy, tmp_path: Path):
     remedy.check(tmp_path)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_line_never_speaks_of_keyword_arguments(name: str, tmp_path: Path):
-    with pytest.raises(StreampackError) as caught:
-        COMMANDS[name].refuse(tmp_path)
-
-    keywords = r"\b(local|remote|split|tokens|tokens_dtype|column|dtype|tokenizer|out|paths)="
-    assert not re.search(keywords, str(caught.value)), str(caught.value)
 
 
 def test_every_remedy_of_the_complete_modules_is_in_the_table(tmp_path: Path):

@@ -1017,7 +1017,7 @@ LENGTHS = {
     "numbers that are not ids": Remedy(
         lambda folder: write_lengths(large_ids(folder)),
         r"token id 1099511627776, .*name the column of the tokens$",
-        lambda folder: write_lengths(large_ids(folder), column="ids"),
+        lambda folder: write_lengths(large_ids(folder), tokens="ids"),
     ),
     "a copy to keep nowhere": Remedy(
         lambda folder: write_remote_lengths(str(mds(folder)), keep_local=True),

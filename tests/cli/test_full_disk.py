@@ -63,7 +63,7 @@ def rows(tmp_path):
 def test_write_on_a_full_disk_is_one_line_and_goes_on_once_there_is_room(rows, tmp_path, workers):
     out = tmp_path / "out"
     arguments = ("write", rows, "--out", out, "--compression", "none", "--size-limit", "50kb")
-    arguments += ("--part-bytes", "100kb", "--workers", workers)
+    arguments += ("--part-bytes", "100kb", "--num-workers", workers)
     assert_one_line(run(*arguments, most_bytes=20_000))
     assert not list(out.rglob("part.json"))
     assert not list(out.rglob("shard*"))

@@ -67,7 +67,7 @@ def texts(tmp_path):
 def test_an_interrupted_write_says_so_and_keeps_finished_parts(tmp_path, texts, processes, number):
     rows, tokenizer = texts
     out = tmp_path / "streams" / "mine"
-    command = ["write", rows, "--out", out, "--tokenizer", tokenizer, "--workers", processes]
+    command = ["write", rows, "--out", out, "--tokenizer", tokenizer, "--num-workers", processes]
 
     def writes():
         return any(out.glob("parts/*/part.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from inspect import signature
 from pathlib import Path
 from types import NoneType
 from typing import get_args, get_type_hints
@@ -11,8 +12,10 @@ from typing import get_args, get_type_hints
 import pytest
 from typer.main import get_command
 
-from streampack.cli.app import ARGUMENTS, RENAMED, build_app
+from streampack import PackedDataLoader, Stream, World
+from streampack.cli.app import build_app
 from streampack.cli.verbs import VERBS
+from streampack.write import RowFormat, WriteOptions, merge, write_lengths, write_remote_lengths
 
 COMMANDS = get_command(build_app()).commands
 OPTIONS = [
@@ -37,7 +40,7 @@ def test_an_option_is_named_like_its_field_in_one_form():
         own_name = "--json" if option.name == "as_json" else f"--{option.name.replace('_', '-')}"
 
         assert option.opts == [own_name]
-        assert option.secondary_opts == []
+        assert option.secondary_opts == ([f"--no{own_name[1:]}"] if option.default is True else [])
         assert option.help.endswith(".")
 
 
@@ -59,16 +62,25 @@ def test_an_option_means_the_same_in_all_verbs(name):
     assert [text for text in helps if not text.startswith(MEANINGS[name])] == []
 
 
-def test_a_meaning_has_one_option():
-    names = {option.opts[0] for option in OPTIONS}
+# What each verb calls, whose arguments its options are named like, and options of its own.
+CALLS = {
+    "write": ([RowFormat, WriteOptions], {"out", "resume", "verify", "json"}),
+    "merge": ([merge], {"verify", "json"}),
+    "index": ([write_lengths, write_remote_lengths], set()),
+    "inspect": ([Stream], {"pack", "tokenizer"}),
+    "run": ([PackedDataLoader], {"steps", "json"}),
+    "simulate": ([World], {"steps", "json"}),
+    "compare-packers": ([Stream], {"samples", "stream", "kind", "markdown"}),
+}
 
-    assert names.isdisjoint(RENAMED), "a former name is an option again"
-    assert set(RENAMED.values()) <= names
-    assert {f"--{name.replace('_', '-')}" for name in ARGUMENTS.values()} <= names
-    # Words of the package that the command line shortens.
-    assert names.isdisjoint(
-        {"--num-workers", "--num-ranks", "--num-processes", "--path", "--input"}
-    )
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_an_option_is_spelled_like_the_argument_in_python(verb):
+    calls, own = CALLS[verb]
+    arguments = {name for called in calls for name in signature(called).parameters}
+    names = {o.opts[0][2:] for o in COMMANDS[verb].params if o.param_type_name == "option"}
+
+    assert {name.replace("-", "_") for name in names - own - {"help"}} <= arguments
 
 
 def test_paths_are_arguments_with_one_name_for_each_meaning():

@@ -101,7 +101,7 @@ def test_train_on_is_for_conversations(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", text_rows(3))
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
     code, line = fails(*command, "--train-on", "all")
-    assert (code, "name their column with --chat" in line) == (2, True)
+    assert (code, "name their column with chat=" in line) == (2, True)
 
 
 def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer):
@@ -201,13 +201,13 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
 
 
-def test_inspect_names_some_bad_rows_in_words_of_options_and_counts_the_others(tmp_path, tokenizer):
+def test_inspect_names_some_bad_rows_and_counts_the_others(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), *[{"body": "b"}] * 8])
     call_verb(
         "write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer, "--on-bad-row", "skip"
     )
     shown = call_verb("inspect", tmp_path / "s")
-    assert "no column 'text'; it has 'body'; set --text to one of them" in shown
+    assert "no column 'text'; it has 'body'; set text= to one of them" in shown
     assert "and 3 more; part.json names 1,000 a part" in shown
 
 
@@ -215,12 +215,9 @@ def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), b"{", b"["])
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
     code, line = fails(*command)
-    assert (
-        code,
-        line.endswith("set --on-bad-row skip to leave such rows out"),
-    ) == (4, True)
+    assert (code, line.endswith("set on_bad_row='skip' to leave such rows out")) == (4, True)
     code, line = fails(*command, "--on-bad-row", "skip", "--max-bad-rows", 1)
-    assert (code, line.endswith("set --max-bad-rows 10 to leave more out")) == (4, True)
+    assert (code, line.endswith("set max_bad_rows=10 to leave more out")) == (4, True)
     assert fails(*command, "--on-bad-row", "skip", "--max-bad-rows", "10", "--json")[0] == 0
 
 

@@ -33,7 +33,7 @@ def reference(tmp_path):
     jsonl_file(tmp_path / "rows.jsonl", text_rows(NUM_ROWS))
     tokenizer_file(tmp_path)
     begin = time.monotonic()
-    subprocess.run(command(tmp_path, tmp_path / "whole", "--workers", "1"), check=True)
+    subprocess.run(command(tmp_path, tmp_path / "whole", "--num-workers", "1"), check=True)
     return files_of(tmp_path / "whole"), time.monotonic() - begin
 
 
@@ -84,10 +84,10 @@ def check_kills(tmp_path: Path, reference, num_kills: int, seed: int, *options: 
 
 
 def test_a_write_that_is_killed_at_random_moments_is_finished_byte_for_byte(tmp_path, reference):
-    check_kills(tmp_path, reference, 5, 1, "--workers", "2")
+    check_kills(tmp_path, reference, 5, 1, "--num-workers", "2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_write_that_is_killed_many_times_is_finished_byte_for_byte(tmp_path, reference, seed):
-    check_kills(tmp_path, reference, 50, seed, "--workers", str(1 + seed))
+    check_kills(tmp_path, reference, 50, seed, "--num-workers", str(1 + seed))

@@ -49,7 +49,7 @@ def command(tmp_path: Path, out: str, engine: str) -> list[str]:
     return [
         *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
         *("--out", str(tmp_path / out), "--tokenizer", str(tmp_path / "tokenizer.json")),
-        *("--part-bytes", "20kb", "--size-limit", "8kb", "--engine", engine, "--workers", "2"),
+        *("--part-bytes", "20kb", "--size-limit", "8kb", "--engine", engine, "--num-workers", "2"),
     ]
 
 
@@ -84,7 +84,7 @@ def test_runs_on_ray_that_are_killed_are_finished_byte_for_byte(tmp_path, whole,
 
 def test_an_error_of_a_part_on_ray_keeps_its_type(tmp_path):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(20), b"{"])
-    options = options_of(tmp_path, engine="ray", num_processes=2)
+    options = options_of(tmp_path, engine="ray", num_workers=2)
     with pytest.raises(BadRowsError, match=r"rows\.jsonl, row "):
         write_texts([path], tmp_path / "s", options)
 

@@ -52,9 +52,9 @@ def text_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def options_of(folder: Path, **options: Any) -> WriteOptions:
     """Return options that make many parts and shards of little text."""
-    rows = RowFormat(tokenizer=tokenizer_file(folder), extra_fields=("url", "score"))
+    rows = RowFormat(tokenizer=tokenizer_file(folder), columns=("url", "score"))
     return WriteOptions(
-        **{"rows": rows, "part_bytes": 4000, "size_limit": 1500, "num_processes": 1, **options}
+        **{"rows": rows, "part_bytes": 4000, "size_limit": 1500, "num_workers": 1, **options}
     )
 
 

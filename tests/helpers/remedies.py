@@ -59,7 +59,7 @@ def mds(folder: Path, column: str = "tokens", **options: Any) -> Path:
     """Write a stream of twenty samples, once; return its folder."""
     out = folder / f"mds-{column}"
     if not out.exists():
-        write_stream(({column: row} for row in ROWS), out, column=column, **options)
+        write_stream(({column: row} for row in ROWS), out, tokens=column, **options)
     return out
 
 

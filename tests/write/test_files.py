@@ -103,18 +103,18 @@ def test_part_json_names_what_the_part_holds(tmp_path, inputs):
 @pytest.mark.processes
 def test_the_stream_is_the_same_in_any_number_of_processes(tmp_path, inputs):
     for num in (1, 3):
-        write_texts(inputs, tmp_path / f"s{num}", options_of(tmp_path, num_processes=num))
+        write_texts(inputs, tmp_path / f"s{num}", options_of(tmp_path, num_workers=num))
     assert files_of(tmp_path / "s1") == files_of(tmp_path / "s3")
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_stream_is_the_same_in_any_order_of_its_parts(tmp_path, inputs, seed):
     write_texts(inputs, tmp_path / "whole", options_of(tmp_path))
-    shares = [(number, 5) for number in range(1, 6)]
-    random.Random(seed).shuffle(shares)
-    for share in shares:
-        written = write_texts(inputs, tmp_path / "s", options_of(tmp_path, share=share))
-        if share == shares[0]:
+    parts = [f"{number}/5" for number in range(1, 6)]
+    random.Random(seed).shuffle(parts)
+    for part in parts:
+        written = write_texts(inputs, tmp_path / "s", options_of(tmp_path, part=part))
+        if part == parts[0]:
             assert not written.is_complete
             assert not (tmp_path / "s" / "index.json").exists()
             with pytest.raises(DataError, match=r"\d+ of \d+ parts are not done"):
@@ -257,7 +257,7 @@ def test_small_files_share_a_part(tmp_path):
     [
         ({"compression": None}, "whose compression is 'zstd', but this one's is None; repeat the"),
         ({"size_limit": 2000}, "whose size_limit is 1500, but this one's is 2000"),
-        ({"dtype": "int32"}, "whose dtype is 'uint16', but this one's is 'int32'"),
+        ({"tokens_dtype": "int32"}, "whose dtype is 'uint16', but this one's is 'int32'"),
         ({"part_bytes": 5000}, "whose part_bytes is 4000"),
     ],
 )
@@ -271,8 +271,8 @@ def test_the_folder_of_another_job_is_refused(tmp_path, inputs, change, message)
 
 
 def test_a_command_that_could_not_work_is_corrected_in_the_same_folder(tmp_path, inputs):
-    for change in ({"dtype": "uint8", "on_bad_row": "error"}, {}):
-        options = options_of(tmp_path, rows=RowFormat(tokens_field="score"), **change)
+    for change in ({"tokens_dtype": "uint8", "on_bad_row": "error"}, {}):
+        options = options_of(tmp_path, rows=RowFormat(tokens="score"), **change)
         with pytest.raises(BadRowsError, match=r"0\.jsonl, row 0: "):
             write_texts(inputs, tmp_path / "s", options)
     (tmp_path / "s" / "parts" / "unknown").mkdir(parents=True)
@@ -368,7 +368,7 @@ def test_a_job_knows_its_inputs_from_another_folder_and_under_another_spelling(
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
-    write_texts([path.name for path in inputs], tmp_path / "s", options_of(tmp_path, share=(1, 2)))
+    write_texts([path.name for path in inputs], tmp_path / "s", options_of(tmp_path, part="1/2"))
     monkeypatch.chdir(tmp_path / "other")
     write_texts([f"../{path.name}" for path in inputs], tmp_path / "s", options)
     written = files_of(tmp_path / "s")
@@ -425,7 +425,7 @@ def test_rows_of_a_file_that_is_cut_are_named_by_the_byte_that_they_are_counted_
 
 
 def test_a_job_whose_rows_are_all_bad_says_why(tmp_path, inputs):
-    options = options_of(tmp_path, rows=RowFormat(tokens_field="txt"), on_bad_row="skip")
+    options = options_of(tmp_path, rows=RowFormat(tokens="txt"), on_bad_row="skip")
     with pytest.raises(DataError, match=r"no sample to write \(\d+ bad rows, .*no column 'txt'"):
         write_texts(inputs, tmp_path / "s", options)
 
@@ -436,9 +436,9 @@ def test_a_type_that_cannot_hold_a_tokenizers_ids_is_refused(tmp_path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
     tokenizer.save(str(tmp_path / "large.json"))
     rows = RowFormat(tokenizer=tmp_path / "large.json")
-    message = r"dtype='int8' holds ids up to 127, and .*large\.json has 300; leave out dtype="
+    message = r"tokens_dtype='int8' holds ids up to 127, and .*large\.json has 300; leave it out"
     with pytest.raises(ConfigError, match=message):
-        write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows, dtype="int8"))
+        write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows, tokens_dtype="int8"))
     write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows))  # the way out
 
 
@@ -557,7 +557,7 @@ def test_the_budget_is_that_of_all_parts_together(tmp_path):
 
 
 def test_parts_of_other_versions_are_refused(tmp_path, inputs, monkeypatch):
-    options = options_of(tmp_path, share=(1, 2))
+    options = options_of(tmp_path, part="1/2")
     write_texts(inputs, tmp_path / "s", options)
     monkeypatch.setattr("streampack.write.job.version", lambda _: "9.9")
     with pytest.raises(
@@ -603,7 +603,7 @@ def test_a_damaged_file_is_named_and_written_again(tmp_path, inputs, name, messa
 
 
 def test_an_unfinished_stream_is_not_verified(tmp_path, inputs):
-    write_texts(inputs, tmp_path / "s", options_of(tmp_path, share=(1, 2)))
+    write_texts(inputs, tmp_path / "s", options_of(tmp_path, part="1/2"))
     with pytest.raises(DataError, match=r"holds no index\.json: the stream is not finished"):
         verify(tmp_path / "s")
 
@@ -616,9 +616,7 @@ def test_token_ids_and_their_masks_are_kept_as_they_are(tmp_path, field):
     ]
     path = jsonl_file(tmp_path / "r.jsonl", rows)
     options = WriteOptions(
-        rows=RowFormat(
-            tokens_field="ids" if field == "ids" else "tokens", extra_fields=("loss_mask", "meta")
-        )
+        rows=RowFormat(tokens="ids" if field == "ids" else "tokens", columns=("loss_mask", "meta"))
     )
     write_texts([path], tmp_path / "s", options)
     shard = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="loss_mask"), 0).open_shard(0)
@@ -653,7 +651,7 @@ def kept_values(folder: Path) -> tuple[dict[str, str], list[dict]]:
 )
 def test_kept_numbers_keep_their_digits(tmp_path, values, encoding):
     path = jsonl_file(tmp_path / "r.jsonl", [{"tokens": [1], "x": value} for value in values])
-    options = WriteOptions(rows=RowFormat(extra_fields=("x",)), compression=None)
+    options = WriteOptions(rows=RowFormat(columns=("x",)), compression=None)
     write_texts([path], tmp_path / "s", options)
     assert kept_values(tmp_path / "s") == ({"x": encoding}, [{"x": value} for value in values])
 
@@ -671,7 +669,7 @@ def test_kept_columns_of_a_table_have_its_types(tmp_path, suffix):
         }
     )
     path = write_table(tmp_path / f"r.{suffix}", table, 400)
-    options = WriteOptions(rows=RowFormat(extra_fields=tuple(columns)), compression=None)
+    options = WriteOptions(rows=RowFormat(columns=tuple(columns)), compression=None)
     write_texts([path], tmp_path / "s", options)
 
     found, rows = kept_values(tmp_path / "s")
@@ -685,16 +683,12 @@ def test_a_kept_column_with_a_stated_type_has_it(tmp_path):
     path = jsonl_file(tmp_path / "r.jsonl", rows)
 
     def write(*fields: str) -> None:
-        options = WriteOptions(rows=RowFormat(extra_fields=fields), compression=None)
+        options = WriteOptions(rows=RowFormat(columns=fields), compression=None)
         write_texts([path], tmp_path / "-".join(fields), options)
 
-    with pytest.raises(
-        BadRowsError, match=r"does not fit an int64.*set extra_fields=NAME:json, in"
-    ):
+    with pytest.raises(BadRowsError, match=r"does not fit an int64.*set columns=NAME:json, in"):
         write("a:b", "hash", "any:json")
-    with pytest.raises(
-        BadRowsError, match=r"NoneType.*set extra_fields=NAME:json, in a new folder"
-    ):
+    with pytest.raises(BadRowsError, match=r"NoneType.*set columns=NAME:json, in a new folder"):
         write("a:b", "hash:uint64", "any")
     write("a:b", "hash:uint64", "any:json")
 
@@ -707,8 +701,8 @@ def test_rows_that_do_not_fit_the_first_ones_are_bad(tmp_path):
     rows = [{"tokens": [1, 2], "m": [0, 1]}] * 300
     rows += [{"tokens": [1, 2], "m": [0]}, {"tokens": [-1], "m": [0]}, {"tokens": "a", "m": [0]}]
     path = jsonl_file(tmp_path / "r.jsonl", rows)
-    rows = RowFormat(extra_fields=("m",))
-    options = WriteOptions(rows=rows, on_bad_row="skip", num_processes=1)
+    rows = RowFormat(columns=("m",))
+    options = WriteOptions(rows=rows, on_bad_row="skip", num_workers=1)
     assert write_texts([path], tmp_path / "s", options).num_bad_rows == 3
 
 
@@ -722,14 +716,14 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"num_processes": 0}, "num_processes=0 must be 1 or more"),
+        ({"num_workers": 0}, "num_workers=0 must be 1 or more"),
         ({"engine": "rya"}, r"engine='rya' is not one of processes\|ray - did you mean 'ray'"),
         ({"on_bad_row": "ski"}, r"on_bad_row='ski' is not one of error\|skip - did you mean"),
         ({"max_bad_rows": -1}, "max_bad_rows=-1 must be 0 or more"),
         ({"on_bad_row": "skip", "max_bad_rows": 0}, "max_bad_rows=0 leaves no row to skip"),
-        ({"share": (0, 4)}, r"share=\(0, 4\) must be \(k, n\) with k from 1 to n"),
-        ({"share": (5, 4)}, r"share=\(5, 4\) must be"),
-        ({"dtype": "int31"}, "dtype='int31' is not one of"),
+        ({"part": "0/4"}, r"part='0/4' is not K/N with K from 1 to N"),
+        ({"part": "5/4"}, r"part='5/4' is not K/N"),
+        ({"tokens_dtype": "int31"}, "tokens_dtype='int31' is not one of"),
     ],
 )
 def test_impossible_options_are_refused(option, message):

@@ -138,7 +138,7 @@ def test_an_index_of_another_column_has_the_hashes_all_the_same(tmp_path):
     path, _ = builders.write_stream_files(
         tmp_path / "s", LENGTHS, columns={"other": "ndarray:int32"}, values=values
     )
-    write_lengths(path, column="other")
+    write_lengths(path, tokens="other")
     flip(next(path.glob("shard.00002*")), 0.5)
     assert not open_stream(Stream(local=str(path)), 0).has_length_file
     with pytest.raises(DataError, match=r"its xxh64 is \w+, but lengths\.bin says"):
@@ -250,8 +250,8 @@ def test_what_is_no_stream_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"holds no index\.json, nor does a subfolder"):
         write_lengths(tmp_path)
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, lengths_file=False)
-    with pytest.raises(DataError, match="no column 'ids'; it holds 'tokens'; set column="):
-        write_lengths(path, column="ids")
+    with pytest.raises(DataError, match="no column 'ids'; it holds 'tokens'; set tokens="):
+        write_lengths(path, tokens="ids")
     shard = path / "shard.00000.mds"
     content = shard.read_bytes()
     shard.write_bytes(content[:50])
@@ -270,4 +270,4 @@ def test_a_column_of_what_is_no_token_id_is_no_token_column(tmp_path, value):
         tmp_path / "s", LENGTHS, columns={"labels": "ndarray:int64"}, values=values
     )
     with pytest.raises(DataError, match=f"shard 0: token id {value}, but ids must be 0 to"):
-        write_lengths(path, column="labels")
+        write_lengths(path, tokens="labels")

@@ -240,7 +240,16 @@ def test_worker_processes_write_to_a_store_from_the_command_line(tmp_path, rows,
     whole = write_texts([rows], tmp_path / "s", options)
     command = [sys.executable, "-m", "streampack", "write", str(rows), "--out", "s3://bucket/s"]
     command += ["--tokenizer", str(options.rows.tokenizer), "--columns", "url", "--columns"]
-    command += ["score", "--part-bytes", "4000", "--size-limit", "1500", "--workers", "2", "--json"]
+    command += [
+        "score",
+        "--part-bytes",
+        "4000",
+        "--size-limit",
+        "1500",
+        "--num-workers",
+        "2",
+        "--json",
+    ]
     command += ["--verify"]
     environment = {**os.environ, **s3_variables(store.url)}
     done = subprocess.run(command, check=True, capture_output=True, env=environment)

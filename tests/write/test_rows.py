@@ -57,12 +57,12 @@ PACK = {".zst": zstandard.compress, ".gz": gzip.compress}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".jsonl.gz"])
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_jsonl_becomes_a_stream_in_order(tmp_path, tokenizer, num_processes, suffix):
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_jsonl_becomes_a_stream_in_order(tmp_path, tokenizer, num_workers, suffix):
     file = tmp_path / f"rows{suffix}"
     write_jsonl(file, [{"text": text, "id": i} for i, text in enumerate(TEXTS)])
     seen = []
-    options = WriteOptions(rows=RowFormat(tokenizer=tokenizer), num_processes=num_processes)
+    options = WriteOptions(rows=RowFormat(tokenizer=tokenizer), num_workers=num_workers)
 
     written = write_texts([file], tmp_path / "s", options, seen.append)
 
@@ -79,9 +79,9 @@ def test_the_stream_is_the_same_in_any_number_of_processes(tmp_path, tokenizer):
     for part in range(3):
         files.append(tmp_path / f"{part}.jsonl")
         write_jsonl(files[-1], [{"text": text} for text in TEXTS[part::3]])
-    for num_processes in (1, 3):
-        options = WriteOptions(rows=RowFormat(tokenizer=tokenizer), num_processes=num_processes)
-        write_texts(files, tmp_path / str(num_processes), options)
+    for num_workers in (1, 3):
+        options = WriteOptions(rows=RowFormat(tokenizer=tokenizer), num_workers=num_workers)
+        write_texts(files, tmp_path / str(num_workers), options)
     assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
 
 
@@ -108,13 +108,11 @@ def test_small_vocabularies_are_stored_in_two_bytes(tmp_path, tokenizer):
     assert read_all(tmp_path / "s")[0].dtype == np.uint16
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_rows_of_token_ids_are_written_with_their_masks(tmp_path, num_processes):
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_rows_of_token_ids_are_written_with_their_masks(tmp_path, num_workers):
     rows = [{"ids": [i, 1, 2], "mask": [False, True, 1]} for i in range(700)]
     write_jsonl(tmp_path / "a.jsonl", rows)
-    options = WriteOptions(
-        rows=RowFormat(tokens_field="ids", extra_fields=("mask",)), num_processes=num_processes
-    )
+    options = WriteOptions(rows=RowFormat(tokens="ids", columns=("mask",)), num_workers=num_workers)
     write_texts([tmp_path / "a.jsonl"], tmp_path / "s", options)
     assert [tokens.tolist() for tokens in read_all(tmp_path / "s")] == [row["ids"] for row in rows]
     shard = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="mask"), 0).open_shard(0)
@@ -136,8 +134,8 @@ def test_impossible_options_are_refused(tmp_path):
         write_texts([tmp_path / "a.txt"], tmp_path / "s", options)
     with pytest.raises(ConfigError, match=r"a\.txt: is text; set tokenizer= to a tok"):
         write_texts([tmp_path / "a.txt"], tmp_path / "s", WriteOptions())
-    with pytest.raises(ConfigError, match="num_processes=0 must be 1 or more; leave it out"):
-        WriteOptions(num_processes=0)
+    with pytest.raises(ConfigError, match="num_workers=0 must be 1 or more; leave it out"):
+        WriteOptions(num_workers=0)
 
 
 def test_the_processes_that_tokenize_do_not_load_streaming():
@@ -157,6 +155,6 @@ def test_a_field_that_is_named_is_the_one_that_is_read(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [{"input_ids": [1], "tokens": [2]}])
     write_texts([tmp_path / "a.jsonl"], tmp_path / "s", WriteOptions())
     assert read_all(tmp_path / "s")[0].tolist() == [2]
-    rows = RowFormat(tokens_field="ids")
+    rows = RowFormat(tokens="ids")
     with pytest.raises(DataError, match=r"a\.jsonl, row 0: .*'ids'"):
         write_texts([tmp_path / "a.jsonl"], tmp_path / "t", WriteOptions(rows=rows))

@@ -45,7 +45,7 @@ def read_all(path, **options) -> list[list[int]]:
 def test_written_samples_are_read_back(tmp_path, dtype, compression):
     samples = samples_of(dtype)
     written = write_stream(
-        samples, tmp_path / "s", dtype=dtype, compression=compression, size_limit="4kb"
+        samples, tmp_path / "s", tokens_dtype=dtype, compression=compression, size_limit="4kb"
     )
     assert (written.num_samples, written.num_tokens) == (40, sum(LENGTHS))
     assert written.num_shards > 1
@@ -95,7 +95,7 @@ def test_lists_and_dicts_are_taken_and_other_columns_kept(tmp_path):
         {"ids": [1, 2, 3], "mask": np.array([0, 1, 1], np.uint8), "source": "a", "n": 1, "m": {}},
         {"ids": [4], "mask": np.array([1], np.uint8), "source": "b", "n": 2, "m": {"x": [1]}},
     ]
-    write_stream(rows, tmp_path / "s", column="ids", compression=None)
+    write_stream(rows, tmp_path / "s", tokens="ids", compression=None)
     assert encodings_of(tmp_path / "s") == {
         "ids": "ndarray:int32",
         "m": "json",
@@ -136,11 +136,12 @@ def test_mosaicml_reads_what_was_written(tmp_path):
         (["a"], "sample 1: holds <U1"),
         (
             [1, 70_000],
-            r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); set dtype='int32'",
+            r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); "
+            r"set tokens_dtype='int32'",
         ),
-        ([2**31, 1], r"token ids 1 to 2147483648 do not fit uint16 .*; set dtype='uint32'"),
+        ([2**31, 1], r"token ids 1 to 2147483648 do not fit uint16 .*; set tokens_dtype='uint32'"),
         ([-100, 3], "sample 1: token id -100, but ids must be 0 to 4294967294"),
-        ({"text": "x"}, "sample 1: no 'tokens'; it has 'text'; set column="),
+        ({"text": "x"}, "sample 1: no 'tokens'; it has 'text'; set tokens="),
         (
             {"tokens": [1], "more": 3},
             "sample 1: has 'tokens', 'more', but the first sample has 'tok",
@@ -151,7 +152,7 @@ def test_mosaicml_reads_what_was_written(tmp_path):
 def test_a_sample_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, sample, message):
     rows = [[1, 2], sample]
     with pytest.raises(DataError, match=message):
-        write_stream(rows, tmp_path / "s", dtype="uint16")
+        write_stream(rows, tmp_path / "s", tokens_dtype="uint16")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -188,7 +189,7 @@ def test_lists_of_an_integer_for_each_token_are_read_back_as_masks_and_labels(tm
         {"tokens": [7] * len(mask), "loss_mask": mask, "labels": label, "spans": [0, 1], "s": ["a"]}
         for mask, label in zip(masks, labels, strict=True)
     ]
-    write_stream(rows, tmp_path / "s", dtype=dtype)
+    write_stream(rows, tmp_path / "s", tokens_dtype=dtype)
     encodings = encodings_of(tmp_path / "s")
     assert encodings["labels"] == ("ndarray:int64" if dtype == "int64" else "ndarray:int32")
     assert (encodings["spans"], encodings["s"]) == ("json", "json")
@@ -229,8 +230,8 @@ def test_input_ids_are_found_where_no_column_is_named(tmp_path):
     assert read_all(tmp_path / "s") == [[1], [2, 3]]
     write_stream([{"tokens": [1], "input_ids": [2]}], tmp_path / "both")
     assert read_all(tmp_path / "both") == [[1]]
-    with pytest.raises(DataError, match="sample 0: no 'ids'; it has 'input_ids'; set column="):
-        write_stream([{"input_ids": [1]}], tmp_path / "named", column="ids")
+    with pytest.raises(DataError, match="sample 0: no 'ids'; it has 'input_ids'; set tokens="):
+        write_stream([{"input_ids": [1]}], tmp_path / "named", tokens="ids")
 
 
 @pytest.mark.parametrize(
@@ -274,12 +275,12 @@ def test_a_list_unlike_the_first_samples_is_refused(tmp_path, later):
 def test_impossible_token_ids_are_refused_wherever_they_stand(tmp_path, tokens, dtype, bad):
     message = rf"sample 1: token id {bad}, but ids must be 0 to {2**32 - 2}; write labels and"
     with pytest.raises(DataError, match=message):
-        write_stream([[1, 2], tokens], tmp_path / "s", dtype=dtype)
+        write_stream([[1, 2], tokens], tmp_path / "s", tokens_dtype=dtype)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_largest_token_id_is_written(tmp_path):
-    write_stream([[1, 2**32 - 2, 1]], tmp_path / "s", dtype="int64")
+    write_stream([[1, 2**32 - 2, 1]], tmp_path / "s", tokens_dtype="int64")
     assert read_all(tmp_path / "s") == [[1, 2**32 - 2, 1]]
 
 
@@ -314,7 +315,10 @@ def test_a_file_url_is_the_folder_that_it_names(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int31"}, r"dtype='int31' is not one of .* - did you mean 'int32'\?"),
+        (
+            {"tokens_dtype": "int31"},
+            r"tokens_dtype='int31' is not one of .* - did you mean 'int32'\?",
+        ),
         (
             {"compression": "lz9"},
             r"compression='lz9' is not one of br\|.*\|zstd, alone or with a le",

@@ -62,7 +62,7 @@ def write(folder: Path, tokenizer: Path, backend: str, texts=TEXTS, **options):
     rows = RowFormat(tokenizer=tokenizer, backend=backend)
     inputs = [jsonl_file(folder / "rows.jsonl", [{"text": text} for text in texts])]
     out = folder / backend
-    return write_texts(inputs, out, WriteOptions(rows=rows, num_processes=1, **options)), out
+    return write_texts(inputs, out, WriteOptions(rows=rows, num_workers=1, **options)), out
 
 
 @given(text=st.text(max_size=60))
@@ -171,15 +171,13 @@ def test_a_tokenizer_that_is_replaced_between_two_jobs_of_a_process_is_loaded_ag
         assert shard.tokens.read(shard.data, 0).tolist() == exact
 
 
-@pytest.mark.parametrize("num_processes", [1, pytest.param(2, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.processes)])
 def test_a_tokenizer_that_changes_after_a_job_began_ends_it_until_it_is_restored(
-    bpe, tmp_path, num_processes
+    bpe, tmp_path, num_workers
 ):
     path = changed(bpe, tmp_path / "tokenizer.json")
     inputs = [jsonl_file(tmp_path / f"{n}.jsonl", [{"text": "The fox"}]) for n in range(4)]
-    options = WriteOptions(
-        rows=RowFormat(tokenizer=path), num_processes=num_processes, part_bytes=10
-    )
+    options = WriteOptions(rows=RowFormat(tokenizer=path), num_workers=num_workers, part_bytes=10)
 
     def change(_progress):  # job.json is written before the first call
         changed(bpe, path, pre_tokenizer={"add_prefix_space": True})
@@ -250,7 +248,7 @@ def test_a_sign_for_unknown_words_is_not_counted_as_spelled(tmp_path):
 
 @pytest.mark.parametrize(
     "rows",
-    [{"backend": "gigatoken", "tokenizer": Path("t")}, {"tokenizer": Path("t"), "chat_field": "m"}],
+    [{"backend": "gigatoken", "tokenizer": Path("t")}, {"tokenizer": Path("t"), "chat": "m"}],
 )
 def test_special_tokens_are_text_only_where_huggingface_encodes_texts(rows):
     with pytest.raises(ConfigError, match=r"special_tokens='text' is for texts .*; leave it out"):
@@ -314,7 +312,7 @@ def test_dropout_is_refused(bpe, tmp_path):
 
 @pytest.mark.parametrize(
     ("rows", "what"),
-    [({}, "token ids"), ({"chat_field": "messages", "tokenizer": Path("t")}, "conversations")],
+    [({}, "token ids"), ({"chat": "messages", "tokenizer": Path("t")}, "conversations")],
 )
 def test_a_backend_is_for_texts(rows, what):
     with pytest.raises(ConfigError, match=f"these rows are {what}; leave it out"):
@@ -322,12 +320,12 @@ def test_a_backend_is_for_texts(rows, what):
 
 
 def test_an_unfinished_job_keeps_its_backend(bpe, tmp_path):
-    _, out = write(tmp_path, bpe, "gigatoken", share=(1, 2), part_bytes=200)
+    _, out = write(tmp_path, bpe, "gigatoken", part="1/2", part_bytes=200)
     settings = json.loads((out / "job.json").read_text())
     assert settings["settings"]["backend"] == "gigatoken"
     assert settings["versions"]["gigatoken"]
     rows = RowFormat(tokenizer=bpe)
-    options = WriteOptions(rows=rows, num_processes=1, part_bytes=200)
+    options = WriteOptions(rows=rows, num_workers=1, part_bytes=200)
     with pytest.raises(ConfigError, match="whose backend is 'gigatoken', but this one's is 'hugg"):
         write_texts([tmp_path / "rows.jsonl"], out, options)
 

@@ -165,14 +165,14 @@ def read_text(
     rows = BatchCollector(slice_.uri, wanted)
     data = b"".join(pieces).removeprefix(BOM)
     try:
-        if wanted.option != "text_field":
+        if wanted.option != "text":
             raise BadValueError(
                 f"a text file is one text, and {wanted.option} is for columns; set tokenizer= to "
                 "tokenize it, or leave it out"
             )
         if wanted.keep:
             raise BadValueError(
-                f"a text file has no column {wanted.keep[0]!r}; leave out extra_fields=, or name "
+                f"a text file has no column {wanted.keep[0]!r}; leave out columns=, or name "
                 "JSON lines"
             )
         rows.add_value(0, data.decode())

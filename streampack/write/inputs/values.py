@@ -38,10 +38,10 @@ def as_text(value: Any) -> str:
     if isinstance(value, (list, np.ndarray)):
         raise BadValueError(
             f"is a list of {len(value)}, but must be text; leave out tokenizer= if it holds "
-            "token ids, or name it with chat_field= if it is a conversation"
+            "token ids, or name it with chat= if it is a conversation"
         )
     kind = "null" if value is None else f"of type {type(value).__name__}"
-    raise BadValueError(f"is {kind}, but must be text; name another column with text_field=")
+    raise BadValueError(f"is {kind}, but must be text; name another column with text=")
 
 
 def as_tokens(value: Any) -> IntArray:
@@ -75,7 +75,7 @@ def as_chat(value: Any) -> Any:
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         raise BadValueError(
             f"holds {repr(value)[:60]}, but must be a list of messages such as "
-            "{'role': 'user', 'content': 'Hi'}; name another column with chat_field="
+            "{'role': 'user', 'content': 'Hi'}; name another column with chat="
         )
     return value
 
@@ -94,9 +94,9 @@ class Wanted:
         found: list[tuple[str, str, Callable[[Any], Any]]] = [
             (name, option, convert)
             for name, option, convert in (
-                (selection.text, "text_field", as_text),
-                (selection.tokens, "tokens_field", as_tokens),
-                (selection.chat, "chat_field", as_chat),
+                (selection.text, "text", as_text),
+                (selection.tokens, "tokens", as_tokens),
+                (selection.chat, "chat", as_chat),
             )
             if name is not None
         ]
@@ -138,7 +138,7 @@ class Wanted:
         """Return the kept values of a row."""
         missing = next((name for name in self.keep if name not in row), None)
         if missing is not None:
-            raise BadValueError(no_column(missing, list(row), "extra_fields"))
+            raise BadValueError(no_column(missing, list(row), "columns"))
         return [row[name] for name in self.keep]
 
 
@@ -146,6 +146,6 @@ def no_column(name: str, known: Sequence[str], option: str) -> str:
     """Return the reason of a row that lacks a column."""
     has = ", ".join(map(repr, known)) or "none"
     way_out = f"set {option}= to one of them"
-    if option == "tokens_field":
-        way_out += "; for text, set tokenizer= and text_field="
+    if option == "tokens":
+        way_out += "; for text, set tokenizer= and text="
     return f"no column {name!r}; it has {has}{suggest(name, known)}; {way_out}"

@@ -41,7 +41,7 @@ BAD_LINES = {
     b'{"text": "\xff"}': "not valid JSON",
     b'{"text": "good", "other": "\xff", "url": 1}': "not valid JSON",
     b'{"text": "\\ud800"}': "not valid JSON",
-    b'{"content": "a"}': "no column 'text'; it has 'content'.*set text_field= to one of them",
+    b'{"content": "a"}': "no column 'text'; it has 'content'.*set text= to one of them",
     b'{"tex": "a"}': "did you mean 'tex'",
     b'{"text": 1}': "column 'text' is of type int, but must be text",
     b'{"text": null}': "column 'text' is null, but must be text",
@@ -146,7 +146,7 @@ def test_kept_values_stay_beside_their_rows(tmp_path):
     [batch] = read_rows(split(path)[0], RowSelection(text="text", keep=("url",)))
 
     assert (batch.values, batch.kept) == (["a", "c"], {"url": ["1", None]})
-    assert "no column 'url'; it has 'text'; set extra_fields=" in batch.bad[0].reason
+    assert "no column 'url'; it has 'text'; set columns=" in batch.bad[0].reason
 
 
 @pytest.mark.parametrize("ids", [[], [1, 2], [True, False], [2**40]])
