@@ -15,8 +15,10 @@ atomic operation that drains the processor's pending loads and stores. Python al
 references to the arguments, so `compiled` turns the counting off. That made gathering short samples
 a fifth faster.
 
-After an install, the first batch waits about 12 s for compilation. Assigning one array slice to
-another would add 4 s, because its error message formats the shapes.
+After an install, the first batch waits about 6 s for compilation. Assigning one array slice to
+another would add 4 s, because its error message formats the shapes. Later processes load machine
+code, 3 ms a kernel. They skip what numba does before it looks into its cache, which takes 0.3 s:
+importing its whole compiler, and the plug-ins of other packages.
 
 numba has no cache if the module's folder, the user's cache folder and NUMBA_CACHE_DIR are all
 read-only. Kernels are then compiled in memory, which takes seconds in every process. A full disk
@@ -40,6 +42,7 @@ from typing import Any, ParamSpec, TypeVar
 import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.options import DefaultOptions
+from numba.core.runtime.nrt import rtsys
 
 from streampack.errors import ConfigError
 
@@ -48,6 +51,9 @@ R = TypeVar("R")
 
 # `_nrt` is private to numba: it is the runtime that counts. Without the option kernels are slower.
 _UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+
+# The last two save a tenth of the time to compile: no kernel is called from C or divides by zero.
+_COMMON = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
 
 _warned: set[str] = set()
 
@@ -81,10 +87,12 @@ def _compiled(function: Callable[P, R], more: dict[str, Any]) -> Callable[P, R]:
             "NUMBA_DISABLE_JIT=1 is set, but without compiled kernels a batch would take minutes; "
             "unset it"
         )
-    options: dict[str, Any] = {"nogil": True} | more
+    options: dict[str, Any] = _COMMON | more
     kernel: Any = numba.njit(**options)(function)
+    # numba would load its plug-ins here. A compilation does so in any case.
+    kernel._compilation_chain_init_hook = lambda: None
     try:
-        kernel._cache = _KernelCache(function)
+        kernel._cache = _KernelCache(function, allocates="_nrt" not in options)
     except RuntimeError as error:
         _warn_uncached(error)
     return kernel  # type: ignore[no-any-return]
@@ -134,16 +142,23 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 
     _cache_file: Any
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, allocates: bool) -> None:
         super().__init__(function)
+        self._allocates = allocates
         plain: Any = self._cache_file
         base = plain._index_name.removesuffix(".nbi")
         self._cache_file = _CacheFile(plain._cache_path, base, plain._source_stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the cached kernel. If it cannot be loaded, delete the index and return None."""
+        """Return the cached kernel. If it cannot be loaded, delete the index and return None.
+
+        numba's own method first prepares for a compilation. Machine code needs none of that, but if
+        it allocates arrays, it needs numba's runtime.
+        """
         try:
-            return super().load_overload(sig, target_context)
+            if self._allocates:
+                rtsys.initialize(target_context)
+            return self._load_overload(sig, target_context)
         except OSError as error:
             _warn_uncached(error)
             return None

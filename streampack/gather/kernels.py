@@ -28,7 +28,7 @@ columns as much again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ SAMPLE_BYTES = 16
 # Columns of a location: address of the sample's values, their number, bytes of each.
 ADDRESS, VALUES, WIDTH = 0, 1, 2
 FOUND_COLUMNS = 3
+# numba compiles a function again for a constant argument, unless it is a numpy scalar.
+FIRST_VALUE = cast(int, np.int64(0))
 # Prefetch distance, size of each copied piece, cache line.
 AHEAD_BYTES, PIECE_BYTES, LINE_BYTES = 8192, 4096, 64
 LEAST = -(1 << 31)  # of int32
@@ -139,12 +141,6 @@ def _prefetch(_typing: Any, _address: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 @compiled
-def item_bytes(code: int) -> int:
-    """Return the bytes of one value."""
-    return 1 << (code >> 1)
-
-
-@compiled
 def value_at(address: int, code: int, index: int) -> int:
     """Return value `index` of the values at `address`."""
     if code == UINT8:
@@ -179,7 +175,7 @@ def copy_values(address: int, code: int, first: int, out: IntArray, lowest: int)
 
     Returns whether all are at least `lowest` (0, or `LEAST` with `out` of int32) and fit in `out`.
     """
-    start = address + first * item_bytes(code)
+    start = address + (first << (code >> 1))
     # A value in 0 to 2**n - 1 has no bit set from n on, including the sign; the same holds for the
     # OR of all values. One loop per common type, so that each compiles to vector instructions.
     seen = 0
@@ -226,7 +222,7 @@ def locate(shard: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
 def sample_edges(address: int, code: int, count: int, options: Int64Array) -> tuple[int, int]:
     """Return 1 or 0 for a BOS and for an EOS to add to a sample."""
     bos, eos = options[BOS], options[EOS]
-    before = 1 if bos >= 0 and value_at(address, code, 0) != bos else 0
+    before = 1 if bos >= 0 and value_at(address, code, FIRST_VALUE) != bos else 0
     after = 1 if eos >= 0 and value_at(address, code, count - 1) != eos else 0
     return before, after
 
@@ -292,7 +288,7 @@ def _locate_all(
         where[k] = 0
         column = _column_to_read(shards, rows[k], for_labels)
         if column != NO_COLUMN:
-            where[k, WIDTH] = item_bytes(shards[rows[k], column + CODE])
+            where[k, WIDTH] = 1 << (shards[rows[k], column + CODE] >> 1)
             where[k, ADDRESS], where[k, VALUES], problem = locate(
                 shards[rows[k]], column, segments[k, SAMPLE]
             )
@@ -334,7 +330,7 @@ def _gather_segment(
     return options[EOS], FINE
 
 
-@compiled
+@compiled_inline
 def padding_behind(length: int, multiple: int) -> int:
     """Return the padding that rounds a segment up to a multiple."""
     return -length % multiple if multiple > 1 else 0  # usually 1; division is slow
@@ -423,7 +419,7 @@ def _apply_labels(segment: Int64Array, shard: Int64Array, shape: Shape, room: In
 @compiled
 def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bool:
     """Ignore the targets in `out` whose mask values are 0; return whether all are 0 or 1."""
-    width = item_bytes(code)
+    width = 1 << (code >> 1)
     start = address + first * width
     # Signedness does not matter for a test against 0; one loop per width vectorises.
     seen = 0

@@ -32,10 +32,12 @@ Improve Language Modeling" (Ding et al., 2024).
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
-from streampack._numba import compiled, compiled_inline, kernel_allocating
+from streampack._numba import compiled, compiled_inline
 from streampack.config import Packing
 from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
 from streampack.pack.cost import sizes_in_pack
@@ -49,6 +51,16 @@ NUM_PACK_COLUMNS = 4
 ONE = np.uint64(1)
 NONE = -1
 PASSING_PACKS = 64  # a segment that has seen so many packs leave does not pass on again
+
+# `words` and `groups` as in `find_room`; by room: the pack that got it last, or NONE.
+RoomsLeft: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Int64Array]
+
+
+def no_rooms_left(size: int) -> RoomsLeft:
+    """Return what `place_segments` notes about packs of `size` tokens, before there is one."""
+    num_words = (size >> 6) + 2
+    groups = np.zeros((num_words >> 6) + 1, np.uint64)
+    return np.zeros(num_words, np.uint64), groups, np.full(size + 1, NONE, np.int64)
 
 
 @compiled_inline
@@ -87,19 +99,21 @@ def find_room(words: npt.NDArray[np.uint64], groups: npt.NDArray[np.uint64], len
     return int((word << 6) + lowest_bit(words[word]))
 
 
-@kernel_allocating
+@compiled
 def place_segments(
-    limits: Limits, lengths: Int64Array, order: Int64Array, pack_of: Int64Array, packs: Int64Array
+    limits: Limits,
+    rooms_left: RoomsLeft,
+    lengths: Int64Array,
+    order: Int64Array,
+    pack_of: Int64Array,
+    packs: Int64Array,
 ) -> int:
     """Put segments, in this order, where they leave the least room; return the number of packs.
 
     `pack_of` receives the pack of each segment, shape (n,), and `packs` the packs, shape (n, 4).
     """
+    words, groups, lasts = rooms_left
     size = limits.max_seq_len
-    num_words = (size >> 6) + 2
-    words = np.zeros(num_words, np.uint64)
-    groups = np.zeros((num_words >> 6) + 1, np.uint64)
-    lasts = np.full(size + 1, NONE, np.int64)  # by room: the pack that got it last
     num_packs = 0
     for number in range(len(order)):
         segment = order[number]
@@ -166,7 +180,8 @@ class BestFitDecreasingPacker(BufferedPacker):
         order = np.concatenate([held, others])
         pack_of = np.empty(len(rows), np.int64)
         packs = np.empty((len(rows), NUM_PACK_COLUMNS), np.int64)
-        packs = packs[: place_segments(self._limits, lengths, order, pack_of, packs)]
+        rooms_left = no_rooms_left(most)
+        packs = packs[: place_segments(self._limits, rooms_left, lengths, order, pack_of, packs)]
         may_pass = np.full(len(packs), not final)
         may_pass[pack_of[:num_held][self._waited >= self._passing_packs]] = False
         passes = self._choose(packs, may_pass)

@@ -1,4 +1,4 @@
-"""Law 9: start-up and memory do not grow with the streams. Real files, 50 million samples."""
+"""A start loads what the run needs; time and memory do not grow with the streams (law 9)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE, write_length_file
@@ -48,6 +49,94 @@ for method in ("random", "stratified"):
     used[method] = {"seconds": seconds, "mib": resident(peak=True) - files - before}
 print(json.dumps(used))
 """
+
+# Prints what a process has loaded once it has its first batch. It warms up numba's cache first: in
+# a child, so that nothing of that is loaded here.
+LOADED = """
+import json, os, sys
+
+def start(path):
+    import torch
+    before = set(sys.modules)
+    from streampack import Order, PackedDataLoader, PackedStreamingDataset, Packing, Stream
+    dataset = PackedStreamingDataset(
+        [Stream(local=path)], packing=Packing(max_seq_len=512), order=Order(seed=1), batch_size=4)
+    next(iter(PackedDataLoader(dataset)))
+    return before
+
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    start(sys.argv[1])
+    os._exit(0)
+before = start(sys.argv[1])
+from numba.core.registry import CPUDispatcher
+kernels = {}
+for name, module in sys.modules.items():
+    if name.startswith("streampack."):
+        for kernel in vars(module).values():
+            if isinstance(kernel, CPUDispatcher) and kernel.overloads:
+                stats = kernel.stats
+                label = kernel.py_func.__module__ + "." + kernel.py_func.__name__
+                hits, misses = stats.cache_hits.values(), stats.cache_misses.values()
+                kernels[label] = [len(kernel.overloads), sum(hits), sum(misses)]
+print(json.dumps({"kernels": kernels, "modules": sorted(set(sys.modules) - before)}))
+"""
+# Kernels that the first batch of a local stream calls.
+KERNELS = {
+    "streampack.batch.kernels.fill_batches",
+    "streampack.batch.kernels.lay_out",
+    "streampack.gather.kernels.gather_tokens",
+    "streampack.gather.lookup_kernels.find_rows",
+    "streampack.order.shuffle._put_rows",
+    "streampack.pack.best_fit_decreasing.place_segments",
+    "streampack.pack.best_fit_decreasing.write_packs",
+    "streampack.pack.overflow._count",
+    "streampack.pack.overflow._write",
+    "streampack.plan.pack_order.copy_packs",
+    "streampack.plan.slot_kernels.walk_slots",
+    "streampack.rng._shuffle_rows",
+}
+# Clients of stores, and what only other parts of streampack or optional integrations need.
+NEVER_LOADED = {
+    *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "oci"),
+    *("paramiko", "requests", "s3fs", "urllib3"),
+    *("accelerate", "datasets", "lightning", "matplotlib", "pandas", "pyarrow", "ray"),
+    *("tokenizers", "torchvision", "transformers"),
+    *("pydantic", "rich", "typer"),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """What a process has loaded after the first batch of a local stream, with kernels on disk."""
+    path, _ = write_stream_files(tmp_path_factory.mktemp("loaded"), [30] * 2000, dtype="uint16")
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return json.loads(done.stdout)
+
+
+def test_a_first_local_batch_loads_the_kernels_that_it_calls_and_no_others(loaded):
+    assert loaded["kernels"] == {name: [1, 1, 0] for name in KERNELS}
+
+
+def test_kernels_on_disk_are_loaded_without_numbas_compiler_or_its_plug_ins(loaded):
+    modules = set(loaded["modules"])
+
+    assert "numba" in modules
+    compiler = {"numba.np.arrayobj", "numba.cpython.unicode", "numba.core.typing.cffi_utils"}
+    assert not modules & compiler
+
+
+def test_a_first_local_batch_loads_no_cloud_library_and_no_optional_one(loaded):
+    packages = {name.split(".")[0] for name in loaded["modules"]}
+
+    assert not packages & NEVER_LOADED
 
 
 def many_shards(folder: Path) -> Path:
