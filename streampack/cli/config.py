@@ -30,7 +30,7 @@ from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.world import ContextLayout
 
-Place = Sequence[int | str]
+KeyPath = Sequence[int | str]
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 50  # mappings and lists within one another; a config has 5
@@ -320,7 +320,7 @@ def all_keys() -> set[str]:
     return {*_known_keys(()), *(key for section in sections for key in _known_keys((section,)))}
 
 
-def _class_at(place: Place) -> Any:
+def _class_at(place: KeyPath) -> Any:
     if not place:
         return RunConfig
     annotation = RunConfig.model_fields[str(place[0])].annotation
@@ -331,6 +331,6 @@ def _class_at(place: Place) -> Any:
     return {"streams": StreamConfig, **PART_MODELS}.get(str(place[0]), annotation)
 
 
-def _known_keys(place: Place) -> list[str]:
+def _known_keys(place: KeyPath) -> list[str]:
     holder = _class_at(place)
     return [f.name for f in fields(holder)] if is_dataclass(holder) else list(holder.model_fields)

@@ -104,10 +104,10 @@ class _Shown:
         name = os.path.basename(out.rstrip("/"))
         self._task = self.bar.add_task(name, total=None, counts="")
         self._begin = self._last_line = time.monotonic()
-        self._first: write.Progress | None = None
-        self._last: write.Progress | None = None
+        self._first: write.JobProgress | None = None
+        self._last: write.JobProgress | None = None
 
-    def show(self, progress: write.Progress) -> None:
+    def show(self, progress: write.JobProgress) -> None:
         """Show the progress; called by the writer."""
         self._first = self._first or progress
         self._last = progress
@@ -131,7 +131,7 @@ class _Shown:
             "again for the others"
         )
 
-    def _counts(self, progress: write.Progress, seconds: float) -> str:
+    def _counts(self, progress: write.JobProgress, seconds: float) -> str:
         tokens = progress.num_tokens - (self._first or progress).num_tokens
         bad = f", {progress.num_bad_rows:,} bad rows" if progress.num_bad_rows else ""
         return (
@@ -140,7 +140,7 @@ class _Shown:
             f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{bad}"
         )
 
-    def _seconds_left(self, progress: write.Progress, seconds: float) -> str:
+    def _seconds_left(self, progress: write.JobProgress, seconds: float) -> str:
         num_bytes = progress.num_bytes - (self._first or progress).num_bytes
         if not num_bytes:
             return ""

@@ -189,7 +189,7 @@ def _check_dtype(dtype: str | None, name: str, encoding: str, where: str) -> Non
         )
 
 
-def check_columns(data: ByteArray, shard: Shard, where: str) -> None:
+def check_layout(data: ByteArray, shard: Shard, where: str) -> None:
     """Refuse a shard whose config states other columns than index.json, or cannot be read.
 
     Costs about 20 µs, to parse one small JSON text.

@@ -20,7 +20,7 @@ from streampack.errors import DataError
 from streampack.online.byte_budget import HeldBytes
 from streampack.online.pack_window import PackWindow
 from streampack.online.plan import FlowPlan
-from streampack.online.restore import changed, key_of
+from streampack.online.restore import changed_source, key_of
 from streampack.online.sample_buffer import SampleBuffer
 from streampack.online.samples import CutSample, SampleKey, prepare, segment_rows
 from streampack.online.stream_mixer import StreamMixer, Window
@@ -228,7 +228,7 @@ class Lane:
         if state["pending"] is not None:
             sample, digest = replayed[key_of(state["pending"][0])], int(state["pending"][1])
             if self._held.whole_digest(sample.ready) != digest:
-                raise changed(sample, self._plan.streams)
+                raise changed_source(sample, self._plan.streams)
             self.pending = Pending(sample, digest, int(state["pending"][2]))
 
 

@@ -32,7 +32,7 @@ from streampack.online.state import LoaderPosition, read_position
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
-from streampack.runtime.rank_digest import digest_of
+from streampack.runtime.rank_digest import digest_of_values
 from streampack.runtime.stats import COUNTED, delivery_report
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
@@ -316,7 +316,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         num_bytes = [flow["high_water_bytes"] for flow in flows] or [0]
         return report | {
             "substituted": sum(flow["substituted"] for flow in flows),
-            "digest": digest_of(engine.fingerprint()),
+            "digest": digest_of_values(engine.fingerprint()),
             "pack_shuffle": engine.pack_window(self.num_workers),
             "buffers": {
                 "worker_tokens": max(tokens) + waiting_tokens,

@@ -80,9 +80,9 @@ def check_piece(
     if [start, length] not in again.rows[:, START:TOTAL].tolist():
         were = f"{length}" if not start else f"{length} that follow its first {start}"
         what = f"has {len(again.ready.tokens)} tokens, of which the state holds {were}"
-        raise changed(again, streams, what)
+        raise changed_source(again, streams, what)
     if held.digest(again.ready, start, length, again.total) != address[DIGEST]:
-        raise changed(again, streams)
+        raise changed_source(again, streams)
 
 
 def check_packs(
@@ -111,7 +111,7 @@ def check_packs(
         raise ResumeError(f"the state's packs do not go with its buffered samples; {UNCHANGED}")
 
 
-def changed(
+def changed_source(
     again: CutSample, streams: Sequence[IterableStream], what: str = OTHERWISE
 ) -> DataError:
     """Return the error of a sample that is not what it was when the state was saved."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack.runtime.rank_digest import UNKNOWN, digest_of
+from streampack.runtime.rank_digest import UNKNOWN, digest_of_values
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import has_index, hugging_face_steps, num_items
 from streampack.types import State
@@ -34,13 +34,15 @@ def source_view(stream: IterableStream, where: str) -> State:
     arguments = [value for step in steps for value in getattr(step, "kwargs", {}).values()]
     shards = [value for value in arguments if isinstance(value, list)]
     names = re.sub(r'"[^"]*/', '"', json.dumps(shards, default=_brief))
-    samples, again = (digest_of(_samples(stream)) for _ in range(2))
+    samples, again = (digest_of_values(_samples(stream)) for _ in range(2))
     if samples != again:  # augmented at random
         samples = UNKNOWN
     return {
         f"length of {where}": num_items(source),
-        f"shuffle seeds of {where}": digest_of([seed.state for seed in seeds if seed is not None]),
-        f"list of shards of {where}": digest_of(names),
+        f"shuffle seeds of {where}": digest_of_values(
+            [seed.state for seed in seeds if seed is not None]
+        ),
+        f"list of shards of {where}": digest_of_values(names),
         f"samples ({NUM_COMPARED} were compared) of {where}": samples,
     }
 

@@ -39,7 +39,7 @@ from streampack.planned.engine import PlanEngine
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession, Reads, SharedMemory, task_groups
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
-from streampack.runtime.rank_digest import digest_of
+from streampack.runtime.rank_digest import digest_of_values
 from streampack.runtime.shared_ring import Ring, RingReader
 from streampack.runtime.stats import DeliveryStats
 from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
@@ -284,7 +284,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             "skipped": totals.skipped,
             "omitted_packs": totals.omitted,
             "padding_packs": self._tally.padding_packs,
-            "digest": digest_of(self.engine.fingerprint()),
+            "digest": digest_of_values(self.engine.fingerprint()),
             "straggler": straggler and dict(zip(("planned", "dealt"), straggler, strict=True)),
             "shards": self._shards(),
             "buffers": {

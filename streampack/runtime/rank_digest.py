@@ -36,10 +36,10 @@ UNKNOWN = "others each time"  # a value that is equal to any
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
 
-def digest_of(values: Any) -> str:
+def digest_of_values(values: Any) -> str:
     """Return a 32-character digest of a JSON value.
 
-    >>> digest_of({"seed": 1}) == digest_of({"seed": 2})
+    >>> digest_of_values({"seed": 1}) == digest_of_values({"seed": 2})
     False
     """
     text = json.dumps(values, sort_keys=True, default=str)
@@ -63,7 +63,7 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
         # A GPU backend would need each rank to have selected its device already.
         group = distributed.new_group(backend="gloo")
     try:
-        digests = gather_values(digest_of(compared), group)
+        digests = gather_values(digest_of_values(compared), group)
         if len(set(digests)) > 1:
             _refuse(gather_values(view, group))
     finally:

@@ -27,7 +27,7 @@ from streampack.batch.batch import Batch
 from streampack.errors import ConfigError
 from streampack.runtime.arguments import check_epoch
 from streampack.runtime.epoch_counter import SharedEpochCounter
-from streampack.runtime.rank_digest import RankView, digest_of
+from streampack.runtime.rank_digest import RankView, digest_of_values
 from streampack.types import State
 from streampack.world import World
 
@@ -207,7 +207,7 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
         not cover ranks, batch_size and paths. `loader.stats()`, the log at INFO and ``streampack
         simulate`` report it. It can be derived from a state's `fingerprint`.
         """
-        return digest_of(self._engine.fingerprint())
+        return digest_of_values(self._engine.fingerprint())
 
     def __copy__(self) -> Self:
         new = type(self).__new__(type(self))

@@ -45,8 +45,8 @@ SENT = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 # From a task to results; to an empty list if the worker has no more in this iteration.
-Work: TypeAlias = Callable[[Any], list[Any]]
-Serve: TypeAlias = Callable[[Any], Work]
+DoTask: TypeAlias = Callable[[Any], list[Any]]
+Serve: TypeAlias = Callable[[Any], DoTask]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,7 +145,7 @@ def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int], mask: set[
     _introduce(serve, *info)
     ForkingPickler.register(torch.Tensor, by_value)
     inbox, outbox = _Inbox(theirs), _Outbox(theirs)
-    work: Work | None = None
+    work: DoTask | None = None
     while (message := inbox.messages.get()) is not None:
         iteration, is_begin, task = message
         if is_begin:
@@ -178,7 +178,7 @@ def _introduce(dataset: Any, number: int, num_workers: int, base_seed: int) -> N
     )
 
 
-def _begun(serve: Serve, given: Any) -> Work:
+def _begun(serve: Serve, given: Any) -> DoTask:
     try:
         return serve(given)
     except Exception as error:
@@ -186,7 +186,7 @@ def _begun(serve: Serve, given: Any) -> Work:
         return lambda _: [failed]
 
 
-def _results(work: Work, task: Any) -> list[Any]:
+def _results(work: DoTask, task: Any) -> list[Any]:
     try:
         return work(task)
     except Exception as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, check_columns, sample_spans
+from streampack.mds.columns import Column, check_layout, sample_spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.length_file import LENGTH_FILE, LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
@@ -260,7 +260,7 @@ class MdsStream:
     ) -> OpenShard:
         info, data = self.index.shards[shard], mapped.data
         where = f"stream {self.name!r}, shard {shard} ({uri})"
-        check_columns(data, info, where)
+        check_layout(data, info, where)
         spans = {}
         for option, column in columns.items():
             spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)

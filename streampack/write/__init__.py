@@ -12,7 +12,7 @@ _FILES = {
     "ChatEncoder": "chat",
     "ChatSamples": "chat",
     "Indexed": "lengths",
-    "Progress": "options",
+    "JobProgress": "options",
     "RowFormat": "rows",
     "WriteOptions": "options",
     "Written": "options",

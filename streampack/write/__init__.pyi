@@ -2,7 +2,7 @@ from streampack.write.chat import ChatEncoder, ChatSamples
 from streampack.write.commit import verify
 from streampack.write.files import merge, write_texts
 from streampack.write.lengths import Indexed, write_lengths
-from streampack.write.options import Progress, WriteOptions, Written
+from streampack.write.options import JobProgress, WriteOptions, Written
 from streampack.write.remote import write_remote_lengths
 from streampack.write.rows import RowFormat
 from streampack.write.shards import write_stream
@@ -11,7 +11,7 @@ __all__ = [
     "ChatEncoder",
     "ChatSamples",
     "Indexed",
-    "Progress",
+    "JobProgress",
     "RowFormat",
     "WriteOptions",
     "Written",

@@ -25,7 +25,7 @@ import orjson
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
-from streampack.write.chat_spans import RESPONSE, Messages, Rendering, Spans
+from streampack.write.chat_spans import RESPONSE, Messages, Rendering, TargetSpans
 
 TrainOn = Literal["responses", "last_response", "all"]
 
@@ -202,7 +202,7 @@ class ChatSamples:
         return self.encode(self.conversations[index])
 
 
-def target_tokens(offsets: Any, spans: Spans, num_chars: int) -> npt.NDArray[np.uint8]:
+def target_tokens(offsets: Any, spans: TargetSpans, num_chars: int) -> npt.NDArray[np.uint8]:
     """Return 1 for tokens that have a character in a span, else 0; shape (num_tokens,).
 
     `offsets` holds the first character of each token and one past its last, (num_tokens, 2); so do

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from streampack.errors import ConfigError, DataError
 
 Messages: TypeAlias = list[dict[str, Any]]
-Spans: TypeAlias = list[tuple[int, int]]
+TargetSpans: TypeAlias = list[tuple[int, int]]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Rendering:
             ) from error
         return str(text)
 
-    def spans(self, *, last_only: bool) -> Spans:
+    def spans(self, *, last_only: bool) -> TargetSpans:
         """Return the first character and one past the last of each response, or of the last one.
 
         A ConfigError says that the template does not reveal a position.
@@ -87,7 +87,7 @@ class Rendering:
             if found and not end.strip(" "):
                 _warn_of_no_end(template)
 
-    def _marked(self, template: str, first: int) -> Spans:
+    def _marked(self, template: str, first: int) -> TargetSpans:
         # Not `return_assistant_tokens_mask`, which in transformers 4.57 has two defects. If the
         # last character of a span has several tokens, as an emoji may, all but the first are left
         # out. If it is in no token, everything after the span is unmasked.
@@ -164,7 +164,7 @@ def _with_sign(marker: re.Match[str]) -> str:
     return f"{{%{left} endgeneration %}}{{% if true %}}{END}{{% endif {right}%}}"
 
 
-def _cut_signs(marked: str) -> tuple[str, Spans]:
+def _cut_signs(marked: str) -> tuple[str, TargetSpans]:
     """Remove the signs from a text; return it and the spans between them."""
     text, spans, start = "", [], 0
     for piece in re.split(f"({BEGIN}|{END})", marked):

@@ -36,17 +36,17 @@ REPORT_S = 0.5  # between reports of a worker
 END_S = 5.0  # for a worker to end after SIGTERM
 AGAIN = "run the same command again: finished parts are kept"
 
-Report: TypeAlias = Callable[[Event], None]
+OnEvent: TypeAlias = Callable[[Event], None]
 
 
-def run_here(tasks: Sequence[PartTask], report: Report) -> None:
+def run_here(tasks: Sequence[PartTask], report: OnEvent) -> None:
     """Write parts in this process; the tokenizer uses all cores."""
     for task in tasks:
         for event in write_part(task):
             report(event)
 
 
-def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: Report) -> None:
+def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: OnEvent) -> None:
     """Write parts in worker processes of this machine."""
     pending = deque(tasks)
     workers: dict[Connection, Any] = {}  # processes by their pipes
@@ -71,7 +71,7 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: Report
         _end(workers)
 
 
-def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: Report) -> None:
+def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: OnEvent) -> None:
     """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine."""
     try:
         ray: Any = import_module("ray")

@@ -22,7 +22,7 @@ from streampack.errors import BadRowsError, ConfigError
 from streampack.write.commit import commit, finished_parts
 from streampack.write.engines import run_here, run_in_processes, run_on_ray
 from streampack.write.job import Job, append_to_job, is_begun, read_job, start_job
-from streampack.write.options import Progress, WriteOptions, Written
+from streampack.write.options import JobProgress, WriteOptions, Written
 from streampack.write.output import Output, open_output
 from streampack.write.part import Event, PartResult, PartTask
 from streampack.write.plan import plan_job
@@ -35,7 +35,7 @@ def write_texts(
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     options: WriteOptions,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[JobProgress], None] | None = None,
 ) -> Written:
     """Write files as one stream; if a former call was interrupted, only what is missing.
 
@@ -116,7 +116,7 @@ class _Run:
         job: Job,
         options: WriteOptions,
         results: dict[str, PartResult],
-        progress: Callable[[Progress], None],
+        progress: Callable[[JobProgress], None],
     ) -> None:
         self._options = options
         self._results = results
@@ -170,7 +170,7 @@ class _Run:
         counts = Counts.total([self._before, *self._running.values()])
         _check_budget(counts, self._most, is_skipping=self._most > 0)
         self._progress(
-            Progress(
+            JobProgress(
                 num_bytes=counts.num_bytes,
                 total_bytes=self._total_bytes,
                 num_samples=counts.num_samples,

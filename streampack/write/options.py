@@ -19,7 +19,7 @@ OnBadRow = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class JobProgress:
     """Progress of a job, finished parts of earlier runs included."""
 
     num_bytes: int

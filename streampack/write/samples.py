@@ -55,7 +55,7 @@ class SampleSchema:
         >>> SampleSchema.of(row, "tokens", "uint16").columns
         {'tokens': 'ndarray:uint16', 'mask': 'ndarray:int32', 'url': 'str'}
         """
-        tokens = as_tokens(row[column], np.dtype(dtype))
+        tokens = checked_tokens(row[column], np.dtype(dtype))
         values = {**row, column: tokens}
         lists = tuple(name for name in values if is_per_token(values[name], len(tokens)))
         encodings = {name: _encoding_of(value) for name, value in values.items()}
@@ -78,7 +78,7 @@ class SampleSchema:
                 f"no {self.column!r}; it has {', '.join(map(repr, row))}; "
                 "set tokens= to one of them"
             )
-        tokens = as_tokens(row[self.column], np.dtype(self.dtype))
+        tokens = checked_tokens(row[self.column], np.dtype(self.dtype))
         num = len(tokens)
         if (kept := padded_range(row.get(PADDING_MASK), num)) is not None:
             arrays = {k: v for k, v in row.items() if getattr(v, "shape", None) == (num,)}
@@ -170,7 +170,7 @@ class SampleWriter:
             self.entries.append(shard.entry)
 
 
-def as_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
+def checked_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
     """Return token ids as an array of a type, shape (num_tokens,); a ValueError refuses others."""
     tokens: npt.NDArray[Any] = np.asarray(values)
     if tokens.size == 0:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from streampack.cli.demo.train import Decoder
+from streampack.cli.demo.train import SmallDecoder
 from streampack.formats import to_hf, to_hf_flash, to_llama_factory
 from streampack.testing import assert_no_leak
 from tests.helpers.examples import examples
@@ -202,8 +202,8 @@ STEPS = 200
 def test_training_on_packs_is_training_on_their_samples_step_by_step() -> None:
     generator = torch.Generator().manual_seed(9)
     torch.manual_seed(1)
-    packed = Decoder(VOCABULARY, dim=16, num_layers=2, num_heads=2).double()
-    single = Decoder(VOCABULARY, dim=16, num_layers=2, num_heads=2).double()
+    packed = SmallDecoder(VOCABULARY, dim=16, num_layers=2, num_heads=2).double()
+    single = SmallDecoder(VOCABULARY, dim=16, num_layers=2, num_heads=2).double()
     single.load_state_dict(packed.state_dict())
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (packed, single)]
     losses: list[tuple[float, float]] = []

@@ -22,7 +22,7 @@ from streampack.cli.demo.prepare import SOURCES
 from streampack.cli.demo.processes import report_until
 from streampack.cli.demo.train import (
     SAVE_EVERY,
-    Decoder,
+    SmallDecoder,
     batch_digest,
     load,
     next_token_loss,
@@ -82,7 +82,7 @@ def test_text_is_written_once_and_kept(tmp_path, monkeypatch):
 
 def test_a_model_sees_a_sample_in_a_pack_as_it_sees_it_alone():
     torch.manual_seed(0)
-    model = Decoder(50, dim=32, num_layers=2, num_heads=2)
+    model = SmallDecoder(50, dim=32, num_layers=2, num_heads=2)
     lengths = [5, 9, 2]
     tokens = torch.randint(0, 50, (1, sum(lengths)))
     input_pos = torch.cat([torch.arange(length) for length in lengths])[None]

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from streampack.cli.build import build_streams
 from streampack.cli.config import RunConfig
-from streampack.cli.demo.processes import Report, check_batches, report_until
+from streampack.cli.demo.processes import Report, check_same_batches, report_until
 from streampack.cli.demo.read import read
 from streampack.errors import StreampackError
 from streampack.streams import open_stream
@@ -77,7 +77,7 @@ def change(described: RunConfig, out: Path, console: Console) -> None:
     console.rule("4  compared with a run that never stopped", align="left")
     unbroken = list(read(config))
     console.print(share_table(unbroken, EDITED))
-    compare(unbroken, before, after)
+    check_runs(unbroken, before, after)
     opened = [open_stream(stream, n) for n, stream in enumerate(build_streams(described))]
     samples = {stream.name: stream.num_samples for stream in opened}
     console.print(use_table(unbroken, samples))
@@ -141,9 +141,9 @@ def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
     return table
 
 
-def compare(unbroken: list[Report], before: list[Report], after: list[Report]) -> None:
+def check_runs(unbroken: list[Report], before: list[Report], after: list[Report]) -> None:
     """Check that both processes read the batches of the unbroken run, and left out none."""
-    check_batches([report["batch"] for report in unbroken], [*before, *after])
+    check_same_batches([report["batch"] for report in unbroken], [*before, *after])
     if after[-1]["step"] != len(unbroken) or after[0]["step"] > len(before) + 1:
         raise StreampackError(
             f"batches {after[0]['step']}-{after[-1]['step']} were read after the resume, and the "

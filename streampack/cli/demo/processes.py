@@ -64,7 +64,7 @@ def send(reports: Iterable[Report]) -> None:
         sys.stdout.flush()
 
 
-def check_batches(unbroken: Sequence[str], reports: Iterable[Report]) -> None:
+def check_same_batches(unbroken: Sequence[str], reports: Iterable[Report]) -> None:
     """Raise a StreampackError if a report's batch is not that of the unbroken run, by digest."""
     differing = [one["step"] for one in reports if one["batch"] != unbroken[one["step"] - 1]]
     if differing:

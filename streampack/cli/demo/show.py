@@ -29,7 +29,7 @@ from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
-from streampack.cli.demo.processes import Report, check_batches, report_until
+from streampack.cli.demo.processes import Report, check_same_batches, report_until
 from streampack.cli.demo.train import SAVE_EVERY, batch_digest, endless
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
@@ -71,7 +71,7 @@ def run(options: Demo) -> None:
     unbroken = look(config, out, steps, console)
     console.rule("3  trained, killed, resumed", align="left")
     before, after = crash_and_resume(config, out, steps, console)
-    compare(unbroken, before, after, console)
+    show_comparison(unbroken, before, after, console)
 
 
 def _copy_config(out: Path) -> Path:
@@ -176,7 +176,7 @@ def _losses(reports: list[Report]) -> str:
     return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
 
 
-def compare(
+def show_comparison(
     unbroken: list[str], before: list[Report], after: list[Report], console: Console
 ) -> None:
     """Print the batches around the crash next to those of the unbroken run, and check them all."""
@@ -189,7 +189,7 @@ def compare(
         digest = unbroken[step - 1]
         table.add_row(f"{step}", digest, killed.get(step, ""), resumed.get(step, ""))
     console.print(table)
-    check_batches(unbroken, [*before, *after])
+    check_same_batches(unbroken, [*before, *after])
     console.print(
         f"[green]all {len(before)} + {len(after)} batches are, bit for bit, those of a run that "
         "never stopped[/]"

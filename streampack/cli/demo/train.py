@@ -67,7 +67,7 @@ class Block(nn.Module):
         return output
 
 
-class Decoder(nn.Module):
+class SmallDecoder(nn.Module):
     """A decoder of a few layers that reads packs."""
 
     speeds: Tensor
@@ -127,7 +127,7 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, 
     """Train to step `num_steps`, from the checkpoint if there is one; yield a report per step."""
     described = read_config(config)
     torch.manual_seed(described.order.seed)
-    model = Decoder(VOCABULARY)
+    model = SmallDecoder(VOCABULARY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     dataset = build_dataset(described, config)
     loader = PackedDataLoader(dataset, num_workers=described.num_workers)
