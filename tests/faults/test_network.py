@@ -7,6 +7,7 @@ are the ids of the parameters. What waits for a deadline takes 6 s, all else abo
 from __future__ import annotations
 
 import gc
+import os
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from streampack.errors import DataError, StreampackError
 from streampack.mds import mosaic
 from streampack.streams import Stream
 from tests.helpers.faults import harness, servers
+from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.harness import make_loader, run_epoch
 
 assert mosaic  # imported before anything of `streaming`
@@ -288,3 +290,45 @@ def test_requests_that_stall_for_ever_do_not_outlive_the_loader(store, dataset):
         list(make_loader(store.stream(download_timeout=1.5, download_retry=0)))
     assert time.monotonic() - begin < 10
     run(store, ds, local=str(store.caches / "b"), **QUICK).assert_refused("shard.")
+
+
+@pytest.fixture
+def web(tmp_path, dataset):
+    """Give a data set in a folder behind a web server that can misbehave, and the server."""
+    ds = dataset(**SMALL)
+    with FaultServer(folder=ds.folder.parent.parent) as server:
+        url = f"{server.url}/{ds.folder.parent.name}/{ds.folder.name}"
+        yield ds, server, Stream(remote=url, local=str(tmp_path / "web"), download_timeout=20.0)
+
+
+@pytest.mark.parametrize("kind", ["status", "reset", "short"])
+def test_an_epoch_over_http_is_exact_though_requests_fail_at_random(web, kind):
+    ds, server, stream = web
+    fault = server.add(kind, path="shard", share=0.3, seed=SEED, status=503)
+    run_epoch(lambda: make_loader(stream), ds).assert_exact()
+    assert fault.given >= 1
+
+
+def test_bits_that_flip_over_http_are_caught_by_a_hash(web):
+    ds, server, stream = web
+    fault = server.add("flip", path=SHARD, times=1)
+    run_epoch(lambda: make_loader(stream), ds).assert_exact()
+    assert fault.given == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_workers_read_a_store_that_their_training_process_has_used(
+    store, dataset, web, tmp_path, scheme, method
+):
+    if scheme == "s3":
+        ds = store.put(dataset(**SMALL))
+        remote = store.stream().remote
+    else:
+        ds, _, stream = web
+        remote = stream.remote
+    for num_workers, options in ((0, {}), (2, {"multiprocessing_context": method}), (0, {})):
+        local = str(tmp_path / f"cache-{num_workers}-{len(os.listdir(tmp_path))}")
+        stream = Stream(remote=remote, local=local, download_timeout=20.0)
+        loader = make_loader(stream, num_workers=num_workers, **options)
+        run_epoch(lambda loader=loader: loader, ds).assert_exact()

@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -542,6 +543,27 @@ def test_a_folder_is_a_remote_too(tmp_path, scheme):
         fetch(files, "b.mds", to)
     assert fetch_if_there(files, "a.mds", to)
     assert to.read_bytes() == CONTENT
+
+
+def test_a_folder_is_fetched_from_without_libraries_of_stores(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "a.mds").write_bytes(CONTENT)
+    code = """
+import sys
+from pathlib import Path
+from streampack.storage.download import fetch
+from streampack.storage.location import StreamLocation
+from streampack.streams import Stream
+
+for scheme in ("", "file://"):
+    stream = Stream(remote=f"{scheme}{sys.argv[1]}/r", local=f"{sys.argv[1]}/l")
+    fetch(StreamLocation.of(stream), "a.mds", Path(sys.argv[1], "l", "a.tmp"))
+libraries = {"boto3", "botocore", "fsspec", "aiohttp"}
+print(sorted(libraries & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
