@@ -11,6 +11,7 @@ says why. Runs take turns.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -38,7 +39,8 @@ def instruction_samples(num_samples: int, mean: int, max_seq_len: int) -> list[d
 def torchtunes_own() -> Callable[..., Any] | str:
     """Return torchtune's class, or why there is none."""
     try:
-        import_module("streampack.mds.mosaic")  # makes torchvision importable
+        sys.path.append(record.SITE)
+        import_module("torchvision_operators").declare_on_import()
         return import_module("torchtune.datasets").PackedDataset
     except Exception as error:  # it may fail in many ways beside other versions of torch
         words = " ".join(str(error).split())

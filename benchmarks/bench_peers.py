@@ -48,8 +48,6 @@ ADAPTERS = {
     "llamafactory_knapsack": "llamafactory",
 }
 WITHOUT_ADAPTER = ("fairseq2n",)
-# Need no torchvision, and so not the seconds that it takes to import `streaming`.
-PLAIN = ("grain_packers", "lance_db", "lit_data", "llamafactory_knapsack", "torchdata_bucketizer")
 GRID = {"web": 8192, "sft": 4096}
 MEMORY_SAMPLES = {"web": 10_000, "sft": 20_000}
 
@@ -64,8 +62,6 @@ def serve(name: str) -> None:
         answers.flush()
 
     with redirect_stdout(sys.stderr):
-        if name not in PLAIN:
-            import_module("streampack.mds.mosaic")  # makes torchvision importable
         try:
             adapter = import_module(f"peers.{name}")
         except Exception as error:  # an import may fail in any way
@@ -102,7 +98,7 @@ class Child:
     def __init__(self, name: str, venv: Path) -> None:
         self.name = name
         paths = [str(venv / "torchdata")] if name == "torchdata_bucketizer" else []
-        paths += [os.environ.get("PYTHONPATH", "")]
+        paths += [record.SITE, os.environ.get("PYTHONPATH", "")]
         quiet = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--serve", name],

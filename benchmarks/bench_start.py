@@ -35,6 +35,9 @@ TOKENS = 3  # of a sample, so that the one file is small
 SMALL = 2  # shards of the stream that warms up
 MAX_SEQ_LEN, BATCH_SIZE = 2048, 8
 
+PATHS = filter(None, (record.SITE, os.environ.get("PYTHONPATH")))
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)}
+
 COMMON = """
 import gc, json, sys, time
 
@@ -70,7 +73,6 @@ measure(start)
 
 MOSAIC = """
 import os
-import streampack.mds.mosaic  # lets streaming import beside a torch without torchvision's part
 from streaming import StreamingDataset
 
 def start(path):
@@ -124,6 +126,7 @@ def start(program: str, small: Path, path: Path) -> dict[str, float]:
         capture_output=True,
         text=True,
         timeout=600,
+        env=ENVIRONMENT,
     )
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
@@ -135,10 +138,11 @@ def clear_mosaic() -> None:
         [
             sys.executable,
             "-c",
-            "import streampack.mds.mosaic, streaming.base.util as u;u.clean_stale_shared_memory()",
+            "import streaming.base.util as u;u.clean_stale_shared_memory()",
         ],
         check=False,
         capture_output=True,
+        env=ENVIRONMENT,
     )
 
 

@@ -29,6 +29,8 @@ __all__ = ["emit", "line", "options", "skipped", "versions"]
 
 HOME = Path(__file__).resolve().parent.parent
 DATA = HOME / "build" / "bench"
+SITE = str(HOME / "tests" / "helpers" / "site")
+"""On PYTHONPATH, it lets torchvision be imported beside a torch that it was not built for."""
 PACKAGES = ("numpy", "numba", "torch", "streampack", "mosaicml-streaming", "zstandard")
 NOT_PARAMS = ("out", "data")  # where files lie on this machine is nobody's business
 

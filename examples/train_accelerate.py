@@ -33,6 +33,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM
 
 # Before transformers, which imports torchvision: PyPI's cannot be imported beside a CPU-only torch
 # until streampack has declared its operators.
@@ -46,8 +47,6 @@ from streampack import (
 )
 from streampack.formats import global_units, to_hf
 from streampack.write import write_stream
-
-from transformers import LlamaConfig, LlamaForCausalLM  # isort: skip
 
 VOCABULARY = 256
 MAX_SEQ_LEN = 128

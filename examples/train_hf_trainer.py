@@ -29,13 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-
-# Before transformers, which imports torchvision: PyPI's cannot be imported beside a CPU-only torch
-# until streampack has declared its operators.
-from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
-from streampack.write import write_stream
-
-from transformers import (  # isort: skip
+from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
@@ -43,6 +37,9 @@ from transformers import (  # isort: skip
     TrainerState,
     TrainingArguments,
 )
+
+from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack.write import write_stream
 
 VOCABULARY = 256
 MAX_SEQ_LEN = 128

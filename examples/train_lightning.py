@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,11 +41,6 @@ from streampack import (
 )
 from streampack.formats import global_units
 from streampack.write import write_stream
-
-# After streampack, as it imports torchvision: PyPI's cannot be imported beside a CPU-only torch
-# until streampack has declared its operators.
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer  # isort: skip
-from lightning.pytorch.callbacks import ModelCheckpoint  # isort: skip
 
 VOCABULARY = 256
 MAX_SEQ_LEN = 128

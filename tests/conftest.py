@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# torchvision can be imported in this process and in those that tests start: see the module.
+SITE = str(Path(__file__).parent / "helpers" / "site")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SITE, os.environ.get("PYTHONPATH"))))
+sys.path.append(SITE)
+importlib.import_module("torchvision_operators").declare_on_import()
+collect_ignore = ["helpers/site"]
 
 # Tests share a machine with their own workers and compile kernels at a first call: a deadline per
 # example would measure that. Derandomised, so that a red test stays red until it is mended.
@@ -47,8 +56,6 @@ def quick_writer() -> Iterator[None]:
 
     It sleeps a whole second while its queue of uploads is not empty, once in every few streams.
     """
-    # By way of this module, which lets MosaicML's library be imported without torchvision.
-    importlib.import_module("streampack.mds.mosaic")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "streaming.base.format.base.writer.sleep", lambda seconds: time.sleep(seconds / 100)

@@ -50,7 +50,7 @@ class StreamConfig(_Keys):
     name: str | None = None
     """Name in tables and messages; None: the last part of the stream's path."""
     remote: str | None = None
-    """Location of the shards: a path, or a URL that MosaicML Streaming can fetch."""
+    """Location of the shards: a path, or the URL of a store."""
     local: str | None = None
     """Folder of the shards on this machine, or the cache for a remote stream."""
     split: str | None = None
@@ -98,7 +98,8 @@ class StreamConfig(_Keys):
     check_dtypes: bool = True
     """Whether to refuse an integer type that the values in a column of bytes contradict."""
     stream_name: str | None = None
-    """A class in MosaicML's ``streams_registry`` that an installed package registers."""
+    """A class that an installed package registers for the entry point ``streampack.streams``, or
+    in MosaicML's ``streams_registry``."""
     stream_config: dict[str, Any] | None = None
     """Further arguments of that class."""
 

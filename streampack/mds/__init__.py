@@ -2,7 +2,7 @@
 
 In: bytes of files that the caller has read or mapped, or samples. Out: `MdsIndex`, positions of
 samples in a shard, lengths, or bytes of shards. May import the ground only. It uses no network and
-no cache. `mosaic` is the only module of the package that imports MosaicML Streaming.
+no cache.
 
 Cost: parsing an index takes about 20 us a shard; positions of samples are one pass over a header.
 """

@@ -1,4 +1,4 @@
-"""Compressions and hashes of MDS shards, by MosaicML's names, without importing `streaming`.
+"""Compressions and hashes of MDS shards, by MosaicML's names.
 
 ::
 
@@ -8,7 +8,7 @@
 Compressed bytes are a function of the data, the name and the codec's version: zstd runs in one
 thread, and gzip's time stamp is 0. zstd frames carry their size and a checksum.
 
-Cost: importing takes milliseconds, where `streaming` takes seconds and loads torch.
+Cost: importing takes milliseconds; brotli and snappy are imported at their first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import brotli
 import xxhash
 import zstandard
 
@@ -37,14 +36,18 @@ def _gzip(data: bytes, level: int) -> bytes:
     return packed[:4] + bytes(4) + packed[8:]
 
 
+def _brotli(data: bytes, level: int) -> bytes:
+    packed: bytes = import_module("brotli").compress(data, quality=level)
+    return packed
+
+
 def _snappy(data: bytes, _: int) -> bytes:
-    # Installed with MosaicML Streaming, and slow to import.
     packed: bytes = import_module("snappy").compress(data)
     return packed
 
 
 FAMILIES: dict[str, tuple[range, int, Callable[[bytes, int], bytes]]] = {
-    "br": (range(12), 11, lambda data, level: brotli.compress(data, quality=level)),
+    "br": (range(12), 11, _brotli),
     "bz2": (range(1, 10), 9, bz2.compress),
     "gz": (range(10), 9, _gzip),
     "snappy": (range(0), 0, _snappy),
@@ -83,7 +86,12 @@ def compress(compression: str, data: bytes) -> bytes:
     try:
         return function(data, int(level or default))
     except ImportError as error:
-        raise DataError(
-            f"compression={compression!r} needs a library that is not installed ({error}); "
-            "choose zstd, or install it: pip install mosaicml-streaming"
-        ) from error
+        raise DataError(f"{library_missing(compression, error)}, or choose zstd") from error
+
+
+def library_missing(compression: str, error: ImportError) -> str:
+    """Return a message on the library of a compression that cannot be imported."""
+    return (
+        f"compression={compression!r} needs a library that is not installed ({error}); install "
+        "it: pip install 'streampack[codecs]'"
+    )

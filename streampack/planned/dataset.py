@@ -47,8 +47,8 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         remote: Remote location of a single stream, instead of `streams`.
         local: Local or cache folder of a single stream, instead of `streams`.
         split: Subfolder of `remote` and `local`.
-        stream_name: Class of the single stream, a name in MosaicML's `streams_registry`:
-            "streampack" is `Stream`, "stream" is MosaicML's own. None: `Stream`.
+        stream_name: Class of the single stream, a name that `register_stream`, an entry point or
+            MosaicML's `streams_registry` knows: "streampack" is `Stream`. None: `Stream`.
         stream_config: Further arguments of the single stream.
         packing: How samples share packs.
         mixing: The share of each stream, and how batches mix them.

@@ -103,14 +103,16 @@ def _named(name: str) -> Callable[..., Any]:
         make: Callable[..., Any] = installed[name].load()
         return make
     theirs: dict[str, Callable[..., Any]] = {}
-    if find_spec("streaming") is not None:
+    way_out = "register the class: streampack.register_stream(name, make)"
+    if find_spec("streaming") is None:
+        way_out += "; MosaicML's classes need pip install 'streampack[mosaicml]'"
+    else:
         theirs = mosaicml(f"stream_name={name!r}").registered_streams()
     if name in theirs:
         return theirs[name]
     known = sorted({*_registered, *installed.names, *theirs})
     raise ConfigError(
-        f"stream_name={name!r} is not one of {'|'.join(known)}{suggest(name, known)}; "
-        "register the class: streampack.register_stream(name, make)"
+        f"stream_name={name!r} is not one of {'|'.join(known)}{suggest(name, known)}; {way_out}"
     )
 
 

@@ -197,7 +197,7 @@ def test_mosaicml_streaming_is_imported_at_one_door_only():
         for path in FILES
         if any(name.split(".")[0] == "streaming" for name in imported(path))
     }
-    assert users <= {"compat/mosaicml.py", "mds/mosaic.py"}
+    assert users == {"compat/mosaicml.py"}
 
 
 def test_rooms_without_io_import_nothing_of_the_outside():
@@ -205,11 +205,10 @@ def test_rooms_without_io_import_nothing_of_the_outside():
 
 
 def test_torch_is_needed_from_batch_on_only():
-    # The door to MosaicML Streaming mends what torchvision leaves broken, in torch's registry.
     before = {*ROOMS[: ROOMS.index("batch")], *GROUND}
 
     def offences(path: Path) -> list[str]:
-        if room_of(path) not in before or path.name == "mosaic.py":
+        if room_of(path) not in before:
             return []
         return [name for name in imported(path) if name.split(".")[0] == "torch"]
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from streampack import Mixing, PackedStreamingDataset, Packing, Stream, World
-from streampack.mds import mosaic
 from streampack.streams import open_stream
 from tests.helpers.worlds import consumed
 from tests.helpers.worlds.torchrun_agents import (
@@ -27,8 +26,6 @@ from tests.helpers.worlds.torchrun_agents import (
     kill,
     torchrun,
 )
-
-assert mosaic  # before anything from `streaming`
 
 EXAMPLE = ROOT / "examples" / "train_ddp.py"
 STEPS = re.compile(r"^epoch 0 step (\d+) loss (\S+)$", flags=re.MULTILINE)

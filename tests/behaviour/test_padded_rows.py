@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import datasets
 import numpy as np
 import pytest
+import streaming
 import torch
 
 from streampack import (
@@ -22,7 +21,6 @@ from streampack import (
     Packing,
     Stream,
 )
-from streampack.mds import mosaic
 from streampack.write import write_stream
 
 PACKING = Packing(max_seq_len=16)
@@ -148,14 +146,14 @@ def test_a_field_of_that_name_that_marks_no_padding_is_not_read(mask):
 
 def test_padded_samples_of_an_mds_stream_are_refused_and_can_be_written_without(tmp_path):
     columns = {"tokens": "ndarray:int32", "attention_mask": "ndarray:int64"}
-    with mosaic.MDSWriter(out=str(tmp_path / "padded"), columns=columns) as writer:
+    with streaming.MDSWriter(out=str(tmp_path / "padded"), columns=columns) as writer:
         for row in padded("right"):
             tokens, mask = np.array(row["input_ids"], np.int32), np.array(row["attention_mask"])
             writer.write({"tokens": tokens, "attention_mask": mask})
     with pytest.raises(DataError, match="sample 0: its 'attention_mask' has zeros"):
         list(of_files(tmp_path / "padded"))
 
-    import_module("streaming.base.util").clean_stale_shared_memory()
-    rows = import_module("streaming").StreamingDataset(local=str(tmp_path / "padded"), batch_size=1)
+    streaming.base.util.clean_stale_shared_memory()
+    rows = streaming.StreamingDataset(local=str(tmp_path / "padded"), batch_size=1)
     write_stream(rows, tmp_path / "whole")
     assert delivered(of_files(tmp_path / "whole")) == delivered(of_source(SAMPLES))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import streaming
 
 from streampack import ConfigError, PackedStreamingDataset
-from streampack.mds import mosaic
 from streampack.write import write_stream
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,6 @@ GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 MIGRATING = (ROOT / "docs" / "migrating-mosaicml.md").read_text(encoding="utf-8")
 ARGUMENTS = MIGRATING.split("| StreamingDataset | here |")[1].split("\n## ")[0]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# The class that Stream belongs to; its package can be imported once `mosaic` was.
-STREAMING_DATASET = sys.modules[mosaic.Stream.__module__.split(".")[0]].StreamingDataset
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -113,8 +111,6 @@ def test_every_relative_link_points_to_a_file(page):
 
 def test_the_migrations_code_runs_on_both_sides(tmp_path):
     before, after, on_the_fly = python_blocks(MIGRATING)
-    # Where torchvision does not match torch, MosaicML's package needs ours first: docs/install.md.
-    before = f"from streampack import PackedStreamingDataset\n{before}"
     for seed, name in enumerate(("web", "code")):
         rng = np.random.default_rng(seed)
         write_stream((rng.integers(0, 99, 200) for _ in range(2000)), tmp_path / "data" / name)
@@ -127,7 +123,7 @@ def test_the_migrations_code_runs_on_both_sides(tmp_path):
     assert printed == "(8, 2048)\n"
 
 
-@pytest.mark.parametrize("argument", list(inspect.signature(STREAMING_DATASET).parameters))
+@pytest.mark.parametrize("argument", list(inspect.signature(streaming.StreamingDataset).parameters))
 def test_every_argument_of_streaming_dataset_has_its_row(argument):
     assert f"`{argument}`" in ARGUMENTS
 

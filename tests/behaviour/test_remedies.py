@@ -23,6 +23,7 @@ import numpy as np
 import pandas
 import pyarrow
 import pytest
+import streaming
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -43,7 +44,6 @@ from streampack.balance import Balance
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.compat.torchtune import PackedDataset
 from streampack.formats import to_hf
-from streampack.mds import mosaic
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.filesystem import MAX_ROOTS
 from streampack.streams import open_stream
@@ -95,7 +95,7 @@ def text_mds(folder: Path) -> Path:
     """Write a stream of texts, as MosaicML's own."""
     out = folder / "text"
     if not out.exists():
-        with mosaic.MDSWriter(out=str(out), columns={"text": "str"}) as writer:
+        with streaming.MDSWriter(out=str(out), columns={"text": "str"}) as writer:
             for _ in range(20):
                 writer.write({"text": "one two three"})
     return out
@@ -434,7 +434,7 @@ def strange(folder: Path) -> Path:
     out = folder / "strange"
     if not out.exists():
         columns = {"ids": "bytes", "tokens": "ndarray:int32"}
-        with mosaic.MDSWriter(out=str(out), columns=columns) as writer:
+        with streaming.MDSWriter(out=str(out), columns=columns) as writer:
             for row in ROWS:
                 writer.write({"ids": b"1", "tokens": np.array(row, np.int32)})
         for path in out.iterdir():
@@ -1261,7 +1261,7 @@ def bytes_mds(folder: Path) -> Path:
     """A stream whose ids are bytes."""
     out = folder / "bytes"
     if not out.exists():
-        with mosaic.MDSWriter(out=str(out), columns={"tokens": "bytes"}) as writer:
+        with streaming.MDSWriter(out=str(out), columns={"tokens": "bytes"}) as writer:
             for _ in range(20):
                 writer.write({"tokens": bytes([1, 0, 2, 0])})
     return out

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import streaming
 from torch.utils.data import DataLoader
 
 import streampack
@@ -39,7 +40,6 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.mds import mosaic
 from streampack.write import ChatEncoder, write_stream
 from streampack.write.lengths import write_lengths
 from streampack.write.remote import write_remote_lengths
@@ -988,7 +988,7 @@ def large_ids(folder: Path) -> Path:
     out = folder / "large"
     if not out.exists():
         columns = {"tokens": "ndarray:int64", "ids": "ndarray:int32"}
-        with mosaic.MDSWriter(out=str(out), columns=columns) as writer:
+        with streaming.MDSWriter(out=str(out), columns=columns) as writer:
             writer.write({"tokens": np.array([2**40]), "ids": np.array([1], np.int32)})
     return out
 

@@ -22,13 +22,10 @@ import numpy as np
 import pytest
 import torch
 
-from streampack.mds import mosaic
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.worlds import torchrun_job as job
 from tests.helpers.worlds.torchrun_agents import torchrun
-
-assert mosaic  # before anything from `streaming`
 
 JOBS = {"ranks2": (2, 1), "ranks3": (3, 1), "nodes2": (4, 2)}
 SAVED_AFTER = 5

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import streaming
 import yaml
 
 from streampack import ConfigError, Mixing, Order, Packing, Stream
 from streampack.cli.config import StreamConfig, read_config
-from streampack.mds import mosaic
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "streampack" / "cli" / "demo" / "demo.yaml"
@@ -71,7 +71,7 @@ def test_keys_become_the_configs_of_the_package(tmp_path):
 
 def test_a_stream_in_yaml_has_the_arguments_of_a_stream_in_python():
     own = set(inspect.signature(Stream).parameters) - {"unknown"}
-    theirs = set(inspect.signature(mosaic.Stream).parameters)
+    theirs = set(inspect.signature(streaming.Stream).parameters)
     named = {"stream_name", "stream_config"}  # as PackedStreamingDataset takes them
     assert set(StreamConfig.model_fields) == (own | theirs | named)
 

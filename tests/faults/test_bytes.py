@@ -14,13 +14,10 @@ import shutil
 import pytest
 
 from streampack.errors import DataError, StreampackError
-from streampack.mds import mosaic
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 from tests.helpers.faults import harness
 from tests.helpers.faults.harness import make_loader, run_epoch
-
-assert mosaic  # imported before anything of `streaming`
 
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 QUICK = {"download_timeout": 20.0, "download_retry": 1}

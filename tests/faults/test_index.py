@@ -17,14 +17,11 @@ import pytest
 import zstandard
 
 from streampack.errors import DataError, ResumeError
-from streampack.mds import mosaic
 from streampack.streams import Stream
 from tests.helpers import builders
 from tests.helpers.faults import harness
 from tests.helpers.faults.harness import edit_index, make_loader, run_epoch
 from tests.helpers.faults.pickles import Payload, pickled_column
-
-assert mosaic  # imported before anything of `streaming`
 
 NUMBER = 3
 SMALL = {"num_samples": 400, "lengths_file": False}

@@ -13,13 +13,10 @@ import time
 import pytest
 
 from streampack.errors import DataError, StreampackError
-from streampack.mds import mosaic
 from streampack.streams import Stream
 from tests.helpers.faults import harness, servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.harness import make_loader, run_epoch
-
-assert mosaic  # imported before anything of `streaming`
 
 SHARD = r"shard\.00003"
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]

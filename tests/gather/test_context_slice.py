@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming import MDSWriter
 
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Gatherer
-from streampack.mds.mosaic import MDSWriter
 from streampack.streams import open_stream
 from streampack.streams.stream import Stream
 from streampack.types import LENGTH, NO_PACKS, Packs

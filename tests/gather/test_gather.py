@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming import MDSWriter
 
 from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer, Rows
-from streampack.mds.mosaic import MDSWriter
 from streampack.pack import fit_samples, make_packer
 from streampack.streams import open_stream, shard_pool
 from streampack.streams.label_shift import detect_shift, labels_are_shifted

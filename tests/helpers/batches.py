@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 
 from streampack import PackedStreamingDataset, Packing, Stream
-from streampack.mds.mosaic import MDSWriter
 from tests.helpers.builders import stream_of
 
 LENGTHS = np.random.default_rng(7).integers(1, 200, 300).tolist()
@@ -20,7 +20,7 @@ def stream_with_targets(folder: Path, targets: str) -> Stream:
     if targets == "plain":
         return stream_of(folder, LENGTHS)
     name = {"mask": "loss_mask", "labels": "labels"}[targets]
-    with MDSWriter(
+    with import_module("streaming").MDSWriter(
         out=str(folder), columns={"tokens": "ndarray:int32", name: "ndarray:int32"}
     ) as writer:
         for number, length in enumerate(LENGTHS):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from streampack.mds import mosaic
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams import Stream
 from streampack.write import write_lengths
@@ -82,7 +82,8 @@ def write_stream_files(
     if extra_columns:
         layout |= {"a_text": "str", "b_number": "int", "y_blob": "bytes", "z_half": "float16"}
     samples = [tokens_of(seed, i, length, dtype) for i, length in enumerate(lengths)]
-    with mosaic.MDSWriter(
+    # Imported here: worker processes import this module too, and need not wait for MosaicML's.
+    with import_module("streaming").MDSWriter(
         out=str(folder),
         columns=layout,
         compression=compression,

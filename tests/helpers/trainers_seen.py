@@ -24,16 +24,11 @@ from types import ModuleType, TracebackType
 from typing import Any
 from unittest import mock
 
+from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-from streampack.mds import mosaic
-
-assert mosaic  # before accelerate, which imports torchvision
-
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 256

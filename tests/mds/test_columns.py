@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import streaming
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
 from streampack.mds.columns import find_column, sample_spans
 from streampack.mds.index import parse_index
 from tests.helpers import builders
@@ -127,7 +127,7 @@ def test_spans_of_a_fixed_shape_find_every_token(tmp_path, extra_columns):
 @pytest.mark.parametrize("encoding", ["ndarray", "ndarray:int32", "ndarray:int32:2,3"])
 def test_spans_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
     rows = [np.arange(6, dtype=np.int32).reshape(2, 3) + i for i in range(4)]
-    with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": encoding}) as writer:
+    with streaming.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": encoding}) as writer:
         for row in rows:
             writer.write({"tokens": row})
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
@@ -163,7 +163,7 @@ def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path):
 
 
 def test_two_dtypes_in_one_shard_are_refused(tmp_path):
-    with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
+    with streaming.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
         for dtype in ("int32", "int64"):
             writer.write({"tokens": np.arange(3, dtype=dtype)})
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
@@ -174,7 +174,7 @@ def test_two_dtypes_in_one_shard_are_refused(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "uint64"])
 def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
-    with mosaic.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
+    with streaming.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
         writer.write({"tokens": np.arange(3, dtype=dtype)})
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
     data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)

@@ -6,11 +6,11 @@ import logging
 
 import numpy as np
 import pytest
+import streaming
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import DataError, PackedStreamingDataset, Packing, Stream
-from streampack.mds import mosaic
 from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype, dtype_of_sizes
 from streampack.write import write_lengths
 from tests.helpers.examples import examples
@@ -143,7 +143,7 @@ def test_labels_that_wrap_round_are_refused():
 
 
 def write(folder, samples, dtype):
-    with mosaic.MDSWriter(out=str(folder), columns={"tokens": "bytes"}) as writer:
+    with streaming.MDSWriter(out=str(folder), columns={"tokens": "bytes"}) as writer:
         for sample in samples:
             writer.write({"tokens": sample.astype(dtype).tobytes()})
 

@@ -8,12 +8,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import streaming
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
-from streampack.mds import codecs, mosaic
+from streampack.mds import codecs
 from streampack.mds.encoder import ShardEncoder, ShardLayout, encoder_of, index_json
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -63,7 +64,7 @@ def streams(draw):
 
 def theirs(folder: Path, columns, samples, **options) -> dict[str, bytes]:
     """Return the files that MDSWriter writes."""
-    with mosaic.MDSWriter(columns=columns, out=str(folder), **options) as writer:
+    with streaming.MDSWriter(columns=columns, out=str(folder), **options) as writer:
         for sample in samples:
             writer.write(sample)
     return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -10,11 +10,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import streaming
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
-from streampack.mds import mosaic
 from streampack.mix import Weight, check_weights, resolve_weights
 
 SEED_SIZES = [100, 200]
@@ -115,8 +115,8 @@ def test_weight_unit_tokens_counts_all_in_tokens_but_repeat():
 
 
 def mosaic_amounts(asked: list[dict], num_samples: list[int], epoch_size: int | None, seed: int):
-    streams = [mosaic.Stream(local=f"nowhere/{i}", **weight) for i, weight in enumerate(asked)]
-    total = mosaic.Stream.apply_weights(
+    streams = [streaming.Stream(local=f"nowhere/{i}", **weight) for i, weight in enumerate(asked)]
+    total = streaming.Stream.apply_weights(
         streams, np.array(num_samples, np.int64), epoch_size, seed=seed
     )
     amounts = [int(stream.choose) for stream in streams]

@@ -22,7 +22,6 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.mds import mosaic  # noqa: F401 - before anything of `streaming`
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from tests.helpers.builders import write_stream_files
 from tests.helpers.iterables import Again, WithState, pieces, rows_of, same

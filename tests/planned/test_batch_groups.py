@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming import MDSWriter
 
 from streampack import Buffers, Mixing, Packing, Stream
 from streampack.errors import DataError
 from streampack.loader.loader import PackedDataLoader
-from streampack.mds.mosaic import MDSWriter
 from streampack.plan import DevicePlan
 from streampack.planned.batch_groups import (
     GROUP_BYTES,

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import streaming
 from torch import distributed, multiprocessing
 from torch.utils.data import IterableDataset
 
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.loader.loader import PackedDataLoader
-from streampack.mds import mosaic
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
 from streampack.streams import Stream
@@ -54,7 +54,7 @@ def test_a_single_stream_can_be_named_by_its_place_alone(written, tmp_path):
 def test_mosaicmls_own_streams_are_taken_with_their_weights(written):
     weights = [{"repeat": 2}, {"choose": 10}]
     streams = [
-        mosaic.Stream(local=str(path), **weight)
+        streaming.Stream(local=str(path), **weight)
         for path, weight in zip(written.paths, weights, strict=True)
     ]
     dataset = conformance.make(written, weights=weights)

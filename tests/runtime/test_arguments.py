@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import streaming
 
 from streampack import (
     BucketedIterableDataset,
@@ -19,11 +20,10 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.mds import mosaic
 from streampack.runtime.arguments import check_batch_size, check_configs, check_epoch
 from streampack.streams.registry import check_streams
 
-PLAIN = mosaic.Stream(local="nowhere")
+PLAIN = streaming.Stream(local="nowhere")
 OURS = Stream(local="nowhere")
 ITERABLE = IterableStream([[1, 2]])
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import streaming
 import zstandard
 from filelock import FileLock
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
@@ -125,7 +125,7 @@ def test_merged_index_with_subfolders_is_read(tmp_path):
 def test_what_mosaicml_has_cached_is_used(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
     local = tmp_path / "l"
-    theirs = mosaic.Stream(
+    theirs = streaming.Stream(
         remote=str(path), local=str(local), keep_zip=False, download_retry=2, download_timeout=60
     )
     theirs.safe_keep_zip = False

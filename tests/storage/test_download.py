@@ -18,10 +18,10 @@ from pathlib import Path
 
 import boto3
 import pytest
+import streaming
 from botocore.exceptions import NoCredentialsError
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
 from streampack.storage.location import StreamLocation
 from streampack.stores.failures import DamagedError
@@ -353,7 +353,7 @@ def test_a_larger_object_gets_more_time(tmp_path):
     assert budget_s(files_of(str(tmp_path), tmp_path / "local", retry=0)) == 1.0
 
 
-class _Late(mosaic.Stream):
+class _Late(streaming.Stream):
     """The first attempt hangs until it is freed, and then writes its file all the same."""
 
     def __init__(self, folder: Path) -> None:
@@ -399,7 +399,7 @@ def test_an_attempt_that_is_given_up_ends_although_its_bytes_drip_on(bucket):
     join_late_threads()  # fails after a third of that time
 
 
-class _Own(mosaic.Stream):
+class _Own(streaming.Stream):
     """Fetches in a way of its own; `failures` are raised one after another before it succeeds."""
 
     def __init__(self, folder: Path, failures: list[Exception] | None = None) -> None:
@@ -512,7 +512,7 @@ def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
         fetch_if_there(bucket.files(0.4), "a.mds", bucket.to)
 
 
-class Keyed(mosaic.Stream):
+class Keyed(streaming.Stream):
     """A class that keeps its files in a dict."""
 
     def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
@@ -640,7 +640,7 @@ def test_no_connection_crosses_a_fork(bucket):
 
 @only_s3
 def test_the_users_own_stream_keeps_its_client(bucket):
-    theirs = mosaic.Stream(remote=bucket.remote, local=str(bucket.local))
+    theirs = streaming.Stream(remote=bucket.remote, local=str(bucket.local))
     client = theirs._downloader
     fetch(StreamLocation.of(theirs), "a.mds", bucket.to)
     assert theirs._downloader is client

@@ -15,12 +15,12 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import streaming
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedStreamingDataset, Packing
 from streampack.errors import ConfigError, DataError
-from streampack.mds import mosaic
 from streampack.mds.length_file import write_length_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.location import StreamLocation
@@ -380,7 +380,7 @@ def test_one_remote_may_be_written_in_several_ways(tmp_path, one, other, is_same
     (tmp_path / "link").symlink_to(tmp_path / "r")
 
     def owner(remote: str):
-        stream = mosaic.Stream.__new__(mosaic.Stream)
+        stream = streaming.Stream.__new__(streaming.Stream)
         stream.remote, stream.local, stream.split = remote.format(tmp=tmp_path), "l", ""
         return StreamLocation.of(stream).owner
 
@@ -563,7 +563,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(tmp_path, temporary):
 @pytest.mark.usefixtures("temporary")
 def test_a_folder_that_mosaicml_chose_is_refused_if_another_user_made_it(tmp_path, monkeypatch):
     path, samples = write(tmp_path / "r", 0)
-    theirs = mosaic.Stream(remote=str(path), split="")
+    theirs = streaming.Stream(remote=str(path), split="")
     assert_reads(open_stream(theirs, 0), samples)
     root = Path(theirs.local)
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
@@ -571,8 +571,8 @@ def test_a_folder_that_mosaicml_chose_is_refused_if_another_user_made_it(tmp_pat
     poisoned(root, tmp_path)
     monkeypatch.setenv("LOCAL_RANK", "1")  # which does not look whether it is there
     with pytest.raises(DataError, match=rf"{root}.*belongs to another user.*set local="):
-        open_stream(mosaic.Stream(remote=str(path)), 0)
-    named = mosaic.Stream(remote=str(path), local=str(tmp_path / "named"))
+        open_stream(streaming.Stream(remote=str(path)), 0)
+    named = streaming.Stream(remote=str(path), local=str(tmp_path / "named"))
     assert_reads(open_stream(named, 0), samples)
 
 
@@ -614,7 +614,7 @@ def test_a_user_whose_every_folder_is_taken_is_told_what_to_set(tmp_path, tempor
 
 def test_a_folder_that_a_class_chose_for_itself_keeps_its_mode(tmp_path, temporary):
     path, samples = write(tmp_path / "r", 0)
-    theirs = mosaic.Stream(remote=str(path))
+    theirs = streaming.Stream(remote=str(path))
     theirs.local = str(temporary / "shared" / "cache")
     (temporary / "shared").mkdir(mode=0o755)
     assert_reads(open_stream(theirs, 0), samples)

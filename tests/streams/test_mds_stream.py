@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import streaming
 
 from streampack.errors import DataError
-from streampack.mds import mosaic
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
@@ -64,7 +64,7 @@ def test_total_of_a_fixed_shape_is_exact_without_lengths(tmp_path):
 
 def test_a_stream_is_never_written_to_and_opens_twice(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    for make in (Stream, mosaic.Stream):
+    for make in (Stream, streaming.Stream):
         stream = make(remote=str(path), local=str(tmp_path / make.__module__), repeat=2)
         before = dict(vars(stream))
         first, second = open_stream(stream, 0), open_stream(stream, 1)
@@ -77,8 +77,8 @@ def test_a_stream_is_never_written_to_and_opens_twice(tmp_path):
 
 def test_weights_are_as_asked_for_even_after_mosaicml_wrote_its_own(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    stream = mosaic.Stream(local=str(path), proportion=0.25)
-    mosaic.Stream.apply_weights([stream], np.array([40]), 10, 0)
+    stream = streaming.Stream(local=str(path), proportion=0.25)
+    streaming.Stream.apply_weights([stream], np.array([40]), 10, 0)
     assert stream.choose == 10
     opened = open_stream(stream, 0)
     assert (opened.proportion, opened.repeat, opened.choose) == (0.25, None, None)
@@ -108,7 +108,7 @@ def test_digest_tells_contents_and_columns_apart_and_not_paths(tmp_path):
 
 def test_input_ids_are_found_where_no_column_is_named(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS, column="input_ids")
-    for stream in (Stream(local=str(path)), mosaic.Stream(local=str(path))):
+    for stream in (Stream(local=str(path)), streaming.Stream(local=str(path))):
         opened = open_stream(stream, 0)
         assert opened.has_length_file
         shard = opened.open_shard(0)
@@ -365,7 +365,7 @@ def test_the_types_of_a_rewritten_folder_with_an_equal_index_are_checked_again(t
     for values in (tokens, halves):  # the second as int32, whose upper halves are 0
         path = tmp_path / "s"
         shutil.rmtree(path, ignore_errors=True)
-        with mosaic.MDSWriter(out=str(path), columns={"tokens": "bytes"}) as writer:
+        with streaming.MDSWriter(out=str(path), columns={"tokens": "bytes"}) as writer:
             for row in values:
                 writer.write({"tokens": row.tobytes()})
         written.append((path / "index.json").read_bytes())

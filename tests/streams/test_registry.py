@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+import streaming
 
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.loader.loader import PackedDataLoader
-from streampack.mds import mosaic
 from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import IterableStream, Stream
@@ -26,7 +25,7 @@ from tests.helpers.conformance import Written, show
 FETCHED: list[str] = []
 
 
-class Prefixed(mosaic.Stream):
+class Prefixed(streaming.Stream):
     """A class of someone's own, with arguments of its own, that fetches in its own way."""
 
     def __init__(self, *, prefix: str = "", **others: Any) -> None:
@@ -48,8 +47,8 @@ class Choosy(Stream):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    mosaic.streams_registry.register("prefixed", func=Prefixed)
-    mosaic.streams_registry.register("choosy", func=Prefixed)  # ours comes first
+    streaming.base.stream.streams_registry.register("prefixed", func=Prefixed)
+    streaming.base.stream.streams_registry.register("choosy", func=Prefixed)  # ours comes first
     register_stream("choosy", Choosy)
 
 
@@ -192,14 +191,14 @@ def test_streams_with_different_columns_are_mixed_each_by_its_own(tmp_path):
 # Classes of the user's own that override what is never called.
 
 
-class Counting(mosaic.Stream):
+class Counting(streaming.Stream):
     """Prepares shards in its own way."""
 
     def prepare_shard(self, shard: Any) -> int:
         return int(super().prepare_shard(shard))
 
 
-class Filtered(mosaic.Stream):
+class Filtered(streaming.Stream):
     """Leaves out shards."""
 
     def get_shards(self, *args: Any) -> list[Any]:
@@ -217,7 +216,7 @@ class Inherits(Counting):
     """Overrides by its parent."""
 
 
-class Weighs(mosaic.Stream):
+class Weighs(streaming.Stream):
     """Has weights by a rule of its own."""
 
     @classmethod
@@ -225,18 +224,18 @@ class Weighs(mosaic.Stream):
         return int(super().apply_weights(*args))
 
 
-class SetsUp(mosaic.Stream):
+class SetsUp(streaming.Stream):
     """Looks at its folder in its own way."""
 
     def set_up_local(self, *args: Any) -> None:
         super().set_up_local(*args)
 
 
-class OwnDownloader(type(mosaic.CloudDownloader.get())):  # type: ignore[misc]
+class OwnDownloader(type(streaming.base.storage.CloudDownloader.get())):  # type: ignore[misc]
     """Speaks to something else."""
 
 
-class Speaks(mosaic.Stream):
+class Speaks(streaming.Stream):
     """Fetches by a downloader of its own."""
 
     def __init__(self, **others: Any) -> None:
@@ -267,14 +266,13 @@ def test_a_class_whose_code_would_be_ignored_is_refused_by_name(written, tmp_pat
 
 
 def test_a_method_that_was_put_on_a_stream_is_refused(written):
-    stream = mosaic.Stream(local=str(written.paths[0]))
+    stream = streaming.Stream(local=str(written.paths[0]))
     stream.prepare_shard = len
     with pytest.raises(ConfigError, match="Stream overrides prepare_shard, which streampack never"):
         dataset_of([stream])
 
 
 def test_what_a_refused_class_reads_can_be_packed_by_way_of_mosaicml(written, tmp_path):
-    streaming = import_module("streaming")
     stream = Filtered(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
     source = streaming.StreamingDataset(streams=[stream], batch_size=1, shuffle=False)
     packed = PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=64))
@@ -286,7 +284,7 @@ def test_what_a_refused_class_reads_can_be_packed_by_way_of_mosaicml(written, tm
 
 def test_a_registered_downloader_is_used(written, tmp_path, monkeypatch):
     wanted = [show(batch) for batch in conformance.make(written)]
-    monkeypatch.setitem(mosaic.DOWNLOADER_MAPPINGS, "", OwnDownloader)
+    monkeypatch.setitem(streaming.base.storage.download.DOWNLOADER_MAPPINGS, "", OwnDownloader)
     stream = Speaks(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
     assert [show(batch) for batch in dataset_of([stream])] == wanted
 

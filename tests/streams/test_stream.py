@@ -9,10 +9,10 @@ from decimal import Decimal
 from unittest.mock import ANY
 
 import pytest
+import streaming
 from streaming import StreamingDataset
 
 from streampack.errors import ConfigError
-from streampack.mds import mosaic
 from streampack.storage.filesystem import private_root
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
@@ -38,7 +38,7 @@ def test_a_stream_keeps_what_was_said_and_nothing_else(tmp_path):
 
 
 def test_the_arguments_of_mosaicmls_stream_have_their_names_and_defaults():
-    ours, theirs = (inspect.signature(kind).parameters for kind in (Stream, mosaic.Stream))
+    ours, theirs = (inspect.signature(kind).parameters for kind in (Stream, streaming.Stream))
     assert {name: ours[name].default for name in theirs} == {
         name: parameter.default for name, parameter in theirs.items()
     }
@@ -141,7 +141,7 @@ def test_a_url_that_nothing_speaks_is_refused_with_those_that_work(remote):
     scheme = remote.partition(":")[0]
     message = (
         rf"remote='{remote}': nothing can fetch from {scheme}:; a remote is a folder, or a url "
-        r"of alipan:, .* hf:, .* s3:, sftp: or file:; copy the files to one of them"
+        r"of abfs:, .* hf:, .* s3:, sftp:, ssh: or file:; copy the files to one of them"
     )
     with pytest.raises(ConfigError, match=message):
         Stream(remote=remote)

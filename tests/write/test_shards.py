@@ -12,10 +12,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+import streaming
 import zstandard
 
 from streampack.errors import ConfigError, DataError
-from streampack.mds import mosaic
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
@@ -63,7 +63,7 @@ def test_zstd_frames_are_written_with_a_checksum_and_their_size(tmp_path, compre
         frame = zstandard.get_frame_parameters(packed)
         assert (frame.has_checksum, frame.content_size) == (True, shard.raw.num_bytes)
         # What MosaicML's reader calls.
-        assert len(mosaic.decompress("zstd", packed)) == shard.raw.num_bytes
+        assert len(streaming.base.compression.decompress("zstd", packed)) == shard.raw.num_bytes
 
 
 def test_the_level_of_zstd_is_kept(tmp_path):

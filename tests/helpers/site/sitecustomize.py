@@ -1,0 +1,5 @@
+"""What Python imports at its start, in every process of the tests: conftest.py sets PYTHONPATH."""
+
+import torchvision_operators
+
+torchvision_operators.declare_on_import()
