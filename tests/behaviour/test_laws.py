@@ -23,6 +23,7 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.plan import DeviceView
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
+from streampack.testing import assert_exactly_once, assert_same_in_every_world
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
@@ -73,11 +74,8 @@ def rows_of_workers(loaders: Sequence[Any]) -> list[tuple[bytes, ...]]:
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written, method, lanes):
-    reference = all_rows([make(written, lanes, method)])
-    conformance.check_exactly_once(reference, written, NUM_SAMPLES)
-    for num_ranks, num_nodes in WORLDS:
-        ranks = [make(written, lanes, method, world=w) for w in worlds(num_ranks, num_nodes)]
-        assert all_rows(ranks) == reference, f"{num_ranks} ranks on {num_nodes} nodes"
+    assert_exactly_once(make(written, lanes, method), written.lengths, NUM_SAMPLES)
+    assert_same_in_every_world(lambda world: make(written, lanes, method, world=world), WORLDS)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from streampack.plan.pack_queue import PackQueue
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
 from streampack.streams import IterableStream, Stream
+from streampack.testing import assert_resumes
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
@@ -73,12 +74,7 @@ def test_a_loader_goes_on_from_every_batch(written, method, epoch_end):
     def loader() -> PackedDataLoader:
         return PackedDataLoader(make(written, method=method, mixing={"epoch_end": epoch_end}))
 
-    def resume(state: dict[str, Any]) -> PackedDataLoader:
-        resumed = loader()
-        resumed.load_state_dict(state)
-        return resumed
-
-    assert conformance.check_resumes(loader, resume) > 10
+    assert assert_resumes(loader) > 10
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

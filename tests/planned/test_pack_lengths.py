@@ -17,12 +17,12 @@ from streampack.errors import ConfigError, ResumeError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import simulate
 from streampack.streams import Stream
+from streampack.testing import assert_resumes
 from streampack.world import World
 from tests.helpers.conformance import (
     Written,
     all_rows,
     check_exactly_once,
-    check_resumes,
     check_tokens,
     make,
     rows,
@@ -95,12 +95,7 @@ def test_a_run_resumes_after_every_batch(written, method, epoch_end):
         dataset = shaped(written, method, mixing={"epoch_end": epoch_end})
         return PackedDataLoader(dataset, prefetch_threads=0)
 
-    def resume(state: dict[str, Any]) -> PackedDataLoader:
-        resumed = loader()
-        resumed.load_state_dict(state)
-        return resumed
-
-    assert check_resumes(loader, resume, every=5) > 5
+    assert assert_resumes(loader, every=5) > 5
 
 
 def test_a_smaller_batch_goes_on_with_the_same_packs(written):

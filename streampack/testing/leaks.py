@@ -36,8 +36,6 @@ from streampack.batch.layout import CARRIED, check_native, unpad
 from streampack.batch.masks import block_causal_mask, dense_mask
 from streampack.errors import ConfigError
 
-__all__ = ["Decoder", "LogitsOf", "assert_no_leak"]
-
 Style = Literal["hf", "torchtune", "decoder", "batch"]
 LogitsOf: TypeAlias = Callable[[dict[str, Any]], torch.Tensor]
 MAX_NAMED = 3  # leaking segments listed in a message
@@ -99,30 +97,36 @@ def assert_no_leak(
     _check_edges(batch)
     with torch.no_grad():
         packed = logits_of(batch)
-        rounding = _rounding(model, packed) if atol is None else atol
-        differences, change = _compare(logits_of, batch, packed)
-        tolerance = max(rounding, LEAST_SHARE * change)
-        is_conclusive = change > LEAST_CONTRAST * tolerance
-        # In an inconclusive check, a difference far beyond rounding is still a failure.
-        limit = tolerance if is_conclusive else LEAST_CONTRAST * tolerance
-        for number, difference in enumerate(differences):
-            # Negated, so that a NaN fails too.
-            if not difference <= limit:
-                why = _why(logits_of, batch, packed, number, tolerance)
-                raise AssertionError(
-                    f"{_name(batch, number)} have logits that differ by {difference:.3g} from "
-                    f"those of the same tokens alone, more than atol={tolerance:.3g}; {why}"
-                )
-        # TF32 rounds so much more that experts could be accused.
-        is_exact = torch.get_float32_matmul_precision() == "highest"
-        limit = max(rounding, (LEAST_LEAK if is_exact else LEAST_SHARE) * change)
-        for number, moved in enumerate(_moved_by_others(logits_of, batch, packed)):
-            if not moved <= limit:
-                why = _why(logits_of, batch, packed, number, limit)
-                raise AssertionError(
-                    f"{_name(batch, number)} have logits that change by {moved:.3g} if tokens of "
-                    f"other segments are replaced, more than atol={limit:.3g}; {why}"
-                )
+        _check_logits(logits_of, batch, packed, _rounding(model, packed) if atol is None else atol)
+
+
+def _check_logits(
+    logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, rounding: float
+) -> None:
+    """Compare logits with those of segments alone, and of other neighbors."""
+    differences, change = _compare(logits_of, batch, packed)
+    tolerance = max(rounding, LEAST_SHARE * change)
+    is_conclusive = change > LEAST_CONTRAST * tolerance
+    # In an inconclusive check, a difference far beyond rounding is still a failure.
+    limit = tolerance if is_conclusive else LEAST_CONTRAST * tolerance
+    for number, difference in enumerate(differences):
+        # Negated, so that a NaN fails too.
+        if not difference <= limit:
+            why = _why(logits_of, batch, packed, number, tolerance)
+            raise AssertionError(
+                f"{_name(batch, number)} have logits that differ by {difference:.3g} from "
+                f"those of the same tokens alone, more than atol={tolerance:.3g}; {why}"
+            )
+    # TF32 rounds so much more that experts could be accused.
+    is_exact = torch.get_float32_matmul_precision() == "highest"
+    limit = max(rounding, (LEAST_LEAK if is_exact else LEAST_SHARE) * change)
+    for number, moved in enumerate(_moved_by_others(logits_of, batch, packed)):
+        if not moved <= limit:
+            why = _why(logits_of, batch, packed, number, limit)
+            raise AssertionError(
+                f"{_name(batch, number)} have logits that change by {moved:.3g} if tokens of "
+                f"other segments are replaced, more than atol={limit:.3g}; {why}"
+            )
     if not is_conclusive:
         raise ConfigError(
             "the check is inconclusive: replacing the tokens before a segment's last one moves its "

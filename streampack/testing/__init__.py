@@ -1,0 +1,26 @@
+"""Checks for tests of your own: of a model, or of a `Stream`, a packer or a batch format.
+
+::
+
+    leaks    model + batch     do tokens attend to those of other samples?
+    runs     loaders           exact resume, each sample once, the same packs in every world
+    shown    batches           as plain values, so that they can be compared
+
+streampack's own tests use the same functions.
+"""
+
+from streampack.testing.leaks import Decoder, LogitsOf, assert_no_leak
+from streampack.testing.runs import (
+    assert_exactly_once,
+    assert_resumes,
+    assert_same_in_every_world,
+)
+
+__all__ = [
+    "Decoder",
+    "LogitsOf",
+    "assert_exactly_once",
+    "assert_no_leak",
+    "assert_resumes",
+    "assert_same_in_every_world",
+]
