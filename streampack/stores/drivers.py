@@ -50,18 +50,23 @@ class DriverStore:
     def list(self, prefix: str, after: str = "") -> Page:  # noqa: ARG002 - there is one page
         self._files.invalidate_cache()
         folder = prefix.rpartition("/")[0]
+        path = self._path(folder).rstrip("/")
         try:
-            facts = self._files.find(self._path(folder), detail=True, **self._limit())
+            facts = self._files.find(path or "/", detail=True, **self._limit())
         except FileNotFoundError:
             facts = {}
-        names = {self._url(name): name for name in facts}
+        # Paths of some drivers lack the host, so they say only what follows the folder.
+        names = {f"{folder}{name.removeprefix(path)}": name for name in facts}
         shown = sorted(url for url in names if url.startswith(prefix))
         return Page([self._found(url, facts[names[url]]) for url in shown], None)
 
     def stat(self, url: str) -> Found:
         # Drivers cache listings, and would report the version that they saw first.
         self._files.invalidate_cache()
-        return self._found(url, self._info(url))
+        facts = self._info(url)
+        if facts.get("type") == "directory":
+            raise FileNotFoundError(f"{url}: is a folder")
+        return self._found(url, facts)
 
     def read(
         self, url: str, start: int = 0, stop: int | None = None, *, version: str | None = None
@@ -134,7 +139,7 @@ class DriverStore:
             facts = self._info(url)
         tag = next((facts[name] for name in TAGS if facts.get(name)), None)
         time = next((facts[name] for name in TIMES if facts.get(name)), None)
-        size = int(facts["size"] or 0)
+        size = -1 if facts["size"] is None else int(facts["size"])
         if tag is not None:
             return Found(url, version_of_tag(str(tag)), size)
         return Found(url, f"size:{size},mtime_ns:{_nanoseconds(time)}", size)
@@ -142,10 +147,6 @@ class DriverStore:
     def _path(self, url: str) -> str:
         path: str = self._files._strip_protocol(_known(url))
         return path
-
-    def _url(self, path: str) -> str:
-        url: str = self._files.unstrip_protocol(path)
-        return f"{self._scheme}://{url.partition('://')[2]}"
 
 
 def _known(url: str) -> str:

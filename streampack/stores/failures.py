@@ -44,6 +44,9 @@ NO_CREDENTIALS = {
 # Hugging Face's exception for an unreachable hub; a subclass of FileNotFoundError.
 UNREACHABLE = "LocalEntryNotFoundError"
 
+# botocore's exception for a name that no bucket or object can have.
+INVALID_NAME = "ParamValidationError"
+
 
 class DamagedError(Exception):
     """Bytes that arrived completely according to the store, but are wrong."""
@@ -211,6 +214,8 @@ def _kind_of_type(error: BaseException, target: str) -> FailureKind | None:
         return FailureKind.BROKEN
     if not NO_CREDENTIALS.isdisjoint(base.__name__ for base in type(error).__mro__):
         return FailureKind.NO_CREDENTIALS
+    if type(error).__name__ == INVALID_NAME:
+        return FailureKind.MISSING
     if not isinstance(error, OSError):
         return None
     if error.errno in FULL_DISK:

@@ -12,6 +12,7 @@ class Found(NamedTuple):
     version: str
     """Its tag, as "etag:...", or what the store has instead, as "size:...,mtime_ns:..."."""
     num_bytes: int
+    """Its size; -1 if the store does not say it."""
 
 
 class Page(NamedTuple):

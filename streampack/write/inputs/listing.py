@@ -25,8 +25,9 @@ from pathlib import PurePosixPath
 
 from streampack._paths import is_url
 from streampack.errors import DataError
-from streampack.write.inputs.locate import place_of
-from streampack.write.inputs.places import MAGIC, Found, Listing
+from streampack.stores.found import Found
+from streampack.write.inputs.locate import find_input, path_or_url
+from streampack.write.inputs.places import MAGIC, Listing
 from streampack.write.inputs.slices import WHOLE, Compression, Format, InputSlice
 
 FORMATS: dict[str, Format] = {
@@ -66,13 +67,13 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     """
     files: dict[str, InputSlice] = {}
     for uri in inputs:
-        place, path = place_of(uri)
-        listings = place.find(path)
+        path = path_or_url(uri)
+        listings = find_input(path)
         # Only a folder of this machine can exist without a file.
         if not any(one.files or (one.folder and not is_url(path)) for one in listings):
             raise _nothing_found(path)
         found = chain.from_iterable(map(_with_rows, listings))
-        for file in _input_files(uri, sorted(found, key=lambda file: file.uri)):
+        for file in _input_files(uri, sorted(found, key=lambda file: file.url)):
             if file.uri in files:
                 raise DataError(
                     f"{file.uri}: is named twice (again by {uri}); name it once, and give its "
@@ -98,11 +99,11 @@ def _nothing_found(uri: str) -> DataError:
 def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
     files, others = [], []
     for file in found:
-        formats = format_of(file.uri)
+        formats = format_of(file.url)
         if formats is None:
-            others.append(file.uri)
+            others.append(file.url)
         else:
-            name = file.uri if is_url(file.uri) else canonical_path(file.uri)
+            name = file.url if is_url(file.url) else canonical_path(file.url)
             files.append(InputSlice(name, file.version, *formats, 0, WHOLE, file.num_bytes))
     if others:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
@@ -133,7 +134,7 @@ def _with_rows(listing: Listing) -> list[Found]:
     if listing.folder is None:
         return listing.files
     folder = listing.folder.rstrip("/")
-    files = {file.uri[len(folder) + 1 :]: file for file in listing.files}
+    files = {file.url[len(folder) + 1 :]: file for file in listing.files}
     _check_cache(folder, files)
     formats = {name: format_of(name) for name in files}
     if not any(found and found[0] in TABLES for found in formats.values()):
@@ -159,7 +160,7 @@ def _check_cache(folder: str, names: Iterable[str]) -> None:
 
 
 def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> None:
-    all_names = {found.uri[len(folder) + 1 :] for found in listing.files}
+    all_names = {found.url[len(folder) + 1 :] for found in listing.files}
     globs: dict[str, str] = {}
     for name, file in files.items():
         first, _, rest = name.partition("/")
@@ -169,7 +170,7 @@ def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> Non
         if "dataset_dict.json" in all_names and rest:
             globs.setdefault(first, f"{folder}/{first}")
         elif split and (shard or "dataset_info.json" in all_names):
-            parent = file.uri.rpartition("/")[0]
+            parent = file.url.rpartition("/")[0]
             globs.setdefault(split[1], f"{parent}/*{split[1]}*{name[name.rindex('.') :]}")
     if len(globs) > 1:
         first = globs.get("train", next(iter(globs.values())))

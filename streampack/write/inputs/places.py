@@ -1,38 +1,23 @@
-"""Places that inputs lie in: folders of this machine, S3, and other stores through fsspec.
+"""Listings of inputs, and open inputs, wherever they are.
 
 ::
 
-    data/*.jsonl     LocalPlace     open, fstat
-    s3://bucket/a    S3Place        list-objects, GET with Range and If-Match
-    gs://bucket/a    FsspecPlace    the store's fsspec driver
-
-Each place lists files with their versions, and opens one version of a file.
+    data/*.jsonl     local_files.py      glob, walk; open, fstat
+    s3://bucket/a    stored_files.py     through the stores room
 """
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from streampack.errors import DataError
-from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
+from streampack.stores.found import Found
 
 MAGIC = re.compile(r"[*?[]")
 SLASH = re.compile("/")
-SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A file that was found, and its version."""
-
-    uri: str
-    version: str
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +38,6 @@ class OpenInput:
     """Seekable; `read(n)` returns fewer bytes only at the end."""
     check: Callable[[], None]
     """Raises DataError if the file has changed since it was listed."""
-
-
-class Place(Protocol):
-    """Lists and opens files."""
-
-    def find(self, uri: str) -> list[Listing]:
-        """Return the files that a path or URL names: a file, a folder or a glob.
-
-        A glob has one listing for its files, and one for each folder that it matches.
-
-        A DataError says that the store cannot be listed.
-        """
-
-    def open(
-        self, uri: str, version: str, stop: int, *, is_sequential: bool
-    ) -> AbstractContextManager[OpenInput]:
-        """Open a file in the version that was listed; a DataError refuses another version.
-
-        Bytes up to `stop` will be read (-1: to the end of the file). Reading ahead is worth it if
-        the reader `is_sequential`.
-        """
 
 
 def glob_pattern(uri: str) -> re.Pattern[str]:
@@ -112,7 +76,7 @@ def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) ->
 
     >>> uris = ["in/a.txt", "in/b/c.txt", "in/b/d/e.txt", "in/.git/f.txt", "in/_SUCCESS"]
     >>> for listing in match_glob("in/*", uris, lambda uri: Found(uri, "v", 1)):
-    ...     print(listing.folder, [file.uri for file in listing.files])
+    ...     print(listing.folder, [file.url for file in listing.files])
     None ['in/a.txt']
     in/b ['in/b/c.txt', 'in/b/d/e.txt']
     """
@@ -137,31 +101,3 @@ def changed(uri: str, version: str, now: str) -> DataError:
         "when no process writes to it: its parts are then written again",
         uri=uri,
     )
-
-
-@contextmanager
-def naming_failures(uri: str, action: str, way_out: str) -> Iterator[None]:
-    """Raise a store's error as one that names the file, what was done with it, and a way out."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # each store's client raises its own
-        raise DataError(
-            f"{uri}: cannot be {action} ({type(error).__name__}: {error}); {way_out}", uri=uri
-        ) from error
-
-
-@contextmanager
-def open_ranges(
-    fetch: Callable[[int, int], bytes], stop: int, *, is_sequential: bool
-) -> Iterator[OpenInput]:
-    """Open a stored file up to `stop`; `fetch`, as in `RangeFile`, notices changes of it."""
-    block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
-    with RangeFile(stop, fetch, block_bytes, reads_ahead=is_sequential) as file:
-        yield OpenInput(io.BufferedReader(file, SMALL_BLOCK_BYTES), lambda: None)
-
-
-def version_of_tag(tag: str) -> str:
-    """Return the version of a file that its store has tagged."""
-    return f"etag:{tag.strip(chr(34))}"

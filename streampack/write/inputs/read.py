@@ -2,7 +2,7 @@
 
 ::
 
-    InputSlice --place--> file --format--> RowBatch (256 rows) ... bad rows are listed in it
+    InputSlice --> file --format--> RowBatch (256 rows) ... bad rows are listed in it
 
 Small objects of a store are fetched whole, several at a time, because each takes a round trip.
 
@@ -24,9 +24,10 @@ from streampack.errors import DamagedInputError, DataError
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.write.inputs.decompress import read_pieces
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
-from streampack.write.inputs.locate import place_of
+from streampack.write.inputs.locate import open_input
 from streampack.write.inputs.places import OpenInput
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch, RowSelection
+from streampack.write.inputs.stored_files import read_object
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import Wanted
 
@@ -57,9 +58,7 @@ def with_contents(slices: Sequence[InputSlice]) -> Iterator[tuple[InputSlice, by
 def _contents(slice_: InputSlice) -> bytes | None:
     if not _is_small_object(slice_):
         return None
-    place, path = place_of(slice_.uri)
-    with place.open(path, slice_.version, slice_.num_bytes, is_sequential=False) as opened:
-        return opened.file.read()
+    return read_object(slice_.uri, slice_.version, 0, slice_.num_bytes)
 
 
 def _is_small_object(slice_: InputSlice) -> bool:
@@ -97,11 +96,10 @@ def read_rows(
     """
     wanted = Wanted(selection)
     batch_rows = read_count("batch_rows", batch_rows)
-    place, path = place_of(slice_.uri)
     is_lines = slice_.format in LINE_READERS
     stop = slice_.stop if is_lines else WHOLE
     if contents is None:
-        opening = place.open(path, slice_.version, stop, is_sequential=is_lines)
+        opening = open_input(slice_.uri, slice_.version, stop, is_sequential=is_lines)
     else:
         opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
     with opening as opened:

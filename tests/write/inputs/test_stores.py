@@ -3,11 +3,15 @@
 ::
 
     read_rows --> FaultServer --> rclone serve s3 --> folder        s3://, through boto3
+    read_rows --> FaultServer --> folder                            http://, through fsspec
     read_rows --> fsspec's own file system in memory                memory://, as any other store
 """
 
 from __future__ import annotations
 
+import http.server
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.write.inputs.listing import list_inputs
+from streampack.write.inputs.locate import path_or_url
 from streampack.write.inputs.read import read_rows, with_contents
 from streampack.write.inputs.split import split_inputs
 from tests.helpers.faults.faultserver import FaultServer
@@ -58,6 +63,13 @@ def s3(root) -> Iterator[FaultServer]:
         yield proxy
 
 
+@pytest.fixture(scope="module")
+def web(root) -> Iterator[FaultServer]:
+    """The bucket on a web server, which has no index pages."""
+    with FaultServer(folder=root.parent) as server:
+        yield server
+
+
 @pytest.fixture
 def faults(s3) -> Iterator[FaultServer]:
     """The proxy, without faults before and after."""
@@ -83,9 +95,21 @@ def url(request, root) -> str:
     return f"s3://{root.name}" if request.param == "s3" else place
 
 
+@pytest.fixture(params=["s3", "web"])
+def server(request, root) -> Iterator[tuple[FaultServer, str]]:
+    """A server, without faults before and after, and the URL of the bucket."""
+    found = request.getfixturevalue(request.param)
+    found.clear()
+    yield found, f"s3://{root.name}" if request.param == "s3" else f"{found.url}/{root.name}"
+    found.clear()
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_slices_of_an_object_give_each_row_once(url, suffix):
-    uri = f"{url}/in/rows.{suffix}"
+@pytest.mark.parametrize("store", ["s3", "web", "memory"])
+def test_slices_of_an_object_give_each_row_once(request, root, store, suffix):
+    place = request.getfixturevalue(store)
+    base = {"s3": f"s3://{root.name}", "web": f"{getattr(place, 'url', '')}/{root.name}"}
+    uri = f"{base.get(store, place)}/in/rows.{suffix}"
 
     part_bytes = 20_000 if suffix == "parquet" else 300_000
     parts = split(uri, part_bytes)
@@ -118,7 +142,7 @@ def test_folders_globs_and_stores_give_the_same_files_in_the_same_order(url, roo
     assert names(url) == expected
 
 
-@pytest.mark.parametrize("name", ["in/none.txt", "in/none/*.txt", "in/a.tx"])
+@pytest.mark.parametrize("name", ["in/none.txt", "in/none/*.txt", "in/a.tx", "in/.hidden"])
 def test_an_input_that_a_store_lacks_is_refused(url, name):
     with pytest.raises(DataError, match="0 files; check the"):
         list_inputs([f"{url}/{name}"])
@@ -132,25 +156,24 @@ def test_versions_of_objects_are_their_etags(root):
     assert '"' not in file.version
 
 
-@pytest.mark.usefixtures("s3")
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "parquet"])
-def test_an_object_that_was_replaced_is_an_error(root, suffix):
+def test_an_object_that_was_replaced_is_an_error(server, root, suffix):
     name = f"replaced.{suffix}"
+    uri = f"{server[1]}/{name}"
     write_rows(root / name, ["a"] * 100)
-    parts = split(f"s3://{root.name}/{name}")
+    parts = split(uri)
     write_rows(root / name, ["b"] * 100)
 
-    with pytest.raises(DataError, match=rf"s3://bucket/{name}: changed since it was listed"):
+    with pytest.raises(DataError, match=rf"^{uri}: changed since it was listed"):
         rows_of(parts)
-    assert texts_of(split(f"s3://{root.name}/{name}")) == ["b"] * 100
+    assert texts_of(split(uri)) == ["b"] * 100
 
 
-@pytest.mark.usefixtures("s3")
 @pytest.mark.parametrize("has_next_block", [False, True])
-def test_an_object_that_is_replaced_under_its_reader_is_an_error(root, has_next_block):
+def test_an_object_that_is_replaced_under_its_reader_is_an_error(server, root, has_next_block):
     name = f"under-{has_next_block}.jsonl"
     write_rows(root / name, ["x" * 1000] * (40_000 if has_next_block else 2000))
-    [part] = split(f"s3://{root.name}/{name}")
+    [part] = split(f"{server[1]}/{name}")
     batches = read_rows(part, TEXT)
     next(batches)
 
@@ -173,46 +196,102 @@ def test_an_object_in_memory_that_is_replaced_is_an_error(memory):
         rows_of(parts)
 
 
-@pytest.mark.parametrize("kind", ["status", "reset", "short", "down"])
-def test_passing_faults_of_the_store_change_no_row(faults, root, kind):
-    parts = split(f"s3://{root.name}/in/rows.jsonl", 300_000)
-    options = {"seconds": 1.0} if kind == "down" else {"status": 503, "times": 3}
-    faults.add(kind, path=r"rows\.jsonl", skip=1, **options)
+@pytest.mark.parametrize("kind", ["status", "reset", "short", "stall_body", "down"])
+def test_passing_faults_of_the_store_change_no_row(server, kind):
+    proxy, url = server
+    parts = split(f"{url}/in/rows.jsonl", 300_000)
+    options = {"seconds": 1.0} if kind == "down" else {"status": 503, "times": 3, "seconds": 0.2}
+    proxy.add(kind, path=r"rows\.jsonl", skip=1, **options)
 
     assert texts_of(parts) == [f"x{text}" for text in TEXTS]
-    assert any(request.fault == kind for request in faults.log)
+    assert any(request.fault == kind for request in proxy.log)
 
 
 @pytest.mark.parametrize(
     ("status", "text"),
-    [(403, "the store refuses: check the URL and the rights"), (404, "no such object or bucket")],
+    [
+        (403, "the store refuses: check the path and the rights"),
+        (404, "no such object: check the path"),
+    ],
 )
-def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(faults, root, status, text):
-    [part] = split(f"s3://{root.name}/in/rows.jsonl")
-    faults.add("status", status=status, path=r"rows\.jsonl")
+def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(server, status, text):
+    proxy, url = server
+    [part] = split(f"{url}/in/rows.jsonl")
+    proxy.add("status", status=status, path=r"rows\.jsonl")
 
-    with pytest.raises(DataError, match=rf"s3://bucket/in/rows.jsonl: cannot be read.*{text}"):
+    with pytest.raises(DataError, match=rf"^{url}/in/rows.jsonl: cannot be read.*{text}"):
         rows_of([part])
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_bucket_that_is_not_there_is_refused():
-    with pytest.raises(DataError, match=r"s3://no-such-bucket/a: cannot be listed.*check the URL"):
-        list_inputs(["s3://no-such-bucket/a"])
+@pytest.mark.parametrize("bucket", ["no-such-bucket", "No_Bucket!"])
+def test_a_bucket_that_is_not_there_is_refused_at_once(bucket):
+    begin = time.monotonic()
+
+    with pytest.raises(DataError, match=rf"(?s)s3://{bucket}/a/: cannot be listed.*check"):
+        list_inputs([f"s3://{bucket}/a"])
+    assert time.monotonic() - begin < 10
+
+
+def test_a_url_without_a_bucket_is_refused():
+    with pytest.raises(DataError, match=r"s3:///a: names no bucket; write it as s3://bucket/path"):
+        list_inputs(["s3:///a"])
 
 
 def test_wrong_credentials_are_refused(s3, root):
     other_name = s3.url.replace("127.0.0.1", "localhost")  # a client is made for each endpoint
     with (
         s3_environment(other_name, secret="wrong"),
-        pytest.raises(DataError, match=r"HTTP 403.*rights of the credentials"),
+        pytest.raises(DataError, match=r"HTTP 403.*rights of this process's credentials"),
     ):
         list_inputs([f"s3://{root.name}/in"])
 
 
-def test_a_store_without_a_driver_is_refused():
-    with pytest.raises(DataError, match=r"gopher://a/b: gopher:// cannot be read .*name a copy"):
-        list_inputs(["gopher://a/b"])
+@pytest.mark.parametrize(
+    ("uri", "way_out"),
+    [
+        ("gopher://a/b", "nothing reads gopher: URLs; install an fsspec driver for it"),
+        ("gcs://bucket/a", r"pip install 'streampack\[gcs\]'"),
+        ("az://bucket/a", r"pip install 'streampack\[azure\]'"),
+    ],
+)
+def test_a_store_without_a_driver_is_refused_with_what_to_install(monkeypatch, uri, way_out):
+    for module in ("gcsfs", "adlfs"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(DataError, match=rf"://\w+/\w: cannot be read.*{way_out}"):
+        list_inputs([uri])
+
+
+def test_a_server_that_does_not_say_how_long_a_file_is_is_refused():
+    class Chunked(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"e\r\n" + b'{"text": "a"}\n' + b"\r\n0\r\n\r\n")
+
+        do_HEAD = do_GET  # noqa: N815 - the name that the server calls
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Chunked) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(DataError, match=r"a\.jsonl: its server does not say how many byt"):
+                list_inputs([f"http://127.0.0.1:{server.server_port}/a.jsonl"])
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_store_under_another_scheme_is_the_same():
+    assert path_or_url("gcs://bucket/a") == path_or_url("gs://bucket/a")
+    assert path_or_url("az://a/b") == path_or_url("abfs://a/b") == path_or_url("azure://a/b")
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.zst", "parquet"])

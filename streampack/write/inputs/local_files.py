@@ -1,4 +1,4 @@
-"""Files of this machine, as a place of inputs.
+"""Files of this machine, as inputs.
 
 A version is the size and the time of the last write. It is compared when a file is opened, before
 each batch of rows is handed over, and at the end.
@@ -14,9 +14,9 @@ from itertools import chain
 from typing import NoReturn
 
 from streampack.errors import DataError, naming_limits
+from streampack.stores.found import Found
 from streampack.write.inputs.places import (
     MAGIC,
-    Found,
     Listing,
     OpenInput,
     changed,
@@ -25,54 +25,47 @@ from streampack.write.inputs.places import (
 )
 
 
-class LocalPlace:
-    """The `Place` of files of this machine."""
+def find_files(path: str) -> list[Listing]:
+    """Return the files that a path names: a file, a folder or a glob."""
+    if os.path.isdir(path):
+        below = len(path.rstrip("/")) + 1
+        names = sorted(_names_below(path.rstrip("/") or "/"))
+        return [Listing(path, [_found(name) for name in names if not is_hidden(name[below:])])]
+    if os.path.exists(path):
+        return [Listing(None, [_found(path)])]
+    if not MAGIC.search(path):
+        return []
+    matches = glob(path.rstrip("/"), recursive=True)
+    each = (_names_below(name) if os.path.isdir(name) else (name,) for name in matches)
+    return match_glob(path, chain.from_iterable(each), _found)
 
-    def find(self, uri: str) -> list[Listing]:
-        if os.path.isdir(uri):
-            below = len(uri.rstrip("/")) + 1
-            names = sorted(_names_below(uri.rstrip("/") or "/"))
-            return [Listing(uri, [_found(name) for name in names if not is_hidden(name[below:])])]
-        if os.path.exists(uri):
-            return [Listing(None, [_found(uri)])]
-        if not MAGIC.search(uri):
-            return []
-        matches = glob(uri.rstrip("/"), recursive=True)
-        each = (_names_below(name) if os.path.isdir(name) else (name,) for name in matches)
-        return match_glob(uri, chain.from_iterable(each), _found)
 
-    @contextmanager
-    def open(
-        self,
-        uri: str,
-        version: str,
-        stop: int,  # noqa: ARG002 - the system reads ahead
-        *,
-        is_sequential: bool,  # noqa: ARG002
-    ) -> Iterator[OpenInput]:
-        try:
-            with naming_limits():
-                file = open(uri, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below
-        except FileNotFoundError as error:
-            raise DataError(
-                f"{uri}: no longer exists; put it back, or name the inputs again", uri=uri
-            ) from error
-        except PermissionError as error:
-            raise DataError(
-                f"{uri}: may not be read ({error.strerror}); change its rights (chmod u+r), or "
-                "leave it out",
-                uri=uri,
-            ) from error
+@contextmanager
+def open_file(path: str, version: str) -> Iterator[OpenInput]:
+    """Open a file in the version that was listed; a DataError refuses another version."""
+    try:
+        with naming_limits():
+            file = open(path, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path}: no longer exists; put it back, or name the inputs again", uri=path
+        ) from error
+    except PermissionError as error:
+        raise DataError(
+            f"{path}: may not be read ({error.strerror}); change its rights (chmod u+r), or "
+            "leave it out",
+            uri=path,
+        ) from error
 
-        def _check() -> None:
-            now = version_of(os.fstat(file.fileno()))
-            if now != version:
-                raise changed(uri, version, now)
+    def check() -> None:
+        now = version_of(os.fstat(file.fileno()))
+        if now != version:
+            raise changed(path, version, now)
 
-        with file:
-            _check()
-            yield OpenInput(file, _check)
-            _check()
+    with file:
+        check()
+        yield OpenInput(file, check)
+        check()
 
 
 def version_of(status: os.stat_result) -> str:
