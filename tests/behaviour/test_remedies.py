@@ -14,10 +14,13 @@ import ast
 import gzip
 import json
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas
@@ -46,6 +49,7 @@ from streampack.compat.torchtune import PackedDataset
 from streampack.formats import to_hf
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.filesystem import MAX_ROOTS
+from streampack.storage.location import StreamLocation
 from streampack.streams import open_stream
 from streampack.write import (
     ChatEncoder,
@@ -81,6 +85,22 @@ def with_temporary_folder(path: Path, call: Callable[[], Any]) -> Any:
         return call()
     finally:
         tempfile.tempdir = before
+
+
+def own_download(base: type) -> Any:
+    """Return a class that copies its files itself."""
+
+    def fetch(self: Any, from_basename: str, to_basename: str | None = None) -> str:
+        to = Path(self.local, to_basename or from_basename)
+        return str(shutil.copyfile(Path(self.remote, from_basename), to))
+
+    return type("Mine", (base,), {"_download_file": fetch})
+
+
+def without(library: str, function: Callable[[], Any]) -> Any:
+    """Call a function as if a library were not installed."""
+    with mock.patch.dict(sys.modules, {library: None}):
+        return function()
 
 
 def crowded(folder: Path) -> Path:
@@ -283,14 +303,39 @@ CONFIGS = {
         lambda _: World(num_ranks=4, replication=2),
     ),
     "a temporary folder that others crowd": Remedy(
-        lambda p: with_temporary_folder(crowded(p), lambda: Stream(remote="s3://bucket/web")),
+        lambda p: with_temporary_folder(
+            crowded(p), lambda: StreamLocation.of(Stream(remote="s3://bucket/web"))
+        ),
         r"belong to other users, or are links; set (local)= or (TMPDIR)$",
         lambda p, *_: [
             with_temporary_folder(
-                p, lambda: Stream(remote="s3://bucket/web", local=str(p / "web"))
+                p,
+                lambda: StreamLocation.of(Stream(remote="s3://bucket/web", local=str(p / "web"))),
             ),
-            with_temporary_folder(p.parent, lambda: Stream(remote="s3://bucket/web")),
+            with_temporary_folder(
+                p.parent, lambda: StreamLocation.of(Stream(remote="s3://bucket/web"))
+            ),
         ],
+    ),
+    "a subclass of Stream with a method of MosaicML's": Remedy(
+        lambda p: packed([own_download(Stream)(local=mds(p))]),
+        r"derive the class from streaming\.(Stream), whose (_download_file) may be overridden",
+        lambda p, name, _: packed(
+            [own_download(getattr(streaming, name))(remote=str(mds(p)), local=str(p / "cache"))]
+        ),
+    ),
+    "a compression without its library": Remedy(
+        lambda p: without("brotli", lambda: mds(p, compression="br")),
+        r"install it: pip install 'streampack\[codecs\]', or choose (zstd)$",
+        lambda p, name: without("brotli", lambda: mds(p, compression=name)),
+    ),
+    "a shard whose compression has no library": Remedy(
+        lambda p: [
+            mds(p, compression="br"),
+            without("brotli", lambda: packed([Stream(local=mds(p))])),
+        ],
+        r"install it: pip install 'streampack\[codecs\]'$",
+        lambda p: packed([Stream(local=mds(p))]),
     ),
     "a negative download_retry": Remedy(
         lambda p: Stream(local=mds(p), download_retry=-1),

@@ -65,7 +65,8 @@ def environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in SET_BY_TORCHRUN}
     # Without it every one of a job's ranks would compile torch's sources anew.
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @contextmanager
