@@ -35,6 +35,7 @@ PROCESSES = {  # of their own, which import everything again
         *["--workload", "sft", "--max-seq-len", "512", "--num-samples", "3000"],
         *["--seconds", "0.05", "--way", "workers_1"],
     ],
+    "bench_process": ["--num-samples", "2000"],
     "bench_start": ["--samples", "40000"],
     "bench_tokenize": ["--megabytes", "0.2"],
     "bench_write": ["--megabytes", "0.2"],
