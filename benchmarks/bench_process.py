@@ -82,7 +82,7 @@ def main() -> None:
                 measured = once(case, tree, path, args.remote)
                 if turn:  # the first one fills caches
                     runs.append(measured)
-        for number, (tree, runs) in enumerate(found.items()):
+        for number, runs in enumerate(found.values()):
             params = {"max_seq_len": MAX_SEQ_LEN, "batch_size": BATCH_SIZE, "tree": number}
             wall, cpu = ([run[kind] for run in runs] for kind in range(2))
             cpu_s = round(sorted(cpu)[len(cpu) // 2], 3)

@@ -100,10 +100,10 @@ KERNELS = {
 # Clients of stores, and what only other parts of streampack or optional integrations need.
 NEVER_LOADED = {
     *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "oci"),
-    *("paramiko", "requests", "s3fs", "urllib3"),
+    *("paramiko", "requests", "s3fs", "streaming", "urllib3"),
     *("accelerate", "datasets", "lightning", "matplotlib", "pandas", "pyarrow", "ray"),
-    *("tokenizers", "torchvision", "transformers"),
-    *("pydantic", "rich", "typer"),
+    *("PIL", "brotli", "snappy", "tokenizers", "torchvision", "transformers"),
+    *("orjson", "pydantic", "rich", "typer"),
 }
 
 
