@@ -17,13 +17,12 @@ import bz2
 import gzip
 import hashlib
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import xxhash
 import zstandard
 
-from streampack.errors import DataError
+from streampack._extras import import_extra
 
 
 def _zstd(data: bytes, level: int) -> bytes:
@@ -37,12 +36,12 @@ def _gzip(data: bytes, level: int) -> bytes:
 
 
 def _brotli(data: bytes, level: int) -> bytes:
-    packed: bytes = import_module("brotli").compress(data, quality=level)
+    packed: bytes = codec("brotli", "br").compress(data, quality=level)
     return packed
 
 
 def _snappy(data: bytes, _: int) -> bytes:
-    packed: bytes = import_module("snappy").compress(data)
+    packed: bytes = codec("snappy", "snappy").compress(data)
     return packed
 
 
@@ -76,22 +75,16 @@ HASHES: dict[str, Callable[..., Any]] = {
 
 
 def compress(compression: str, data: bytes) -> bytes:
-    """Return compressed data; raise a DataError if the compression's library cannot be imported.
+    """Return compressed data; raise a ConfigError if the compression's library is not installed.
 
     >>> len(compress("zstd:7", bytes(1000))) < 100
     True
     """
     family, _, level = compression.partition(":")
     _, default, function = FAMILIES[family]
-    try:
-        return function(data, int(level or default))
-    except ImportError as error:
-        raise DataError(f"{library_missing(compression, error)}, or choose zstd") from error
+    return function(data, int(level or default))
 
 
-def library_missing(compression: str, error: ImportError) -> str:
-    """Return a message on the library of a compression that cannot be imported."""
-    return (
-        f"compression={compression!r} needs a library that is not installed ({error}); install "
-        "it: pip install 'streampack[codecs]'"
-    )
+def codec(module: str, family: str) -> Any:
+    """Return the library of a compression; raise a ConfigError if it is not installed."""
+    return import_extra(module, "codecs", f"compression={family!r}", "write with zstd")

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
+from streampack._extras import import_extra
 from streampack.report.bars import Bar, colour
 
 INCHES_PER_PACK = 0.24
 DOTS_PER_INCH = 120
+PICTURE = ("plots", "a picture")  # the extra, and what needs it
 
 
 def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int) -> None:
-    """Write a PNG of packs, the first one on top, coloured by stream; `names` are by number."""
+    """Write a PNG of packs, the first one on top, coloured by stream; `names` are by number.
+
+    Raises a ConfigError where matplotlib is not installed.
+    """
     figure = make_figure(height=1.4 + INCHES_PER_PACK * len(bars))
     axes = figure.add_subplot()
     for pack, bar in enumerate(bars):
@@ -40,19 +42,22 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
     )
     axes.set_title(f"{len(bars)} packs of {max_seq_len:,} tokens", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    handles = [Patch(color=colour(number), label=name) for number, name in enumerate(names)]
+    patch = import_extra("matplotlib.patches", *PICTURE).Patch
+    handles = [patch(color=colour(number), label=name) for number, name in enumerate(names)]
     save_figure(figure, path, legend=handles)
 
 
-def make_figure(height: float) -> Figure:
-    """Return an empty figure of a height in inches."""
+def make_figure(height: float) -> Any:
+    """Return an empty figure of matplotlib, of a height in inches."""
     # No pyplot: it keeps every figure alive, and selects a backend for the whole process.
-    figure = Figure(figsize=(11, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = import_extra("matplotlib.figure", *PICTURE).Figure(
+        figsize=(11, height), layout="constrained"
+    )
+    import_extra("matplotlib.backends.backend_agg", *PICTURE).FigureCanvasAgg(figure)
     return figure
 
 
-def save_figure(figure: Figure, path: Path, *, legend: Sequence[Artist]) -> None:
+def save_figure(figure: Any, path: Path, *, legend: Sequence[Any]) -> None:
     """Write a figure in the format that the path's suffix names; PNG without one."""
     figure.legend(handles=legend, loc="outside lower center", ncols=min(len(legend), 6))
     # Written under a temporary name and renamed, so that a full disk leaves no broken picture.

@@ -18,15 +18,14 @@ import bz2
 import gzip
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import zstandard
 
-from streampack.errors import DataError
-from streampack.mds.codecs import COMPRESSIONS, library_missing
+from streampack.errors import ConfigError, DataError
+from streampack.mds.codecs import COMPRESSIONS, codec
 from streampack.mds.index import Shard
 from streampack.storage.filesystem import WRITE_BYTES, Piece
 
@@ -61,8 +60,8 @@ def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piec
             if filled > num_bytes:
                 break
             yield piece
-    except ImportError as error:
-        raise DataError(f"{where}: {library_missing(algorithm, error)}") from error
+    except ConfigError as error:  # a library that is not installed
+        raise DataError(f"{where}: {error}") from error
     except Exception as error:  # each codec raises its own exceptions
         # gzip and bz2 raise OSError for corrupt data, but without an errno.
         if isinstance(error, OSError) and error.errno is not None:
@@ -94,7 +93,7 @@ def _opened(unpacked: Callable[..., Any], file: BinaryIO, _: int) -> Iterator[Pi
 
 
 def _brotli(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:  # noqa: ARG001 - read in bounds
-    reader = import_module("brotli").Decompressor()
+    reader = codec("brotli", "br").Decompressor()
     while not reader.is_finished():
         packed = file.read(PIECE_BYTES) if reader.can_accept_more_data() else b""
         piece = reader.process(packed, output_buffer_limit=PIECE_BYTES)
@@ -114,7 +113,7 @@ def _snappy(file: BinaryIO, num_bytes: int) -> Iterator[Piece]:
     # Snappy decompresses the whole input in one call, so an impossible size is refused first.
     if stated != num_bytes or stated > MAX_SNAPPY_RATIO * len(packed):
         raise ValueError(f"{len(packed)} bytes that state {stated}, but index.json {num_bytes}")
-    yield import_module("snappy").decompress(packed)
+    yield codec("snappy", "snappy").decompress(packed)
 
 
 CODECS: dict[str, Callable[[BinaryIO, int], Iterator[Piece]]] = {

@@ -24,11 +24,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
+from streampack._extras import import_extra
 from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.write.part import Event, PartTask, write_part
 
@@ -73,13 +73,7 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: OnEven
 
 def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: OnEvent) -> None:
     """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine."""
-    try:
-        ray: Any = import_module("ray")
-    except ImportError as error:
-        raise ConfigError(
-            f"engine='ray' needs Ray ({error}); pip install 'streampack[ray]', or set "
-            "engine='processes'"
-        ) from error
+    ray = import_extra("ray", "ray", "engine='ray'", "set engine='processes'")
     is_own = not ray.is_initialized()
     if is_own:
         _connect(ray)

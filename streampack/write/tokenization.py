@@ -21,7 +21,6 @@ import json
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from unicodedata import normalize
 import numpy as np
 import tokenizers
 
+from streampack._extras import import_extra
 from streampack._paths import local_path
 from streampack.errors import ConfigError
 from streampack.types import UInt32Array
@@ -180,13 +180,9 @@ def compare_added_tokens(path: Path) -> None:
 @lru_cache(maxsize=2)
 def _gigatoken(path: Path, data: bytes) -> Any:
     """Load a tokenizer file with gigatoken, once per process and contents."""
-    try:
-        library = import_module("gigatoken")
-    except ImportError as error:
-        raise ConfigError(
-            f"backend='gigatoken' needs gigatoken ({error}); pip install 'streampack[gigatoken]', "
-            "or set backend='huggingface'"
-        ) from error
+    library = import_extra(
+        "gigatoken", "gigatoken", "backend='gigatoken'", "set backend='huggingface'"
+    )
     try:
         return library.Tokenizer.from_json(data)
     except Exception as error:  # it raises several kinds

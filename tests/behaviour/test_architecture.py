@@ -36,6 +36,7 @@ GROUND = (
     "padding",
     "special_ids",
     "_checks",
+    "_extras",
     "_numba",
     "_paths",
     "_state",

@@ -326,7 +326,7 @@ CONFIGS = {
     ),
     "a compression without its library": Remedy(
         lambda p: without("brotli", lambda: mds(p, compression="br")),
-        r"install it: pip install 'streampack\[codecs\]', or choose (zstd)$",
+        r"pip install 'streampack\[codecs\]', or write with (zstd)$",
         lambda p, name: without("brotli", lambda: mds(p, compression=name)),
     ),
     "a shard whose compression has no library": Remedy(
@@ -334,7 +334,7 @@ CONFIGS = {
             mds(p, compression="br"),
             without("brotli", lambda: packed([Stream(local=mds(p))])),
         ],
-        r"install it: pip install 'streampack\[codecs\]'$",
+        r"pip install 'streampack\[codecs\]', or write with zstd$",
         lambda p: packed([Stream(local=mds(p))]),
     ),
     "a negative download_retry": Remedy(

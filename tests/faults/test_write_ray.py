@@ -96,7 +96,7 @@ def test_engines_are_named_by_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "import_module", missing)
     path = jsonl_file(tmp_path / "rows.jsonl", text_rows(5))
     with pytest.raises(
-        ValueError, match=r"engine='ray' needs Ray .*pip install 'streampack\[ray\]'"
+        ValueError, match=r"engine='ray' needs ray .*pip install 'streampack\[ray\]'"
     ):
         write_texts([path], tmp_path / "s", options_of(tmp_path, engine="ray"))
 

@@ -24,6 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from streampack._extras import import_extra
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
@@ -58,6 +59,8 @@ MARGIN = 16  # columns next to a bar, for the number of its segments
 
 def run(options: Demo) -> None:
     """Write, look, train, kill, resume and compare; or read a run of chapters that changes."""
+    if not options.chapters:
+        import_extra("matplotlib", "plots", "the demo's picture", "run the demo with --chapters")
     out, steps = local_path(options.out, "out"), options.steps
     config = options.config or _copy_config(out)
     console = Console(highlight=False)

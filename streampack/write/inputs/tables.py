@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from streampack._extras import import_extra
 from streampack._paths import is_url
-from streampack.errors import ConfigError, DamagedInputError, DataError, StreampackError
+from streampack.errors import DamagedInputError, DataError, StreampackError
 from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, Wanted, as_text, as_tokens
@@ -33,13 +34,7 @@ CONVERTED: dict[Any, type] = {as_text: str, as_tokens: np.ndarray}  # values to 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
     """Return a module of pyarrow, or raise a ConfigError with the command that installs it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{uri}: pyarrow reads Parquet and Arrow files, and is not installed ({error}); "
-            "pip install 'streampack[tables]'"
-        ) from error
+    return import_extra(name, "tables", f"{uri}: a Parquet or Arrow file")
 
 
 def open_parquet(file: BinaryIO, uri: str) -> Any:
