@@ -136,7 +136,8 @@ def read_optional_fraction(name: str, value: Any) -> float | None:
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_real and 0 <= value < 1):
         raise ConfigError(
-            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1, e.g. 0.01",
+            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1; "
+            "write e.g. 0.01",
             option=name,
         )
     return float(value)

@@ -188,7 +188,7 @@ def _short(value: object) -> str:
 
 def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
     if not isinstance(entry, dict):
-        raise DataError(f"{where} is {_short(entry)}, but a shard is an object")
+        raise DataError(f"{where} is {_short(entry)}, but must be an object")
     for key, expected in (("version", 2), ("format", "mds")):
         if entry.get(key) != expected:
             raise DataError(

@@ -286,7 +286,8 @@ class SampleBuffer:
         if missing >= 0:
             stream, _, sample = segments[missing, :START].tolist()
             raise DataError(
-                f"stream {stream}, sample {sample} is packed but not held: packed twice"
+                f"stream {stream}, sample {sample} is packed but not held; "
+                "a packer must return each segment once"
             )
         copies = copies[:num_copies]
         self.num_tokens -= int(copies[:, 4].sum())

@@ -49,7 +49,7 @@ class ShardChecker:
                 if self.stated is None or (self.stated != shard.tokens.counts).any():
                     raise
                 raise DataError(
-                    f"{error}. {self.length_file} was made with {shard.tokens.dtype} too: then "
+                    f"{error}. {self.length_file} was made with {shard.tokens.dtype} too; then "
                     "write it again with `streampack index`"
                 ) from None
         if shard.labels is not None and self.columns["labels"].is_untyped:

@@ -1,10 +1,10 @@
-"""Refusals with their remedies, and which remedies of a module no row applies."""
+"""Refusals with their remedies, and all messages of the package."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from streampack.errors import StreampackError
 from streampack.write import write_stream
 
 PACKAGE = Path(streampack.__file__).parent
-LEAST_CHARACTERS = 8  # of a remedy's fixed text: less could be part of any message
+ERRORS = {"ConfigError", "DataError", "ResumeError", "WorkerError", "BadRowsError"}
 PACKING = Packing(max_seq_len=16)
 ROWS = [[1, 2, 3], [4, 5, 6, 7]] * 10
 
@@ -63,27 +63,13 @@ def mds(folder: Path, column: str = "tokens", **options: Any) -> Path:
     return out
 
 
-def _remedies_of(module: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the longest fixed text of each remedy that a module's messages name."""
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-        if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
-            continue
-        message = node.exc.args[0]
-        parts = message.values if isinstance(message, ast.JoinedStr) else [message]
-        texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
-        _, semicolon, remedy = "".join(map(str, texts)).rpartition("; ")
-        fixed = max(remedy.split("\0"), key=len)
-        if semicolon and len(fixed) >= LEAST_CHARACTERS:
-            yield node.lineno, fixed
-
-
-def untried(modules: Iterable[str], table: Iterable[Remedy], folder: Path) -> list[Any]:
-    """Return the remedies in modules' messages that no refusal of the table gives."""
-    messages = []
-    for number, remedy in enumerate(table):
-        own = folder / str(number)
-        own.mkdir()
-        messages.append(remedy.refusal(own))
-    named = [(name, *each) for name in modules for each in _remedies_of(PACKAGE / name)]
-    assert named
-    return [each for each in named if not any(each[-1] in message for message in messages)]
+def messages() -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each message in the package, with \0 for values."""
+    for module in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in ERRORS:
+                message = node.args[0]
+                parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+                texts = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
+                place = f"{module.relative_to(PACKAGE)}:{node.lineno}"
+                yield place, "".join(map(str, texts))

@@ -43,7 +43,7 @@ def test_index_gives_first_samples_sizes_and_parts():
         (b'{"version": 1, "shards": []}', "version is 1, but only MDS version 2"),
         (b'{"version": 2, "shards": []}', r"shards is \[\], but a stream needs 1 or more"),
         (b'{"version": 2}', "shards is None"),
-        (b'{"version": 2, "shards": [3]}', r"shards\.0 is 3, but a shard is an object"),
+        (b'{"version": 2, "shards": [3]}', r"shards\.0 is 3, but must be an object"),
         (index_text(version=3), r"shards\.0\.version is 3, but must be 2"),
         (index_text(format="json"), r"shards\.0\.format is 'json', but must be 'mds'"),
         (index_text(samples=0), "the stream is empty: its 1 shards hold 0 samples"),
