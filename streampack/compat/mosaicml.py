@@ -2,9 +2,8 @@
 
 ::
 
-    streams=[streaming.Stream(...)]      check_overrides, OwnDownload
-    remote="oci://..."                   StoreDownload
-    stream_name="..."                    registered_streams
+    streams=[streaming.Stream(...)]    remote="oci://..."    own_download
+    stream_name="..."                                        registered_streams
 
 Other modules import this one by name, and only when a stream needs it.
 
@@ -46,53 +45,51 @@ class OwnDownload:
         stream._downloader = client = CloudDownloader.get(stream.remote)
         stream.download_retry = 1  # how often to try again is decided by the caller
         try:
+            if hasattr(credential := getattr(client, "credential", ""), "get_token"):
+                # Azure's clients try a request without credentials again for more than a minute.
+                credential.get_token(AZURE_SCOPE)
             folder = os.path.join(stream.local, stream.split or "")
             stream._download_file(basename, os.path.relpath(to, folder))
         finally:
-            _close(client)
+            with suppress(Exception):
+                client.clean_up()
 
 
-@dataclass(frozen=True, slots=True)
-class StoreDownload:
-    """Fetches one file by MosaicML's downloader for a remote's scheme, in one attempt."""
+def own_download(stream: Any, copied: Any, *, is_needed: bool) -> OwnDownload | None:
+    """Return what fetches a stream by MosaicML's rules, or by those of a user's class.
 
-    remote: str
-    """URL of the stream's folder."""
-    timeout_s: float
-    """How long a socket may be silent, for the stores whose clients have such a limit."""
-
-    def __post_init__(self) -> None:
-        try:
-            _close(CloudDownloader.get(self.remote))
-        except Exception as error:  # each client raises its own exceptions
-            extra = EXTRAS.get(self.remote.partition(":")[0])
-            package = f"'mosaicml-streaming[{extra}]'" if extra else "mosaicml-streaming"
-            way_out = f"pip install {package}" if isinstance(error, ImportError) else "set it up"
-            raise ConfigError(
-                f"remote={self.remote!r}: the client of this store cannot be made "
-                f"({type(error).__name__}: {error}); {way_out}"
-            ) from error
-
-    def __call__(self, basename: str, to: Path) -> None:
-        """Fetch the file `basename` to a path."""
-        client = CloudDownloader.get(self.remote)
-        try:
-            credential: Any = getattr(client, "credential", None)
-            if hasattr(credential, "get_token"):
-                # Azure's clients try a request without credentials again for more than a minute.
-                credential.get_token(AZURE_SCOPE)
-            client.download(f"{self.remote}/{basename}", str(to), self.timeout_s)
-        finally:
-            _close(client)
+    For a `streaming.Stream`, None unless it `is_needed`, its class overrides `_download_file`, or
+    its downloader is one that a user registered. `copied` is a copy with defaults set. A
+    ConfigError names the overrides that would be ignored, or the missing library of a store.
+    """
+    if not isinstance(stream, Stream):
+        return OwnDownload(_theirs(copied))
+    _check_overrides(stream)
+    client = type(getattr(stream, "_downloader", None))
+    is_registered = client is not type(None) and not client.__module__.startswith("streaming.")
+    is_own = getattr_static(stream, "_download_file") is not vars(Stream)["_download_file"]
+    return OwnDownload(copied) if is_needed or is_registered or is_own else None
 
 
-def _close(client: Any) -> None:
-    with suppress(Exception):
-        client.clean_up()
+def _theirs(stream: Any) -> Any:
+    """Return a `streaming.Stream` without a client, for the location of a `streampack.Stream`."""
+    names = ("remote", "local", "split", "download_timeout")
+    try:
+        made = Stream(**{name: getattr(stream, name) for name in names})
+        made._downloader.clean_up()
+    except Exception as error:  # each client raises its own exceptions
+        extra = EXTRAS.get(stream.remote.partition(":")[0])
+        package = f"'mosaicml-streaming[{extra}]'" if extra else "mosaicml-streaming"
+        way_out = f"pip install {package}" if isinstance(error, ImportError) else "set it up"
+        raise ConfigError(
+            f"remote={stream.remote!r}: the client of this store cannot be made "
+            f"({type(error).__name__}: {error}); {way_out}"
+        ) from error
+    made._downloader = None
+    return made
 
 
-def check_overrides(stream: Any) -> None:
-    """Refuse a stream of a user's class with a ConfigError if its overrides would be ignored."""
+def _check_overrides(stream: Any) -> None:
     kind, downloader = type(stream).__name__, type(getattr(stream, "_downloader", None))
     if downloader not in (type(None), *DOWNLOADER_MAPPINGS.values()):
         name = downloader.__name__
@@ -110,17 +107,6 @@ def check_overrides(stream: Any) -> None:
             "_download_file; otherwise let MosaicML read the stream: "
             "PackedIterableDataset([IterableStream(StreamingDataset(streams=[stream]))])"
         )
-
-
-def has_own_download(stream: Any) -> bool:
-    """Return whether a `streaming.Stream` fetches by other rules than MosaicML's.
-
-    Its class may override `_download_file`, and a user may have registered a downloader.
-    """
-    client = getattr(stream, "_downloader", None)
-    is_registered = client is not None and not type(client).__module__.startswith("streaming.")
-    own, theirs = getattr_static(stream, "_download_file"), vars(Stream)["_download_file"]
-    return is_registered or own is not theirs
 
 
 def registered_streams() -> dict[str, Any]:

@@ -64,25 +64,19 @@ class StreamLocation:
         A ConfigError names the methods that its class overrides, but that are never called here,
         or the library that its remote needs.
         """
-        copied = copy.copy(stream)
-        own_download = None
-        if is_mosaicml_stream(stream):
-            own_download, root = _adopt(stream, copied)
-        else:
-            _check_overrides(stream)
-            root = _private_root() if stream.local is None else None
-            if root is not None:
-                digest = hashlib.blake2s(stream.remote.encode(), digest_size=16).hexdigest()
-                copied.local = str(root / digest)
+        copied, is_theirs = copy.copy(stream), is_mosaicml_stream(stream)
+        root = _adopt(stream, copied) if is_theirs else _resolve(stream, copied)
         for field, default in DEFAULTS.items():
             if getattr(copied, field, None) is None:
                 setattr(copied, field, default)
         copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
-        if own_download is None and urlsplit(remote or "").scheme in MOSAICML_SCHEMES:
+        own_download = None
+        is_needed = urlsplit(remote or "").scheme in MOSAICML_SCHEMES
+        if is_theirs or is_needed:
             compat = mosaicml(f"remote={remote!r}")
-            own_download = compat.StoreDownload(remote, float(copied.download_timeout))
+            own_download = compat.own_download(stream, copied, is_needed=is_needed)
         return cls(
             stream=copied,
             folder=Path(copied.local, split),
@@ -116,27 +110,23 @@ class StreamLocation:
         return None if self.remote is None else PASSWORD.sub(r"\1", urlsplit(self.remote).geturl())
 
 
-def _adopt(stream: Any, copied: Any) -> tuple[Callable[[str, Path], None] | None, Path | None]:
-    """Complete the copy of a `streaming.Stream`; return its own download and temporary root."""
-    compat = mosaicml(f"streams=[{type(stream).__name__}]")
-    compat.check_overrides(stream)
+def _adopt(stream: Any, copied: Any) -> Path | None:
+    """Complete the copy of a `streaming.Stream`; return its temporary root."""
     for name in ("proportion", "repeat", "choose"):
         # Under the public names, `apply_weights` writes what it computed.
         setattr(copied, name, getattr(stream, f"_{name}", None))
     # A downloader may hold a client, which must not be shared with another thread or process.
     copied._downloader = None
-    own_download = compat.OwnDownload(copied) if compat.has_own_download(stream) else None
     if stream.remote is None or getattr(stream, "_local", "") is not None:
-        return own_download, None
+        return None
     # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
-    root, chosen = Path(tempfile.gettempdir()), Path(stream._get_temporary_directory())
-    local = Path(stream.local)
-    is_mosaicml = local == chosen and local.is_relative_to(root)
-    return own_download, root / local.relative_to(root).parts[0] if is_mosaicml else None
+    root, local = Path(tempfile.gettempdir()), Path(stream.local)
+    is_mosaicml = local == Path(stream._get_temporary_directory()) and local.is_relative_to(root)
+    return root / local.relative_to(root).parts[0] if is_mosaicml else None
 
 
-def _check_overrides(stream: Any) -> None:
-    """Refuse a subclass of our `Stream` that defines methods which only MosaicML's class has."""
+def _resolve(stream: Any, copied: Any) -> Path | None:
+    """Complete the copy of a `Stream` of ours; return its temporary root."""
     defined = [n for n in ("_download_file", *NOT_CALLED) if hasattr(stream, n)]
     if defined:
         raise ConfigError(
@@ -144,13 +134,14 @@ def _check_overrides(stream: Any) -> None:
             "on a streampack.Stream; derive the class from streaming.Stream, whose _download_file "
             "may be overridden, or copy the files to where streampack can fetch them"
         )
-
-
-def _private_root() -> Path:
+    if stream.local is not None:
+        return None
     try:
-        return private_root()
+        root = private_root()
     except PermissionError as error:
         raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
+    copied.local = str(root / hashlib.blake2s(stream.remote.encode(), digest_size=16).hexdigest())
+    return root
 
 
 def is_mosaicml_stream(stream: object) -> bool:
