@@ -26,7 +26,7 @@ import numpy as np
 
 from streampack._checks import parse_bytes
 from streampack.errors import ConfigError, suggest
-from streampack.mds.codecs import COMPRESSIONS, FAMILIES, HASHES, compress
+from streampack.mds.codecs import CODECS, COMPRESSIONS, HASHES, compress
 from streampack.mds.columns import DYNAMIC_DTYPES
 from streampack.mds.index import MAX_SHARD_BYTES
 
@@ -58,8 +58,8 @@ class ShardLayout:
     def __post_init__(self) -> None:
         if self.compression and self.compression not in COMPRESSIONS:
             raise ConfigError(
-                f"compression={self.compression!r} is not one of {'|'.join(FAMILIES)}, alone or "
-                f"with a level that it has, as zstd:7{suggest(self.compression, FAMILIES)}; None "
+                f"compression={self.compression!r} is not one of {'|'.join(CODECS)}, alone or "
+                f"with a level that it has, as zstd:7{suggest(self.compression, CODECS)}; None "
                 "(on the command line: none) writes raw shards"
             )
         for name in self.hashes:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.codecs import COMPRESSIONS, FAMILIES
+from streampack.mds.codecs import CODECS, COMPRESSIONS
 from streampack.types import Int64Array
 
 INDEX_FILE = "index.json"
@@ -223,7 +223,7 @@ def _parse_compression(entry: dict[str, Any], where: str) -> str:
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
         raise DataError(
             f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
-            f"compressed with one of {', '.join(FAMILIES)}; write the stream again"
+            f"compressed with one of {', '.join(CODECS)}; write the stream again"
         )
     return compression
 

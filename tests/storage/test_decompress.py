@@ -17,9 +17,9 @@ import pytest
 import zstandard
 
 from streampack.errors import DataError
-from streampack.mds.codecs import COMPRESSIONS
+from streampack.mds.codecs import COMPRESSIONS, PIECE_BYTES
 from streampack.mds.index import Layout, Shard, ShardFile
-from streampack.storage.decompress import PIECE_BYTES, decompress_pieces, decompress_shard
+from streampack.storage.decompress import decompress_pieces, decompress_shard
 
 COMPRESS = {
     "br": lambda data: brotli.compress(data, quality=5),

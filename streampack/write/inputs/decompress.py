@@ -6,25 +6,18 @@ Cost: one core decompresses zstd to about 1,400 MB/s of text, gzip to about 250 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import zstandard
 
 from streampack.errors import DamagedInputError
+from streampack.mds.codecs import CODECS, Codec
 from streampack.write.inputs.slices import Compression
 
 PIECE_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16  # per decompression step
-GZIP_WBITS = 31  # a gzip header, and the largest window
-MAX_WINDOW_BYTES = 2**31  # of `zstd --long=31`, the most that zstd writes
-
-
-# Both decompressors have `eof` and `unused_data`.
-DECOMPRESSORS: dict[Compression, Callable[[], Any]] = {
-    "gz": lambda: zlib.decompressobj(GZIP_WBITS),
-    "zst": lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(),
-}
+FAMILIES: dict[Compression, str] = {"gz": "gz", "zst": "zstd"}
 
 
 def read_pieces(
@@ -41,7 +34,7 @@ def read_pieces(
         return
     done = 0
     try:
-        for piece in _decompressed(file, DECOMPRESSORS[compression]):
+        for piece in _decompressed(file, CODECS[FAMILIES[compression]]):
             done = file.tell()
             yield piece
     except EOFError as error:
@@ -58,9 +51,9 @@ def read_pieces(
         ) from error
 
 
-def _decompressed(file: BinaryIO, new_member: Callable[[], Any]) -> Iterator[bytes]:
+def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:
     """Yield the contents of all members of a file; raise EOFError if it ends within one."""
-    member = None
+    member: Any = None
     while packed := file.read(PACKED_BYTES):
         while packed:
             if member is not None and member.eof:
@@ -68,7 +61,7 @@ def _decompressed(file: BinaryIO, new_member: Callable[[], Any]) -> Iterator[byt
                 if not packed:
                     break
                 member = None
-            member = member or new_member()
+            member = member or codec.new_member()
             if piece := member.decompress(packed):
                 yield piece
             packed = member.unused_data
